@@ -1,0 +1,264 @@
+"""What a trace costs while the model runs, beside the floor and the alternatives: one table.
+
+    python bench/overhead.py [--quick] [--seconds S] [--only toy]
+
+All variants of a workload are measured in turn, again and again, in one process on one thread; the
+best time of each counts. *Added* is the time above the plain run, per aten op. The *floor* is a
+dispatch mode that does nothing: nobody can see every op for less. Entering is not counted, and
+building the Trace afterwards has its own column, as a multiple of what recording it added.
+
+Tools that patch torch for the rest of the process are measured last, when all else is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from models import Workload, workloads
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sightline as sl
+
+FLOOR: Final = "empty dispatch mode (the floor)"
+PLAIN: Final = "plain"
+#: Upper bounds on the toy, as multiples of the floor.
+TARGETS: Final = {
+    ("toy", "sl.trace none"): 0.35,
+    ("toy", "sl.trace api"): 1.1,
+    ("toy", "sl.trace aten"): 2.2,
+    ("toy", "sl.trace both"): 2.7,
+    ("toy, forward + backward", "sl.trace aten"): 2.4,
+}
+
+
+class EmptyDispatch(TorchDispatchMode):
+    """The floor: sees every op and does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op."""
+        return func(*args, **(kwargs or {}))
+
+
+class EmptyFunction(TorchFunctionMode):
+    """Sees every API call and does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the function."""
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Seconds of one run, and of what came after it."""
+
+    seconds: float
+    building: float = 0.0
+
+
+@dataclass
+class Variant:
+    """A way to run a workload, and the best it did."""
+
+    name: str
+    measure: Callable[[Workload], Sample]
+    theirs: bool = False  #: another tool: its failure is a line of the table, not the end of it
+    failure: str = ""
+    spent: float = 0.0
+    runs: int = 0
+    seconds: float = field(default=float("inf"))
+    building: float = field(default=float("inf"))
+
+    def once(self, workload: Workload) -> None:
+        """Measure one more time."""
+        start = time.perf_counter()
+        try:
+            sample = self.measure(workload)
+        except Exception as error:
+            if not self.theirs:
+                raise
+            self.failure = f"failed: {type(error).__name__}"
+            return
+        self.spent += time.perf_counter() - start
+        self.runs += 1
+        self.seconds = min(self.seconds, sample.seconds)
+        self.building = min(self.building, sample.building)
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one call; the result lives until the clock has stopped."""
+    start = time.perf_counter()
+    result = run()
+    seconds = time.perf_counter() - start
+    del result
+    return seconds
+
+
+def plain(workload: Workload) -> Sample:
+    """Nothing installed."""
+    return Sample(timed(workload.run))
+
+
+def inside(make: Callable[[], Any]) -> Callable[[Workload], Sample]:
+    """Run inside a context manager that is entered before the clock starts."""
+
+    def measure(workload: Workload) -> Sample:
+        with make():
+            return Sample(timed(workload.run))
+
+    return measure
+
+
+def traced(level: str) -> Callable[[Workload], Sample]:
+    """Run inside a trace, then build and validate it."""
+
+    def measure(workload: Workload) -> Sample:
+        recorder = sl.trace(workload.model, ops=level)
+        recorder.start()
+        try:
+            seconds = timed(workload.run)
+        finally:
+            trace = recorder.stop()
+        start = time.perf_counter()
+        trace.data  # noqa: B018 — the first access builds it
+        trace.validate()
+        return Sample(seconds, time.perf_counter() - start)
+
+    return measure
+
+
+def variants(workload: Workload) -> list[Variant]:
+    """What can share a process: nothing of it outlives its block."""
+    found = [
+        Variant(PLAIN, plain),
+        Variant(FLOOR, inside(EmptyDispatch)),
+        Variant("empty function mode", inside(EmptyFunction)),
+    ]
+    levels = ("aten", "both") if workload.backward else ("none", "api", "aten", "both")
+    found += [Variant(f"sl.trace {level}", traced(level)) for level in levels]
+    try:
+        from torch.utils._debug_mode import DebugMode
+    except ImportError:
+        pass  # a private name of torch: the table does without it
+    else:
+        found.append(Variant("torch DebugMode", inside(DebugMode), theirs=True))
+        found.append(
+            Variant(
+                "torch DebugMode, stacks", inside(lambda: DebugMode(record_stack_trace=True)), theirs=True
+            )
+        )
+    if find_spec("torch_code_tracing"):
+        from torch_code_tracing import TracingMode
+
+        found.append(
+            Variant("torch-code-tracing, quiet", inside(lambda: TracingMode(quiet=True)), theirs=True)
+        )
+    return found
+
+
+def patching_variants(workload: Workload) -> list[Variant]:
+    """What leaves torch patched behind."""
+    if workload.backward or not find_spec("torchlens"):
+        return []
+    import torchlens
+
+    def call(function: Any, **options: Any) -> Callable[[Workload], Sample]:
+        return lambda work: Sample(timed(lambda: function(work.model, *work.inputs, **options)))
+
+    return [
+        Variant("TorchLens record", call(torchlens.record, default_op=True), theirs=True),
+        Variant("TorchLens trace", call(torchlens.trace), theirs=True),
+    ]
+
+
+def interleave(workload: Workload, contenders: list[Variant], seconds: float) -> None:
+    """Measure all in turn until each has had its time, and at least three runs."""
+    waiting = list(contenders)
+    while waiting:
+        for variant in waiting:
+            variant.once(workload)
+        waiting = [
+            one
+            for one in waiting
+            if not one.failure and (one.runs < 3 or (one.spent < seconds and one.runs < 2000))
+        ]
+
+
+def rows(workload: Workload, measured: list[Variant]) -> list[tuple[str, ...]]:
+    """The lines of the table for one workload."""
+    times = {variant.name: variant.seconds for variant in measured}
+    floor = times[FLOOR] - times[PLAIN]
+    lines: list[tuple[str, ...]] = []
+    for variant in measured:
+        if variant.failure:
+            lines.append((variant.name, variant.failure, *[""] * 5))
+            continue
+        added = variant.seconds - times[PLAIN]
+        target = TARGETS.get((workload.name, variant.name))
+        ratio = added / floor
+        judged = "" if target is None else f"≤ {target} {'✓' if ratio <= target else '✗'}"
+        built = f"{variant.building / added:.2f}" if variant.name.startswith("sl.") and added > 0 else ""
+        lines.append(
+            (
+                variant.name,
+                f"{variant.seconds * 1e3:.2f}",
+                "" if variant.name == PLAIN else f"{added / workload.ops * 1e6:.1f}",
+                "" if variant.name == PLAIN else f"{ratio:.2f}",
+                judged,
+                built,
+                str(variant.runs),
+            )
+        )
+    return lines
+
+
+HEADER: Final = ("", "ms", "added µs/op", "× floor", "target", "build+validate ×", "runs")
+
+
+def table(results: list[tuple[Workload, list[Variant]]]) -> str:
+    """One table, a section per workload."""
+    sections = [(f"{work.name}: {work.ops} aten ops", rows(work, measured)) for work, measured in results]
+    every = [HEADER, *(line for _, lines in sections for line in lines)]
+    widths = [max(len(line[column]) for line in every) for column in range(len(HEADER))]
+
+    def layout(line: tuple[str, ...]) -> str:
+        cells = (cell.rjust(size) for cell, size in zip(line[1:], widths[1:], strict=True))
+        return "  ".join([line[0].ljust(widths[0]), *cells])
+
+    total = sum(widths) + 2 * (len(widths) - 1)
+    out = [layout(HEADER), "─" * total]
+    for title, lines in sections:
+        out += [title, *(layout((f"  {line[0]}", *line[1:]))[: total + 2] for line in lines), ""]
+    return "\n".join(out)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What a trace costs, beside the floor and the alternatives.")
+    parser.add_argument("--quick", action="store_true", help="a rough answer in under a minute")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time for each variant of each workload")
+    parser.add_argument("--only", default="", help="only workloads whose name contains this")
+    options = parser.parse_args()
+    seconds = 0.5 if options.quick else options.seconds
+    torch.set_num_threads(1)
+
+    chosen = [work for work in workloads() if options.only in work.name]
+    results = [(work, variants(work)) for work in chosen]
+    for work, measured in results:
+        interleave(work, measured, seconds)
+    for work, measured in results:
+        last = patching_variants(work)
+        interleave(work, last, seconds)
+        measured += last
+    print(f"torch {torch.__version__}, one thread; sightline {sl.__version__}\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

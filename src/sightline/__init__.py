@@ -1,0 +1,96 @@
+"""See straight through a PyTorch model.
+
+One ``with`` block records what the model did; everything else is a view of that recording.
+
+>>> import torch, sightline as sl
+>>> with sl.trace() as t:
+...     y = torch.ones(2, 3).relu()
+>>> [op.name for op in t.ops.where(level="aten")]
+['ones', 'relu']
+
+The names below are the whole public surface. They are imported when first used, so that ``import
+sightline`` costs a few milliseconds and needs neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+
+from sightline._version import __version__
+
+# Type checkers take this name for true. Importing typing for it would cost four times all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sightline.api import Trace
+    from sightline.errors import (
+        InvalidTrace,
+        NothingMatched,
+        SightlineError,
+        TorchMissing,
+        UnsupportedTorch,
+        UsageError,
+    )
+    from sightline.tracing import trace
+
+__all__ = [
+    "InvalidTrace",
+    "NothingMatched",
+    "SightlineError",
+    "TorchMissing",
+    "Trace",
+    "UnsupportedTorch",
+    "UsageError",
+    "__version__",
+    "trace",
+]
+
+#: Where each public name lives.
+_HOMES = {
+    "InvalidTrace": "sightline.errors",
+    "NothingMatched": "sightline.errors",
+    "SightlineError": "sightline.errors",
+    "TorchMissing": "sightline.errors",
+    "Trace": "sightline.api",
+    "UnsupportedTorch": "sightline.errors",
+    "UsageError": "sightline.errors",
+    "trace": "sightline.tracing",
+}
+
+
+def _load(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"sightline has no {name!r}; its names are {', '.join(_HOMES)}.")
+    found = globals()[name] = getattr(import_module(home), name)
+    return found
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = _load
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """This module, with ``sl.trace`` always the recorder and never the folder ``sightline/trace``.
+
+    Importing a subpackage binds it as an attribute of its parent. Without this, ``sl.trace`` would
+    turn into the package of trace data as soon as any view is imported.
+    """
+
+    @property
+    def trace(self) -> Any:
+        return self.__dict__.get("trace") or _load("trace")
+
+    @trace.setter
+    def trace(self, value: object) -> None:
+        """Ignore the import system's binding of the subpackage, which stays in ``sys.modules``."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,1 @@
+"""Pure functions from a trace to something derived: selections, folds, costs, names."""

@@ -1,0 +1,186 @@
+"""What every module cost: FLOPs, time, activation memory and parameters, from the columns of a recording.
+
+Each number is kept twice, *own* (what ran directly in the module's forward) and *total* (its submodules
+included); totals are sums of owns, so a table of them adds up. Forward time is the duration of the
+module's calls less that of the calls inside; backward time is that of the backward ops that belong to the
+module's forward ops. Memory is the bytes of the storages that the module's forward ops made first. A
+parameter under several names is one parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.analysis.scopes import OUTSIDE, Scopes, op_scopes, scopes_of
+from sightline.trace.data import I32, I64, PHASES, TraceData
+
+_FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(4)
+assert PHASES == ("forward", "backward", "recompute", "optimizer")
+#: API calls that only start the backward pass: their time is that of the ops they set off.
+_LAUNCHERS: Final = ("backward", "grad")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What scopes cost, a column per kind of cost and a row per scope. Times are nanoseconds."""
+
+    flops: I64
+    backward_flops: I64
+    recompute_flops: I64
+    time: I64
+    backward_time: I64
+    recompute_time: I64
+    memory: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameter counts of a scope or several; each tensor counts once, whatever its number of names."""
+
+    own: int = 0
+    total: int = 0
+    own_new: int = 0  #: of ``own``, those that no scope before this one has
+    total_new: int = 0
+    trainable: int = 0  #: of ``total``, those that require a gradient
+    own_trainable: int = 0
+    bytes: int = 0  #: of ``total``; known where several scopes are counted together
+    buffers: int = 0  #: elements of their buffers; likewise
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost of every scope of a recording."""
+
+    scopes: Scopes
+    own: Tally
+    total: Tally
+    parameters: tuple[Parameters, ...]
+    optimizer_time: int  #: of the optimizer's ops, which belong to no module
+
+
+def cost_of(data: TraceData) -> Costs:
+    """What every module of a recording cost."""
+    scopes = scopes_of(data)
+    own = _own(data, scopes)
+    ends = np.array([scope.end for scope in scopes.rows], dtype=np.int64)
+    total = Tally(**{column.name: _inclusive(getattr(own, column.name), ends) for column in fields(Tally)})
+    optimizer = leaf_ops(data) & (data.ops.phase == _OPTIMIZER)
+    return Costs(scopes, own, total, _parameters(data, scopes), int(data.ops.duration[optimizer].sum()))
+
+
+def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
+    """Which ops have no op inside: counting only these, nothing is counted at two levels."""
+    leaf = np.ones(len(data.ops), dtype=bool)
+    parents = data.ops.parent
+    leaf[parents[parents >= 0]] = False
+    launchers = [id for id, name in enumerate(data.names) if name.rpartition(".")[2] in _LAUNCHERS]
+    if launchers:
+        leaf &= ~(np.isin(data.ops.name, launchers) & (data.ops.level == 0))
+    return leaf
+
+
+def _own(data: TraceData, scopes: Scopes) -> Tally:
+    ops, count = data.ops, len(scopes.rows)
+    scope, leaf = op_scopes(data, scopes), leaf_ops(data)
+
+    def over_ops(amount: I64, phase: int, chosen: NDArray[np.bool_] = leaf) -> I64:
+        picked = chosen & (ops.phase == phase)
+        return _added(scope[picked], amount[picked], count)
+
+    flops = np.maximum(ops.flops, 0)
+    times = _call_times(data, scopes)
+    return Tally(
+        flops=over_ops(flops, _FORWARD),
+        backward_flops=over_ops(flops, _BACKWARD),
+        recompute_flops=over_ops(flops, _RECOMPUTE),
+        time=times[0] + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
+        backward_time=over_ops(ops.duration, _BACKWARD),
+        recompute_time=times[1] + over_ops(ops.duration, _RECOMPUTE, leaf & (ops.call < 0)),
+        memory=_memory(data, scope, count),
+    )
+
+
+def _call_times(data: TraceData, scopes: Scopes) -> tuple[I64, I64]:
+    """Forward and recompute time of the scopes' calls, the calls inside them taken off."""
+    calls = data.calls
+    inside = calls.parent >= 0
+    inner = _added(calls.parent[inside], calls.duration[inside], len(calls))
+    own = np.maximum(calls.duration - inner, 0)  # rounding must not give a negative share
+    forward, recompute = calls.phase == _FORWARD, calls.phase == _RECOMPUTE
+    count = len(scopes.rows)
+    return (
+        _added(scopes.of_call[forward], own[forward], count),
+        _added(scopes.of_call[recompute], own[recompute], count),
+    )
+
+
+def _memory(data: TraceData, scope: I32, count: int) -> I64:
+    """Bytes of the storages each scope's forward ops made; a storage belongs to the op seen first with it."""
+    values = data.values
+    held = np.flatnonzero(values.storage >= 0)
+    storages, first = np.unique(values.storage[held], return_index=True)
+    producers = values.producer[held[first]]
+    made = producers >= 0  # else it came from outside: an input or a parameter
+    made[made] = data.ops.phase[producers[made]] == _FORWARD
+    return _added(scope[producers[made]], data.storages[storages[made]], count)
+
+
+def _added(keys: I32, amounts: I64, count: int) -> I64:
+    sums = np.zeros(count, dtype=np.int64)
+    np.add.at(sums, keys, amounts)
+    return sums
+
+
+def _inclusive(own: I64, ends: I64) -> I64:
+    """Sums over each scope and those inside it, which follow it."""
+    before = np.zeros(len(own) + 1, dtype=np.int64)
+    np.cumsum(own, out=before[1:])
+    return before[ends] - before[:-1]
+
+
+def _parameters(data: TraceData, scopes: Scopes) -> tuple[Parameters, ...]:
+    """Counts for every scope. A tensor is new where it first appears in the order of the rows."""
+    sizes: dict[int, tuple[int, int]] = {}
+    owned: list[set[int]] = []
+    first: dict[int, int] = {}
+    for id, scope in enumerate(scopes.rows):
+        infos = () if scope.module == OUTSIDE else data.modules[scope.module].parameters
+        keys = {info.key for info in infos if not info.buffer}
+        sizes |= {info.key: (info.numel, info.numel * info.trainable) for info in infos}
+        owned.append(keys)
+        for key in keys:
+            first.setdefault(key, id)
+    below = [set(keys) for keys in owned]
+    for id in range(len(owned) - 1, -1, -1):
+        if scopes.rows[id].parent >= 0:
+            below[scopes.rows[id].parent] |= below[id]
+    return tuple(
+        Parameters(
+            own=sum(sizes[key][0] for key in owned[id]),
+            total=sum(sizes[key][0] for key in below[id]),
+            own_new=sum(sizes[key][0] for key in owned[id] if first[key] == id),
+            total_new=sum(sizes[key][0] for key in below[id] if first[key] >= id),
+            trainable=sum(sizes[key][1] for key in below[id]),
+            own_trainable=sum(sizes[key][1] for key in owned[id]),
+        )
+        for id in range(len(owned))
+    )
+
+
+def parameters_in(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> Parameters:
+    """The parameters and buffers of several scopes and all inside them, each tensor once."""
+    modules = {scope.module for top in tops for scope in scopes.rows[top : scopes.rows[top].end]}
+    infos = {info.key: info for id in modules - {OUTSIDE} for info in data.modules[id].parameters}
+    weights = [info for info in infos.values() if not info.buffer]
+    total = sum(info.numel for info in weights)
+    return Parameters(
+        own=total, total=total, own_new=total, total_new=total,
+        trainable=sum(info.numel for info in weights if info.trainable),
+        bytes=sum(info.nbytes for info in weights),
+        buffers=sum(info.numel for info in infos.values() if info.buffer),
+    )  # fmt: skip

@@ -1,0 +1,83 @@
+"""Whose code a frame is, and which line an op is shown under.
+
+A frame belongs to torch, to another installed package, or to the user. Views show a chain of frames
+with those hidden that the reader did not write and did not ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from sightline.trace.data import I32, PHASES, TraceData
+
+_TORCH = re.compile(r"/(site|dist)-packages/(torch|torchgen|functorch)/")
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
+_OWN = str(Path(__file__).resolve().parent.parent).replace("\\", "/") + "/"
+
+
+@lru_cache(maxsize=4096)
+def torch_file(path: str) -> bool:
+    """Whether a file is torch's own, or sightline's: nothing the user wrote or calls by name.
+
+    >>> torch_file("/venv/lib/site-packages/torch/nn/modules/linear.py"), torch_file("/home/me/torch/net.py")
+    (True, False)
+    """
+    path = path.replace("\\", "/")
+    return bool(_TORCH.search(path)) or path.startswith((_OWN, "<frozen "))
+
+
+@lru_cache(maxsize=4096)
+def installed_file(path: str) -> bool:
+    """Whether a file belongs to an installed package or to Python itself, and not to the user's project."""
+    return torch_file(path) or bool(_INSTALLED.search(path.replace("\\", "/")))
+
+
+def shown_frames(data: TraceData) -> I32:
+    """The frame each op is shown under: its own, or for a backward op that of its forward op."""
+    ops = data.ops
+    own: I32 = ops.frame
+    if not len(ops):
+        return own
+    theirs = own[np.maximum(ops.forward, 0)]
+    linked = (ops.forward >= 0) & (ops.phase == PHASES.index("backward")) & (theirs >= 0)
+    return np.where(linked, theirs, own)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The visible part of every frame's chain, worked out once per frame.
+
+    ``hidden`` says which files are left out.
+    """
+
+    data: TraceData
+    hidden: Callable[[str], bool]
+
+    @cached_property
+    def _visible(self) -> list[bool]:
+        by_code = [not self.hidden(code.file) for code in self.data.codes]
+        return [by_code[code] for code in self.data.frames.code.tolist()]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[int, ...]]:
+        return {-1: ()}
+
+    def of(self, frame: int) -> tuple[int, ...]:
+        """The ids of the visible frames that led to this one, outermost first."""
+        known = self._known
+        parents, visible = self.data.frames.parent, self._visible
+        path: list[int] = []
+        while frame not in known:
+            path.append(frame)
+            frame = int(parents[frame])
+        chain = known[frame]
+        for each in reversed(path):
+            chain = (*chain, each) if visible[each] else chain
+            known[each] = chain
+        return chain

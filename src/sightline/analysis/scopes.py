@@ -1,0 +1,186 @@
+"""The module tree as it ran: every module at every place it was called from.
+
+A module tree says who holds whom, a call tree who called whom; they differ for a `ModuleList` (held,
+never called) and for a shared module (called from several places). A *scope* is a module at one place
+of the call tree, with the holders between it and its caller put in, so that what its rows cost adds up
+to what its parent costs. Scopes are numbered depth first, in the order they first ran: the scopes
+inside scope ``i`` are ``i + 1 … end - 1``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sightline.trace.data import I32, PHASES, ModuleInfo, TraceData
+
+#: The module of the scope that holds what ran outside every module.
+OUTSIDE: Final = -1
+_FORWARD: Final = PHASES.index("forward")
+_NEVER: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A module at one place of the call tree."""
+
+    module: int  #: into ``TraceData.modules``, or ``OUTSIDE``
+    parent: int
+    depth: int
+    end: int  #: the scopes inside it are those after it and before this one
+    calls: tuple[int, ...]  #: its forward calls; none for a holder and for a module that never ran
+    position: tuple[int, int]  #: the op it began at, to put it between its parent's own ops
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """All scopes of a recording, depth first, and the scope of every module call."""
+
+    rows: tuple[Scope, ...]
+    of_call: I32
+
+    def children(self, scope: int) -> list[int]:
+        """The scopes directly inside one; -1 gives the outermost."""
+        at = scope + 1
+        end = self.rows[scope].end if scope >= 0 else len(self.rows)
+        found = []
+        while at < end:
+            found.append(at)
+            at = self.rows[at].end
+        return found
+
+
+def scopes_of(data: TraceData) -> Scopes:
+    """The scopes of a recording."""
+    tree = _Tree(data.modules)
+    calls = data.calls
+    first_op, phase = calls.first_op.tolist(), calls.phase.tolist()
+    nodes: list[int] = []
+    for call, (module, parent) in enumerate(zip(calls.module.tolist(), calls.parent.tolist(), strict=True)):
+        node = tree.enter(nodes[parent] if parent >= 0 else -1, module, (first_op[call], call))
+        if phase[call] == _FORWARD:
+            tree.calls[node].append(call)
+        nodes.append(node)
+    tree.add_uncalled()
+    if bool((data.ops.call < 0).any()):
+        tree.node(-1, OUTSIDE, (_NEVER, _NEVER))
+    return tree.numbered(nodes)
+
+
+def op_scopes(data: TraceData, scopes: Scopes) -> I32:
+    """The scope every op belongs to; for those outside every module, the last one."""
+    call, outside = data.ops.call, len(scopes.rows) - 1
+    if not len(scopes.of_call):
+        return np.full(len(call), outside, dtype=np.int32)
+    return np.where(call >= 0, scopes.of_call[np.maximum(call, 0)], outside).astype(np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOps:
+    """The forward ops a scope runs itself, outside its submodules: how often each, in order of first use."""
+
+    first: int  #: id of the first one
+    counts: dict[str, int]
+
+
+def own_ops(data: TraceData, scopes: Scopes) -> dict[int, OwnOps]:
+    """The own ops of every scope that has any, as the user wrote them where that was recorded."""
+    ops = data.ops
+    chosen = np.flatnonzero((ops.parent < 0) & (ops.phase == _FORWARD))
+    keys = op_scopes(data, scopes)[chosen].astype(np.int64) * len(data.names) + ops.name[chosen]
+    pairs, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    found: dict[int, OwnOps] = {}
+    for at in np.argsort(first, kind="stable").tolist():
+        scope, name = divmod(int(pairs[at]), len(data.names))
+        own = found.setdefault(scope, OwnOps(int(chosen[first[at]]), {}))
+        own.counts[data.names[name]] = int(counts[at])
+    return found
+
+
+class _Tree:
+    """Scopes while they are being found: a node for every (parent node, module) pair."""
+
+    def __init__(self, modules: list[ModuleInfo]) -> None:
+        self._modules = modules
+        self._ids: dict[tuple[int, int], int] = {}
+        self._parent: list[int] = []
+        self._module: list[int] = []
+        self._position: list[tuple[int, int]] = []
+        self.calls: list[list[int]] = []
+
+    def node(self, parent: int, module: int, position: tuple[int, int]) -> int:
+        node = self._ids.setdefault((parent, module), len(self._module))
+        if node == len(self._module):
+            self._parent.append(parent)
+            self._module.append(module)
+            self._position.append(position)
+            self.calls.append([])
+        return node
+
+    def enter(self, caller: int, module: int, position: tuple[int, int]) -> int:
+        """The node of a call, below its caller and the uncalled modules between the two."""
+        known = self._ids.get((caller, module))
+        if known is not None:
+            return known
+        node = caller
+        for step in self._between(self._module[caller] if caller >= 0 else -1, module):
+            node = self.node(node, step, position)
+        return node
+
+    def _between(self, caller: int, module: int) -> list[int]:
+        """The modules from a caller (not included) down to the one it called."""
+        chain = [module]
+        at = self._modules[module].parent
+        while at != caller and at >= 0:
+            chain.append(at)
+            at = self._modules[at].parent
+        return chain[::-1] if at == caller else [module]
+
+    def add_uncalled(self) -> None:
+        """Modules that never ran but own parameters: they have their rows, so that the sum is right."""
+        wanted: set[int] = set()
+        for id, info in enumerate(self._modules):
+            at = id if info.parameters else -1
+            while at >= 0 and at not in wanted:
+                wanted.add(at)
+                at = self._modules[at].parent
+        place = {module: node for node, module in reversed(list(enumerate(self._module)))}
+        for id in sorted(wanted - place.keys(), key=lambda id: self._modules[id].path.count(".")):
+            parent = self._modules[id].parent
+            if parent < 0 or parent in place:
+                place[id] = self.node(place.get(parent, -1), id, (_NEVER, id))
+
+    def numbered(self, nodes: list[int]) -> Scopes:
+        """The nodes in depth-first order, siblings in the order they ran."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self._parent):
+            children.setdefault(parent, []).append(node)
+        for group in children.values():
+            group.sort(key=lambda node: self._position[node], reverse=True)
+        order: list[int] = []
+        stack = list(children.get(-1, []))
+        while stack:
+            order.append(stack.pop())
+            stack += children.get(order[-1], [])
+        new = {-1: -1} | {node: rank for rank, node in enumerate(order)}
+        ends, depths = self._extents(order, new)
+        rows = tuple(
+            Scope(self._module[node], new[self._parent[node]], depths[rank], ends[rank],
+                  tuple(self.calls[node]), self._position[node])
+            for rank, node in enumerate(order)
+        )  # fmt: skip
+        return Scopes(rows, np.array([new[node] for node in nodes], dtype=np.int32))
+
+    def _extents(self, order: list[int], new: dict[int, int]) -> tuple[list[int], list[int]]:
+        ends = [rank + 1 for rank in range(len(order))]
+        depths = [0] * len(order)
+        for rank, node in enumerate(order):
+            parent = new[self._parent[node]]
+            depths[rank] = depths[parent] + 1 if parent >= 0 else 0
+        for rank in range(len(order) - 1, -1, -1):
+            parent = new[self._parent[order[rank]]]
+            if parent >= 0:
+                ends[parent] = max(ends[parent], ends[rank])
+        return ends, depths

@@ -1,0 +1,301 @@
+"""The filters every view takes: which ops and which module calls of a trace are meant.
+
+    module="blocks.*.attn"   a glob over path segments: ``*`` is one segment, ``**`` any number;
+                             a module matches together with everything inside it
+    op="*matmul*"            a glob over op names; ``mul`` alone also means ``mul.Tensor``
+    phase="backward"         one of the four phases
+    depth=2                  modules at most this deep; the model itself has depth 0
+    tail=20                  the last ones of what is left
+
+A filter that matches nothing is an error with the nearest names there are, never an empty view.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase, translate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import NothingMatched, UsageError
+from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
+from sightline.trace.tables import Index
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The common filters of a view, checked when made and applied to any trace.
+
+    >>> Selection(tail=0)
+    Traceback (most recent call last):
+    ...
+    sightline.errors.UsageError: tail=0 must be a whole number from 1 up.
+    """
+
+    module: str | None = None
+    op: str | None = None
+    phase: str | None = None
+    depth: int | None = None
+    tail: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("module", "op", "phase"):
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, str):
+                raise UsageError(f"{name}={given!r} must be a string.")
+        if self.phase is not None and self.phase not in PHASES:
+            raise UsageError(f"phase={self.phase!r} is no phase; choose {listed(PHASES)}.")
+        for name, least in (("depth", 0), ("tail", 1)):
+            given = getattr(self, name)
+            if given is not None and (type(given) is not int or given < least):
+                raise UsageError(f"{name}={given!r} must be a whole number from {least} up.")
+
+    @property
+    def given(self) -> dict[str, str | int]:
+        """The filters that were set."""
+        found = {name: getattr(self, name) for name in ("module", "op", "phase", "depth", "tail")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def ops(self, index: Index, level: str | None = None) -> Mask:
+        """Which ops are meant, as a mask over all of them; ``level`` keeps "api" or "aten" ones only."""
+        ops = index.raw.ops
+        mask = _level_mask(index, level)
+        if not self.given:
+            return mask
+        if not mask.any():
+            raise NothingMatched(
+                f"{self._text()} matches nothing: this trace has no {level or 'recorded'} ops."
+            )
+        if self.module is not None or self.depth is not None:
+            mask &= _of_calls(ops.call, self._inside(index), outside=self.module is None)
+        if self.op is not None:
+            mask &= _op_mask(index, self.op, level)
+        if self.phase is not None:
+            mask &= _phase_mask(ops.phase, self.phase, "op")
+        if not mask.any():
+            raise NothingMatched(f"{self._text()} matches no {_kind(level)} of this trace.")
+        return _last(mask, self.tail)
+
+    def calls(self, index: Index) -> Mask:
+        """Which module calls are meant; with ``op``, those a matching op ran in."""
+        calls = index.raw.calls
+        mask = np.ones(len(calls), dtype=np.bool_)
+        if not self.given:
+            return mask
+        if not len(calls):
+            raise NothingMatched(f"{self._text()} matches nothing: this trace has no module calls.")
+        mask &= self._inside(index)
+        if self.op is not None:
+            mask &= _around(index, _op_mask(index, self.op, None))
+        if self.phase is not None:
+            mask &= _phase_mask(calls.phase, self.phase, "module call")
+        if not mask.any():
+            raise NothingMatched(f"{self._text()} matches no module call of this trace.")
+        return _last(mask, self.tail)
+
+    def _inside(self, index: Index) -> Mask:
+        """The calls inside the modules asked for and not too deep."""
+        modules = index.raw.modules
+        of = index.raw.calls.module
+        mask = np.ones(len(of), dtype=np.bool_)
+        if self.module is not None:
+            matched = _module_mask(modules, self.module)
+            mask = _with_descendants(matched[of], index.raw.calls.parent)
+        if self.depth is not None:
+            depths = np.array([_depth(module.path) for module in modules], dtype=np.int32)
+            mask &= depths[of] <= self.depth
+        return mask
+
+    def _text(self) -> str:
+        texts = [f"{name}={value!r}" for name, value in self.given.items()]
+        return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
+
+
+def select_ops(
+    index: Index, *, level: str | None = None, module: str | None = None, op: str | None = None,
+    phase: str | None = None, depth: int | None = None, tail: int | None = None,
+) -> Mask:  # fmt: skip
+    """The ops that match every filter given, as a mask."""
+    return Selection(module, op, phase, depth, tail).ops(index, level)
+
+
+def select_calls(index: Index, *, module: str | None = None, op: str | None = None, phase: str | None = None,
+                 depth: int | None = None, tail: int | None = None) -> Mask:  # fmt: skip
+    """The module calls that match every filter given, as a mask."""
+    return Selection(module, op, phase, depth, tail).calls(index)
+
+
+def path_matches(pattern: str, path: str) -> bool:
+    """Whether a module path, or one of the modules that hold it, is meant by the pattern.
+
+    >>> path_matches("layers.1", "layers.10"), path_matches("layers.1", "layers.1.fc")
+    (False, True)
+    >>> path_matches("**.attn", "blocks.0.attn.qkv"), path_matches("*.attn", "blocks.0.attn")
+    (True, False)
+    """
+    return _compiled(pattern)(path.split(".") if path else [])
+
+
+class _compiled:
+    """A pattern as a small automaton over path segments, so that ``**`` costs no backtracking."""
+
+    def __init__(self, pattern: str) -> None:
+        segments = pattern.split(".") if pattern else []
+        self._steps = [None if part == "**" else re.compile(translate(part)).match for part in segments]
+
+    def _closed(self, states: Iterable[int]) -> set[int]:
+        reached = set(states)
+        for state in sorted(reached):
+            while state < len(self._steps) and self._steps[state] is None:
+                state += 1
+                reached.add(state)
+        return reached
+
+    def __call__(self, segments: Sequence[str]) -> bool:
+        end = len(self._steps)
+        states = self._closed({0})
+        for segment in segments:
+            if end in states or not states:
+                break
+            moved = set()
+            for state in states:
+                step = self._steps[state]
+                if step is None:
+                    moved.add(state)
+                elif step(segment):
+                    moved.add(state + 1)
+            states = self._closed(moved)
+        return end in states
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a sentence offers them: ``'a', 'b' or 'c'``."""
+    texts = [repr(name) for name in names]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def nearest(wanted: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not there: the nearest ones, or some of those there are."""
+    known = list(dict.fromkeys(name for name in names if name))
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(wanted)
+    scores: dict[str, float] = {}
+    for name in known:
+        matcher.set_seq1(name)
+        if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
+            scores[name] = matcher.ratio()
+    best = sorted(scores, key=lambda name: -scores[name])  # stable: equally near ones in the model's order
+    close = [name for name in best[:3] if scores[name] >= 0.5]
+    if close:
+        return f"; did you mean {listed(close)}?"
+    if not known:
+        return "."
+    more = ", …" if len(known) > 5 else ""
+    return f"; it has {', '.join(map(repr, known[:5]))}{more}."
+
+
+def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
+    meant = _compiled(pattern)
+    found = [
+        any(meant(path.split(".") if path else []) for path in module.aliases or (module.path,))
+        or (not module.path and module.type == pattern)
+        for module in modules
+    ]
+    if not any(found):
+        names = nearest(pattern, (path for module in modules for path in module.aliases))
+        raise NothingMatched(f"module={pattern!r} matches no module of this trace{names}")
+    return np.array(found, dtype=np.bool_)
+
+
+def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
+    ops = index.raw.ops
+    matched = np.zeros(len(ops), dtype=np.bool_)
+    known: list[str] = []
+    for number, kind in enumerate(LEVELS):
+        if level not in (None, kind):
+            continue
+        at_level = _at_level(index, number)
+        ids = np.unique(ops.name[at_level])
+        names = [index.raw.names[id] for id in ids.tolist()]
+        known += names
+        meant = [fnmatchcase(name, pattern) or fnmatchcase(_bare(name, kind), pattern) for name in names]
+        matched |= at_level & np.isin(ops.name, ids[np.array(meant, dtype=np.bool_)])
+    if not matched.any():
+        raise NothingMatched(
+            f"op={pattern!r} matches no {_kind(level)} of this trace{nearest(pattern, known)}"
+        )
+    return matched
+
+
+def _bare(name: str, level: str) -> str:
+    """An op name as people say it: without its overload (aten) or its namespace (API)."""
+    return name.partition(".")[0] if level == "aten" else name.rpartition(".")[2]
+
+
+def _phase_mask(column: NDArray[np.int8], phase: str, what: str) -> Mask:
+    mask: Mask = column == PHASES.index(phase)
+    if not mask.any():
+        there = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
+        raise NothingMatched(f"phase={phase!r} matches no {what} of this trace; it has {there}.")
+    return mask
+
+
+def _level_mask(index: Index, level: str | None) -> Mask:
+    if level is None:
+        return np.ones(len(index.raw.ops), dtype=np.bool_)
+    if level not in LEVELS:
+        raise UsageError(f"ops={level!r} is no level; choose {listed(LEVELS)}.")
+    return _at_level(index, LEVELS.index(level))
+
+
+def _at_level(index: Index, level: int) -> Mask:
+    """The ops of a level; what could not be looked into stands for itself at every level."""
+    ops = index.raw.ops
+    mask: Mask = (ops.level == level) | (ops.flavour == FLAVOURS.index("opaque"))
+    return mask
+
+
+def _of_calls(call: I32, meant: Mask, *, outside: bool) -> Mask:
+    """The ops of the calls that are meant; ``outside`` says whether ops in no module are, too."""
+    return np.append(meant, outside)[call]  # an op in no module call has call -1: the appended entry
+
+
+def _with_descendants(meant: Mask, parents: I32) -> Mask:
+    found: list[bool] = []
+    for own, parent in zip(meant.tolist(), parents.tolist(), strict=True):  # a parent always comes first
+        found.append(own or (parent >= 0 and found[parent]))
+    return np.array(found, dtype=np.bool_)
+
+
+def _around(index: Index, ops: Mask) -> Mask:
+    """The calls a marked op ran in, directly or deeper."""
+    found = np.zeros(len(index.raw.calls) + 1, dtype=np.bool_)
+    found[index.raw.ops.call[ops]] = True
+    around = found[:-1].tolist()
+    parents = index.raw.calls.parent.tolist()
+    for call in range(len(around) - 1, -1, -1):
+        if around[call] and parents[call] >= 0:
+            around[parents[call]] = True
+    return np.array(around, dtype=np.bool_)
+
+
+def _last(mask: Mask, count: int | None) -> Mask:
+    if count is None:
+        return mask
+    kept = np.zeros_like(mask)
+    kept[np.flatnonzero(mask)[-count:]] = True
+    return kept
+
+
+def _kind(level: str | None) -> str:
+    return f"{level} op" if level else "op"
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0

@@ -1,0 +1,143 @@
+"""How a tensor, a dtype, an op, a size and a source position are written: one notation everywhere.
+
+    f32[2, 8]      a float32 tensor of shape (2, 8); bf16[4]@cuda:0 on another device than the CPU
+    $12            the value with id 12
+    mul.Tensor     an aten op with its overload; the default overload has no suffix
+    net.py:9       a source position, with the path shortened
+
+It is torch-free: dtypes and devices come in as the text torch prints for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sightline.trace.forms import Form
+
+_DTYPES = {
+    "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16",
+    "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "b8",
+    "complex32": "c32", "complex64": "c64", "complex128": "c128",
+    "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2",
+    "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz", "float8_e8m0fnu": "f8e8m0fnu",
+}  # fmt: skip
+
+
+def dtype_name(dtype: str) -> str:
+    """The short name of a dtype; one that is not known keeps its torch name.
+
+    >>> dtype_name("torch.bfloat16"), dtype_name("qint8")
+    ('bf16', 'qint8')
+    """
+    bare = dtype.removeprefix("torch.")
+    return _DTYPES.get(bare, bare)
+
+
+def tensor_text(shape: Sequence[int], dtype: str, device: str = "cpu", layout: str = "strided") -> str:
+    """A tensor as readers of fx and DebugMode know it.
+
+    >>> tensor_text((2, 8), "float32"), tensor_text((4,), "bfloat16", "cuda:0")
+    ('f32[2, 8]', 'bf16[4]@cuda:0')
+    """
+    text = f"{dtype_name(dtype)}[{', '.join(map(str, shape))}]"
+    if layout not in ("strided", "torch.strided"):
+        text += f" {layout.removeprefix('torch.')}"
+    return text if device == "cpu" else f"{text}@{device}"
+
+
+def value_text(value_id: int) -> str:
+    """A value by its id: ``$12``."""
+    return f"${value_id}"
+
+
+def constant_text(value: Any) -> str:
+    """A recorded constant, as Python would write it; lists and dicts included.
+
+    >>> constant_text([1, 2.5, None])
+    '[1, 2.5, None]'
+    """
+    if isinstance(value, list):
+        return f"[{', '.join(map(constant_text, value))}]"
+    if isinstance(value, tuple):
+        inner = ", ".join(map(constant_text, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {constant_text(item)}' for key, item in value.items())}}}"
+    return repr(value)
+
+
+def call_text(name: str, form: Form, inputs: Sequence[str], outputs: str = "") -> str:
+    """One op with the notation of its tensors filled into its arguments.
+
+    ``inputs`` are the texts of the tensor slots in order; ``outputs`` is the text of the result.
+    """
+    text = f"{name}({form.fill(inputs)})"
+    return f"{text} -> {outputs}" if outputs else text
+
+
+def count_text(number: float) -> str:
+    """A count with a unit: ``1.2k``, ``3.4M``, ``5.6G``.
+
+    >>> count_text(950), count_text(1234), count_text(5_600_000_000)
+    ('950', '1.23k', '5.60G')
+    """
+    return _scaled(number, 1000.0, ("", "k", "M", "G", "T", "P"))
+
+
+def bytes_text(number: float) -> str:
+    """A size in bytes: ``512 B``, ``1.50 KiB``, ``2.00 GiB``.
+
+    >>> bytes_text(512), bytes_text(1536)
+    ('512 B', '1.50 KiB')
+    """
+    return _scaled(number, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
+
+
+def time_text(nanoseconds: float) -> str:
+    """A duration: ``850 ns``, ``12.3 µs``, ``4.56 ms``, ``1.23 s``.
+
+    >>> time_text(850), time_text(12_300), time_text(4_560_000)
+    ('850 ns', '12.3 µs', '4.56 ms')
+    """
+    return _scaled(nanoseconds, 1000.0, (" ns", " µs", " ms", " s"))
+
+
+def _scaled(number: float, step: float, units: Sequence[str]) -> str:
+    unit = 0
+    while abs(number) >= step and unit < len(units) - 1:
+        number /= step
+        unit += 1
+    if unit == 0 or abs(number) >= 100:
+        return f"{number:.0f}{units[unit]}"
+    return f"{number:.2f}{units[unit]}" if abs(number) < 10 else f"{number:.1f}{units[unit]}"
+
+
+@lru_cache(maxsize=4096)
+def short_path(path: str) -> str:
+    """A path as a person would say it: from site-packages, from the working folder, or the last part.
+
+    >>> short_path("/usr/lib/python3/site-packages/transformers/models/gpt2.py")
+    'site-packages/transformers/models/gpt2.py'
+    """
+    norm = path.replace(os.sep, "/")
+    for marker in ("/site-packages/", "/dist-packages/"):
+        if marker in norm:
+            return marker.strip("/") + "/" + norm.rsplit(marker, 1)[1]
+    stdlib = sysconfig.get_path("stdlib").replace(os.sep, "/")
+    if norm.startswith(stdlib + "/"):
+        return norm.rsplit("/lib/", 1)[-1]
+    here = os.getcwd().replace(os.sep, "/")
+    if norm.startswith(here + "/"):
+        return norm[len(here) + 1 :]
+    return norm.rsplit("/", 1)[-1] if norm.startswith("/") else norm
+
+
+def position_text(file: str, line: int) -> str:
+    """A source position with its path shortened: ``net.py:9``."""
+    return f"{short_path(file)}:{line}"

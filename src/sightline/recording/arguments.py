@@ -1,0 +1,232 @@
+"""What was passed and returned: tensors become value ids, everything else a form stored once.
+
+`Arguments.read` is on the hot path. It builds a key from the types and plain arguments of the call; only
+a key never seen before makes a `Form`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch.utils._pytree as pytree
+
+from sightline.recording.torchapi import Parameter, Tensor, torch
+from sightline.recording.values import Values
+from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
+
+#: How an argument of a type is treated on the hot path.
+TENSOR, PLAIN, _SEQUENCE, _OTHER = range(4)
+_MAX_ITEMS: Final = 64
+_MAX_TEXT: Final = 200
+_MAX_DEPTH: Final = 8
+
+
+class Forms:
+    """Forms, each with its number; equal forms need not share one (ops of different name never do)."""
+
+    def __init__(self) -> None:
+        self.all: list[Form] = []
+
+    def add(self, form: Form) -> int:
+        self.all.append(form)
+        return len(self.all) - 1
+
+
+class Arguments:
+    """Reads arguments and results into value ids and form numbers."""
+
+    def __init__(self, values: Values, forms: Forms) -> None:
+        self.values = values
+        self.forms = forms
+        self._known: dict[Any, int] = {}  # forms of module inputs and of results, by key
+        self.types: dict[type, int] = {
+            Tensor: TENSOR,
+            Parameter: TENSOR,
+            **dict.fromkeys((int, float, bool, str, type(None), complex), PLAIN),
+            **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format), PLAIN),
+            list: _SEQUENCE,
+            tuple: _SEQUENCE,
+            torch.Size: _SEQUENCE,
+        }
+        self.one_tensor = self.forms.add(Form((SLOT,)))
+        self.nothing = self.forms.add(Form(()))
+        self._known[("()",)] = self.nothing
+
+    def read(
+        self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int]
+    ) -> int:
+        """Append the value ids of all tensors to ``ids``; return the number of the form."""
+        refs, types = self.values.refs, self.types
+        key: list[Any] = []
+        for item in args:
+            kind = types.get(type(item))
+            if kind == TENSOR:
+                held = refs.get(id(item))
+                ids.append(held.value if held is not None and held() is item else self.values.first_sight(item))
+                key.append(SLOT)
+            elif kind == PLAIN:
+                key += (type(item), item or repr(item))
+            else:
+                self.extend(item, kind, key, ids)
+        if kwargs:
+            self.extend_kwargs(kwargs, key, ids)
+        return self.form(known, tuple(key), args, kwargs)
+
+    def form(
+        self, known: dict[Any, int], key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> int:
+        """The number of the form with this key; made from the arguments if it is new."""
+        try:
+            number = known.get(key)
+            if number is None:
+                number = known[key] = self.forms.add(_form(args, kwargs))
+            return number
+        except TypeError:  # an argument that cannot be hashed: keep it, but do not look for its equal
+            return self.forms.add(_form(args, kwargs))
+
+    def extend_kwargs(self, kwargs: dict[str, Any], key: list[Any], ids: list[int]) -> None:
+        for name, item in kwargs.items():
+            key.append(name)
+            self.extend(item, self.types.get(type(item)), key, ids)
+
+    def extend(self, item: Any, kind: int | None, key: list[Any], ids: list[int], depth: int = 0) -> None:
+        """Extend key and ids by one argument of any type.
+
+        As keys 1, 1.0 and True are equal, and 0.0 and -0.0: the type and, for what is false, the text
+        tell them apart.
+        """
+        if kind is None:
+            kind = self._classify(type(item))
+        if kind == TENSOR:
+            ids.append(self.values.value(item))
+            key.append(SLOT)
+        elif kind == PLAIN:
+            key += (type(item), item or repr(item))
+        elif kind == _SEQUENCE and depth < _MAX_DEPTH:
+            key += (type(item), len(item))
+            if len(item) > _MAX_ITEMS and not _holds_tensors(item):
+                key += map(repr, item[:_MAX_ITEMS])
+                return
+            types = self.types
+            for part in item:
+                self.extend(part, types.get(type(part)), key, ids, depth + 1)
+        elif depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
+            key += (type(item), len(fields))
+            for name, part in fields.items():
+                key.append(_field_name(name))
+                self.extend(part, self.types.get(type(part)), key, ids, depth + 1)
+        else:
+            key.append(_symbol(item).text)
+
+    def _classify(self, kind: type) -> int:
+        if issubclass(kind, Tensor):
+            found = TENSOR
+        elif issubclass(kind, list | tuple) and not hasattr(kind, "_fields"):
+            found = _SEQUENCE
+        else:
+            found = _OTHER
+        self.types[kind] = found
+        return found
+
+    def results(self, result: Any) -> tuple[list[int], int]:
+        """Value ids and form of any result or bundle of inputs whose tensors are already known."""
+        if type(result) is Tensor:
+            return [self.values.value(result)], self.one_tensor
+        ids: list[int] = []
+        return ids, self.read(self._known, (result,), None, ids)
+
+    def call_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int]) -> int:
+        """Value ids and form of the inputs of a module call."""
+        return self.read(self._known, args, kwargs, ids)
+
+    def tensors(self, result: Any, found: list[Any], depth: int = 0) -> list[Any]:
+        """The tensors inside a result, in slot order."""
+        kind = self.types.get(type(result))
+        if kind is None:
+            kind = self._classify(type(result))
+        if kind == TENSOR:
+            found.append(result)
+        elif kind == _SEQUENCE and depth < _MAX_DEPTH:
+            if len(result) <= _MAX_ITEMS or _holds_tensors(result):
+                for part in result:
+                    self.tensors(part, found, depth + 1)
+        elif kind == _OTHER and depth < _MAX_DEPTH and (fields := _fields(result)) is not None:
+            for part in fields.values():
+                self.tensors(part, found, depth + 1)
+        return found
+
+
+def _holds_tensors(items: Any) -> bool:
+    return any(isinstance(item, Tensor | list | tuple | dict) for item in items)
+
+
+def _fields(item: Any) -> dict[Any, Any] | None:
+    """The named parts of a dict, dataclass, named tuple or model output; None for anything else."""
+    if isinstance(item, Mapping):  # transformers' ModelOutput is one
+        return dict(item)
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return dict(zip(item._fields, item, strict=False))
+    if isinstance(item, tuple) and hasattr(type(item), "n_sequence_fields"):  # torch.return_types.max
+        return dict(zip(type(item).__match_args__, item, strict=False))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if hasattr(item, f.name)}
+    node = pytree.SUPPORTED_NODES.get(type(item))
+    if node is not None and node.flatten_with_keys_fn is not None:
+        parts, _ = node.flatten_with_keys_fn(item)
+        return {pytree.keystr((key,)).strip("[]'."): part for key, part in parts}
+    return None
+
+
+def _field_name(name: Any) -> Any:
+    return name if isinstance(name, str | int) else _symbol(name).text
+
+
+def _form(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Form:
+    return Form(
+        tuple(_plain(item) for item in args),
+        {name: _plain(item) for name, item in kwargs.items()} if kwargs else None,
+    )
+
+
+def _plain(item: Any, depth: int = 0) -> Any:
+    """An argument as plain data, in the order in which ``_key`` meets its tensors."""
+    if isinstance(item, Tensor):
+        return SLOT
+    if item is None or type(item) in (int, float, bool, complex):
+        return item
+    if isinstance(item, str):
+        return item if len(item) <= _MAX_TEXT else item[: _MAX_TEXT - 1] + "…"
+    if isinstance(item, list | tuple) and not hasattr(item, "_fields") and depth < _MAX_DEPTH:
+        if not hasattr(type(item), "n_sequence_fields"):
+            kept = item if len(item) <= _MAX_ITEMS or _holds_tensors(item) else item[:_MAX_ITEMS]
+            parts: list[Any] = [_plain(part, depth + 1) for part in kept]
+            if len(kept) < len(item):
+                parts.append(Elided(len(item) - len(kept)))
+            return parts if isinstance(item, list) else tuple(parts)
+    if depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
+        plain = {str(_field_name(name)): _plain(part, depth + 1) for name, part in fields.items()}
+        return plain if type(item) is dict else Record(type(item).__name__, plain)
+    return _symbol(item)
+
+
+def _symbol(item: Any) -> Symbol:
+    """Anything else by a short text that runs none of the user's code."""
+    if isinstance(item, torch.dtype | torch.layout | torch.memory_format | torch.device):
+        return Symbol(str(item))
+    if isinstance(item, type) or callable(item):
+        return Symbol(getattr(item, "__qualname__", type(item).__name__)[:_MAX_TEXT])
+    if isinstance(item, slice):
+        return Symbol(f"{_end(item.start)}:{_end(item.stop)}" + (f":{_end(item.step)}" if item.step else ""))
+    if item is Ellipsis:
+        return Symbol("...")
+    if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return Symbol(str(item.node.hint if item.node.hint is not None else "?"))
+    return Symbol(f"<{type(item).__name__}>")
+
+
+def _end(value: Any) -> str:
+    if value is None:
+        return ""
+    return "<tensor>" if isinstance(value, Tensor) else str(value)[:_MAX_TEXT]

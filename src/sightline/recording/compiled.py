@@ -1,0 +1,149 @@
+"""Compiled code: it stays compiled, and appears as one opaque op per call.
+
+Nothing of torch's compiled artefacts passes a mode, so a region is noticed at its entry — Dynamo says when
+the guards of a compiled function have passed, and when it begins to compile one — and at its end, which is
+the first event on the thread that no longer has the wrapper of the compiled function on its stack.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from sightline.recording.lanes import Lane, Mark, OpenOp
+from sightline.recording.operations import OPAQUE, OpInfo
+from sightline.recording.torchapi import Tensor, set_guard_complete_hook
+
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
+
+_WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
+_WRAPPER_FILE: Final = "eval_frame.py"
+
+
+class Region(Mark):
+    """A compiled function that is running; its frame is the wrapper ``torch.compile`` returned."""
+
+    __slots__ = ("op",)
+
+    op: OpenOp
+
+
+def is_wrapper(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name == _WRAPPER and code.co_filename.endswith(_WRAPPER_FILE)
+
+
+def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:
+    """Compiled code begins somewhere below ``frame``: open one opaque op for its outermost wrapper."""
+    if lane.off:
+        if not leave_region(session, lane, frame):
+            return
+    wrapper: FrameType | None = None
+    at = frame
+    while at is not None and at is not lane.frame:
+        if is_wrapper(at):
+            wrapper = at
+        at = at.f_back
+    if wrapper is None:
+        return
+    from sightline.recording.session import clock
+
+    local = wrapper.f_locals
+    stack = session.stack(lane, wrapper.f_back)
+    info = _info(session, local.get("fn"))
+    inputs: list[int] = []
+    form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
+    session.before_region |= _tensors_of(wrapper.f_back)
+    region = Region(wrapper, stack)
+    region.op = (next(session.op_ids), info.number, form, stack, clock(), inputs)
+    lane.push(region)
+    lane.off = True
+
+
+def leave_region(session: Session, lane: Lane, frame: FrameType | None) -> bool:
+    """Whether the region that is open on this lane has ended; if so it is written down."""
+    region = lane.marks[-1]
+    if not isinstance(region, Region):
+        return False  # off because the session has stopped
+    at = frame
+    while at is not None:
+        if at is region.frame:
+            return False
+        at = at.f_back
+    close_region(session, lane)
+    return True
+
+
+def close_region(session: Session, lane: Lane) -> None:
+    """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
+    from sightline.recording.session import clock
+
+    region = lane.pop()
+    assert isinstance(region, Region)
+    lane.off = not session.running
+    start = region.op[4]
+    session.write_op(lane, region.op, [], session.arguments.nothing, clock() - start, 0, lane.phase)
+    session.regions.append(region.op[0])
+
+
+def _info(session: Session, function: Any) -> OpInfo:
+    key = getattr(function, "__code__", function)
+    found = session.api.get(key)
+    if found is None:
+        found = OpInfo(key, len(session.infos))
+        name = getattr(function, "__qualname__", type(function).__name__)
+        owner = getattr(function, "__self__", None)
+        if owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
+            name = type(owner).__name__
+        found.name, found.flavour = f"compiled {name}", OPAQUE
+        session.infos.append(found)
+        session.api[key] = found
+    return found
+
+
+def _tensors_of(frame: FrameType | None) -> set[int]:
+    """Ids of the tensors a frame holds in variables: they are no outputs of what it calls now."""
+    held = frame.f_locals.values() if frame is not None else ()
+    return {id(value) for value in held if isinstance(value, Tensor)}
+
+
+class CompileWatch:
+    """Dynamo's word that compiled code is about to run. One for the process while anything records."""
+
+    def __init__(self, sessions_here: Any) -> None:
+        self._sessions_here = sessions_here
+        self._before: Any = None
+        self._handler: Any = None
+        self._hook = self._guards_passed
+
+    def install(self) -> None:
+        self._before = set_guard_complete_hook(self._hook)
+        dynamo = sys.modules.get("torch._dynamo")
+        if dynamo is not None:  # else nothing was compiled yet, and importing it takes seconds
+            self._handler = dynamo.callback.callback_handler
+            self._handler.register_start_callback(self._compiling)
+
+    def remove(self) -> None:
+        current = set_guard_complete_hook(self._before)
+        if current is not self._hook:  # somebody else's came after ours: it stays
+            set_guard_complete_hook(current)
+        if self._handler is not None:
+            self._handler.remove_start_callback(self._compiling)
+            self._handler = None
+
+    def _guards_passed(self, passed: bool) -> bool:
+        if passed:
+            self._enter(sys._getframe(1))
+        return bool(self._before(passed)) if self._before is not None else passed
+
+    def _compiling(self, *_: Any) -> None:
+        self._enter(sys._getframe(1))
+
+    def _enter(self, frame: FrameType | None) -> None:
+        for session in self._sessions_here():
+            try:
+                enter_region(session, session.lane_here(), frame)
+            except Exception as error:
+                session.fault(error)

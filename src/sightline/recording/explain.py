@@ -1,0 +1,89 @@
+"""What an exception gains: the failing op, its module and line, and where each of its tensors came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sightline.recording.session import Session
+from sightline.trace.data import TraceData
+from sightline.trace.tables import Index, Op, Value
+
+
+def explain(session: Session, data: TraceData, error: BaseException) -> None:
+    """Add a note to an exception that left the block."""
+    session.exception = f"{type(error).__name__}: {str(error)[:500]}"
+    data.info["exception"] = session.exception
+    op = _failed_op(session, Index(data), error)
+    lines = []
+    if op is not None:
+        lines.append(f"sightline: {op.name} failed{_where(op)}")
+        lines += _inputs(op)
+    else:
+        call = next((call for call in reversed(Index(data).module_calls) if call.raised or call.unfinished), None)
+        if call is not None:
+            lines.append(f"sightline: raised in {call.module.label} ({call.module.type}), no op failed")
+    if lines:
+        error.add_note("\n".join(lines))
+
+
+def _failed_op(session: Session, index: Index, error: BaseException | None) -> Op | None:
+    """The op this exception, or one it was raised from, came out of."""
+    if session.failure is None:
+        return None
+    key, number = session.failure
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if id(error) == key:
+            raised = [op for op in index.ops[-50:] if op.raised]
+            aten = [op for op in raised if op.level == "aten"]
+            return (aten or raised or [None])[-1]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _where(op: Op) -> str:
+    frame = user_frame(op)
+    module = op.module
+    place = f" at {frame.position} in {frame.function}" if frame is not None else ""
+    return place + (f" ({module.label})" if module is not None else "")
+
+
+def user_frame(op: Op) -> Any:
+    """The innermost frame of an op that is not torch's own."""
+    frame = op.frame
+    while frame is not None and "/torch/" in frame.file.replace("\\", "/"):
+        frame = frame.parent
+    return frame if frame is not None else op.frame
+
+
+def _inputs(op: Op) -> list[str]:
+    names = op._data.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
+    lines = []
+    for path, value in zip(op.form.slots(), op.inputs, strict=False):
+        lines.append(f"  {_argument(path, names)} {value} = {_origin(value)}")
+    return lines
+
+
+def _argument(path: str, names: tuple[str, ...]) -> str:
+    """``[1]`` as the schema calls it: ``mat1``."""
+    if not path.startswith("["):
+        return path
+    index, _, rest = path[1:].partition("]")
+    return (names[int(index)] if int(index) < len(names) else f"argument {index}") + rest
+
+
+def _origin(value: Value) -> str:
+    if value.kind in ("parameter", "buffer", "state"):
+        return f"{value.kind} {value.name}"
+    maker = value.producer
+    if maker is None:
+        if value.base is not None:
+            return _origin(value.base)
+        return f"{value.kind}{' ' + value.name if value.name else ''}"
+    shown = maker.parent or maker
+    name = shown.name.removeprefix("torch.").removeprefix("F.").removeprefix("Tensor.")
+    frame = user_frame(shown)
+    place = f", {frame.position} in {frame.function}" if frame is not None else ""
+    module = shown.module
+    return f"{name}{place}" + (f" ({module.label})" if module is not None else "")

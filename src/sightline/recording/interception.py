@@ -1,0 +1,261 @@
+"""How events reach a session: a dispatch mode and a function mode on the thread's own stacks.
+
+Modes are pushed on torch's thread-local stacks, without the module globals that ``with mode:`` writes, so
+that recordings may overlap in threads and stop in any order. Each mode holds its handler as a method bound
+once: a handler is a closure, which spares it twenty attribute look-ups per op.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sightline.recording import torchapi as api
+from sightline.recording.compiled import leave_region
+from sightline.recording.hotpath import aten_recorder
+from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
+from sightline.recording.operations import OpInfo
+from sightline.recording.session import Session, clock
+from sightline.recording.torchapi import Tensor, compiler, current_node, jit_tracing
+from sightline.trace.data import MUTATES, RAISED
+
+Handler = Callable[..., Any]
+_getframe = sys._getframe
+_function_depth = api.function_depth
+
+
+class DispatchMode(TorchDispatchMode):
+    """Sees every aten op of its thread, and of the autograd threads working for it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.__torch_dispatch__ = MethodType(dispatch_handler(session), self)  # type: ignore[method-assign]
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # compiled code stays compiled
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # our frames are skipped by `torchapi.skip_in_dynamo`, which costs nothing per call
+
+
+class FunctionMode(TorchFunctionMode):
+    """Sees every torch function, method and operator of its thread."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.__torch_function__ = MethodType(function_handler(session), self)  # type: ignore[method-assign]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))  # what Dynamo inlines when it compiles under this mode
+
+
+def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function during which reading tensors passes no function mode: neither ours nor the user's."""
+
+    def quiet(*args: Any) -> Any:
+        with api.quiet():
+            return function(*args)
+
+    return quiet
+
+
+def dispatch_handler(session: Session) -> Handler:
+    """The handler of aten ops. One op in, one row out; the op itself runs exactly once."""
+    main_ident, main_lane = session.lane.ident, session.lane
+    infos, fault = session.aten, session.fault
+    record = aten_recorder(session)
+    quiet_record, quiet_read = _quietly(record), _quietly(session.arguments.read)
+
+    def dispatch(
+        mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        lane = main_lane if get_ident() == main_ident else session.lane_here()
+        if (
+            (lane.off and not leave_region(session, lane, _getframe(1)))
+            or compiler._is_compiling_flag
+            or jit_tracing() is not None
+        ):
+            return func(*args, **(kwargs or {}))
+        info = infos.get(id(func)) or session.aten_info(func)
+        ids: list[int] = []
+        form = -1
+        if info.mutates:  # afterwards the names of its inputs would mean the new versions
+            try:
+                form = quiet_read(info.forms, args, kwargs, ids)
+            except Exception as error:
+                fault(error)
+        start = clock()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            end = clock()
+            try:
+                op = quiet_record(lane, info, _getframe(1), args, kwargs, ids, form, None, start, end, RAISED)
+                session.failure = (id(error), op)
+            except Exception as own:
+                fault(own)
+            raise
+        end = clock()
+        try:
+            write = quiet_record if _function_depth() else record
+            op = write(lane, info, _getframe(1), args, kwargs, ids, form, result, start, end, 0)
+            if session.listener is not None:
+                session.listener.op(session, op)
+        except Exception as error:
+            fault(error)
+        lane.spent += clock() - end
+        return result
+
+    return dispatch
+
+
+def function_handler(session: Session) -> Handler:
+    """The handler of API calls."""
+    main_ident, main_lane = session.lane.ident, session.lane
+    infos, fault, read = session.api, session.fault, session.arguments.read
+    result_of = _result_reader(session)
+    quiet_read, quiet_result = _quietly(read), _quietly(result_of)
+    next_op = session.op_ids.__next__
+    lone = session.level == "api"
+
+    def function(
+        mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            info = infos.get(func) or session.api_info(func)
+        except TypeError:
+            info = session.api_info(func)
+        lane = main_lane if get_ident() == main_ident else session.lane_here()
+        if (
+            info.noise
+            or lane.api >= 0
+            or (lane.off and not leave_region(session, lane, _getframe(1)))
+            or compiler._is_compiling_flag
+            or jit_tracing() is not None
+        ):
+            return func(*args, **(kwargs or {}))
+        entered = clock()
+        try:
+            ids: list[int] = []
+            stack = session.stack(lane, _getframe(1))
+            form = (quiet_read if _function_depth() else read)(info.forms, args, kwargs, ids)
+            number = next_op()
+        except Exception as error:
+            fault(error)
+            return func(*args, **(kwargs or {}))
+        lane.api, lane.api_stack = number, stack
+        if info.backward:
+            lane.push(Mark(_getframe(0), stack))
+        count = lane.aten_count
+        start = clock()
+        lane.open_op = open_op = (number, info.number, form, stack, start, ids)
+        lane.spent += start - entered
+        spent = lane.spent
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            _failed_call(session, lane, open_op, info, clock() - start - (lane.spent - spent), error)
+            raise
+        end = clock()
+        lane.api, lane.api_stack, lane.open_op = -1, -1, None
+        if info.backward:
+            lane.pop()
+        try:
+            made, shape, flags = (quiet_result if _function_depth() else result_of)(
+                number, info, args, kwargs, result
+            )
+            if made or lone or lane.aten_count != count:  # else it ran no op and returned no tensor
+                phase = lane.phase if current_node() is None else BACKWARD
+                session.write_op(lane, open_op, made, shape, end - start - (lane.spent - spent), flags, phase)
+                if session.listener is not None:
+                    session.listener.op(session, number)
+        except Exception as error:
+            fault(error)
+        lane.spent += clock() - end
+        return result
+
+    return function
+
+
+def _result_reader(session: Session) -> Callable[..., tuple[list[int], int, int]]:
+    """Values, form and flags of an API call's result."""
+    values = session.values
+    refs = values.refs
+    lone = session.level == "api"
+
+    def result_of(
+        op: int, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+    ) -> tuple[list[int], int, int]:
+        if lone and (info.mutates or (kwargs and "out" in kwargs)):
+            return *session.mutated(info, op, args, kwargs, result), MUTATES
+        if type(result) is Tensor:
+            held = refs.get(id(result))
+            if held is not None and held() is result:
+                return [held.value], -1, 0
+            return [values.produced(result, op, 0)], -1, 0
+        return *session.made(op, result), 0
+
+    return result_of
+
+
+def _failed_call(
+    session: Session, lane: Lane, open_op: OpenOp, info: OpInfo, duration: int, error: BaseException
+) -> None:
+    """An API call raised: keep it, and remember which exception it was if no aten op inside it did."""
+    lane.api, lane.api_stack, lane.open_op = -1, -1, None
+    try:
+        if info.backward:
+            while type(lane.marks[-1]) is not Mark:  # calls that the exception left open inside ours
+                session.drop_mark(lane)
+            lane.pop()
+        session.write_op(lane, open_op, [], session.arguments.nothing, duration, RAISED, lane.phase)
+        if session.failure is None or session.failure[0] != id(error):
+            session.failure = (id(error), open_op[0])
+    except Exception as own:
+        session.fault(own)
+
+
+def _own_frames() -> None:
+    """Keep our frames out of recorded stacks, and Dynamo out of our frames."""
+    from sightline.recording import arguments, compiled, hooks, hotpath, installation, lanes, modules
+    from sightline.recording import session as session_module
+    from sightline.recording import stacks, values
+
+    # Below these the user's own code runs, which Dynamo may compile.
+    handlers = {"dispatch", "function", "quiet"}
+    # These Dynamo must be able to trace: they do nothing while it compiles.
+    traced = {"enter_module", "leave_module", "__torch_function__"}
+    places = (arguments, compiled, hooks, hotpath, installation, lanes, modules, session_module, stacks, values)
+    for place in (*places, sys.modules[__name__]):
+        for holder in (place, *(kind for kind in vars(place).values() if isinstance(kind, type))):
+            for item in list(vars(holder).values()):
+                if isinstance(item, FunctionType) and item.__module__ == place.__name__:
+                    for code in _nested(item.__code__):
+                        stacks.hide(code)
+                        if code.co_name not in traced:
+                            api.skip_in_dynamo(code, below=code.co_name not in handlers)
+
+
+def _nested(code: CodeType) -> list[CodeType]:
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return [code, *(found for part in inner for found in _nested(part))]
+
+
+def caller_of(frame: FrameType | None) -> FrameType | None:
+    """The frame that called a block's frame: nothing above it changes while the block runs."""
+    return frame.f_back if frame is not None else None
+
+
+_own_frames()

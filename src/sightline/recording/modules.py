@@ -1,0 +1,204 @@
+"""Which module is which: paths, aliases and the names of parameters, buffers and attributes.
+
+Modules are known by ``id`` with a weak reference, like tensors. What the trace says of a module is read
+once, when recording stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import ref
+
+from sightline.recording.lanes import OpenCall
+from sightline.recording.torchapi import Module, Parameter, Tensor
+from sightline.recording.values import KIND, Values
+from sightline.trace.data import ModuleInfo, ParameterInfo
+
+_MAX_EXTRA: Final = 500
+
+
+class Known:
+    """A module that has been met."""
+
+    __slots__ = ("aliases", "calls", "number", "parent", "path", "ref", "root")
+
+    def __init__(self, module: Any, number: int, path: str, root: int, parent: int) -> None:
+        self.ref = ref(module)
+        self.number = number
+        self.path = path
+        self.aliases = [path]
+        self.root = root
+        self.parent = parent
+        self.calls = 0
+
+
+class Modules:
+    """The modules of the model, and of whatever else is called."""
+
+    def __init__(self, model: Any, values: Values) -> None:
+        self._values = values
+        self.all: list[Known] = []
+        self._by_id: dict[int, Known] = {}
+        self._tensors: dict[int, tuple[ref[Any], str, str]] = {}
+        self._attributes: dict[int, tuple[ref[Any], str]] | None = None
+        self._labels: dict[str, int] = {}
+        self.given = model is not None
+        if model is not None:
+            self.add_root(model)
+
+    def add_root(self, model: Any) -> None:
+        """Know a model and everything in it; a second model's paths begin with its class name."""
+        prefix = ""
+        if self.all:
+            label = type(model).__name__
+            seen = self._labels[label] = self._labels.get(label, -1) + 1
+            prefix = f"{label}_{seen}" if seen else label
+        root = len(self.all)
+        by_path: dict[str, int] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            full = _join(prefix, path)
+            known = self._find(module)
+            if known is None:
+                parent = by_path.get(path.rpartition(".")[0], -1) if path else -1
+                known = self._add(module, full, root, parent)
+            elif full not in known.aliases:
+                known.aliases.append(full)
+            by_path[path] = known.number
+        self._name_tensors(model, prefix)
+
+    def _add(self, module: Any, path: str, root: int, parent: int) -> Known:
+        known = Known(module, len(self.all), path, root, parent)
+        self.all.append(known)
+        self._by_id[id(module)] = known
+        return known
+
+    def _find(self, module: Any) -> Known | None:
+        known = self._by_id.get(id(module))
+        return known if known is not None and known.ref() is module else None
+
+    def _name_tensors(self, model: Any, prefix: str) -> None:
+        """Know the parameters and buffers from the start, so that meeting them costs nothing in the run."""
+        named = [(name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)]
+        named += [(name, tensor, "buffer") for name, tensor in model.named_buffers(remove_duplicate=False)]
+        for name, tensor, kind in named:
+            if id(tensor) not in self._tensors:
+                self._tensors[id(tensor)] = (ref(tensor), kind, _join(prefix, name))
+                if self._values.known(tensor) is None:
+                    self._values.first_sight(tensor, KIND[kind], _join(prefix, name))
+
+    def known(self, module: Any, calls: Sequence[OpenCall]) -> Known:
+        """A module that is being called; a new one is placed under the call it runs in."""
+        known = self._by_id.get(id(module))
+        if known is None or known.ref() is not module:
+            self._place(module, [call.key for call in calls])
+            known = self._by_id[id(module)]
+        return known
+
+    def _place(self, module: Any, open_modules: Sequence[int]) -> None:
+        """A module that was not there before: made in the block, or attached since."""
+        for key in reversed(open_modules):
+            outer = self._by_id.get(key)
+            owner = outer.ref() if outer is not None else None
+            if outer is None or owner is None:
+                continue
+            for path, found in owner.named_modules(remove_duplicate=False):
+                if found is module:
+                    self._add(module, _join(outer.path, path), outer.root, outer.number)
+                    self._name_tensors(module, _join(outer.path, path))
+                    return
+        self.add_root(module)
+
+    def tensor_name(self, tensor: Any) -> tuple[str, str] | None:
+        """Kind and name of a parameter or buffer."""
+        found = self._tensors.get(id(tensor))
+        return (found[1], found[2]) if found is not None and found[0]() is tensor else None
+
+    def attribute_name(self, tensor: Any, calls: Sequence[OpenCall]) -> str:
+        """The attribute under which a running module, or any module of the model, holds a tensor."""
+        if self._attributes is None:  # looked through once: a tensor that is not there is asked for often
+            self._attributes = {}
+            for known in self.all:
+                self._read_attributes(known)
+        for known in (self.all[call.module] for call in reversed(calls)):
+            self._read_attributes(known)
+            found = self._attributes.get(id(tensor))
+            if found is not None and found[0]() is tensor:
+                return found[1]
+        return ""
+
+    def _read_attributes(self, known: Known) -> None:
+        module = known.ref()
+        if module is not None and self._attributes is not None:
+            for name, value in _attributes(module):
+                if isinstance(value, Tensor):
+                    self._attributes[id(value)] = (ref(value), _join(known.path, name))
+
+    def parameters(self) -> list[tuple[str, Any]]:
+        """Every named parameter that is still alive."""
+        found = ((name, held()) for held, kind, name in self._tensors.values() if kind == "parameter")
+        return [(name, tensor) for name, tensor in found if tensor is not None]
+
+    def infos(self) -> list[ModuleInfo]:
+        """What the trace keeps of every module that was called, and of those that hold one."""
+        keys: dict[int, int] = {}
+        return [_info(known, keys) for known in self.all]
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _attributes(module: Any) -> list[tuple[str, Any]]:
+    """Tensors a module holds, one level into lists and dicts too."""
+    found: list[tuple[str, Any]] = []
+    for table in (module._parameters, module._buffers, vars(module)):
+        for name, value in table.items():
+            if isinstance(value, Tensor):
+                found.append((name, value))
+            elif isinstance(value, list | tuple):
+                found += ((f"{name}[{i}]", item) for i, item in enumerate(value))
+            elif isinstance(value, dict) and not name.startswith("_"):
+                found += ((f"{name}[{key!r}]", item) for key, item in value.items())
+    return found
+
+
+def _info(known: Known, keys: dict[int, int]) -> ModuleInfo:
+    module = known.ref()
+    if module is None:
+        return ModuleInfo(known.path, tuple(known.aliases), "?", "", known.parent, "", False, known.root)
+    kind = type(module)
+    return ModuleInfo(
+        known.path, tuple(known.aliases), kind.__name__, kind.__module__, known.parent, _extra(module),
+        bool(module.training), known.root, _parameters(module, known.path, keys),
+    )  # fmt: skip
+
+
+def _extra(module: Any) -> str:
+    if type(module).extra_repr is Module.extra_repr:
+        return ""
+    try:
+        return str(module.extra_repr())[:_MAX_EXTRA]
+    except Exception:  # it is the user's code, and only for display
+        return ""
+
+
+def _parameters(module: Any, path: str, keys: dict[int, int]) -> tuple[ParameterInfo, ...]:
+    held = [(name, tensor, False) for name, tensor in module._parameters.items()]
+    held += [(name, tensor, True) for name, tensor in module._buffers.items()]
+    infos = []
+    for name, tensor, buffer in held:
+        if tensor is None:
+            continue
+        try:
+            shape, numel = tuple(tensor.shape), tensor.numel()
+        except Exception:  # a lazy parameter has no shape yet
+            shape, numel = (), 0
+        infos.append(
+            ParameterInfo(
+                name, _join(path, name), shape, str(tensor.dtype).removeprefix("torch."), numel,
+                numel * tensor.dtype.itemsize, isinstance(tensor, Parameter) and tensor.requires_grad, buffer,
+                keys.setdefault(id(tensor), len(keys)),
+            )
+        )  # fmt: skip
+    return tuple(infos)

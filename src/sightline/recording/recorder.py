@@ -1,0 +1,89 @@
+"""A recording from start to stop: a session put in place, taken out, and turned into data when asked.
+
+This is what `sightline.trace` drives; it is the only door into this package.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import FrameType
+from typing import Any
+
+from sightline.errors import UsageError
+from sightline.recording import installation
+from sightline.recording.build import build
+from sightline.recording.explain import explain
+from sightline.recording.session import Session
+from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
+from sightline.trace.tables import Index
+
+
+def check_model(model: Any) -> None:
+    """A model is a module or nothing."""
+    if model is not None and not isinstance(model, Module):
+        raise UsageError(
+            f"sl.trace(model) takes a torch.nn.Module or nothing, not {type(model).__name__}; "
+            "leave it out to trace any tensor code in the block."
+        )
+
+
+class Recorder:
+    """One recording."""
+
+    def __init__(self, model: Any, level: str, live: str | None, name: str | None, compiled: str) -> None:
+        self._model = model
+        self._level = level
+        self._live = live
+        self._name = name or (type(model).__name__ if model is not None else "trace")
+        self._compiled = compiled
+        self._session: Session | None = None
+        self._index: Index | None = None
+        self._seen = -1
+        self._stance: Any = None
+        self._lock = threading.RLock()
+
+    @property
+    def running(self) -> bool:
+        return self._session is not None and self._session.running
+
+    def start(self, frame: FrameType | None) -> None:
+        """Put everything in place. ``frame`` is the block's own: nothing above it changes while it runs."""
+        with undisturbed():
+            session = Session(self._model, self._name, self._level, frame.f_back if frame else None)
+        session.compiled = self._compiled
+        self._model = None  # the session knows it weakly; a kept trace keeps no model
+        if self._compiled == "eager":
+            self._stance = compiler.set_stance("force_eager")
+        self._session = session
+        installation.install(session)
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Take everything out; safe to call twice. An exception gains a note and keeps its type."""
+        session = self._session
+        if session is None or not session.running:
+            return
+        try:
+            installation.uninstall(session)
+        finally:
+            if self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+        try:
+            with undisturbed():
+                session.finish()
+                if error is not None:
+                    explain(session, self.index().raw, error)
+        except Exception as own:
+            session.fault(own)
+
+    def index(self) -> Index:
+        """The trace so far; built when asked for, and again only if the run has gone on since."""
+        session = self._session
+        assert session is not None
+        with self._lock:
+            seen = session.progress()
+            if self._index is None or seen != self._seen:
+                with undisturbed(), quiet():
+                    self._index = Index(build(session))
+                self._seen = seen
+            return self._index

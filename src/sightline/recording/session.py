@@ -1,0 +1,341 @@
+"""One recording in progress: the streams and tables that are written while the model runs.
+
+`Session` knows nothing of how events are intercepted (`interception`) and nothing of how they will be
+shown. What happens once per op is in `hotpath`; here is what happens once per module call, or rarely.
+A fault in here is caught by the interceptors, counted, and never reaches the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from sightline.recording.arguments import Arguments, Forms
+from sightline.recording.buffers import PACK_AT, Stream
+from sightline.recording.lanes import BACKWARD, FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
+from sightline.recording.modules import Modules
+from sightline.recording.operations import OpInfo, api_info, aten_info
+from sightline.recording.stacks import Stacks
+from sightline.recording.torchapi import Tensor, current_node, sequence_number
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
+from sightline.recording.compiled import Region, close_region
+from sightline.trace.data import RAISED, UNFINISHED, ModuleInfo
+
+#: Fixed columns of an op row; its inputs and outputs follow.
+(
+    O_INFO, O_FORM, O_RESULT, O_STACK, O_CALL, O_PARENT, O_PHASE, O_SEQUENCE, O_NODE,
+    O_START, O_DURATION, O_FLAGS, O_THREAD, O_INPUTS, O_OUTPUTS,
+) = range(2, 17)  # fmt: skip
+O_WIDTH: Final = 17
+#: Fixed columns of a call row.
+(
+    C_MODULE, C_INDEX, C_PARENT, C_STACK, C_PHASE, C_START, C_DURATION, C_FIRST, C_END, C_FLAGS,
+    C_INPUT_FORM, C_OUTPUT_FORM, C_ORDER, C_INPUTS, C_OUTPUTS,
+) = range(2, 17)  # fmt: skip
+C_WIDTH: Final = 17
+
+_CONSTANT: Final = KIND["constant"]
+_MAX_FAULTS: Final = 20
+clock = time.perf_counter_ns
+
+
+class Session:
+    """The mutable state behind one `sightline.trace`."""
+
+    def __init__(self, model: Any, name: str, level: str, caller: FrameType | None) -> None:
+        self.name = name
+        self.level = level
+        self.op_ids = itertools.count()
+        self.call_ids = itertools.count()
+        self.order = itertools.count()
+        self.ops = Stream()
+        self.calls = Stream()
+        self.stacks = Stacks()
+        self.values = Values()
+        self.values.explain = self.explain
+        self.arguments = Arguments(self.values, Forms())
+        self.modules = Modules(model, self.values)
+        self.infos: list[OpInfo] = []
+        self.aten: dict[int, OpInfo] = {}
+        self.api: dict[Any, OpInfo] = {}
+        self.faults: list[str] = []
+        self.fault_count = 0
+        self.failure: tuple[int, int] | None = None  # (id of an exception, op it came out of)
+        self.regions: list[int] = []  # opaque ops whose outputs are still unknown
+        self.before_region: set[int] = set()
+        self.listener: Any = None
+        self.dispatch_mode: Any = None
+        self.function_mode: Any = None
+        self.running = True
+        self.module_infos: list[ModuleInfo] | None = None
+        self.exception: str | None = None
+        self.compiled = "opaque"
+        self.first_sequence = sequence_number()
+        self.ended = 0
+        base = Mark(caller, -1)
+        if caller is not None:
+            base.above = self.stacks.find(caller, None, -1) or -1
+        self.lane = Lane(threading.get_ident(), 0, base)
+        self.lanes = {self.lane.ident: self.lane}
+        self.begin = clock()
+
+    # -- lookups -----------------------------------------------------------------------------------
+
+    def lane_here(self) -> Lane:
+        """The lane of this thread; one of autograd's workers gets its own at first sight."""
+        ident = threading.get_ident()
+        found = self.lanes.get(ident)
+        if found is None:
+            found = self.lanes[ident] = Lane(ident, len(self.lanes), Mark(None, -1))
+        return found
+
+    def aten_info(self, function: Any) -> OpInfo:
+        info = self.aten[id(function)] = self._new_info(aten_info, function)
+        return info
+
+    def api_info(self, function: Any) -> OpInfo:
+        info = self._new_info(api_info, function)
+        try:
+            self.api[function] = info
+        except TypeError:  # a callable that cannot be hashed gets a new entry each time
+            pass
+        return info
+
+    def _new_info(self, make: Callable[[Any, int], OpInfo], function: Any) -> OpInfo:
+        info = make(function, len(self.infos))
+        self.infos.append(info)
+        return info
+
+    def fault(self, error: BaseException) -> None:
+        """Count a fault of our own; the first ones are kept with their place."""
+        self.fault_count += 1
+        if len(self.faults) < _MAX_FAULTS:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.faults.append(f"{type(error).__name__}: {error} ({place.name}:{place.lineno})")
+
+    # -- stacks ------------------------------------------------------------------------------------
+
+    def stack(self, lane: Lane, frame: FrameType | None) -> int:
+        """The stack of a frame; marks that are no longer on it are closed."""
+        found = self.stacks.find(frame, lane.frame, lane.above)
+        while found is None:
+            self.drop_mark(lane)
+            found = self.stacks.find(frame, lane.frame, lane.above)
+        return found
+
+    def drop_mark(self, lane: Lane) -> None:
+        """The innermost mark's call has ended without a word: close it as raised."""
+        if len(lane.marks) == 1:  # the block's own caller has returned: walk to the top from now on
+            lane.marks[0] = Mark(None, -1)
+            lane.frame, lane.above = None, -1
+            return
+        mark = lane.marks[-1]
+        if isinstance(mark, OpenCall):
+            self.close_call(lane, mark, [], self.arguments.nothing, RAISED)
+            return
+        lane.pop()
+        if isinstance(mark, OptimizerStep):
+            lane.phase = FORWARD
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def made(self, op: int, result: Any) -> tuple[list[int], int]:
+        """The values and the form of any result."""
+        if result is None:
+            return [], self.arguments.nothing
+        values = self.values
+        for slot, tensor in enumerate(self.arguments.tensors(result, [])):
+            if values.known(tensor) is None:
+                values.produced(tensor, op, slot)
+        return self.arguments.results(result)
+
+    def mutated(
+        self, info: OpInfo, op: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+    ) -> tuple[list[int], int]:
+        """New versions of what an op changed in place; they are outputs even if it returns nothing."""
+        values = self.values
+        changed: list[int] = []
+        places = info.mutates if info.mutates else ("out",)
+        for place in places:
+            if isinstance(place, str):
+                item = (kwargs or {}).get(place)
+            else:
+                item = args[place] if place < len(args) else None
+            for tensor in self.arguments.tensors(item, []):
+                old = values.known(tensor)
+                changed.append(values.produced(tensor, op, len(changed), -1 if old is None else old))
+        made, shape = self.made(op, result)
+        if set(changed) <= set(made):
+            return made, shape
+        return [*made, *(one for one in changed if one not in made)], shape
+
+    def constants(self, args: tuple[Any, ...]) -> None:
+        """Tensors just made from Python data."""
+        for tensor in self.arguments.tensors(args, []):
+            if self.values.known(tensor) is None:
+                self.values.first_sight(tensor, _CONSTANT)
+
+    def write_op(
+        self, lane: Lane, op: OpenOp, made: list[int], shape: int, duration: int, flags: int, phase: int
+    ) -> None:
+        """Write down an API call, or an opaque region, that has ended."""
+        number, info, form, stack, start, ids = op
+        row = [
+            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack,
+            lane.call, -1, phase, -1, -1, start - self.begin, duration, flags, lane.number,
+            len(ids), len(made),
+        ]  # fmt: skip
+        row += ids
+        row += made
+        tail = self.ops.tail
+        tail += row
+        if len(tail) > PACK_AT:
+            self.pack()
+
+    def halt(self) -> None:
+        """Record nothing more, on any thread."""
+        self.running = False
+        self.ended = clock()
+        for lane in list(self.lanes.values()):
+            lane.off = True
+
+    def finish(self) -> None:
+        """After the stop: close what is still open, and read what must be read while the model lives."""
+        for lane in list(self.lanes.values()):
+            while len(lane.marks) > 1:
+                self._close_mark(lane)
+        self.label_gradients()
+        self.module_infos = self.modules.infos()
+
+    def _close_mark(self, lane: Lane) -> None:
+        mark = lane.marks[-1]
+        if isinstance(mark, OpenCall):
+            self.close_call(lane, mark, [], self.arguments.nothing, UNFINISHED)
+        elif isinstance(mark, Region):
+            close_region(self, lane)
+        else:
+            lane.pop()
+
+    def progress(self) -> int:
+        """A number that changes when anything has been written, or the recording has ended."""
+        written = len(self.ops.packed) + len(self.ops.tail) + len(self.calls.packed) + len(self.calls.tail)
+        return 2 * (written + sum(len(lane.calls) for lane in list(self.lanes.values()))) + (not self.running)
+
+    def elapsed(self) -> int:
+        """Nanoseconds from the start to the stop, or to now."""
+        return (self.ended or clock()) - self.begin
+
+    def pack(self) -> None:
+        """Pack what has been written, and forget tensors that have died."""
+        self.ops.pack()
+        self.values.fresh.pack()
+        self.values.stream.pack()
+        self.values.purge()
+
+    # -- module calls --------------------------------------------------------------------------------
+
+    def open_call(self, lane: Lane, module: Any, args: tuple[Any, ...], frame: FrameType) -> OpenCall:
+        """A module is about to run; ``frame`` is torch's own frame that will call ``forward``."""
+        known = self.modules.known(module, lane.calls)
+        call = OpenCall(frame, self.stack(lane, frame))
+        inputs: list[int] = []
+        call.input_form = self.arguments.call_inputs(args, frame.f_locals.get("kwargs"), inputs)
+        call.inputs = inputs
+        call.id = next(self.call_ids)
+        call.module = known.number
+        call.key = id(module)
+        call.index = known.calls
+        known.calls += 1
+        call.parent = lane.call
+        call.phase = lane.phase if current_node() is None else BACKWARD
+        call.spent = lane.spent
+        call.ops = lane.aten_count
+        call.first_op = next(self.op_ids)
+        call.args_key = id(args)
+        call.without_functions = False
+        lane.calls.append(call)
+        lane.call = call.id
+        lane.marks.append(call)
+        lane.frame = frame
+        lane.above = call.above
+        call.start = clock()
+        return call
+
+    def find_call(self, lane: Lane, module: Any) -> OpenCall | None:
+        """The innermost open call of a module; calls inside it that never ended are closed as raised."""
+        key = id(module)
+        calls = lane.calls
+        if calls and calls[-1].key == key:
+            return calls[-1]
+        for call in reversed(calls):
+            if call.key == key:
+                while lane.calls[-1] is not call:
+                    self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
+                return call
+        return None
+
+    def close_call(
+        self, lane: Lane, call: OpenCall, outputs: list[int], form: int, flags: int, now: int | None = None
+    ) -> None:
+        """A module call has ended: write it down and restore what was current before it."""
+        now = clock() if now is None else now
+        while lane.calls[-1] is not call:
+            self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
+        lane.calls.pop()
+        lane.call = call.parent
+        while lane.pop() is not call:
+            pass
+        duration = now - call.start - (lane.spent - call.spent)
+        row = self.call_row(call, outputs, form, flags, duration, next(self.op_ids), next(self.order))
+        tail = self.calls.tail
+        tail += row
+        if len(tail) > PACK_AT:
+            self.calls.pack()
+
+    def call_row(self, call: OpenCall, outputs: list[int], form: int, flags: int, duration: int,
+                 end_op: int, order: int) -> list[int]:  # fmt: skip
+        row = [
+            C_WIDTH + len(call.inputs) + len(outputs), call.id, call.module, call.index, call.parent,
+            call.above, call.phase, call.start - self.begin, duration, call.first_op, end_op, flags,
+            call.input_form, form, order, len(call.inputs), len(outputs),
+        ]  # fmt: skip
+        row += call.inputs
+        row += outputs
+        return row
+
+    # -- what a tensor is that no recorded op made -----------------------------------------------------
+
+    def explain(self, tensor: Any) -> tuple[int, str]:
+        """Kind and name of a tensor seen for the first time."""
+        named = self.modules.tensor_name(tensor)
+        if named is not None:
+            return KIND[named[0]], named[1]
+        lane = self.lane_here()
+        if self.level == "none":  # the ops between modules were not watched
+            return (ACTIVATION if lane.calls else INPUT), ""
+        if self.regions and id(tensor) not in self.before_region:
+            return ACTIVATION, ""
+        if not lane.calls:
+            return INPUT, ""
+        name = self.modules.attribute_name(tensor, lane.calls)
+        return (_CONSTANT, name) if name else (EXTERNAL, "")
+
+    def label_gradients(self) -> None:
+        """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
+        held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
+        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient")
+
+    def label_state(self, optimizer: Any) -> None:
+        """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""
+        names = {id(parameter): name for name, parameter in self.modules.parameters()}
+        for group in optimizer.param_groups:
+            for position, parameter in enumerate(group["params"]):
+                name = names.get(id(parameter), f"parameter {position}")
+                state = optimizer.state.get(parameter, {})
+                found = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
+                self.values.label(found, "state")

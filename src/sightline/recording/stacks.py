@@ -1,0 +1,78 @@
+"""Python stacks, interned: a stack is one number, found again by code ids and instruction offsets.
+
+Nothing is read from source here. A walk ends at the innermost *mark*: a live frame (of a module call,
+an API call, or the caller of the block) above which the stack is known and cannot have changed, since
+every frame above it is suspended in the same call. Most walks see one to three frames.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, FrameType
+from typing import Final
+
+from sightline.recording.torchapi import MODULE_CALL_CODES
+
+#: Frames that stand between two calls of the user's and say nothing: torch's module call, our handlers.
+_hidden: Final = {id(code): code for code in MODULE_CALL_CODES}
+
+
+def hide(code: CodeType) -> None:
+    """Leave frames of this code out of every stack."""
+    _hidden[id(code)] = code
+
+
+
+class Stacks:
+    """The trie of frames: node n is (parent node, code, instruction); node -1 is the empty stack."""
+
+    __slots__ = ("_codes", "known", "_nodes", "code_ids", "codes", "instructions", "parents")
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.code_ids: list[int] = []
+        self.instructions: list[int] = []
+        self.codes: list[CodeType] = []  # kept alive: their ids are keys
+        self._codes: dict[int, int] = {}
+        self._nodes: dict[tuple[int, int, int], int] = {}
+        self.known: dict[tuple[int, ...], int] = {}
+
+    def find(self, frame: FrameType | None, mark: FrameType | None, above: int) -> int | None:
+        """The stack of ``frame``, given that ``above`` is the stack of the frames from ``mark`` up.
+
+        None says that ``mark`` is not on this stack: the call it stands for has ended without a word.
+        """
+        key = [above]
+        at = frame
+        while at is not mark:
+            if at is None:
+                return None
+            key += (id(at.f_code), at.f_lasti)
+            at = at.f_back
+        found = self.known.get(tuple(key))
+        return self._add(frame, mark, above, tuple(key)) if found is None else found
+
+    def _add(self, frame: FrameType | None, mark: FrameType | None, above: int, key: tuple[int, ...]) -> int:
+        frames: list[FrameType] = []
+        while frame is not mark and frame is not None:
+            if id(frame.f_code) not in _hidden:
+                frames.append(frame)
+            frame = frame.f_back
+        node = above
+        for at in reversed(frames):
+            node = self._node(node, at.f_code, at.f_lasti)
+        self.known[key] = node
+        return node
+
+    def _node(self, parent: int, code: CodeType, instruction: int) -> int:
+        code_id = self._codes.get(id(code))
+        if code_id is None:
+            code_id = self._codes[id(code)] = len(self.codes)
+            self.codes.append(code)
+        key = (parent, code_id, instruction)
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = len(self.parents)
+            self.parents.append(parent)
+            self.code_ids.append(code_id)
+            self.instructions.append(instruction)
+        return node

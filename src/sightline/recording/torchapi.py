@@ -1,0 +1,107 @@
+"""Every torch name the recorder stands on, private ones included, in one place.
+
+A name that a torch version no longer has gives one clear sentence here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import CodeType
+from typing import Any
+
+from sightline.errors import TorchMissing, UnsupportedTorch
+
+try:
+    import torch
+except ImportError as error:  # viewing works without torch, so this is a sentence and no stack of imports
+    raise TorchMissing(
+        "Recording needs torch, which is not installed here (looking at a saved trace does not): "
+        "install torch and try again."
+    ) from error
+
+import torch.nn.modules.module as module_hooks
+import torch.optim.optimizer as optimizer_hooks
+
+
+def _private(path: str) -> Any:
+    """A private torch name, or the sentence that says which one this torch lacks."""
+    found: Any = torch
+    for part in path.split(".")[1:]:
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise UnsupportedTorch(
+                f"torch {torch.__version__} has no {path}, which sightline records with; "
+                "use torch 2.11 to 2.13, or a newer sightline."
+            ) from None
+    return found
+
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+Module = torch.nn.Module
+OpOverload = _private("torch._ops.OpOverload")
+
+#: The autograd node being evaluated on this thread; None outside a backward pass.
+current_node = _private("torch._C._current_autograd_node")
+#: The number the next autograd node of this thread will get.
+sequence_number = _private("torch.autograd._get_sequence_nr")
+#: Identity of a tensor's storage, without making a Python storage object.
+storage_address = _private("torch._C._storage_address")
+#: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.
+jit_tracing = _private("torch._C._get_tracing_state")
+
+push_dispatch_mode = _private("torch._C._push_on_torch_dispatch_stack")
+pop_dispatch_mode = partial(_private("torch._C._pop_torch_dispatch_stack"), None)
+dispatch_depth = _private("torch._C._len_torch_dispatch_stack")
+dispatch_mode_at = _private("torch._C._get_dispatch_stack_at")
+push_function_mode = _private("torch._C._push_on_torch_function_stack")
+pop_function_mode = _private("torch._C._pop_torch_function_stack")
+function_depth = _private("torch._C._len_torch_function_stack")
+function_mode_at = _private("torch._C._get_function_stack_at")
+#: A context in which reading a tensor's attributes runs nobody's code: no mode, no subclass.
+quiet = _private("torch._C.DisableTorchFunction")
+
+#: ``compiler._is_compiling_flag`` is read directly on the hot path: a call of is_compiling() costs 0.1 µs.
+compiler = _private("torch.compiler")
+_private("torch.compiler._is_compiling_flag")
+
+_eval_frame = _private("torch._C._dynamo.eval_frame")
+for _name in ("_FrameAction", "_FrameExecStrategy", "set_code_exec_strategy", "set_guard_complete_hook"):
+    _private(f"torch._C._dynamo.eval_frame.{_name}")
+set_guard_complete_hook = _eval_frame.set_guard_complete_hook
+
+is_functorch_wrapped = _private("torch._C._functorch.is_functorch_wrapped_tensor")
+functorch_unwrapped = _private("torch._C._functorch.get_unwrapped")
+
+#: Python frames torch puts between the caller of a module and its ``forward``.
+MODULE_CALL_CODES = frozenset(
+    {Module._call_impl.__code__, Module._wrapped_call_impl.__code__}
+    | {code for code in Module._call_impl.__code__.co_consts if hasattr(code, "co_code")}
+)
+
+
+def skip_in_dynamo(code: CodeType, below: bool) -> None:
+    """Keep Dynamo from compiling a frame of ours, and those ``below`` it, inside compiled code.
+
+    torch would wrap a dispatch handler in a function that does the same at 2 µs a call.
+    """
+    action = _eval_frame._FrameAction
+    strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if below else action.DEFAULT)
+    _eval_frame.set_code_exec_strategy(code, strategy)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A stretch in which no mode of this thread sees anything: for our own work with torch."""
+    modes = []
+    while dispatch_depth():
+        modes.append(pop_dispatch_mode())
+    try:
+        with quiet():
+            yield
+    finally:
+        for mode in reversed(modes):
+            push_dispatch_mode(mode)

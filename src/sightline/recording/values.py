@@ -1,0 +1,221 @@
+"""Which tensor is which: identity, metadata and the forms of arguments, interned.
+
+A tensor is known by ``id`` and a weak reference that proves the id still means it. Nothing here keeps a
+tensor alive. ``Values`` is shared by all threads of one recording; every write is one atomic step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from weakref import ref
+
+from sightline.recording.buffers import PACK_AT, Stream
+from sightline.recording.torchapi import (
+    Parameter,
+    Tensor,
+    functorch_unwrapped,
+    is_functorch_wrapped,
+    quiet,
+    storage_address,
+    torch,
+)
+from sightline.trace.data import KINDS, TensorMeta
+
+#: Fixed columns of a value row.
+V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_SLOT, V_PREVIOUS, V_BASE, V_FLAGS = range(2, 11)
+V_WIDTH: Final = 11
+
+KIND: Final = {name: number for number, name in enumerate(KINDS)}
+ACTIVATION: Final = KIND["activation"]
+EXTERNAL: Final = KIND["external"]
+INPUT: Final = KIND["input"]
+PLAIN_TENSORS: Final = frozenset({Tensor, Parameter})
+
+
+class Ref(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a subclass need not
+    """A weak reference to a tensor that carries its current value."""
+
+    __slots__ = ("value",)
+
+    value: int
+
+
+class Values:
+    """Every tensor seen in one recording."""
+
+    def __init__(self) -> None:
+        self.stream = Stream()
+        #: (value, meta, op) of the plain results of ops in storage of their own, which is what most are
+        self.fresh = Stream()
+        self.ids = itertools.count()
+        self.refs: dict[int, Ref] = {}
+        self.metas: list[TensorMeta] = []
+        self.meta_ids: dict[Any, int] = {}
+        self.storage_bytes: dict[int, int] = {}  # value id -> bytes, for tensors not made in the block
+        self.names: dict[int, str] = {}  # value id -> name
+        self.kinds: dict[int, int] = {}  # value id -> kind, where it was learned after the value was seen
+        self._purge_at = 4096
+        self.explain: Callable[[Any], tuple[int, str]] = lambda tensor: (EXTERNAL, "")
+
+    def known(self, tensor: Any) -> int | None:
+        """The current value of a tensor, if it has been seen."""
+        found = self.refs.get(id(tensor))
+        return found.value if found is not None and found() is tensor else None
+
+    def value(self, tensor: Any) -> int:
+        """The current value of a tensor; one never seen before is explained and added."""
+        found = self.refs.get(id(tensor))
+        if found is not None and found() is tensor:
+            return found.value
+        return self.first_sight(tensor)
+
+    def produced(
+        self,
+        tensor: Any,
+        op: int,
+        slot: int,
+        previous: int = -1,
+        kind: int = ACTIVATION,
+        base: int = -1,
+        flags: int = 0,
+    ) -> int:
+        """A new value: the output of an op, or (with ``previous``) a new version made in place."""
+        try:
+            if type(tensor) in PLAIN_TENSORS:
+                address = storage_address(tensor)
+                offset = tensor.storage_offset()
+                meta = self.meta_ids.get((tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+                if meta is None:
+                    meta = self.describe(tensor)
+            else:
+                meta, address, offset = self._describe_subclass(tensor)
+        except (RuntimeError, NotImplementedError):  # sparse, nested, functorch: no strides, no storage
+            meta, address, offset = self.describe(tensor), 0, 0
+        number = next(self.ids)
+        held = self.refs[id(tensor)] = Ref(tensor)
+        held.value = number
+        stream = self.stream
+        stream.tail += (V_WIDTH, number, meta, address, offset, kind, op, slot, previous, base, flags)
+        if len(stream.tail) > PACK_AT:
+            stream.pack()
+            self.purge()
+        return number
+
+    def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
+        """A tensor that no recorded op made: say what it is."""
+        base = -1
+        if kind is None:
+            kind, name = self.explain(tensor)
+            if kind in (EXTERNAL, INPUT):
+                base = self._inside(tensor)
+                kind = kind if base < 0 else ACTIVATION
+        with quiet():
+            flags = int(bool(tensor.requires_grad))
+        number = self.produced(tensor, -1, 0, -1, kind, base, flags)
+        if name:
+            self.names[number] = name
+        try:
+            with quiet():
+                self.storage_bytes[number] = tensor.untyped_storage().nbytes()
+        except Exception:  # no storage: sparse, functorch, some subclasses
+            pass
+        return number
+
+    def _inside(self, tensor: Any) -> int:
+        """The known value whose memory a new tensor object shows, or that a wrapper holds; else -1.
+
+        ``nn.Parameter(t)`` and ``t.data`` make objects that pass no op; functorch and subclasses wrap.
+        """
+        if is_functorch_wrapped(tensor):
+            found = self.known(functorch_unwrapped(tensor))
+            return -1 if found is None else found
+        flatten = getattr(type(tensor), "__tensor_flatten__", None)
+        if flatten is not None:
+            parts = (self.known(getattr(tensor, name)) for name in flatten(tensor)[0])
+            return next((part for part in parts if part is not None), -1)
+        return self._same_storage(tensor)
+
+    def _same_storage(self, tensor: Any) -> int:
+        try:
+            address = storage_address(tensor)
+        except RuntimeError:
+            return -1
+        best = -1
+        for held in list(self.refs.values()):
+            other = held()
+            try:
+                if other is not None and storage_address(other) == address and held.value > best:
+                    best = held.value
+            except RuntimeError:  # a tensor without a storage
+                continue
+        return best
+
+    def describe(self, tensor: Any) -> int:
+        """Intern the metadata of any tensor."""
+        with quiet():
+            key, meta = _meta(tensor)
+        found = self.meta_ids.get(key)
+        if found is None:
+            found = len(self.metas)
+            self.metas.append(meta)
+            self.meta_ids[key] = found
+        return found
+
+    def _describe_subclass(self, tensor: Any) -> tuple[int, int, int]:
+        with quiet():  # reading a shape must not run the subclass's own code
+            return self.describe(tensor), storage_address(tensor), tensor.storage_offset()
+
+    def purge(self) -> None:
+        """Forget tensors that have died, when there are many to forget."""
+        if len(self.refs) < self._purge_at:
+            return
+        for key in [key for key, found in list(self.refs.items()) if found() is None]:
+            del self.refs[key]
+        self._purge_at = max(4096, 2 * len(self.refs))
+
+    def label(self, tensors: Iterable[tuple[str, Any]], kind: str) -> None:
+        """Give values that may already be known a kind and a name (optimizer state, gradients)."""
+        for name, tensor in tensors:
+            number = self.known(tensor)
+            if number is None:
+                self.first_sight(tensor, KIND[kind], name)
+            else:
+                self.names[number] = name
+                self.kinds[number] = KIND[kind]
+
+
+def _meta(tensor: Any) -> tuple[Any, TensorMeta]:
+    kind = type(tensor)
+    try:
+        shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
+    except RuntimeError:  # a nested tensor has no shape that is a list of numbers
+        shape, dtype, device = torch.Size(()), tensor.dtype, tensor.device
+    try:
+        stride = tensor.stride()
+    except (RuntimeError, NotImplementedError):
+        stride = None
+    plain = kind in PLAIN_TENSORS
+    layout = str(tensor.layout).removeprefix("torch.")
+    if getattr(tensor, "is_nested", False):
+        layout = "nested"
+    meta = TensorMeta(
+        tuple(map(_size, shape)),
+        None if stride is None else tuple(map(_size, stride)),
+        str(dtype).removeprefix("torch."),
+        str(device),
+        layout,
+        dtype.itemsize,
+        "Tensor" if plain else kind.__name__,
+    )
+    key = (shape, stride, dtype, device) if plain and stride is not None and layout == "strided" else meta
+    return key, meta
+
+
+def _size(size: Any) -> int:
+    """A size as a number; a symbolic one by its hint, since converting it would add a guard."""
+    if type(size) is int:
+        return size
+    hint = getattr(getattr(size, "node", None), "hint", None)
+    return int(hint) if isinstance(hint, int) else -1

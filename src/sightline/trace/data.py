@@ -1,0 +1,207 @@
+"""`TraceData`: one recording as numpy columns and small plain tables. Built once, never changed.
+
+Ids are positions: op 7 is row 7 of every column of ``ops``. A missing reference is -1. One-to-many
+columns are an ``*_offsets`` array of n+1 positions into a flat array of ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.notation import tensor_text
+from sightline.trace.forms import Form
+
+I8 = NDArray[np.int8]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+LEVELS: Final = ("api", "aten")
+PHASES: Final = ("forward", "backward", "recompute", "optimizer")
+#: How the user wrote an API call. Aten ops have the flavour "op"; what cannot be looked into is "opaque".
+FLAVOURS: Final = ("function", "method", "operator", "property", "op", "opaque")
+KINDS: Final = (
+    "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
+)  # fmt: skip
+
+RAISED: Final = 1  #: the op or call ended in an exception
+UNFINISHED: Final = 2  #: the recording ended before the op or call did
+MUTATES: Final = 4  #: the op changed one of its inputs in place
+REQUIRES_GRAD: Final = 1  #: of a value
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """What all tensors that look alike have in common."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    dtype: str
+    device: str
+    layout: str = "strided"
+    itemsize: int = 4
+    type: str = "Tensor"  #: the Python class, for tensor subclasses
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, as if stored densely."""
+        return self.numel * self.itemsize
+
+    def __str__(self) -> str:
+        return tensor_text(self.shape, self.dtype, self.device, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """A Python code object: where it is written and what it is called."""
+
+    file: str
+    function: str  #: qualified name: ``Net.forward``
+    first_line: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """How a source file looked when the trace was built, to tell later that it changed."""
+
+    mtime_ns: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """A parameter or buffer that a module owns."""
+
+    name: str  #: the name inside its module: ``weight``
+    path: str  #: the name inside the model: ``fc1.weight``
+    shape: tuple[int, ...]
+    dtype: str
+    numel: int
+    nbytes: int
+    trainable: bool
+    buffer: bool
+    key: int  #: equal for one tensor under several names, so that it can be counted once
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """A module that was called, or that holds one that was."""
+
+    path: str  #: relative to its root; the root's own path is ""
+    aliases: tuple[str, ...]  #: every path under which a shared module is registered, the first included
+    type: str
+    type_module: str  #: where the class is defined: ``torch.nn.modules.linear``
+    parent: int
+    extra: str  #: ``extra_repr()``: ``in_features=6, out_features=6, bias=True``
+    training: bool
+    root: int  #: id of the root module it belongs to; its own id for a root
+    parameters: tuple[ParameterInfo, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpColumns:
+    name: I32  #: into ``TraceData.names``
+    level: I8
+    flavour: I8
+    phase: I8
+    call: I32  #: the module call it ran in
+    frame: I32
+    parent: I32  #: the API op an aten op came from
+    forward: I32  #: the forward op a backward op belongs to
+    form: I32  #: its arguments, into ``TraceData.forms``
+    result: I32  #: the form of its result
+    start: I64  #: ns since the recording began
+    duration: I64  #: ns of host time, the recorder's own left out
+    flops: I64  #: -1 where there is no formula
+    flags: I8
+    thread: I8
+    input_offsets: I64
+    inputs: I32
+    output_offsets: I64
+    outputs: I32
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True)
+class ValueColumns:
+    meta: I32
+    storage: I32
+    offset: I64  #: elements from the start of the storage
+    kind: I8
+    name: I32  #: into ``TraceData.names``
+    producer: I32
+    slot: I32  #: which output of its producer
+    previous: I32  #: the value this one replaced in place
+    base: I32  #: the value this one is a view of
+    flags: I8
+
+    def __len__(self) -> int:
+        return len(self.meta)
+
+
+@dataclass(frozen=True)
+class CallColumns:
+    module: I32
+    index: I32  #: which call of this module
+    parent: I32
+    frame: I32  #: the line that called it
+    phase: I8
+    start: I64
+    duration: I64
+    first_op: I32  #: ops [first_op, end_op) ran inside it
+    end_op: I32
+    flags: I8
+    input_form: I32
+    output_form: I32
+    input_offsets: I64
+    inputs: I32
+    output_offsets: I64
+    outputs: I32
+    order: I32  #: rank by completion
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+
+@dataclass(frozen=True)
+class FrameColumns:
+    parent: I32
+    code: I32
+    line: I32
+    end_line: I32
+    column: I32  #: 0-based, in UTF-8 bytes, as Python counts them; -1 unknown
+    end_column: I32
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+@dataclass(frozen=True)
+class TraceData:
+    """Everything a view needs, and nothing that needs torch."""
+
+    ops: OpColumns
+    values: ValueColumns
+    calls: CallColumns
+    frames: FrameColumns
+    modules: list[ModuleInfo]
+    codes: list[CodeInfo]
+    files: dict[str, FileInfo]
+    metas: list[TensorMeta]
+    forms: list[Form]
+    names: list[str]
+    storages: I64  #: bytes of each storage
+    schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: argument names of aten ops
+    info: dict[str, Any] = field(default_factory=dict)  #: name, ops level, versions, faults, exception …

@@ -1,0 +1,130 @@
+"""The shape of a call or a result: nested plain data with a slot wherever a tensor stood.
+
+A form is stored once for all calls that look alike; the tensors of one call are the value ids that
+fill its slots, in order. Everything in a form is plain data: numbers, strings, ``None``, lists,
+tuples, dicts, and three small types for what is none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sightline.notation import constant_text
+
+
+class Slot:
+    """The place of a tensor in a form; there is one instance, ``SLOT``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "SLOT"
+
+    def __reduce__(self) -> str:
+        return "SLOT"
+
+
+SLOT: Final = Slot()
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An argument that is no plain number or string, kept as the text it prints: ``torch.float32``."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Elided:
+    """What was left out of a sequence too long to keep."""
+
+    count: int
+
+    def __repr__(self) -> str:
+        return f"… {self.count} more"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A dataclass, a named tuple or a model output: a type name and its fields."""
+
+    type: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The arguments of one kind of call, tensors replaced by slots.
+
+    >>> Form((SLOT, 1, [2, 3]), {"alpha": 2}).fill(["f32[4]"])
+    'f32[4], 1, [2, 3], alpha=2'
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] | None = None
+
+    def fill(self, tensors: Sequence[str]) -> str:
+        """The arguments as text, with ``tensors`` in the slots."""
+        supply = iter(tensors)
+        parts = [_text(item, supply) for item in self.args]
+        parts += [f"{key}={_text(item, supply)}" for key, item in (self.kwargs or {}).items()]
+        return ", ".join(parts)
+
+    def slots(self) -> list[str]:
+        """The key path of every slot, in order: ``[0]``, ``mask``, ``[1][0]``, ``past.key``."""
+        paths: list[str] = []
+        for index, item in enumerate(self.args):
+            paths += (f"[{index}]{tail}" for tail in _paths(item))
+        for key, item in (self.kwargs or {}).items():
+            paths += (f"{key}{tail}" for tail in _paths(item))
+        return paths
+
+    @property
+    def constants(self) -> bool:
+        """Whether anything but tensors was passed."""
+        return bool(self.kwargs) or any(item is not SLOT for item in self.args)
+
+
+#: The result of most ops: one tensor.
+ONE_TENSOR: Final = Form((SLOT,))
+
+
+def _children(item: Any) -> Iterator[tuple[str, Any]] | None:
+    """The parts of a nested item with their key, or None for a leaf."""
+    if isinstance(item, list | tuple):
+        return ((f"[{index}]", part) for index, part in enumerate(item))
+    if isinstance(item, dict):
+        return ((f"[{key!r}]", part) for key, part in item.items())
+    if isinstance(item, Record):
+        return ((f".{key}", part) for key, part in item.fields.items())
+    return None
+
+
+def _paths(item: Any) -> Iterator[str]:
+    if item is SLOT:
+        yield ""
+        return
+    for key, part in _children(item) or ():
+        for tail in _paths(part):
+            yield key + tail
+
+
+def _text(item: Any, tensors: Iterator[str]) -> str:
+    if item is SLOT:
+        return next(tensors, "?")
+    if isinstance(item, list):
+        return f"[{', '.join(_text(part, tensors) for part in item)}]"
+    if isinstance(item, tuple):
+        inner = ", ".join(_text(part, tensors) for part in item)
+        return f"({inner},)" if len(item) == 1 else f"({inner})"
+    if isinstance(item, dict):
+        return f"{{{', '.join(f'{key}: {_text(part, tensors)}' for key, part in item.items())}}}"
+    if isinstance(item, Record):
+        inner = ", ".join(f"{key}={_text(part, tensors)}" for key, part in item.fields.items())
+        return f"{item.type}({inner})"
+    return constant_text(item)

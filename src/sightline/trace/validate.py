@@ -1,0 +1,154 @@
+"""The invariants of a recording: `validate` proves them, or says what contradicts them.
+
+- every id resolves, and every one-to-many column fits its offsets
+- module calls nest: a child lies inside its parent, in time, in ops and in order
+- order is topological: a value is made before it is read, a version comes after the one it replaces
+- every op input is explained: by a producer, or by a kind that says where it came from
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import InvalidTrace
+from sightline.trace.data import KINDS, LEVELS, PHASES, RAISED, UNFINISHED, TraceData
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a valid recording holds.
+
+    >>> Report(ops=2, values=3, calls=1, external=0).external
+    0
+    """
+
+    ops: int
+    values: int
+    calls: int
+    external: int  #: values that nothing recorded explains
+
+
+class _Checks:
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+
+    def none(self, mask: NDArray[np.bool_], text: str) -> None:
+        """No row may have this fault; ``{}`` in the text is the first one that has."""
+        if mask.any():
+            found = np.flatnonzero(mask)
+            self.wrong.append(text.format(int(found[0])) + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
+
+
+def validate(data: TraceData) -> Report:
+    """Check every invariant; raise `InvalidTrace` with the first contradictions."""
+    checks = _Checks()
+    _references(data, checks)
+    if not checks.wrong:  # the rest reads through references
+        _nesting(data, checks)
+        _order(data, checks)
+        _explained(data, checks)
+    if checks.wrong:
+        shown = "; ".join(checks.wrong[:_SHOWN])
+        more = f"; and {len(checks.wrong) - _SHOWN} more" if len(checks.wrong) > _SHOWN else ""
+        raise InvalidTrace(f"This recording contradicts itself: {shown}{more}.")
+    external = int((data.values.kind == KINDS.index("external")).sum())
+    return Report(len(data.ops), len(data.values), len(data.calls), external)
+
+
+def _references(data: TraceData, checks: _Checks) -> None:
+    ops, values, calls, frames = data.ops, data.values, data.calls, data.frames
+
+    def inside(column: NDArray[np.int32] | NDArray[np.int8], size: int, what: str, low: int = -1) -> None:
+        checks.none((column < low) | (column >= size), f"{what} {{}} points nowhere")
+
+    inside(ops.name, len(data.names), "name of op", 0)
+    inside(ops.level, len(LEVELS), "level of op", 0)
+    inside(ops.phase, len(PHASES), "phase of op", 0)
+    inside(ops.call, len(calls), "module call of op")
+    inside(ops.frame, len(frames), "frame of op")
+    inside(ops.parent, len(ops), "parent of op")
+    inside(ops.forward, len(ops), "forward op of op")
+    inside(ops.form, len(data.forms), "arguments of op", 0)
+    inside(ops.result, len(data.forms), "result of op", 0)
+    inside(ops.inputs, len(values), "op input", 0)
+    inside(ops.outputs, len(values), "op output", 0)
+    inside(values.meta, len(data.metas), "metadata of value", 0)
+    inside(values.storage, len(data.storages), "storage of value")
+    inside(values.kind, len(KINDS), "kind of value", 0)
+    inside(values.name, len(data.names), "name of value")
+    inside(values.producer, len(ops), "producer of value")
+    inside(values.previous, len(values), "previous version of value")
+    inside(values.base, len(values), "base of value")
+    inside(calls.module, len(data.modules), "module of call", 0)
+    inside(calls.parent, len(calls), "parent of call")
+    inside(calls.frame, len(frames), "frame of call")
+    inside(calls.inputs, len(values), "call input", 0)
+    inside(calls.outputs, len(values), "call output", 0)
+    inside(frames.parent, len(frames), "parent of frame")
+    inside(frames.code, len(data.codes), "code of frame", 0)
+    for what, offsets, flat, rows in (
+        ("op inputs", ops.input_offsets, ops.inputs, len(ops)),
+        ("op outputs", ops.output_offsets, ops.outputs, len(ops)),
+        ("call inputs", calls.input_offsets, calls.inputs, len(calls)),
+        ("call outputs", calls.output_offsets, calls.outputs, len(calls)),
+    ):
+        if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+            checks.wrong.append(f"the {what} do not fit their offsets")
+
+
+def _nesting(data: TraceData, checks: _Checks) -> None:
+    calls, ops = data.calls, data.ops
+    ids = np.arange(len(calls))
+    checks.none(calls.first_op > calls.end_op, "call {} ends before it begins")
+    checks.none(calls.end_op > len(ops), "call {} ends after the last op")
+    checks.none(calls.parent >= ids, "call {} comes before its parent")
+    inner = np.flatnonzero(calls.parent >= 0)
+    outer = calls.parent[inner]
+    outside = (calls.first_op[inner] < calls.first_op[outer]) | (calls.end_op[inner] > calls.end_op[outer])
+    late = calls.order[inner] > calls.order[outer]
+    faults = np.zeros(len(calls), dtype=bool)
+    faults[inner] = outside
+    checks.none(faults, "call {} does not lie inside its parent")
+    faults[inner] = late
+    checks.none(faults & ~(calls.flags & UNFINISHED).astype(bool), "call {} ends after its parent")
+    children = np.flatnonzero(ops.parent >= 0)
+    wrong = np.zeros(len(ops), dtype=bool)
+    wrong[children] = (ops.parent[children] >= children) | (ops.level[ops.parent[children]] != 0)
+    checks.none(wrong, "op {} is not inside the API call it names")
+
+
+def _order(data: TraceData, checks: _Checks) -> None:
+    ops, values = data.ops, data.values
+    readers = np.repeat(np.arange(len(ops)), np.diff(ops.input_offsets))
+    makers = values.producer[ops.inputs]
+    late = np.zeros(len(ops), dtype=bool)
+    late[readers[makers > readers]] = True
+    checks.none(late, "op {} reads a value that is made later")
+    ids = np.arange(len(values))
+    checks.none(values.previous >= ids, "value {} comes before the one it replaces")
+    checks.none(values.base >= ids, "value {} comes before the one it is a view of")
+    op_ids = np.arange(len(ops))
+    checks.none(ops.forward >= op_ids, "backward op {} comes before its forward op")
+    writers = np.repeat(op_ids, np.diff(ops.output_offsets))
+    early = np.zeros(len(ops), dtype=bool)
+    # An API call's outputs are made by the aten ops inside it, which come after it.
+    aten = (ops.level[writers] == 1) & (values.producer[ops.outputs] > writers)
+    early[writers[aten]] = True
+    checks.none(early, "op {} returns a value that is made later")
+
+
+def _explained(data: TraceData, checks: _Checks) -> None:
+    values = data.values
+    needs_maker = np.isin(values.kind, [KINDS.index("activation"), KINDS.index("gradient")])
+    lost = needs_maker & (values.producer < 0) & (values.base < 0) & (values.previous < 0)
+    if data.info.get("ops") in ("none", "api"):  # what happens between the recorded calls is not watched
+        return
+    checks.none(lost, "value {} is said to be made in the block, but by no op")
+
+
+__all__ = ["RAISED", "Report", "validate"]

@@ -1,0 +1,111 @@
+"""`trace`: the one way to record. A block, a decorator, or ``start()`` and ``stop()``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+from sightline.api import Trace
+from sightline.errors import UsageError
+
+if TYPE_CHECKING:
+    from sightline.recording.recorder import Recorder
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+OpsLevel = Literal["none", "api", "aten", "both"]
+
+
+class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) as t:`
+    """Record what runs, as a block, a decorator, or between ``start()`` and ``stop()``.
+
+    >>> import torch, sightline as sl
+    >>> model = torch.nn.Linear(3, 2)
+    >>> with sl.trace(model) as t:
+    ...     y = model(torch.ones(1, 3))
+    >>> [call.module.type for call in t.module_calls]
+    ['Linear']
+
+    ``model`` names modules and parameters; without it any tensor code can be traced, and paths are relative
+    to the first module called. ``ops`` chooses what is recorded: ``"api"`` — functions, methods and operators
+    as the user wrote them; ``"aten"`` — dispatcher ops, backward and optimizer included; ``"both"``, each
+    aten op knowing the API call it came from; ``"none"`` — module calls only, the cheapest.
+    ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
+    by running it eagerly, in the whole process, while the block runs.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        ops: OpsLevel = "both",
+        live: Literal["code", "log"] | None = None,
+        name: str | None = None,
+        compiled: Literal["opaque", "eager"] = "opaque",
+    ) -> None:
+        _one_of("ops", ops, ("none", "api", "aten", "both"))
+        _one_of("live", live, (None, "code", "log"))
+        _one_of("compiled", compiled, ("opaque", "eager"))
+        from sightline.recording.recorder import Recorder, check_model
+
+        check_model(model)
+        self._make: Callable[[], Recorder] = lambda: Recorder(model, ops, live, name, compiled)
+        self._recorder: Recorder | None = None
+
+    def start(self) -> Trace:
+        """Begin to record; the trace it returns is a snapshot of the run so far until ``stop()``."""
+        return self._start(sys._getframe(1))
+
+    def _start(self, frame: Any) -> Trace:
+        if self._recorder is not None and self._recorder.running:
+            raise UsageError("This trace is already recording; make a second one with sl.trace(...) to nest.")
+        recorder = self._make()
+        recorder.start(frame)
+        self._recorder = recorder
+        return Trace(recorder.index)
+
+    def stop(self) -> Trace:
+        """Stop recording and return the finished trace; stopping twice returns it again."""
+        if self._recorder is None:
+            raise UsageError("This trace has not been started; call start() first, or use it in a with block.")
+        self._recorder.stop()
+        return Trace(self._recorder.index)
+
+    def __enter__(self) -> Trace:
+        return self._start(sys._getframe(1))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._recorder is not None:
+            self._recorder.stop(error)
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Record every call of a function; the last recording is its attribute ``trace``."""
+        if not callable(function):
+            raise UsageError(f"sl.trace(...) decorates a function, not {type(function).__name__}.")
+
+        @functools.wraps(function)
+        def traced(*args: P.args, **kwargs: P.kwargs) -> T:
+            recorder = self._make()
+            recorder.start(sys._getframe(1))
+            traced.trace = Trace(recorder.index)  # type: ignore[attr-defined]  # an attribute of the function
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                recorder.stop(error)
+                raise
+            recorder.stop()
+            return result
+
+        return traced
+
+
+def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise UsageError(f"{name}={value!r} is not a choice; {name} is one of {listed}.")

@@ -1,0 +1,272 @@
+"""The blocks of ``log()``: one per module call or operation, with what went in and what came out.
+
+    ● query_weights (Linear) (in_features: 6, out_features: 6)
+    ├─ Input: Tensor [10, 20, 6] @ cpu
+    └─ Output: Tensor [10, 20, 6] @ cpu
+    │
+    ● Tensor.view(10, 20, 3, 2) @ [MHA.split_heads]
+    ├─ Input: Tensor [10, 20, 6] @ cpu
+    └─ Output: Tensor [10, 20, 3, 2] @ cpu
+
+A container is opened with its inputs, holds the blocks of what ran inside it, and is closed with its
+outputs. Blocks are made from plain events, so that a finished trace (`views.log`) and a running model
+(`views.live_log`) print the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sightline.notation import constant_text
+from sightline.trace.data import TensorMeta
+from sightline.trace.forms import ONE_TENSOR, SLOT, Form
+from sightline.views.outline import Line, Span
+
+Tensors = Sequence[TensorMeta]
+TensorText = Callable[[TensorMeta], str]
+
+OK: Final = ""
+RAISED: Final = "raised"
+UNFINISHED: Final = "unfinished"
+
+#: Operators with a left and a right side.
+_BINARY: Final = frozenset(
+    "+ - * / // % ** @ & | ^ << >> == != < <= > >= += -= *= /= //= %= **= @= &= |= ^= <<= >>=".split()
+)
+_POSITION = re.compile(r"\[\d+\]")
+_LOCALS: Final = "<locals>."
+
+
+def tensor_block_text(meta: TensorMeta) -> str:
+    """A tensor as this log writes it: ``Tensor [10, 20, 6] @ cpu``."""
+    return f"{meta.type} [{', '.join(map(str, meta.shape))}] @ {meta.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleEvent:
+    """A module call: known at its entry but for the last four fields, which its exit fills in."""
+
+    path: str  #: ``blocks.0.attn``; the class name for a root
+    type: str
+    extra: str  #: ``in_features=6, out_features=6, bias=True``
+    depth: int  #: blocks it stands inside
+    leaf: bool  #: printed as one block, with nothing inside
+    form: Form
+    inputs: Tensors
+    result: Form = ONE_TENSOR
+    outputs: Tensors = ()
+    state: str = OK
+    root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpEvent:
+    """An operation outside leaf modules."""
+
+    name: str  #: ``Tensor.view``, ``torch.cat``, ``@``, or an aten name where no API call was recorded
+    flavour: str
+    function: str  #: qualified name of the user's function it was called from: ``MHA.split_heads``
+    depth: int
+    form: Form
+    inputs: Tensors
+    result: Form = ONE_TENSOR
+    outputs: Tensors = ()
+    state: str = OK
+    note: str = ""  #: what else is to be said: ``backward of fc``
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStyle:
+    """How blocks are written: what a tensor looks like, and what every line starts with."""
+
+    tensor: TensorText = tensor_block_text
+    margin: str = ""
+
+    def banner(self, text: str) -> Line:
+        """A line of its own between blocks: ``● TRACING MHA STARTED``."""
+        return Line((Span("● "), Span(text, "title")), self.margin)
+
+    def rail(self, depth: int) -> Line:
+        """The line between two blocks."""
+        return Line((), f"{self._inner(depth)}│")
+
+    def opened(self, event: ModuleEvent) -> list[Line]:
+        """The head of a container with its inputs; its children follow, one deeper."""
+        inputs = self._inputs(event.form, event.inputs, named=True)
+        return [
+            self._head(event.depth, _module_head(event)),
+            *self._branches(event.depth, inputs, closed=False),
+        ]
+
+    def closed(self, event: ModuleEvent) -> list[Line]:
+        """The foot of a container: its outputs."""
+        return self._branches(
+            event.depth, self._results(event.result, event.outputs, event.state), closed=True
+        )
+
+    def leaf(self, event: ModuleEvent) -> list[Line]:
+        """A module call in one block."""
+        parts = self._inputs(event.form, event.inputs, named=True)
+        parts += self._results(event.result, event.outputs, event.state)
+        return [
+            self._head(event.depth, _module_head(event)),
+            *self._branches(event.depth, parts, closed=True),
+        ]
+
+    def op(self, event: OpEvent) -> list[Line]:
+        """An operation in one block."""
+        binary = event.name.removeprefix("Tensor.") in _BINARY and len(event.form.args) == 2
+        parts = self._sides(event) if binary else self._inputs(event.form, event.inputs, named=False)
+        parts += self._results(event.result, event.outputs, event.state)
+        return [
+            self._head(event.depth, _op_head(event, binary)),
+            *self._branches(event.depth, parts, closed=True),
+        ]
+
+    # -- the lines of a block --------------------------------------------------------------------
+
+    def _inner(self, depth: int) -> str:
+        return self.margin + "│  " * depth
+
+    def _head(self, depth: int, spans: tuple[Span, ...]) -> Line:
+        return Line((Span("● "), *spans), self._inner(depth))
+
+    def _branches(self, depth: int, parts: Sequence[tuple[str, str, str]], *, closed: bool) -> list[Line]:
+        lead = self._inner(depth)
+        last = len(parts) - 1
+        return [
+            Line(
+                (Span(f"{label}: ", "dim"), Span(text, style)),
+                lead + ("└─ " if closed and i == last else "├─ "),
+            )
+            for i, (label, text, style) in enumerate(parts)
+        ]
+
+    def _inputs(self, form: Form, inputs: Tensors, *, named: bool) -> list[tuple[str, str, str]]:
+        texts = [self.tensor(meta) for meta in inputs]
+        parts = [
+            (label, text, "shape")
+            for label, text in zip(slot_labels("Input", form, len(texts)), texts, strict=True)
+        ]
+        constants = constants_text(form) if named else ""  # an op has them in its head
+        return [*parts, ("With", constants, "")] if constants else parts
+
+    def _sides(self, event: OpEvent) -> list[tuple[str, str, str]]:
+        metas = iter(event.inputs)
+        parts = []
+        for label, side in zip(("Left", "Right"), event.form.args, strict=True):
+            meta = next(metas, None) if side is SLOT else None
+            parts.append((label, self.tensor(meta), "shape") if meta else (label, constant_text(side), ""))
+        return parts
+
+    def _results(self, form: Form, outputs: Tensors, state: str) -> list[tuple[str, str, str]]:
+        if state == RAISED:
+            return [("Raised", "it ended in an exception", "error")]
+        if state == UNFINISHED:
+            return [("Unfinished", "the recording ended inside", "warn")]
+        if not outputs:
+            return [("Output", constants_text(form) or "None", "")]
+        labels = slot_labels("Output", form, len(outputs))
+        return [(label, self.tensor(meta), "shape") for label, meta in zip(labels, outputs, strict=True)]
+
+
+def slot_labels(what: str, form: Form, count: int) -> list[str]:
+    """What the tensors of a call are called: ``Input``, ``Input 0``, ``Input mask``, ``Output logits``.
+
+    >>> slot_labels("Input", Form((SLOT,), {"mask": SLOT}), 2)
+    ['Input', 'Input mask']
+    >>> slot_labels("Output", Form(({"logits": SLOT, "hidden": [SLOT, SLOT]},)), 3)
+    ['Output logits', 'Output hidden[0]', 'Output hidden[1]']
+    """
+    paths = form.slots()[:count]
+    paths += [""] * (count - len(paths))
+    holding = [position for position, item in enumerate(form.args) if _holds_tensor(item)]
+    if len(holding) == 1:  # the only argument with tensors needs no number, only what is inside it
+        paths = [path.removeprefix(f"[{holding[0]}]") for path in paths]
+    return [f"{what} {_label(path)}".rstrip() for path in paths]
+
+
+def _label(path: str) -> str:
+    """A key path as a label: ``[1]`` is ``1``, ``['logits']`` is ``logits``, ``.key`` is ``key``."""
+    if _POSITION.fullmatch(path):
+        return path[1:-1]
+    if path.startswith("['"):
+        key, _, rest = path[2:].partition("']")
+        return key + rest
+    return path.removeprefix(".")
+
+
+def constants_text(form: Form, skip: int = 0) -> str:
+    """The arguments that are no tensors, as they were passed; None is not worth saying.
+
+    >>> constants_text(Form((SLOT, 1, [SLOT, SLOT]), {"dim": -1, "out": None}))
+    '1, dim=-1'
+    """
+    parts = [constant_text(item) for item in form.args[skip:] if not _holds_tensor(item) and item is not None]
+    named = (form.kwargs or {}).items()
+    parts += [
+        f"{key}={constant_text(item)}" for key, item in named if not _holds_tensor(item) and item is not None
+    ]
+    return ", ".join(parts)
+
+
+def _holds_tensor(item: object) -> bool:
+    return bool(Form((item,)).slots())
+
+
+def _module_head(event: ModuleEvent) -> tuple[Span, ...]:
+    settings = ", ".join(hyperparameters(event.extra))
+    spans = [Span(event.path, "module")]
+    if not event.root:
+        spans.append(Span(f" ({event.type})"))
+    return (*spans, Span(f" ({settings})", "dim")) if settings else tuple(spans)
+
+
+def _op_head(event: OpEvent, binary: bool) -> tuple[Span, ...]:
+    name = event.name
+    if event.flavour == "operator" and not name.startswith("Tensor."):
+        name = f"Tensor.{name}"
+    arguments = "" if binary else constants_text(event.form)
+    if not binary and (arguments or event.flavour not in ("operator", "property")):
+        arguments = f"({arguments})"
+    place = f" @ [{short_function(event.function)}]" if event.function else ""
+    note = f" ({event.note})" if event.note else ""
+    return (Span(name, "op"), Span(arguments), Span(place, "dim"), Span(note, "dim"))
+
+
+def short_function(qualname: str) -> str:
+    """A qualified name without the functions it was defined in.
+
+    >>> short_function("test_it.<locals>.Net.forward")
+    'Net.forward'
+    """
+    return qualname.rpartition(_LOCALS)[2]
+
+
+def hyperparameters(extra: str) -> list[str]:
+    """``extra_repr`` as ``key: value`` texts.
+
+    >>> hyperparameters("3, 16, kernel_size=(3, 3), bias=True")
+    ['3', '16', 'kernel_size: (3, 3)', 'bias: True']
+    """
+    return [_setting(part) for part in _split(" ".join(extra.split()))]
+
+
+def _setting(part: str) -> str:
+    key, equals, value = part.partition("=")
+    return f"{key.strip()}: {value.strip()}" if equals and key.strip().isidentifier() else part
+
+
+def _split(text: str) -> Iterator[str]:
+    """The parts between commas that stand outside brackets."""
+    depth, start = 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth <= 0:
+            yield text[start:at].strip()
+            start = at + 1
+    if text[start:].strip():
+        yield text[start:].strip()

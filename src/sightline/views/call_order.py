@@ -1,0 +1,113 @@
+"""``call_order()``: the module calls of a trace in the order they were entered or completed.
+
+Each line is a call, indented by how deep it ran; ``#2`` is the third call of its module. Calls of one module
+that follow each other and did the same inside are one line with ``×N``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sightline.analysis.select import Mask, Selection, listed
+from sightline.errors import UsageError
+from sightline.trace.data import PHASES, RAISED, UNFINISHED, TraceData
+from sightline.views.outline import Line, Span, View, line
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+ORDERS: Final = ("entry", "completion")
+
+
+def call_order(
+    trace: Trace, *, order: str = "entry", module: str | None = None, phase: str | None = None,
+    depth: int | None = None, tail: int | None = None, fold: bool = True,
+) -> View:  # fmt: skip
+    """Module calls in order; ``tail`` keeps the last lines, ``fold=False`` gives every call its line."""
+    if order not in ORDERS:
+        raise UsageError(f"order={order!r} is no order of calls; choose {listed(ORDERS)}.")
+    Selection(tail=tail)  # says what is wrong with it, if anything is
+    shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
+    lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))
+    if not lines:
+        return View((line(("This trace has no module calls.", "dim")),))
+    return View(tuple(lines if tail is None else lines[-tail:]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Calls that are written as one: the first of them, and all."""
+
+    first: int
+    calls: tuple[int, ...]
+
+
+class _Calls:
+    """The shown calls as a tree, and its lines."""
+
+    def __init__(self, data: TraceData, shown: Mask, fold: bool) -> None:
+        self._data = data
+        self._fold = fold
+        self._children: dict[int, list[int]] = {}
+        parents = data.calls.parent.tolist()
+        for call in np.flatnonzero(shown).tolist():
+            parent = parents[call]
+            while parent >= 0 and not shown[parent]:
+                parent = parents[parent]
+            self._children.setdefault(parent, []).append(call)
+        self._looks = self._alike()
+
+    def _alike(self) -> dict[int, int]:
+        """A number for each call, equal for calls of one module with the same calls inside."""
+        calls = self._data.calls
+        own = list(zip(calls.module.tolist(), calls.flags.tolist(), calls.phase.tolist(), strict=True))
+        known: dict[tuple[object, ...], int] = {}
+        looks: dict[int, int] = {}
+        for call in sorted((call for group in self._children.values() for call in group), reverse=True):
+            inside = tuple(looks[child] for child in self._children.get(call, ()))
+            looks[call] = known.setdefault((own[call], inside), len(known))
+        return looks
+
+    def lines(self, *, completion: bool) -> Iterator[Line]:
+        """The lines in order, without recursion: a model may be deeper than Python's stack."""
+        stack = [(run, 0, False) for run in reversed(self._runs(-1))]
+        while stack:
+            run, depth, done = stack.pop()
+            if done or not completion:
+                yield self._line(run, depth)
+            if done:
+                continue
+            if completion:
+                stack.append((run, depth, True))
+            stack += [(inner, depth + 1, False) for inner in reversed(self._runs(run.first))]
+
+    def _runs(self, parent: int) -> Sequence[_Run]:
+        calls = self._children.get(parent, [])
+        if not self._fold:
+            return [_Run(call, (call,)) for call in calls]
+        groups = (tuple(group) for _, group in groupby(calls, key=self._looks.__getitem__))
+        return [_Run(group[0], group) for group in groups]
+
+    def _line(self, run: _Run, depth: int) -> Line:
+        calls = self._data.calls
+        module = self._data.modules[calls.module[run.first]]
+        first, last = int(calls.index[run.first]), int(calls.index[run.calls[-1]])
+        spans = [Span(module.path or module.type, "module")]
+        if module.path:
+            spans.append(Span(f" ({module.type})", "dim"))
+        spans.append(Span(f" #{first}" if first == last else f" #{first}…#{last}", "dim"))
+        if len(run.calls) > 1:
+            spans.append(Span(f" ×{len(run.calls)}", "number"))
+        if calls.phase[run.first]:
+            spans.append(Span(f" {PHASES[calls.phase[run.first]]}", "warn"))
+        flags = int(calls.flags[run.first])
+        if flags & RAISED:
+            spans.append(Span(" raised", "error"))
+        elif flags & UNFINISHED:
+            spans.append(Span(" unfinished", "warn"))
+        return Line(tuple(spans), "  " * depth)

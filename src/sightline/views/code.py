@@ -1,0 +1,242 @@
+"""``t.code()``: every op, with shapes, under the chain of source lines that ran it.
+
+    h = self.norm(x)  # net.py:8 in Block.forward:
+    │ # native_layer_norm(f32[2, 8], [8], f32[8], f32[8], 1e-05) -> (f32[2, 8], f32[2, 1], f32[2, 1]);
+
+Only what differs from the op before is written. A backward op stands under the line of its forward op.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from sightline.analysis.fold import Node, Repeat
+from sightline.analysis.fold import fold as folded
+from sightline.analysis.names import enclosing_loop, value_names
+from sightline.analysis.places import Chains, shown_frames, torch_file
+from sightline.analysis.select import Selection
+from sightline.errors import NothingMatched
+from sightline.trace.data import LEVELS, PHASES, RAISED
+from sightline.trace.tables import Index
+from sightline.views.chain import (
+    NO_SOURCE,
+    ChainWriter,
+    Entry,
+    Place,
+    as_line,
+    gutter,
+    op_spans,
+    shared_lines,
+)
+from sightline.views.outline import Line, Span, View, line
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+
+def code(trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
+         phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
+         torch_frames: bool = False, names: bool = False) -> View:  # fmt: skip
+    """Ops and shapes under the source lines that ran them; see `Trace.code` for the options."""
+    index = trace.index
+    selection = Selection(module, op, phase, depth, tail)
+    level = chosen_level(index, ops)
+    ids = selection.ops(index, level).nonzero()[0].tolist()
+    if not ids:
+        return View((line(("(no ops were recorded)", "dim")),))
+    listing = _Listing(index, torch_frames=torch_frames, names=names)
+    nodes: Sequence[Node] = range(len(ids))
+    if fold:
+        nodes = folded([listing.key(id) for id in ids])
+    return View(tuple(listing.lines(ids, nodes)))
+
+
+def chosen_level(index: Index, ops: str | None) -> str | None:
+    """The level a view shows: the one asked for, else "aten" where it was recorded, else "api"."""
+    if ops is None:
+        return "aten" if (index.raw.ops.level == LEVELS.index("aten")).any() else "api"
+    if ops in LEVELS and len(index.raw.ops) and not (index.raw.ops.level == LEVELS.index(ops)).any():
+        other = LEVELS[1 - LEVELS.index(ops)]
+        raise NothingMatched(f"ops={ops!r}: this trace has no {ops} ops; it has {other} ops, ops={other!r}.")
+    return ops
+
+
+#: An entry of the view, or a line already made, with the depths of the repeats open around it.
+_Placed = tuple[Entry | Line, tuple[int, ...]]
+
+
+class _Listing:
+    """The lines of the view, made from the columns of a trace."""
+
+    def __init__(self, index: Index, *, torch_frames: bool, names: bool) -> None:
+        self._data = index.raw
+        self._frames = shown_frames(index.raw).tolist()
+        self._chains = Chains(index.raw, (lambda _: False) if torch_frames else torch_file)
+        self._metas = [str(meta) for meta in index.raw.metas]
+        self._names = value_names(index) if names else None
+        self._writer = ChainWriter()
+        self._repeats: list[int] = []
+        ops = index.raw.ops
+        self._calls = ops.call.tolist()
+        self._inputs, self._outputs = ops.input_offsets.tolist(), ops.output_offsets.tolist()
+        columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
+        self._looks = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._metas_of = index.raw.values.meta.tolist()
+        self._made: dict[Hashable, tuple[Span, ...]] = {}
+        self._place = cache(self._read_place)
+        self._chain_of = cache(self._read_chain)
+        self._entered = cache(self._read_entered)
+
+    def lines(self, ids: Sequence[int], nodes: Sequence[Node]) -> list[Line]:
+        """The finished lines; made last, since a later op may widen the mark on an open source line."""
+        made = list(self._entries(ids, nodes, after=()))
+        return [as_line(entry, repeats) if not isinstance(entry, Line) else entry for entry, repeats in made]
+
+    def key(self, id: int) -> Hashable:
+        """What makes two ops the same to a reader: the line, the name, the arguments and the shapes."""
+        return self._frames[id], self._look(id)
+
+    def _look(self, id: int) -> Hashable:
+        """What the text of an op is made of, names of values left out."""
+        ops, meta = self._data.ops, self._metas_of
+        inputs, outputs = self._inputs[id : id + 2], self._outputs[id : id + 2]
+        return (
+            *self._looks[id],
+            tuple([meta[value] for value in ops.inputs[inputs[0] : inputs[1]].tolist()]),
+            tuple([meta[value] for value in ops.outputs[outputs[0] : outputs[1]].tolist()]),
+        )
+
+    def _entries(
+        self, ids: Sequence[int], nodes: Sequence[Node], after: Sequence[Place]
+    ) -> Iterator[_Placed]:
+        writer = self._writer
+        for position, node in enumerate(nodes):
+            leaf, times = _single(node)
+            if isinstance(leaf, Repeat):
+                rest = nodes[position + 1] if position + 1 < len(nodes) else None
+                following = self._chain(ids[_first(rest)]) if rest is not None else after
+                yield from self._repeat(ids, leaf, following)
+                continue
+            id = ids[leaf]
+            phase = PHASES[self._data.ops.phase[id]]
+            repeats = tuple(self._repeats)
+            for entry in writer.op(self._chain(id), phase, self._spans(id, phase, times)):
+                yield entry, repeats
+
+    def _repeat(self, ids: Sequence[int], node: Repeat, after: Sequence[Place]) -> Iterator[_Placed]:
+        """A body of several ops, set in a bracket that says how often it ran."""
+        writer = self._writer
+        chains = {self._chain(ids[leaf]) for leaf in _leaves(node)}
+        first = self._chain(ids[_first(node)])
+        common = _common([*chains])
+        depth = common
+        if common and writer.shared(first) < common and shared_lines(first, after) < common:
+            depth = common - 1  # the line the body stands under belongs to the loop: it goes inside
+        depth = max(depth, writer.floor)
+        outer = tuple(self._repeats)
+        for entry in writer.descend(first, depth, further=True):
+            yield entry, outer
+        writer.close(depth)
+        header = _header(first[depth] if depth < len(first) else None, node.count)
+        yield Line(header, gutter(depth, outer) + "┌ "), outer
+        floor, writer.floor = writer.floor, depth
+        self._repeats.append(depth)
+        yield from self._entries(ids, node.body, first[:depth])
+        self._repeats.pop()
+        writer.floor = floor
+        writer.close(depth)
+        yield Line((), gutter(depth, outer) + "└"), outer
+
+    def _spans(self, id: int, phase: str, times: int) -> tuple[Span, ...]:
+        key = (id if self._names is not None else self._look(id), times)
+        if key not in self._made:
+            self._made[key] = self._new_spans(id, phase, times)
+        return self._made[key]
+
+    def _new_spans(self, id: int, phase: str, times: int) -> tuple[Span, ...]:
+        data, ops = self._data, self._data.ops
+        inputs = ops.inputs[self._inputs[id] : self._inputs[id + 1]].tolist()
+        outputs = ops.outputs[self._outputs[id] : self._outputs[id + 1]].tolist()
+        arguments = data.forms[ops.form[id]].fill([self._value(value) for value in inputs])
+        result = ""
+        if ops.result[id] >= 0:
+            result = data.forms[ops.result[id]].fill([self._value(value) for value in outputs])
+        raised = bool(ops.flags[id] & RAISED)
+        return op_spans(data.names[ops.name[id]], arguments, result, phase, raised=raised, times=times)
+
+    def _value(self, id: int) -> str:
+        values = self._data.values
+        text: str = self._metas[values.meta[id]]
+        if self._names is None:
+            return text
+        known = int(values.name[id])
+        name = self._data.names[known] if known >= 0 else self._names.get(id)
+        return f"{name}: {text}" if name else text
+
+    def _chain(self, id: int) -> tuple[Place, ...]:
+        return self._chain_of(self._frames[id], self._calls[id])
+
+    def _read_chain(self, frame: int, call: int) -> tuple[Place, ...]:
+        visible = self._chains.of(frame)
+        if not visible:
+            return (NO_SOURCE,)
+        entered = self._entered(call)
+        outer = (self._place(each, entered.get(each, -1)) for each in visible[:-1])
+        return (*outer, self._place(visible[-1], -1))
+
+    def _read_entered(self, call: int) -> dict[int, int]:
+        """For each visible frame on the way into a module call, the innermost call entered from it."""
+        if call < 0:
+            return {}
+        calls = self._data.calls
+        visible = self._chains.of(int(calls.frame[call]))
+        outer = self._entered(int(calls.parent[call]))
+        return {**outer, visible[-1]: call} if visible else outer
+
+    def _read_place(self, frame: int, call: int) -> Place:
+        frames = self._data.frames
+        known = self._data.codes[frames.code[frame]]
+        at, column = int(frames.line[frame]), int(frames.column[frame])
+        columns = (column, int(frames.end_column[frame])) if column >= 0 else None
+        text = linecache.getline(known.file, at).strip()
+        return Place(known.file, at, known.function, text, columns, int(frames.end_line[frame]), call)
+
+
+def _header(inside: Place | None, count: int) -> tuple[Span, ...]:
+    """How often a body ran, and the loop it is the body of where the source says so."""
+    loop = enclosing_loop(inside.file, inside.line) if inside else None
+    return (Span(f"×{count}", "number"), *((Span("  "), Span(loop, "code")) if loop else ()))
+
+
+def _single(node: Node) -> tuple[Node, int]:
+    """A repeat of one op as that op and how often it ran; it needs no bracket."""
+    if isinstance(node, Repeat) and len(node.body) == 1 and isinstance(node.body[0], int):
+        return node.body[0], node.count
+    return node, 1
+
+
+def _leaves(node: Node) -> Iterator[int]:
+    if isinstance(node, Repeat):
+        for part in node.body:
+            yield from _leaves(part)
+    else:
+        yield node
+
+
+def _first(node: Node) -> int:
+    while isinstance(node, Repeat):
+        node = node.body[0]
+    return node
+
+
+def _common(chains: Sequence[Sequence[Place]]) -> int:
+    """How many lines all the chains begin with."""
+    count = 0
+    for places in zip(*chains, strict=False):
+        if len({(place.file, place.line, place.function) for place in places}) > 1:
+            break
+        count += 1
+    return count

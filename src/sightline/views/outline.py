@@ -1,0 +1,297 @@
+"""The one intermediate form of all views: lines of styled spans, and tables of them.
+
+A view builds an `Outline`; text, terminal and HTML are three renderings of it. Whatever comes from
+the recording is data: the terminal rendering interprets no markup and drops control characters, the
+HTML rendering escapes at one place (`_html`).
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import IO, TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: What a span means; how that looks is decided here, for the terminal (rich) and for HTML (CSS).
+STYLES: Final = {
+    "": ("", ""),
+    "code": ("", "color:inherit"),
+    "mark": ("bold", "font-weight:bold"),
+    "dim": ("dim", "color:#8a8f98"),
+    "op": ("cyan", "color:#0b7285"),
+    "shape": ("green", "color:#2b8a3e"),
+    "module": ("bold", "font-weight:bold"),
+    "title": ("bold", "font-weight:bold"),
+    "number": ("magenta", "color:#862e9c"),
+    "warn": ("yellow", "color:#b35900"),
+    "error": ("bold red", "color:#c92a2a;font-weight:bold"),
+}
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """The text without what would move a cursor or reverse a line: control characters become ``\\x1b``."""
+    text = text.replace("\n", "\\n").replace("\t", "    ")
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of text and what it means: a key of ``STYLES``."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: spans after a prefix that shows its depth."""
+
+    spans: tuple[Span, ...] = ()
+    prefix: str = ""
+
+    @property
+    def text(self) -> str:
+        return (self.prefix + "".join(printable(span.text) for span in self.spans)).rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    title: str
+    right: bool = False  #: numbers are set flush right
+
+
+#: A cell of a table: one span, or several that are read as one text.
+Cell = Span | tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: columns, rows of cells, and an optional last row set off by a rule."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    footer: tuple[Cell, ...] = ()
+
+
+Block = Line | Grid
+
+
+def line(*parts: str | Span | tuple[str, str], prefix: str = "") -> Line:
+    """A line from texts, spans and (text, style) pairs.
+
+    >>> line("x ", ("f32[2]", "shape"), prefix="│ ").text
+    '│ x f32[2]'
+    """
+    return Line(tuple(_span(part) for part in parts), prefix)
+
+
+def _span(part: str | Span | tuple[str, str]) -> Span:
+    if isinstance(part, Span):
+        return part
+    return Span(part) if isinstance(part, str) else Span(*part)
+
+
+def grid(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell | tuple[str, str]]],
+         footer: Sequence[str | Cell | tuple[str, str]] = ()) -> Grid:  # fmt: skip
+    """A table from rows of cells."""
+    return Grid(
+        tuple(columns),
+        tuple(tuple(_cell(cell) for cell in row) for row in rows),
+        tuple(_cell(cell) for cell in footer),
+    )
+
+
+def _cell(part: str | Cell | tuple[str, str]) -> Cell:
+    if isinstance(part, tuple):
+        return tuple(item for item in part if isinstance(item, Span)) or Span(*map(str, part))
+    return _span(part)
+
+
+def _spans(cell: Cell) -> tuple[Span, ...]:
+    return (cell,) if isinstance(cell, Span) else cell
+
+
+def _cell_width(cell: Cell) -> int:
+    return sum(width(printable(span.text)) for span in _spans(cell))
+
+
+@dataclass(frozen=True)
+class View:
+    """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
+
+    >>> print(View((line("hello"),)))
+    hello
+    """
+
+    blocks: tuple[Block, ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        return "\n".join(text for block in self.blocks for text in _text(block))
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def print(self, color: bool | None = None, file: IO[str] | None = None) -> None:
+        """Write it to the terminal, with colour only on a TTY unless ``color`` says otherwise."""
+        printer = Printer(file, color)
+        for block in self.blocks:
+            printer.write(block)
+
+    def _repr_html_(self) -> str:
+        body = "".join(_html(block) for block in self.blocks)
+        return (
+            '<div class="sightline" style="font-family:ui-monospace,Menlo,Consolas,monospace;'
+            f'font-size:12px;line-height:1.45;overflow-x:auto">{body}</div>'
+        )
+
+
+class Printer:
+    """Writes blocks to a stream one after the other: a finished view, or a live one line by line."""
+
+    def __init__(self, file: IO[str] | None = None, color: bool | None = None) -> None:
+        self._out = file or sys.stdout
+        self._console = _console(self._out, color)
+
+    def write(self, block: Block) -> None:
+        """Write one block; nothing in it is taken for markup."""
+        if self._console is None:
+            for text in _text(block):
+                self._plain(text + "\n")
+            return
+        from rich.text import Text
+
+        for parts in _parts(block):
+            made = Text(no_wrap=True, overflow="ignore", end="\n")
+            for span in parts:
+                made.append(printable(span.text), STYLES[span.style][0] or None)
+            self._console.print(made, soft_wrap=True)
+
+    def flush(self) -> None:
+        """Have it on the screen before the next op runs."""
+        self._out.flush()
+
+    def _plain(self, text: str) -> None:
+        try:
+            self._out.write(text)
+        except UnicodeEncodeError:  # a stream that cannot show ``│``: better a ``?`` than no view
+            encoding = self._out.encoding or "ascii"
+            self._out.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def _console(out: IO[str], color: bool | None) -> Console | None:
+    """A rich console when colour is wanted; NO_COLOR and a pipe mean plain text."""
+    import os
+
+    tty = hasattr(out, "isatty") and out.isatty()
+    if color is None:
+        color = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    if not color:
+        return None
+    from rich.console import Console
+
+    return Console(file=out, force_terminal=True, color_system="standard", highlight=False, markup=False,
+                   emoji=False, no_color=False)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def width(text: str) -> int:
+    """Columns a text takes in a terminal: wide characters count two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        for char in text
+    )
+
+
+def cut(text: str, room: int) -> str:
+    """The printable text in the room there is, with ``…`` where something is missing.
+
+    >>> cut("MultiheadAttention", 10)
+    'Multihead…'
+    """
+    text = printable(text)
+    if width(text) <= room:
+        return text
+    kept, room = "", room - 1
+    for char in text:
+        room -= width(char)
+        if room < 0:
+            break
+        kept += char
+    return f"{kept}…"
+
+
+def _text(block: Block) -> list[str]:
+    if isinstance(block, Line):
+        return [block.text]
+    return ["".join(printable(span.text) for span in parts).rstrip() for parts in _parts(block)]
+
+
+def _parts(block: Block) -> list[tuple[Span, ...]]:
+    """The lines of a block as spans, tables laid out with padding."""
+    if isinstance(block, Line):
+        return [(Span(block.prefix, "dim"), *block.spans)]
+    head = tuple(Span(column.title, "dim") for column in block.columns)
+    rows = [head, *block.rows, *([block.footer] if block.footer else [])]
+    widths = [
+        max((_cell_width(row[i]) for row in rows if i < len(row)), default=0)
+        for i in range(len(block.columns))
+    ]
+    rule = (Span("─" * (sum(widths) + 2 * (len(widths) - 1)), "dim"),)
+    laid = [_laid(block.columns, widths, row) for row in rows]
+    laid.insert(1, rule)
+    if block.footer:
+        laid.insert(len(laid) - 1, rule)
+    return laid
+
+
+def _laid(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> tuple[Span, ...]:
+    parts: list[Span] = []
+    for index, (column, size) in enumerate(zip(columns, widths, strict=True)):
+        cell = row[index] if index < len(row) else Span("")
+        pad = Span(" " * (size - _cell_width(cell)))
+        parts += [pad, *_spans(cell)] if column.right else [*_spans(cell), pad]
+        if index < len(widths) - 1:
+            parts.append(Span("  "))
+    return tuple(parts)
+
+
+def _html(block: Block) -> str:
+    if isinstance(block, Line):
+        parts = (Span(block.prefix, "dim"), *block.spans)
+        return f'<div style="white-space:pre">{_html_spans(parts) or "&nbsp;"}</div>'
+    cell = 'style="padding:1px 10px 1px 0;white-space:pre;text-align:{align}{rule}"'
+
+    def cells(tag: str, row: Sequence[Cell], rule: str = "") -> str:
+        made = []
+        for column, part in zip(block.columns, row, strict=False):
+            style = cell.format(align="right" if column.right else "left", rule=rule)
+            made.append(f"<{tag} {style}>{_html_spans(_spans(part))}</{tag}>")
+        return f"<tr>{''.join(made)}</tr>"
+
+    head = cells("th", [Span(column.title) for column in block.columns], ";border-bottom:1px solid #ccc")
+    body = "".join(cells("td", row) for row in block.rows)
+    foot = cells("td", block.footer, ";border-top:1px solid #ccc") if block.footer else ""
+    return f'<table style="border-collapse:collapse;font:inherit">{head}{body}{foot}</table>'
+
+
+def _html_spans(spans: Iterable[Span]) -> str:
+    """The one place where text becomes HTML."""
+    made = []
+    for span in spans:
+        if not span.text:
+            continue
+        text = html.escape(printable(span.text))
+        css = STYLES[span.style][1]
+        made.append(f'<span style="{css}">{text}</span>' if css else text)
+    return "".join(made)

@@ -1,0 +1,180 @@
+"""What went into module calls and what came out, in one short text: ``f32[2, 8] → f32[2, 4]``.
+
+Several calls are written as one: a size that differs becomes ``5…9``. Tensors inside dicts, keyword
+arguments and model outputs carry their name: ``mask=b8[2, 8]``. The table of a wide model has little
+room, so the same exchange can be written at three levels of brevity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sightline.notation import dtype_name
+from sightline.trace.data import RAISED, TensorMeta, TraceData
+from sightline.trace.tables import Index
+
+ARROW: Final = " → "
+#: In full; without what the result repeats; only what the result changes.
+FULL, SHORT, SHORTEST = range(3)
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Tensors that look alike, next to each other in a call."""
+
+    label: str
+    dtype: str
+    sizes: tuple[str, ...]
+    suffix: str  #: layout and device, where they are worth saying
+    count: int = 1
+
+    def text(self, *, dtype: bool = True, label: bool = True, skip: int = 0) -> str:
+        """``mask=b8[2, 8] ×2``; ``skip`` leading sizes are written as one ``…``."""
+        sizes = ("…", *self.sizes[skip:]) if skip else self.sizes
+        name = f"{self.label}=" if label and self.label else ""
+        times = f" ×{self.count}" if self.count > 1 else ""
+        return f"{name}{self.dtype if dtype else ''}[{', '.join(sizes)}]{self.suffix}{times}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What went in and came out of calls that look alike, and how many looked different."""
+
+    inputs: tuple[Item, ...]
+    outputs: tuple[Item, ...]
+    others: int = 0
+    raised: bool = False  #: nothing came out but an exception
+
+    def text(self, brevity: int = FULL) -> str:
+        """The exchange in one line.
+
+        >>> linear = Exchange((Item("", "f32", ("2", "8"), ""),), (Item("", "f32", ("2", "4"), ""),))
+        >>> [linear.text(brevity) for brevity in (FULL, SHORT, SHORTEST)]
+        ['f32[2, 8] → f32[2, 4]', 'f32[2, 8] → [2, 4]', 'f32[2, 8] → […, 4]']
+        """
+        if not self.inputs and not self.outputs:
+            return ""
+        more = f" +{self.others} other" if self.others else ""
+        if self.raised:
+            return f"{', '.join(item.text() for item in self.inputs) or '()'}{ARROW}raised{more}"
+        if brevity == SHORTEST:
+            return _few(self.inputs) + ARROW + self._shortest() + more
+        inputs = ", ".join(item.text() for item in self.inputs) or "()"
+        if brevity == SHORT and self.outputs and self._same:
+            return f"{inputs}{ARROW}same{more}"
+        outputs = ", ".join(item.text(dtype=brevity == FULL or not self._same_dtype) for item in self.outputs)
+        return f"{inputs}{ARROW}{outputs or '()'}{more}"
+
+    @property
+    def _same(self) -> bool:
+        both = len(self.outputs) == 1 and bool(self.inputs)
+        return both and _bare(self.inputs[0]) == _bare(self.outputs[0])
+
+    @property
+    def _same_dtype(self) -> bool:
+        return bool(self.inputs) and {item.dtype for item in self.outputs} == {self.inputs[0].dtype}
+
+    def _shortest(self) -> str:
+        if not self.outputs or not self.inputs:
+            return _few(self.outputs)
+        if self._same:
+            return "same"
+        first, given = self.outputs[0], self.inputs[0]
+        skip = 0
+        most = min(len(first.sizes) - 1, len(given.sizes))  # at least the last size is written
+        while skip < most and first.sizes[skip] == given.sizes[skip]:
+            skip += 1
+        text = first.text(dtype=first.dtype != given.dtype, label=False, skip=skip)
+        return text + _rest(self.outputs)
+
+
+def _bare(item: Item) -> Item:
+    return replace(item, label="", count=1)
+
+
+def _few(items: Sequence[Item]) -> str:
+    return items[0].text(label=False) + _rest(items) if items else "()"
+
+
+def _rest(items: Sequence[Item]) -> str:
+    rest = sum(item.count for item in items[1:])
+    return f" +{rest}" if rest else ""
+
+
+class Exchanges:
+    """Exchanges of the module calls of one trace; what each form and meta looks like is worked out once."""
+
+    def __init__(self, index: Index) -> None:
+        self._data: TraceData = index.raw
+        self._one_device = len({meta.device for meta in self._data.metas}) <= 1
+        self._labels: dict[int, list[str]] = {}
+
+    def of(self, calls: Sequence[int]) -> Exchange:
+        """The exchange of several calls, told as one where they differ in sizes only."""
+        columns = self._data.calls
+        kinds: dict[tuple[tuple[Item, ...], tuple[Item, ...]], None] = {}
+        seen: set[tuple[object, ...]] = set()
+        metas = self._data.values.meta
+        for call in calls:
+            inputs = metas[columns.inputs[columns.input_offsets[call] : columns.input_offsets[call + 1]]]
+            outputs = metas[columns.outputs[columns.output_offsets[call] : columns.output_offsets[call + 1]]]
+            forms = (int(columns.input_form[call]), int(columns.output_form[call]))
+            key = (*forms, inputs.tobytes(), outputs.tobytes())
+            if key not in seen:
+                seen.add(key)
+                kinds[self._items(forms[0], inputs.tolist()), self._items(forms[1], outputs.tolist())] = None
+        if not kinds:
+            return Exchange((), ())
+        merged = _merged(list(kinds))
+        raised = bool(columns.flags[calls[0]] & RAISED) and not merged.outputs
+        return replace(merged, raised=raised)
+
+    def _items(self, form: int, metas: Sequence[int]) -> tuple[Item, ...]:
+        if form not in self._labels:
+            paths = self._data.forms[form].slots() if form >= 0 else []
+            self._labels[form] = [_label(path) for path in paths]
+        labels = self._labels[form]
+        items: list[Item] = []
+        for position, meta in enumerate(metas):
+            item = self._item(labels[position] if position < len(labels) else "", self._data.metas[meta])
+            if items and replace(items[-1], count=1) == item:
+                items[-1] = replace(items[-1], count=items[-1].count + 1)
+            else:
+                items.append(item)
+        return tuple(items)
+
+    def _item(self, label: str, meta: TensorMeta) -> Item:
+        layout = meta.layout.removeprefix("torch.")
+        layout = "" if layout == "strided" else f" {layout}"
+        device = "" if self._one_device or meta.device == "cpu" else f"@{meta.device}"
+        return Item(label, dtype_name(meta.dtype), tuple(map(str, meta.shape)), layout + device)
+
+
+def _label(path: str) -> str:
+    """The name a tensor goes by: that of the keyword, field or key that leads to it."""
+    found = _NAME.search(path)
+    return found[0] if found else ""
+
+
+def _merged(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:
+    shapes = {tuple((i.label, i.dtype, len(i.sizes), i.suffix, i.count) for i in (*a, *b)) for a, b in kinds}
+    inputs, outputs = kinds[0]
+    if len(kinds) == 1 or len(shapes) > 1 or len({len(a) for a, _ in kinds}) > 1:
+        return Exchange(inputs, outputs, len(kinds) - 1)
+    return Exchange(
+        tuple(_spread([kind[0][i] for kind in kinds]) for i in range(len(inputs))),
+        tuple(_spread([kind[1][i] for kind in kinds]) for i in range(len(outputs))),
+    )
+
+
+def _spread(items: list[Item]) -> Item:
+    """One item for several of the same rank: sizes that differ become a range."""
+    sizes = []
+    for column in zip(*(item.sizes for item in items), strict=True):
+        values = sorted(set(map(int, column)))
+        sizes.append(str(values[0]) if len(values) == 1 else f"{values[0]}…{values[-1]}")
+    return replace(items[0], sizes=tuple(sizes))

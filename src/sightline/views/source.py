@@ -1,0 +1,256 @@
+"""``t.source()``: the user's own files, with what ran on each line, loops and calls taken together.
+
+Only functions that ran are shown. Under a line stand the ops that ran on it and the shapes they made, at
+its right how often it ran and how long its ops took, those inside what it calls included. What the
+backward pass did for a line has its own row, marked ``⟵``; rows show their part of the line's time.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from sightline.analysis.lines import LineRecord, Lines, Tally, tally_lines
+from sightline.analysis.places import installed_file
+from sightline.analysis.select import Selection, nearest
+from sightline.errors import NothingMatched, UsageError
+from sightline.notation import short_path, time_text
+from sightline.trace.data import PHASES, FileInfo, TraceData
+from sightline.views.chain import PHASE_MARKS
+from sightline.views.code import chosen_level
+from sightline.views.outline import Line, Span, View, line, printable
+from sightline.views.outline import width as text_width
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+_CALLS: Final = 7  # columns for how often a line ran
+_TIME: Final = 11  # columns for its time
+_MORE: Final = "#   "  # what a row begins with that goes on with the one before
+_MOST_OPS, _MOST_SHAPES = 16, 12  # more of them on one line say nothing to a reader
+
+
+def source(trace: Trace, *, file: str | None = None, ops: str | None = None, module: str | None = None,
+           op: str | None = None, phase: str | None = None, depth: int | None = None, tail: int | None = None,
+           width: int = 100) -> View:  # fmt: skip
+    """The user's files, annotated line by line; see `Trace.source` for the options."""
+    if type(width) is not int or width < 40:
+        raise UsageError(f"width={width!r} must be a whole number from 40 up.")
+    index = trace.index
+    mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
+    meant = _meant_files(index.raw, file)
+    lines = tally_lines(index, mask, lambda path: path not in meant)
+    blocks: list[Line] = []
+    for path, records in lines.files.items():
+        blocks += [*_file_lines(path, records, index.raw.files.get(path), width), Line()]
+    blocks += _elsewhere(lines, named=file is not None)
+    return View(tuple(blocks[:-1] if blocks and not blocks[-1].spans else blocks))
+
+
+def _meant_files(data: TraceData, pattern: str | None) -> set[str]:
+    """The files to show: the user's own, or those whose path matches or contains the pattern."""
+    paths = {code.file for code in data.codes}
+    if pattern is None:
+        return {path for path in paths if not installed_file(path)}
+    if not isinstance(pattern, str):
+        raise UsageError(f"file={pattern!r} must be a string: a part of a path, or a glob over it.")
+    meant = {
+        path
+        for path in paths
+        if pattern in path or fnmatchcase(path, pattern) or fnmatchcase(short_path(path), pattern)
+    }
+    if not meant:
+        names = nearest(pattern, sorted(short_path(path) for path in paths))
+        raise NothingMatched(f"file={pattern!r} matches no source file of this trace{names}")
+    return meant
+
+
+def _elsewhere(lines: Lines, *, named: bool) -> list[Line]:
+    if not lines.elsewhere:
+        return [] if lines.files else [line(("(no ops were recorded)", "dim"))]
+    count = f"{lines.elsewhere} op{'s' if lines.elsewhere > 1 else ''}"
+    where = "outside these files" if named else "under no line of your own files"
+    return [line((f"{count} ran {where}, {time_text(lines.elsewhere_time)}.", "dim"))]
+
+
+def _file_lines(
+    path: str, records: dict[int, LineRecord], seen: FileInfo | None, width: int
+) -> Iterator[Line]:
+    """One file: its header, then the functions that ran."""
+    yield _header(path, records, width)
+    state = _changed(path, seen)
+    if state:
+        yield line((f"  {state}", "warn"))
+    texts = [text.rstrip("\n") for text in linecache.getlines(path)]
+    digits = max(4, len(str(max(records))))
+    last = 0
+    for number in _shown(texts, records):
+        if number > last + 1 and texts:
+            yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
+        last = number
+        text = texts[number - 1] if 0 < number <= len(texts) else ""
+        yield from _annotated(number, text, records.get(number), digits, width)
+    if last < len(texts):
+        yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
+
+
+def _header(path: str, records: dict[int, LineRecord], width: int) -> Line:
+    ran = sum(bool(record.phases) for record in records.values())
+    totals = dict.fromkeys(PHASES, 0)
+    for record in records.values():
+        for phase, tally in record.phases.items():
+            totals[phase] += tally.time
+    times = [f"{phase} {time_text(time)}" for phase, time in totals.items() if time]
+    about = "  ".join([f"{ran} line{'s' if ran != 1 else ''} with ops", *times])
+    name = _cut(printable(short_path(path)), width // 2)
+    about = _cut(about, width - text_width(name) - 2)
+    titles = f"{'runs':>{_CALLS}}{'time':>{_TIME}}"
+    gap = width - text_width(name) - 2 - len(about) - len(titles)
+    parts = [Span(name, "title"), Span("  "), Span(about, "dim")]
+    if gap > 0:
+        parts.append(Span(" " * gap + titles, "dim"))
+    return Line(tuple(parts))
+
+
+def _changed(path: str, seen: FileInfo | None) -> str:
+    """A sentence where the file on disk is not, or may not be, the one that ran; else nothing."""
+    if not linecache.getlines(path):
+        return "The source is not at hand: the file is missing or was never one. Only line numbers are shown."
+    if seen is None:
+        return ""
+    try:
+        now = os.stat(path)
+    except OSError:
+        return "This file is missing now; what is shown is what Python still remembers of it."
+    if (now.st_mtime_ns, now.st_size) != (seen.mtime_ns, seen.size):
+        linecache.checkcache(path)
+        return "This file changed since the recording: its lines may not be the ones that ran."
+    return ""
+
+
+def _annotated(number: int, text: str, record: LineRecord | None, digits: int, width: int) -> Iterator[Line]:
+    """A source line, and below it what ran there."""
+    gutter = Span(f"{number:>{digits}} │ ", "dim")
+    room = width - digits - 3 - _CALLS - _TIME
+    shown = _cut(printable(text), room)
+    if record is None:
+        yield Line((gutter, Span(shown, "code")))
+        return
+    total = record.inside + sum(tally.time for tally in record.phases.values())
+    calls = f"×{record.calls}" if record.calls else ""
+    numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(f"{time_text(total):>{_TIME}}"))
+    pad = Span(" " * (room - text_width(shown)))
+    yield Line((gutter, Span(shown, "mark" if record.phases else "code"), pad, *numbers))
+    indent = len(text.expandtabs(4)) - len(text.expandtabs(4).lstrip()) + 2
+    below = Span(" " * digits + " │ " + " " * min(indent, width // 8), "dim")
+    for phase in PHASES:
+        if phase in record.phases:
+            tally = record.phases[phase]
+            yield from _ops_lines(below, tally, phase, width, timed=tally.time != total)
+
+
+def _ops_lines(gutter: Span, tally: Tally, phase: str, width: int, *, timed: bool) -> Iterator[Line]:
+    """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where it is a part of the line's."""
+    head = f"# {PHASE_MARKS.get(phase, '')}"
+    room = width - text_width(gutter.text) - len(_MORE) - _TIME
+    names = [name if count == 1 else f"{name} ×{count}" for name, count in tally.ops.items()]
+    words = [Span(word, "op") for word in _listed(names, _MOST_OPS, room)]
+    if tally.shapes:
+        shapes = _listed([*tally.shapes], _MOST_SHAPES, room - len("-> "))
+        words += [Span("-> " + shapes[0], "shape"), *(Span(word, "shape") for word in shapes[1:])]
+    if tally.raised:
+        words.append(Span(f"!! raised{f' ×{tally.raised}' if tally.raised > 1 else ''}", "error"))
+    for number, row in enumerate(_rows(words, room)):
+        parts = [gutter, Span(_MORE if number else head, "dim"), *row]
+        if timed and number == 0:
+            used = sum(text_width(span.text) for span in parts)
+            parts.append(Span(f"{time_text(tally.time):>{width - used}}", "dim"))
+        yield Line(tuple(parts))
+
+
+def _listed(items: Sequence[str], most: int, room: int) -> list[str]:
+    """The items as words of a list, each with its comma, no more than ``most`` of them."""
+    shown = [_cut(printable(item), room - 1) for item in items[:most]]
+    if len(items) > most:
+        shown.append(f"+{len(items) - most} more")
+    return [word + "," for word in shown[:-1]] + shown[-1:]
+
+
+def _rows(words: Sequence[Span], room: int) -> Iterator[list[Span]]:
+    """Words set in rows that are at most ``room`` wide, with a space between."""
+    row: list[Span] = []
+    used = 0
+    for word in words:
+        size = text_width(word.text)
+        if row and used + 1 + size > room:
+            yield row
+            row, used = [], 0
+        if row:
+            row.append(Span(" "))
+            used += 1
+        row.append(word)
+        used += size
+    if row:
+        yield row
+
+
+def _cut(text: str, room: int) -> str:
+    if text_width(text) <= room:
+        return text
+    kept = text[: room - 1]
+    while text_width(kept) > room - 1:
+        kept = kept[:-1]
+    return kept + "…"
+
+
+def _shown(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
+    """The numbers of the lines to show: every function that ran, and the classes around them."""
+    ran = set(ran)
+    if not texts:
+        return sorted(ran)
+    try:
+        tree = ast.parse("\n".join(texts))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python that can be parsed here
+        return sorted({near for at in ran for near in (at - 1, at, at + 1) if 0 < near <= len(texts)} | ran)
+    shown = set(ran)
+    _show_inside(tree, ran, shown)
+    return sorted(at for at in shown if at > 0)
+
+
+def _show_inside(node: ast.AST, ran: set[int], shown: set[int]) -> bool:
+    """Add the lines of the functions below a node that ran; True if any did."""
+    found = False
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found |= _show_inside(child, ran, shown)
+            continue
+        body = range(child.lineno, (child.end_lineno or child.lineno) + 1)
+        if not ran.intersection(body):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                shown.difference_update(body)
+            continue
+        found = True
+        if isinstance(child, ast.ClassDef):
+            shown.add(child.lineno)
+        else:
+            first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+            shown.update(range(first, body.stop))
+            shown.difference_update(_docstring(child))
+        _show_inside(child, ran, shown)
+    return found
+
+
+def _docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> range:
+    """The lines of a docstring but its first."""
+    first = node.body[0]
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        return range(first.lineno + 1, (first.end_lineno or first.lineno) + 1)
+    return range(0)

@@ -1,0 +1,293 @@
+"""Ops under their source lines: the finished view, its folds, and the same lines live."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from sightline.api import Trace
+from sightline.errors import NothingMatched, UsageError
+from sightline.trace.forms import SLOT, Form
+from sightline.views.chain import Place
+from sightline.views.code import code
+from sightline.views.live import LiveCode, OpEvent
+from sightline.views.outline import Line, View
+from tests.builders import TORCH, TraceBuilder, make_trace
+from tests.conftest import Golden
+
+HOSTILE = "\x1b[31m[bold]evil[/bold]<script>alert(1)</script>\r\n\u202e"
+
+
+def test_a_transformer_forward_backward_and_step(golden: Golden) -> None:
+    golden("code", str(code(make_trace())))
+
+
+def test_api_calls_with_names(golden: Golden) -> None:
+    golden("code_api_names", str(code(make_trace(1, backward=False), ops="api", names=True)))
+
+
+def test_folded_layers(golden: Golden) -> None:
+    golden("code_folded", str(code(make_trace(24), fold=True)))
+
+
+def test_folded_training_steps(golden: Golden) -> None:
+    golden("code_folded_steps", str(code(training(3), fold=True)))
+
+
+def training(steps: int) -> Trace:
+    b = TraceBuilder()
+    b.source(
+        "train.py", "for step in range(3):\n    loss = net(x).sum()\n    loss.backward()\n    opt.step()\n"
+    )
+    b.source(
+        "net.py",
+        "def forward(self, x):\n    for layer in self.layers:\n        x = layer(x).relu()\n    return x\n",
+    )
+    x = b.value(2, 4)
+    for _ in range(steps):
+        made = []
+        with b.at("train.py", 2, "<module>", "net(x)"):
+            for _layer in range(4):
+                with b.at("net.py", 3, "forward", "layer(x)"):
+                    h = b.op("mm", x, x, out=(2, 4))
+                with b.at("net.py", 3, "forward", "layer(x).relu()"):
+                    made.append(b.op("relu", h, out=(2, 4)))
+        with b.at("train.py", 2, "<module>", "net(x).sum()"):
+            b.op("sum", made[-1], out=())
+        with b.at("train.py", 3, "<module>", "loss.backward()"), b.phase("backward"):
+            for y in reversed(made):
+                b.op("threshold_backward", y, out=(2, 4), forward=y)
+        with b.at("train.py", 4, "<module>", "opt.step()"), b.phase("optimizer"):
+            b.op("add_.Tensor", x, inplace=x)
+    return b.build()
+
+
+def test_consecutive_ops_on_one_line_share_it() -> None:
+    b = TraceBuilder()
+    b.source("n.py", "y = x.relu() + 1\n")
+    x = b.value(2)
+    with b.at("n.py", 1, "<module>", "x.relu()"):
+        h = b.op("relu", x, out=(2,))
+    with b.at("n.py", 1, "<module>", "x.relu() + 1"):
+        b.op("add.Tensor", h, 1, out=(2,))
+    view = code(b.build())
+    assert str(view).splitlines() == [
+        "y = x.relu() + 1  # n.py:1 in <module>:",
+        "│ # relu(f32[2]) -> f32[2];",
+        "│ # add.Tensor(f32[2], 1) -> f32[2];",
+    ]
+    assert marked(view) == ["x.relu() + 1"]
+
+
+def marked(view: View) -> list[str]:
+    lines = [block for block in view.blocks if isinstance(block, Line)]
+    return [span.text for block in lines for span in block.spans if span.style == "mark"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expr", "wanted"),
+    [
+        ("    y = f(x)\n", "f(x)", ["f(x)"]),
+        ("\tä = f('ö', x) + g(x)\n", "g(x)", ["g(x)"]),
+        ("y = f(\n    x)\n", (4, 6), ["f("]),
+        ("y = f(x)\n", (50, 60), []),
+        ("y = f(x)\n", None, []),
+    ],
+)
+def test_the_expression_is_marked_to_the_column(text: str, expr: Any, wanted: list[str]) -> None:
+    b = TraceBuilder()
+    b.source("m.py", text)
+    with b.at("m.py", 1, "f", expr, end_line=text.count("\n")):
+        b.op("relu", b.value(2), out=(2,))
+    assert marked(code(b.build())) == wanted
+
+
+def test_torch_frames_are_hidden_unless_asked_for() -> None:
+    t = make_trace(1)
+    assert "Linear.forward" not in str(code(t))
+    assert "# site-packages/torch/nn/modules/linear.py:134 in Linear.forward:" in str(
+        code(t, torch_frames=True)
+    )
+
+
+def test_a_line_that_enters_another_call_is_written_again() -> None:
+    assert str(code(make_trace(3, backward=False))).count("x = block(x)  # net.py:22") == 3
+
+
+def test_an_op_under_a_line_that_was_gone_into_already() -> None:
+    b = TraceBuilder()
+    b.source("n.py", "y = f(x) + 1\ndef f(x):\n    return x.relu()\n")
+    x = b.value(2)
+    with b.at("n.py", 1, "<module>"):
+        b.op("neg", x, out=(2,))
+        with b.at("n.py", 3, "f"):
+            b.op("relu", x, out=(2,))
+        b.op("add.Tensor", x, 1, out=(2,))
+    assert str(code(b.build())).splitlines() == [
+        "y = f(x) + 1  # n.py:1 in <module>:",
+        "│ # neg(f32[2]) -> f32[2];",
+        "│ ⬇️",
+        "│ return x.relu()  # n.py:3 in f:",
+        "│ │ # relu(f32[2]) -> f32[2];",
+        "│ # add.Tensor(f32[2], 1) -> f32[2];",
+    ]
+
+
+def test_no_source_no_result_and_an_exception() -> None:
+    b = TraceBuilder()
+    x = b.value(2)
+    b.op("manual_seed", 3)
+    with b.at("/gone/net.py", 7, "forward"):
+        b.op("mm", x, x, raised=True)
+    with b.at(TORCH, 3, "worker"):
+        b.op("relu", x, out=(2,))
+    assert str(code(b.build())).splitlines() == [
+        "(no Python source)",
+        "│ # manual_seed(3);",
+        "# net.py:7 in forward:",
+        "│ # mm(f32[2], f32[2]) !! raised",
+        "(no Python source)",
+        "│ # relu(f32[2]) -> f32[2];",
+    ]
+
+
+def test_recompute_has_its_header_and_mark() -> None:
+    b = TraceBuilder()
+    with b.phase("recompute"):
+        b.op("relu", b.value(2), out=(2,))
+    header, _, op = str(code(b.build())).splitlines()
+    assert header.startswith("── recompute ─")
+    assert op == "│ # ↺ relu(f32[2]) -> f32[2];"
+
+
+def test_levels_and_filters() -> None:
+    t = make_trace()
+    assert (
+        str(code(t, tail=1)).splitlines()[-1]
+        == "│ │ # _foreach_add_([f32[16, 4]], [f32[16, 4]], alpha=-0.1);"
+    )
+    assert str(code(t, module="embed", phase="forward")).count("embedding(") == 1
+    assert "F.embedding(" in str(code(t, ops="api", op="*embedding"))
+    with pytest.raises(NothingMatched):
+        code(t, module="nope")
+    with pytest.raises(UsageError, match="ops='c' is no level; choose 'api' or 'aten'"):
+        code(t, ops="c")
+
+
+def test_a_trace_of_one_level_shows_that_level() -> None:
+    b = TraceBuilder()
+    b.op("torch.relu", b.value(2), out=(2,), level="api", flavour="function")
+    t = b.build()
+    assert "torch.relu" in str(code(t))
+    with pytest.raises(
+        NothingMatched, match="ops='aten': this trace has no aten ops; it has api ops, ops='api'"
+    ):
+        code(t, ops="aten")
+
+
+def test_an_empty_trace() -> None:
+    assert str(code(TraceBuilder().build())) == "(no ops were recorded)"
+
+
+def test_hostile_strings_stay_text() -> None:
+    b = TraceBuilder()
+    b.source("evil.py", f"x = '{HOSTILE.splitlines()[0]}'\n")
+    with b.at("evil.py", 1, HOSTILE):
+        b.op(HOSTILE, HOSTILE, out=(2,))
+    view = code(b.build())
+    for color in (True, False):
+        out = io.StringIO()
+        view.print(color=color, file=out)
+        assert "[bold]evil[/bold]" in out.getvalue()
+        assert "\x1b[31m" not in out.getvalue()
+    assert "\x1b" not in str(view)
+    assert "\u202e" not in str(view)
+    assert len(str(view).splitlines()) == 2
+    assert "<script>" not in view._repr_html_()
+
+
+# -- live ------------------------------------------------------------------------------------------
+
+
+def events(trace: Trace) -> list[OpEvent]:
+    """The trace's aten ops as a recorder would tell them."""
+    made = []
+    for op in trace.ops.where(level="aten"):
+        shown = op.forward or op
+        entered: dict[int, int] = {}
+        call = op.call
+        while call is not None and call.frame is not None:
+            entered.setdefault(call.frame.id, call.id)
+            call = call.parent
+        frames = shown.frame.chain if shown.frame else []
+        chain = [
+            Place(f.file, f.line, f.function, f.code, f.columns, f.end_line, entered.get(f.id, -1))
+            for f in frames
+        ]
+        visible = [place for place in chain if "/torch/" not in place.file]
+        innermost = visible[-1]
+        chain[chain.index(innermost)] = Place(
+            innermost.file, innermost.line, innermost.function, innermost.code, innermost.columns
+        )
+        inputs, outputs = [str(v) for v in op.inputs], [str(v) for v in op.outputs]
+        made.append(OpEvent(op.name, op.form, inputs, op.result.fill(outputs), chain, op.phase, op.raised))
+    return made
+
+
+def test_live_prints_the_lines_of_the_view() -> None:
+    t = make_trace()
+    out = io.StringIO()
+    live = LiveCode(out)
+    for event in events(t):
+        live.op(event)
+    assert out.getvalue() == str(code(t)) + "\n"
+
+
+def test_live_takes_frames_as_they_are_and_flushes_each_op() -> None:
+    flushed: list[int] = []
+
+    class Stream(io.StringIO):
+        def flush(self) -> None:
+            flushed.append(len(self.getvalue()))
+
+    out = Stream()
+    live = LiveCode(out, color=False)
+    frame = make_trace().ops[0].frame
+    assert frame is not None
+    live.op(OpEvent("relu", Form((SLOT, 1)), ["f32[2]"], "f32[2]", frame.chain))
+    live.op(OpEvent("mm", Form((SLOT,)), ["f32[2]"], chain=frame.chain, raised=True))
+    assert len(flushed) == 2
+    assert out.getvalue().splitlines()[-2:] == [
+        "│ │ │ # relu(f32[2], 1) -> f32[2];",
+        "│ │ │ # mm(f32[2]) !! raised",
+    ]
+
+
+def test_live_survives_a_stream_that_cannot_show_it() -> None:
+    raw = io.BytesIO()
+    live = LiveCode(io.TextIOWrapper(raw, encoding="ascii"))
+    live.op(OpEvent("relu", Form(()), output="f32[2]"))
+    assert b"relu() -> f32[2];" in raw.getvalue()
+
+
+def test_a_long_loop_folds_into_its_body() -> None:
+    b = TraceBuilder()
+    b.source("big.py", "for i in range(n):\n    x = f(x)\n    y = x.relu()\n")
+    x = b.value(2, 3)
+    for _ in range(5_000):
+        with b.at("big.py", 2, "<module>", "f(x)"):
+            b.op("mm", x, x, out=(2, 3))
+        with b.at("big.py", 3, "<module>", "x.relu()"):
+            b.op("relu", x, out=(2, 3))
+    t = b.build()
+    assert str(code(t)).count("\n") == 20_000 - 1
+    assert str(code(t, fold=True)).splitlines() == [
+        "┌ ×5000  for i in range(n):",
+        "┊ x = f(x)  # big.py:2 in <module>:",
+        "┊ │ # mm(f32[2, 3], f32[2, 3]) -> f32[2, 3];",
+        "┊ y = x.relu()  # big.py:3 in <module>:",
+        "┊ │ # relu(f32[2, 3]) -> f32[2, 3];",
+        "└",
+    ]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sightline.api import Trace
+from sightline.errors import NothingMatched, UsageError
+from sightline.trace.data import TensorMeta
+from sightline.views.outline import width
+from sightline.views.summary import summary
+from tests.builders import TraceBuilder, make_trace
+from tests.conftest import Golden
+from tests.views.odd_traces import crashed, hostile, nested
+
+
+def rows(text: str) -> dict[str, str]:
+    """The rows of the table by the first word after the tree."""
+    return {line.lstrip("│├└ ").partition(" ")[0]: line for line in text.splitlines() if line}
+
+
+def test_a_small_transformer(golden: Golden) -> None:
+    golden("summary_transformer", str(summary(make_trace())))
+
+
+def test_nested_inputs_shared_frozen_and_unused_modules(golden: Golden) -> None:
+    golden("summary_nested", str(summary(nested(), width=None)))
+
+
+def test_a_run_that_crashed(golden: Golden) -> None:
+    golden("summary_crashed", str(summary(crashed())))
+
+
+@pytest.mark.parametrize("make", [make_trace, nested, crashed])
+def test_it_fits_a_hundred_columns(make: Callable[[], Trace]) -> None:
+    assert max(map(width, str(summary(make())).splitlines())) <= 100
+
+
+def test_columns_that_would_be_empty_are_left_out() -> None:
+    head = str(summary(make_trace(backward=False))).splitlines()[0]
+    assert "time" in head
+    assert "bwd" not in head
+    assert "trainable" not in head
+
+
+def test_calls_have_a_column_where_a_module_was_called_more_than_once() -> None:
+    assert "each called once" in str(summary(make_trace()))
+    text = str(summary(nested()))
+    assert " calls " in text.splitlines()[0]
+    assert " 6 " in rows(text)["fc"]
+
+
+def test_ops_between_modules_have_their_row() -> None:
+    text = str(summary(make_trace(1), width=None))
+    assert "· chunk, transpose, @ ×2, softmax, gelu, +" in text
+    assert "· outside: sum" in text
+
+
+def test_a_tied_weight_stands_in_parentheses_where_it_was_counted_before() -> None:
+    text = str(summary(nested()))
+    assert "(800)" in rows(text)["head"]
+    assert "parameters  936 (3.66 KiB) · trainable 928 · not trainable 8" in text
+
+
+def test_a_call_that_raised_says_so() -> None:
+    assert "f32[1, 8] → raised" in rows(str(summary(crashed())))["fc2"]
+
+
+def test_depth_takes_what_is_deeper_into_the_last_row() -> None:
+    text = str(summary(make_trace(), depth=1))
+    assert "norm" not in text
+    assert "8.19k" in rows(text)["blocks"]
+    assert rows(text)["total"].split() == rows(str(summary(make_trace())))["total"].split()
+
+
+def test_module_and_phase() -> None:
+    text = str(summary(make_trace(), module="blocks.*.fc", phase="backward"))
+    assert list(rows(text))[1:4] == ["─" * len(text.splitlines()[1]), "blocks.0.fc", "blocks.1.fc"]
+    assert "18.0 µs" in rows(text)["total"]
+    assert "FLOPs" not in text.splitlines()[0]
+
+
+def test_a_filter_that_matches_nothing_names_what_there_is() -> None:
+    with pytest.raises(NothingMatched, match=r"module='block' matches no module of this trace; did you mean"):
+        summary(make_trace(), module="block")
+    with pytest.raises(UsageError, match="phase='sideways' is no phase"):
+        summary(make_trace(), phase="sideways")
+
+
+def test_another_device_is_said_once() -> None:
+    b = TraceBuilder()
+    x = b.value(2, 3, device="cuda:0")
+    with b.call("fc", x) as out:
+        out.append(b.value(2, 3, device="cuda:0", producer=-1))
+        b.op("relu_", x, inplace=x)
+    trace = b.build()
+    trace.data.metas[:] = [TensorMeta((2, 3), None, "float32", "cuda:0") for _ in trace.data.metas]
+    assert "f32[2, 3] → f32[2, 3] " in str(summary(trace))
+
+
+def test_hostile_names_stay_text() -> None:
+    view = summary(hostile(), width=None)
+    assert "\x1b" not in str(view)
+    assert "\u202e" not in str(view)
+    assert "[bold]x[/bold]" in str(view)
+    assert "<script>" not in view._repr_html_()
+
+
+def test_an_empty_trace_has_an_empty_table() -> None:
+    assert "total" in str(summary(TraceBuilder().build()))
