@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types imports unit goldens bench clean
+.PHONY: help demo test lint format types imports unit examples goldens bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## trace a small transformer, forward and backward, and print the views
 	$(BIN)/sightline demo
 
-test: lint types imports unit ## lint, types, import directions, tests
+test: lint types imports unit examples ## lint, types, import directions, tests
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check
@@ -35,8 +35,12 @@ types: $(READY) ## mypy --strict
 imports: $(READY) ## who may import whom
 	$(BIN)/python checks/imports.py
 
-unit: $(READY) ## the tests alone
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+unit: $(READY) ## the tests alone; ARGS="-k fold -x" for some of them
+	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
+
+# In one process: a worker's own frames would stand above the examples' in what the views print.
+examples: $(READY) ## the examples in the docstrings
+	$(BIN)/python -m pytest -n 0 -q src
 
 format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix

@@ -16,6 +16,7 @@ import sys
 import time
 import tracemalloc
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -96,29 +97,36 @@ def flatness(ops: int) -> None:
 
 
 def growth(traces: int) -> None:
-    """Memory left over by many traces in a row, each dropped."""
+    """Memory left over by many traces in a row, each dropped; beside the same runs without a trace."""
     work = workload("toy", *toy(layers=4))
-    sizes = array("q", [0]) * traces  # made beforehand: what is noted must not grow itself
-    objects = array("q", [0]) * traces
-    tracemalloc.start()
-    for turn in range(traces):
+
+    def traced() -> None:
         with sl.trace(work.model) as trace:
             work.run()
         trace.data  # noqa: B018 — the first access builds it
-        del trace
+
+    print(f"\n{traces} traces in a row, each dropped ({work.ops} aten ops)")
+    plain = growth_each(work.run, traces)
+    each = growth_each(traced, traces)
+    print(f"  {plain[0]:+.0f} bytes and {plain[1]:+.2f} objects per run without a trace")
+    extra = verdict(each[0] - plain[0] <= 100)
+    print(f"  {each[0]:+.0f} bytes and {each[1]:+.2f} objects per trace   ≤ 100 more {extra}")
+
+
+def growth_each(run: Callable[[], object], times: int) -> tuple[float, float]:
+    """Bytes and objects that each run leaves behind, once caches are warm."""
+    sizes = array("q", [0]) * times  # made beforehand: what is noted must not grow itself
+    objects = array("q", [0]) * times
+    tracemalloc.start()
+    for turn in range(times):
+        run()
         gc.collect()
         sizes[turn] = tracemalloc.get_traced_memory()[0]
         objects[turn] = len(gc.get_objects())
     tracemalloc.stop()
-    # The first traces fill caches that stay; what counts is whether the rest adds to them.
-    warm = traces // 5
-    grown = sizes[-1] - sizes[warm]
-    per_trace = grown / (traces - warm)
-    print(f"\n{traces} traces in a row, each dropped ({work.ops} aten ops)")
-    print(
-        f"  {grown:+,} bytes from trace {warm} to {traces}: {per_trace:+.0f} per trace, "
-        f"{objects[-1] - objects[warm]:+} objects {verdict(per_trace < 100)}"
-    )
+    # The first runs fill caches that stay; what counts is whether the rest adds to them.
+    warm = times // 2
+    return (sizes[-1] - sizes[warm]) / (times - warm), (objects[-1] - objects[warm]) / (times - warm)
 
 
 def importing(times: int) -> None:

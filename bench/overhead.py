@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from models import Workload, workloads
@@ -25,6 +25,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sightline as sl
+
+Level = Literal["none", "api", "aten", "both"]
 
 FLOOR: Final = "empty dispatch mode (the floor)"
 PLAIN: Final = "plain"
@@ -36,6 +38,9 @@ TARGETS: Final = {
     ("toy", "sl.trace both"): 2.7,
     ("toy, forward + backward", "sl.trace aten"): 2.4,
 }
+
+#: What the alternatives add on the toy must be at least so many times what `sl.trace` adds at aten level.
+RIVALS: Final = {"torch DebugMode, stacks": 9, "torch-code-tracing, quiet": 55}
 
 
 class EmptyDispatch(TorchDispatchMode):
@@ -75,9 +80,13 @@ class Variant:
     seconds: float = field(default=float("inf"))
     building: float = field(default=float("inf"))
 
+    @property
+    def least(self) -> int:
+        """The fewest runs that count: more for what is compared closely."""
+        return 3 if self.theirs else 12
+
     def once(self, workload: Workload) -> None:
         """Measure one more time."""
-        start = time.perf_counter()
         try:
             sample = self.measure(workload)
         except Exception as error:
@@ -85,7 +94,7 @@ class Variant:
                 raise
             self.failure = f"failed: {type(error).__name__}"
             return
-        self.spent += time.perf_counter() - start
+        self.spent += sample.seconds
         self.runs += 1
         self.seconds = min(self.seconds, sample.seconds)
         self.building = min(self.building, sample.building)
@@ -115,7 +124,7 @@ def inside(make: Callable[[], Any]) -> Callable[[Workload], Sample]:
     return measure
 
 
-def traced(level: str) -> Callable[[Workload], Sample]:
+def traced(level: Level) -> Callable[[Workload], Sample]:
     """Run inside a trace, then build and validate it."""
 
     def measure(workload: Workload) -> Sample:
@@ -140,7 +149,9 @@ def variants(workload: Workload) -> list[Variant]:
         Variant(FLOOR, inside(EmptyDispatch)),
         Variant("empty function mode", inside(EmptyFunction)),
     ]
-    levels = ("aten", "both") if workload.backward else ("none", "api", "aten", "both")
+    levels: tuple[Level, ...] = ("none", "api", "aten", "both")
+    if workload.backward:
+        levels = ("aten", "both")
     found += [Variant(f"sl.trace {level}", traced(level)) for level in levels]
     try:
         from torch.utils._debug_mode import DebugMode
@@ -178,7 +189,7 @@ def patching_variants(workload: Workload) -> list[Variant]:
 
 
 def interleave(workload: Workload, contenders: list[Variant], seconds: float) -> None:
-    """Measure all in turn until each has had its time, and at least three runs."""
+    """Measure all in turn until each has had its time, and a few runs however slow it is."""
     waiting = list(contenders)
     while waiting:
         for variant in waiting:
@@ -186,7 +197,7 @@ def interleave(workload: Workload, contenders: list[Variant], seconds: float) ->
         waiting = [
             one
             for one in waiting
-            if not one.failure and (one.runs < 3 or (one.spent < seconds and one.runs < 2000))
+            if not one.failure and (one.runs < one.least or (one.spent < seconds and one.runs < 2000))
         ]
 
 
@@ -226,6 +237,7 @@ def table(results: list[tuple[Workload, list[Variant]]]) -> str:
     sections = [(f"{work.name}: {work.ops} aten ops", rows(work, measured)) for work, measured in results]
     every = [HEADER, *(line for _, lines in sections for line in lines)]
     widths = [max(len(line[column]) for line in every) for column in range(len(HEADER))]
+    widths[0] += 2  # the lines of a section are indented
 
     def layout(line: tuple[str, ...]) -> str:
         cells = (cell.rjust(size) for cell, size in zip(line[1:], widths[1:], strict=True))
@@ -234,8 +246,25 @@ def table(results: list[tuple[Workload, list[Variant]]]) -> str:
     total = sum(widths) + 2 * (len(widths) - 1)
     out = [layout(HEADER), "─" * total]
     for title, lines in sections:
-        out += [title, *(layout((f"  {line[0]}", *line[1:]))[: total + 2] for line in lines), ""]
-    return "\n".join(out)
+        out += [title, *(layout((f"  {line[0]}", *line[1:])) for line in lines), ""]
+    return "\n".join(out + comparisons(results))
+
+
+def comparisons(results: list[tuple[Workload, list[Variant]]]) -> list[str]:
+    """What the alternatives add, as a multiple of what `sl.trace` adds at the same level, on the toy."""
+    lines = []
+    for work, measured in results:
+        times = {variant.name: variant.seconds for variant in measured if not variant.failure}
+        ours = times.get("sl.trace aten")
+        if work.name != "toy" or ours is None:
+            continue
+        for variant in measured:
+            if variant.theirs and not variant.failure:
+                ratio = (variant.seconds - times[PLAIN]) / (ours - times[PLAIN])
+                wanted = RIVALS.get(variant.name)
+                judged = "" if wanted is None else f"   ≥ {wanted} {'✓' if ratio >= wanted else '✗'}"
+                lines.append(f"{variant.name} adds {ratio:.1f} times what sl.trace aten adds{judged}")
+    return lines
 
 
 def main() -> None:

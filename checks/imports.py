@@ -39,8 +39,8 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "compat": _HELD | {"recording", "api", "tracing", ""},
 }
 
-#: What may import torch. The demo's model is user code that ships with the package.
-MAY_IMPORT_TORCH: Final = ("recording", "graph.exported", "compat", "cli.demo", "cli.demo_model")
+#: What may import torch: what runs or exports a model.
+MAY_IMPORT_TORCH: Final = ("recording", "graph.exported", "compat")
 TORCH: Final = frozenset({"torch", "functorch", "torchgen"})
 
 

@@ -22,20 +22,44 @@ class SightlineError(Exception):
 
 
 class UsageError(SightlineError, ValueError):
-    """A call that cannot mean anything; the message says what to write instead."""
+    """A call that cannot mean anything; the message says what to write instead.
+
+    >>> import sightline as sl
+    >>> try:
+    ...     sl.trace("resnet")
+    ... except sl.UsageError as error:
+    ...     print(type(error).__name__)
+    UsageError
+    """
 
 
 class NothingMatched(UsageError):
-    """A filter of a view matched no op and no module call of the trace."""
+    """A filter of a view matched no op and no module call of the trace.
+
+    >>> issubclass(NothingMatched, UsageError)
+    True
+    """
 
 
 class TorchMissing(UsageError, ImportError):
-    """Recording needs torch, viewing does not; torch is not installed here."""
+    """Recording needs torch, viewing does not; torch is not installed here.
+
+    >>> issubclass(TorchMissing, ImportError)
+    True
+    """
 
 
 class UnsupportedTorch(SightlineError):
-    """This torch lacks a private name the recorder stands on."""
+    """This torch lacks a private name the recorder stands on.
+
+    >>> issubclass(UnsupportedTorch, UsageError)
+    False
+    """
 
 
 class InvalidTrace(SightlineError):
-    """A recording contradicts itself; the message lists the first contradictions."""
+    """A recording contradicts itself; the message lists the first contradictions.
+
+    >>> issubclass(InvalidTrace, SightlineError)
+    True
+    """

@@ -113,9 +113,9 @@ def _scaled(number: float, step: float, units: Sequence[str]) -> str:
     while abs(number) >= step and unit < len(units) - 1:
         number /= step
         unit += 1
-    if unit == 0 or abs(number) >= 100:
+    if unit == 0 or abs(number) >= 99.95:  # three digits, after rounding
         return f"{number:.0f}{units[unit]}"
-    return f"{number:.2f}{units[unit]}" if abs(number) < 10 else f"{number:.1f}{units[unit]}"
+    return f"{number:.2f}{units[unit]}" if abs(number) < 9.995 else f"{number:.1f}{units[unit]}"
 
 
 @lru_cache(maxsize=4096)

@@ -84,6 +84,7 @@ def test_what_was_computed_again_is_kept_apart() -> None:
     trace = b.build()
     assert costs(trace)["fc"]["flops"] == (8, 8)
     assert costs(trace)["fc"]["recompute_flops"] == (8, 8)
+    assert int(cost_of(trace.data).own.recompute_time.sum()) == 1000
     assert [len(scope.calls) for scope in scopes_of(trace.data).rows] == [1, 1]
 
 

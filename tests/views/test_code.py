@@ -36,6 +36,32 @@ def test_folded_training_steps(golden: Golden) -> None:
     golden("code_folded_steps", str(code(training(3), fold=True)))
 
 
+def test_the_line_in_the_loop_goes_inside_the_bracket() -> None:
+    b = TraceBuilder()
+    b.source("n.py", "for layer in layers:\n    x = layer(x)\ndef __call__(self, x):\n    return self.f(x)\n")
+    x = b.value(2)
+    b.op("neg", x, out=(2,), frame=b.frame("n.py", 2, "<module>"))
+    for _ in range(3):
+        with b.at("n.py", 2, "<module>"), b.call("a", x), b.at("n.py", 4, "__call__"), b.call("a.f", x):
+            for name in ("mm", "relu"):
+                with b.at("n.py", 9, name):
+                    b.op(name, x, out=(2,))
+    b.op("neg", x, out=(2,))
+    lines = str(code(b.build(), fold=True)).splitlines()
+    assert lines[2:6] == [
+        "│ ⬇️",
+        "│ ┌ ×3",
+        "│ ┊ return self.f(x)  # n.py:4 in __call__:",
+        "│ ┊ │ ⬇️",
+    ]
+    lines = str(code(b.build(), fold=True, op="[mr]*")).splitlines()
+    assert lines[:3] == [
+        "┌ ×3  for layer in layers:",
+        "┊ x = layer(x)  # n.py:2 in <module>:",
+        "┊ │ ⬇️",
+    ]
+
+
 def training(steps: int) -> Trace:
     b = TraceBuilder()
     b.source(
@@ -110,6 +136,24 @@ def test_torch_frames_are_hidden_unless_asked_for() -> None:
     assert "# site-packages/torch/nn/modules/linear.py:134 in Linear.forward:" in str(
         code(t, torch_frames=True)
     )
+
+
+def test_what_is_outside_the_users_code_is_left_out() -> None:
+    b = TraceBuilder()
+    b.source("mine.py", "y = lib.f(x)\n")
+    with b.at("/x/lib/python3.11/runpy.py", 5), b.at("/x/site-packages/pytest/a.py", 3):
+        with b.at("mine.py", 1, "<module>"), b.at("/x/site-packages/lib/f.py", 9, "f"):
+            b.op("relu", b.value(2), out=(2,))
+    with b.at("/x/site-packages/other/main.py", 4, "main"):
+        b.op("neg", b.value(2), out=(2,))
+    assert str(code(b.build())).splitlines() == [
+        "y = lib.f(x)  # mine.py:1 in <module>:",
+        "│ ⬇️",
+        "│ # site-packages/lib/f.py:9 in f:",
+        "│ │ # relu(f32[2]) -> f32[2];",
+        "# site-packages/other/main.py:4 in main:",
+        "│ # neg(f32[2]) -> f32[2];",
+    ]
 
 
 def test_a_line_that_enters_another_call_is_written_again() -> None:

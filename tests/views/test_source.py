@@ -53,6 +53,17 @@ def test_functions_that_did_not_run_are_elided() -> None:
     assert "class Net(nn.Module):" in text
 
 
+def test_a_long_stretch_where_nothing_ran_loses_its_middle() -> None:
+    b = TraceBuilder()
+    b.source(
+        "n.py", "def f(x):\n" + "".join(f"    a{i} = {i}\n" for i in range(2, 40)) + "    return x.relu()\n"
+    )
+    with b.at("n.py", 40, "f"):
+        b.op("relu", b.value(2), out=(2,))
+    shown = [line.split("│")[0].strip() for line in str(source(b.build())).splitlines()[1:]]
+    assert shown == ["1", "2", "3", "4", "⋮", "36", "37", "38", "39", "40", ""]
+
+
 def test_nested_functions_and_docstrings() -> None:
     b = TraceBuilder()
     body = '    """One.\n\n    Two.\n    """\n    def g():\n        pass\n    return x.relu()\n'

@@ -2,8 +2,8 @@
 
 Each number is kept twice, *own* (what ran directly in the module's forward) and *total* (its submodules
 included); totals are sums of owns, so a table of them adds up. Forward time is the duration of the
-module's calls less that of the calls inside; backward time is that of the backward ops that belong to the
-module's forward ops. Memory is the bytes of the storages that the module's forward ops made first. A
+module's calls less that of the calls inside; backward and recompute time is that of the ops of that phase
+that belong to the module. Memory is the bytes of the storages that the module's forward ops made first. A
 parameter under several names is one parameter.
 """
 
@@ -22,7 +22,7 @@ from sightline.trace.data import I32, I64, PHASES, TraceData
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(4)
 assert PHASES == ("forward", "backward", "recompute", "optimizer")
 #: API calls that only start the backward pass: their time is that of the ops they set off.
-_LAUNCHERS: Final = ("backward", "grad")
+_LAUNCHERS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
     leaf = np.ones(len(data.ops), dtype=bool)
     parents = data.ops.parent
     leaf[parents[parents >= 0]] = False
-    launchers = [id for id, name in enumerate(data.names) if name.rpartition(".")[2] in _LAUNCHERS]
+    launchers = [id for id, name in enumerate(data.names) if name in _LAUNCHERS]
     if launchers:
         leaf &= ~(np.isin(data.ops.name, launchers) & (data.ops.level == 0))
     return leaf
@@ -93,30 +93,25 @@ def _own(data: TraceData, scopes: Scopes) -> Tally:
         return _added(scope[picked], amount[picked], count)
 
     flops = np.maximum(ops.flops, 0)
-    times = _call_times(data, scopes)
     return Tally(
         flops=over_ops(flops, _FORWARD),
         backward_flops=over_ops(flops, _BACKWARD),
         recompute_flops=over_ops(flops, _RECOMPUTE),
-        time=times[0] + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
+        time=_call_times(data, scopes) + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
         backward_time=over_ops(ops.duration, _BACKWARD),
-        recompute_time=times[1] + over_ops(ops.duration, _RECOMPUTE, leaf & (ops.call < 0)),
+        recompute_time=over_ops(ops.duration, _RECOMPUTE),
         memory=_memory(data, scope, count),
     )
 
 
-def _call_times(data: TraceData, scopes: Scopes) -> tuple[I64, I64]:
-    """Forward and recompute time of the scopes' calls, the calls inside them taken off."""
+def _call_times(data: TraceData, scopes: Scopes) -> I64:
+    """Time of the scopes' forward calls, the calls inside them taken off."""
     calls = data.calls
     inside = calls.parent >= 0
     inner = _added(calls.parent[inside], calls.duration[inside], len(calls))
     own = np.maximum(calls.duration - inner, 0)  # rounding must not give a negative share
-    forward, recompute = calls.phase == _FORWARD, calls.phase == _RECOMPUTE
-    count = len(scopes.rows)
-    return (
-        _added(scopes.of_call[forward], own[forward], count),
-        _added(scopes.of_call[recompute], own[recompute], count),
-    )
+    forward = calls.phase == _FORWARD
+    return _added(scopes.of_call[forward], own[forward], len(scopes.rows))
 
 
 def _memory(data: TraceData, scope: I32, count: int) -> I64:

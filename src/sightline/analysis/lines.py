@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sightline.analysis.places import Chains, shown_frames
 from sightline.analysis.select import Mask
-from sightline.trace.data import I32, LEVELS, PHASES, TraceData
+from sightline.trace.data import I32, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.tables import Index
 
 _BACKWARD, _RECOMPUTE = PHASES.index("backward"), PHASES.index("recompute")
@@ -66,18 +66,19 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool]) -> Lines
             lines.elsewhere += 1
             lines.elsewhere_time += time
             continue
-        file, line = _position(data, chain[-1])
-        tally = lines.at(file, line).phases.setdefault(PHASES[phases[id]], Tally())
+        around = dict.fromkeys(_position(data, frame) for frame in chain[:-1])
+        if own[id] != frames[id]:  # a backward op was also waited for where backward() was called
+            around |= dict.fromkeys(_position(data, frame) for frame in chains.of(own[id]))
+        position = _position(data, chain[-1])
+        for outer in around:
+            if outer != position:
+                lines.at(*outer).inside += time
+        tally = lines.at(*position).phases.setdefault(PHASES[phases[id]], Tally())
         tally.ops[data.names[columns.name[id]]] += 1
         tally.time += time
-        tally.raised += int(columns.flags[id]) & 1
+        tally.raised += int(columns.flags[id]) & RAISED
         for meta in dict.fromkeys(meta_of[flat[bounds[id] : bounds[id + 1]]].tolist()):
             tally.shapes[metas[meta]] = None
-        around = {_position(data, frame) for frame in chain[:-1]}
-        if own[id] != frames[id]:  # a backward op was also waited for where backward() was called
-            around |= {_position(data, frame) for frame in chains.of(own[id])}
-        for outer in around - {(file, line)}:
-            lines.at(*outer).inside += time
     _count_calls(data, chains, lines)
     return lines
 

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import numpy as np
+
+from sightline.analysis.places import torch_file
 from sightline.trace.tables import Index
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
@@ -52,19 +55,22 @@ def enclosing_loop(file: str, line: int) -> str | None:
 
 
 def value_names(index: Index) -> dict[int, str]:
-    """The variable each value was assigned to, where the source says so; a later name wins.
+    """The variable of the user's that each value was assigned to, where the source says so.
 
-    Read off API calls, aten ops that came from none, and module calls.
+    Read off API calls, aten ops that came from none, and module calls, in the order they ended: what is
+    returned and assigned again further out has its outer name.
     """
     data = index.raw
-    names: dict[int, str] = {}
     ops, calls = data.ops, data.calls
-    for frames, forms, offsets, flat, kept in (
-        (ops.frame, ops.result, ops.output_offsets, ops.outputs, ops.parent < 0),
-        (calls.frame, calls.output_form, calls.output_offsets, calls.outputs, calls.frame >= 0),
+    own = np.array([not torch_file(code.file) for code in data.codes] + [False])[data.frames.code]
+    own = np.append(own, False)  # frame -1: no source
+    names: dict[int, str] = {}
+    for ids, frames, forms, offsets, flat in (
+        (np.flatnonzero(ops.parent < 0), ops.frame, ops.result, ops.output_offsets, ops.outputs),
+        (np.argsort(calls.order), calls.frame, calls.output_form, calls.output_offsets, calls.outputs),
     ):
         bounds = offsets.tolist()
-        for id in ((frames >= 0) & (forms >= 0) & kept).nonzero()[0].tolist():
+        for id in ids[own[frames[ids]] & (forms[ids] >= 0)].tolist():
             for slot, path in enumerate(_paths(index, int(forms[id]))):
                 at = bounds[id] + slot
                 name = _frame_name(index, int(frames[id]), path) if at < bounds[id + 1] else None

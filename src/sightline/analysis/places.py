@@ -7,7 +7,7 @@ with those hidden that the reader did not write and did not ask for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -36,6 +36,17 @@ def torch_file(path: str) -> bool:
 def installed_file(path: str) -> bool:
     """Whether a file belongs to an installed package or to Python itself, and not to the user's project."""
     return torch_file(path) or bool(_INSTALLED.search(path.replace("\\", "/")))
+
+
+def first_own(files: Iterable[str]) -> int:
+    """Where a chain reaches the user's code: what is further out is a test runner, a notebook, a thread.
+
+    0 where the user has no part in it.
+
+    >>> first_own(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
+    1
+    """
+    return next((at for at, file in enumerate(files) if not installed_file(file)), 0)
 
 
 def shown_frames(data: TraceData) -> I32:
@@ -68,8 +79,20 @@ class Chains:
     def _known(self) -> dict[int, tuple[int, ...]]:
         return {-1: ()}
 
+    @cached_property
+    def _began(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
     def of(self, frame: int) -> tuple[int, ...]:
-        """The ids of the visible frames that led to this one, outermost first."""
+        """The ids of the visible frames that led to this one, outermost first, from the user's code on."""
+        chain = self._began.get(frame)
+        if chain is None:
+            chain = self._whole(frame)
+            codes, code = self.data.codes, self.data.frames.code
+            chain = self._began[frame] = chain[first_own(codes[code[each]].file for each in chain) :]
+        return chain
+
+    def _whole(self, frame: int) -> tuple[int, ...]:
         known = self._known
         parents, visible = self.data.frames.parent, self._visible
         path: list[int] = []

@@ -139,10 +139,10 @@ def path_matches(pattern: str, path: str) -> bool:
     >>> path_matches("**.attn", "blocks.0.attn.qkv"), path_matches("*.attn", "blocks.0.attn")
     (True, False)
     """
-    return _compiled(pattern)(path.split(".") if path else [])
+    return _Pattern(pattern)(path.split(".") if path else [])
 
 
-class _compiled:
+class _Pattern:
     """A pattern as a small automaton over path segments, so that ``**`` costs no backtracking."""
 
     def __init__(self, pattern: str) -> None:
@@ -201,7 +201,7 @@ def nearest(wanted: str, names: Iterable[str]) -> str:
 
 
 def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
-    meant = _compiled(pattern)
+    meant = _Pattern(pattern)
     found = [
         any(meant(path.split(".") if path else []) for path in module.aliases or (module.path,))
         or (not module.path and module.type == pattern)

@@ -1,68 +1,67 @@
-"""``sightline demo``: trace the embedded transformer, forward and backward, and print the views."""
+"""``sightline demo``: run the embedded example and print the views of it.
+
+The example is ``examples/tiny_transformer.py``; the wheel carries it beside this file. It runs as what it
+is, a user's script in a folder of its own, so that its frames are shown as a user's frames are.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from sightline.errors import SightlineError, TorchMissing
-
-if TYPE_CHECKING:
-    from sightline.api import Trace
-
-#: The views in the order they are shown: name, and what the headline says of it.
-VIEWS: Final = {
-    "overview": "print(t): what was recorded",
-    "call_order": "t.call_order(): the order in which modules were called",
-    "log": "t.log(): modules and functions with their inputs and outputs",
-    "code": "t.code(fold=True): ops and shapes under the lines that ran them",
-    "source": "t.source(): the source, annotated line by line",
-    "summary": "t.summary(): per module, what it cost",
-}
+EXAMPLE: Final = "tiny_transformer.py"
+VIEWS: Final = ("overview", "call_order", "log", "code", "source", "summary")
 
 
 @click.command("demo")
-@click.option("--view", "views", multiple=True, type=click.Choice(list(VIEWS)), help="Only this view.")
-@click.option("--source", "show_source", is_flag=True, help="Print the model's source and stop.")
-def command(views: tuple[str, ...], show_source: bool) -> None:
+@click.option("--view", "views", multiple=True, type=click.Choice(VIEWS), help="Only this view.")
+@click.option("--source", "show_source", is_flag=True, help="Print the example's source and stop.")
+@click.pass_context
+def command(context: click.Context, views: tuple[str, ...], show_source: bool) -> None:
     """Trace a small transformer, forward and backward, and print the views."""
     if show_source:
-        click.echo(Path(__file__).with_name("demo_model.py").read_text("utf-8"), nl=False)
+        click.echo(source(), nl=False)
         return
+    if not _has_torch():
+        raise click.ClickException("The demo runs a model: install torch, then run it again.")
+    context.exit(run(views or VIEWS))
+
+
+def source() -> str:
+    """The example's text: from the wheel, or from the folder of examples where that is what is installed."""
+    here = Path(__file__).resolve()
+    places = [here.with_name(EXAMPLE), here.parents[3] / "examples" / EXAMPLE]
+    for place in places:
+        if place.is_file():
+            return place.read_text("utf-8")
+    raise click.ClickException(f"{EXAMPLE} is missing from this installation: install sightline again.")
+
+
+def run(views: tuple[str, ...]) -> int:
+    """Run the example in a folder of its own; the result is its exit status."""
+    root = str(Path(__file__).resolve().parents[2])
+    known = os.environ.get("PYTHONPATH")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([root, known] if known else [root]),
+        "PYTHONUTF8": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="sightline-demo-") as folder:
+        Path(folder, EXAMPLE).write_text(source(), "utf-8")
+        arguments = [sys.executable, EXAMPLE, *views]
+        done = subprocess.run(arguments, cwd=folder, env=environment, check=False)  # noqa: S603 — our own script
+    return done.returncode
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec
+
     try:
-        trace = record()
-    except SightlineError as error:
-        raise click.ClickException(str(error)) from error
-    for name in views or VIEWS:
-        click.secho(f"\n── {VIEWS[name]} ".ljust(100, "─"), bold=True)
-        show(trace, name)
-
-
-def record() -> Trace:
-    """Run the model once, forward and backward, inside a trace."""
-    try:
-        import torch
-    except ImportError as error:
-        raise TorchMissing("The demo runs a model: install torch, then run it again.") from error
-    from sightline.cli.demo_model import TinyTransformer, next_token_loss, sample
-    from sightline.tracing import trace
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = TinyTransformer()
-    tokens, targets = sample()
-    with trace(model, name="demo") as recording:
-        next_token_loss(model, tokens, targets).backward()
-    return recording
-
-
-def show(trace: Trace, name: str) -> None:
-    """Print one view of the trace."""
-    if name == "overview":
-        print(trace)
-    elif name == "code":
-        trace.code(fold=True).print()
-    else:
-        getattr(trace, name)().print()
+        return find_spec("torch") is not None
+    except ImportError:
+        return False

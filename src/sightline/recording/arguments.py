@@ -40,7 +40,7 @@ class Arguments:
     def __init__(self, values: Values, forms: Forms) -> None:
         self.values = values
         self.forms = forms
-        self._known: dict[Any, int] = {}  # forms of module inputs and of results, by key
+        self.known: dict[Any, int] = {}  #: forms of module inputs and of results, by key
         self.types: dict[type, int] = {
             Tensor: TENSOR,
             Parameter: TENSOR,
@@ -52,7 +52,7 @@ class Arguments:
         }
         self.one_tensor = self.forms.add(Form((SLOT,)))
         self.nothing = self.forms.add(Form(()))
-        self._known[("()",)] = self.nothing
+        self.known[("()",)] = self.nothing
 
     def read(
         self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int]
@@ -74,6 +74,14 @@ class Arguments:
             self.extend_kwargs(kwargs, key, ids)
         return self.form(known, tuple(key), args, kwargs)
 
+    def tuple_of_tensors(self, count: int, kind: type) -> int:
+        """The form of a result that is a tuple or list of so many tensors."""
+        key = (kind, count)
+        number = self.known.get(key)
+        if number is None:
+            number = self.known[key] = self.forms.add(Form((kind([SLOT] * count),)))
+        return number
+
     def form(
         self, known: dict[Any, int], key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> int:
@@ -87,9 +95,14 @@ class Arguments:
             return self.forms.add(_form(args, kwargs))
 
     def extend_kwargs(self, kwargs: dict[str, Any], key: list[Any], ids: list[int]) -> None:
+        types = self.types
         for name, item in kwargs.items():
-            key.append(name)
-            self.extend(item, self.types.get(type(item)), key, ids)
+            kind = types.get(type(item))
+            if kind == PLAIN:
+                key += (name, type(item), item or repr(item))
+            else:
+                key.append(name)
+                self.extend(item, kind, key, ids)
 
     def extend(self, item: Any, kind: int | None, key: list[Any], ids: list[int], depth: int = 0) -> None:
         """Extend key and ids by one argument of any type.
@@ -131,15 +144,11 @@ class Arguments:
         return found
 
     def results(self, result: Any) -> tuple[list[int], int]:
-        """Value ids and form of any result or bundle of inputs whose tensors are already known."""
+        """Value ids and form of any result whose tensors are already known."""
         if type(result) is Tensor:
             return [self.values.value(result)], self.one_tensor
         ids: list[int] = []
-        return ids, self.read(self._known, (result,), None, ids)
-
-    def call_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int]) -> int:
-        """Value ids and form of the inputs of a module call."""
-        return self.read(self._known, args, kwargs, ids)
+        return ids, self.read(self.known, (result,), None, ids)
 
     def tensors(self, result: Any, found: list[Any], depth: int = 0) -> list[Any]:
         """The tensors inside a result, in slot order."""

@@ -28,9 +28,9 @@ class Stream:
 
     def pack(self) -> None:
         """Move the tail into the packed part; what is appended meanwhile stays in the tail."""
-        count = len(self.tail)
-        self.packed.extend(array("q", self.tail[:count]))
-        del self.tail[:count]
+        chunk = self.tail[:]
+        self.packed.fromlist(chunk)
+        del self.tail[: len(chunk)]
 
     def rows(self) -> Rows:
         """Everything so far, in order of the rows' ids."""

@@ -8,12 +8,13 @@ the first event on the thread that no longer has the wrapper of the compiled fun
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.recording.lanes import Lane, Mark, OpenOp
-from sightline.recording.operations import OPAQUE, OpInfo
-from sightline.recording.torchapi import Tensor, set_guard_complete_hook
+from sightline.recording.operations import OPAQUE, Facts, OpInfo
+from sightline.recording.torchapi import Tensor, quiet, set_guard_complete_hook
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
@@ -92,12 +93,13 @@ def _info(session: Session, function: Any) -> OpInfo:
     key = getattr(function, "__code__", function)
     found = session.api.get(key)
     if found is None:
-        found = OpInfo(key, len(session.infos))
+        facts = Facts(key)
         name = getattr(function, "__qualname__", type(function).__name__)
         owner = getattr(function, "__self__", None)
         if owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
             name = type(owner).__name__
-        found.name, found.flavour = f"compiled {name}", OPAQUE
+        facts.name, facts.flavour = f"compiled {name}", OPAQUE
+        found = OpInfo(facts, len(session.infos))
         session.infos.append(found)
         session.api[key] = found
     return found
@@ -112,8 +114,8 @@ def _tensors_of(frame: FrameType | None) -> set[int]:
 class CompileWatch:
     """Dynamo's word that compiled code is about to run. One for the process while anything records."""
 
-    def __init__(self, sessions_here: Any) -> None:
-        self._sessions_here = sessions_here
+    def __init__(self, lanes_here: Callable[[], list[Lane]]) -> None:
+        self._lanes_here = lanes_here
         self._before: Any = None
         self._handler: Any = None
         self._hook = self._guards_passed
@@ -142,8 +144,9 @@ class CompileWatch:
         self._enter(sys._getframe(1))
 
     def _enter(self, frame: FrameType | None) -> None:
-        for session in self._sessions_here():
+        for lane in self._lanes_here():
             try:
-                enter_region(session, session.lane_here(), frame)
+                with quiet():
+                    enter_region(lane.session, lane, frame)
             except Exception as error:
-                session.fault(error)
+                lane.session.fault(error)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.recording.operations import OpInfo
+from sightline.recording.operations import OpInfo, is_composite
 from sightline.recording.torchapi import OpOverload, torch, undisturbed
 from sightline.trace.data import I64, TensorMeta
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
@@ -64,12 +64,7 @@ def _has_formula(info: OpInfo, registry: Any) -> bool:
     function = info.function
     if not isinstance(function, OpOverload):
         return False
-    return function.overloadpacket in registry or _composite(function)
-
-
-def _composite(function: Any) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
+    return function.overloadpacket in registry or is_composite(function)
 
 
 def _flops(info: OpInfo, form: Form, result: Form, look: list[TensorMeta], made: list[TensorMeta],

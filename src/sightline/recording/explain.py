@@ -61,7 +61,7 @@ def _inputs(op: Op) -> list[str]:
     names = op._data.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
     lines = []
     for path, value in zip(op.form.slots(), op.inputs, strict=False):
-        lines.append(f"  {_argument(path, names)} {value} = {_origin(value)}")
+        lines.append(f"  {_argument(path, names)} {value} = {_origin(value, op)}")
     return lines
 
 
@@ -73,13 +73,16 @@ def _argument(path: str, names: tuple[str, ...]) -> str:
     return (names[int(index)] if int(index) < len(names) else f"argument {index}") + rest
 
 
-def _origin(value: Value) -> str:
+def _origin(value: Value, reader: Op) -> str:
+    # A view made inside the same call (the transpose in a linear) says less than what it is a view of.
+    while value.base is not None and (
+        value.producer is None or (value.producer.parent == reader.parent and reader.parent is not None)
+    ):
+        value = value.base
     if value.kind in ("parameter", "buffer", "state"):
         return f"{value.kind} {value.name}"
     maker = value.producer
     if maker is None:
-        if value.base is not None:
-            return _origin(value.base)
         return f"{value.kind}{' ' + value.name if value.name else ''}"
     shown = maker.parent or maker
     name = shown.name.removeprefix("torch.").removeprefix("F.").removeprefix("Tensor.")

@@ -18,7 +18,7 @@ from sightline.recording.lanes import BACKWARD, Lane
 from sightline.recording.operations import OpInfo
 from sightline.recording.session import O_WIDTH
 from sightline.recording.torchapi import Tensor, current_node, sequence_number, storage_address
-from sightline.recording.values import ACTIVATION, V_WIDTH, Ref
+from sightline.recording.values import ACTIVATION, INHERITED, V_WIDTH, Ref
 from sightline.trace.data import MUTATES
 from sightline.trace.forms import SLOT
 
@@ -41,7 +41,7 @@ def aten_recorder(session: Session) -> Callable[..., int]:
     def record(
         lane: Lane,
         info: OpInfo,
-        frame: FrameType | None,
+        frame: FrameType | None,  # of the op's caller; None where the API call's stack is shared
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         ids: list[int],
@@ -86,7 +86,13 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                     arguments.extend(item, kind, key, ids)
             if kwargs:
                 arguments.extend_kwargs(kwargs, key, ids)
-            form = arguments.form(info.forms, tuple(key), args, kwargs)
+            shape_of_call = tuple(key)
+            try:
+                form = info.forms.get(shape_of_call, -1)
+            except TypeError:  # an argument that cannot be hashed
+                pass
+            if form < 0:
+                form = arguments.form(info.forms, shape_of_call, args, kwargs)
 
         op = next_op()
         shape = -1
@@ -104,12 +110,13 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                         write_fresh((made, meta, op))
                     else:
                         base = args[info.aliases]
-                        shares = storage_address(base) == storage_address(result)
-                        held = refs.get(id(base)) if shares else None
-                        write_value((
-                            V_WIDTH, made, meta, 0, result.storage_offset(), ACTIVATION, op, 0, -1,
-                            held.value if held is not None else -1, 0,
-                        ))  # fmt: skip
+                        if info.maybe and storage_address(base) != storage_address(result):
+                            source = -1
+                        else:
+                            held = refs.get(id(base))
+                            source = held.value if held is not None else -1
+                        offset = result.storage_offset() if info.moves else INHERITED
+                        write_value((V_WIDTH, made, meta, 0, offset, ACTIVATION, op, 0, -1, source, 0))
                     held = refs[id(result)] = Ref(result)
                     held.value = made
                 except (RuntimeError, NotImplementedError, AttributeError, IndexError):

@@ -9,27 +9,29 @@ from __future__ import annotations
 
 import os
 import threading
+from threading import get_ident
 from typing import Any
 
 from sightline.recording import torchapi as api
 from sightline.recording.compiled import CompileWatch
 from sightline.recording.hooks import Hooks
+from sightline.recording.lanes import Lane
 from sightline.recording.session import Session
 
 _lock = threading.RLock()
-_active: dict[int, list[Session]] = {}
+_active: dict[int, list[Lane]] = {}
 _process_wide: list[Any] = []  # handles of what is installed for the process
 _left_behind: list[Any] = []  # modes of stopped sessions that torch will put back (see `_take`)
 
 
-def sessions_here() -> list[Session]:
+def lanes_here() -> list[Lane]:
     """The recordings of this thread; an autograd worker has those of the thread it works for."""
-    found = _active.get(threading.get_ident())
+    found = _active.get(get_ident())
     if found is not None:
         return found
     modes = (api.dispatch_mode_at(i) for i in range(api.dispatch_depth()))
     sessions = (getattr(mode, "session", None) for mode in modes)
-    return [session for session in sessions if isinstance(session, Session) and session.running]
+    return [one.lane_here() for one in sessions if isinstance(one, Session) and one.running]
 
 
 def install(session: Session) -> None:
@@ -40,7 +42,7 @@ def install(session: Session) -> None:
         _sweep()
         if not _process_wide:
             _install_process_wide()
-        _active.setdefault(session.lane.ident, []).append(session)
+        _active.setdefault(session.lane.ident, []).append(session.lane)
     if session.level in ("aten", "both"):
         session.dispatch_mode = DispatchMode(session)
         api.push_dispatch_mode(session.dispatch_mode)
@@ -56,8 +58,8 @@ def uninstall(session: Session) -> None:
             return
         session.halt()
         here = _active.get(session.lane.ident, [])
-        if session in here:
-            here.remove(session)
+        if session.lane in here:
+            here.remove(session.lane)
         if not here:
             _active.pop(session.lane.ident, None)
         _take_modes(session)
@@ -111,10 +113,10 @@ def _sweep() -> None:
 
 
 def _install_process_wide() -> None:
-    watch = CompileWatch(sessions_here)
+    watch = CompileWatch(lanes_here)
     watch.install()
     _process_wide.append(watch)
-    _process_wide.append(Hooks(sessions_here, take_function_mode))
+    _process_wide.append(Hooks(lanes_here, take_function_mode))
 
 
 def _remove_process_wide() -> None:
@@ -124,10 +126,10 @@ def _remove_process_wide() -> None:
 
 def _after_fork() -> None:
     """A forked worker records nothing: it works for nobody who could read it."""
-    for sessions in list(_active.values()):
-        for session in list(sessions):
-            session.halt()
-            _take_modes(session)
+    for lanes in list(_active.values()):
+        for lane in lanes:
+            lane.session.halt()
+            _take_modes(lane.session)
     _active.clear()
     _remove_process_wide()
 

@@ -22,7 +22,7 @@ from sightline.recording.hotpath import aten_recorder
 from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
 from sightline.recording.operations import OpInfo
 from sightline.recording.session import Session, clock
-from sightline.recording.torchapi import Tensor, compiler, current_node, jit_tracing
+from sightline.recording.torchapi import Tensor, compiler, current_node, is_dynamo_compiling, jit_tracing
 from sightline.trace.data import MUTATES, RAISED
 
 Handler = Callable[..., Any]
@@ -57,9 +57,6 @@ class FunctionMode(TorchFunctionMode):
         self.session = session
         self.__torch_function__ = MethodType(function_handler(session), self)  # type: ignore[method-assign]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))  # what Dynamo inlines when it compiles under this mode
-
 
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function during which reading tensors passes no function mode: neither ours nor the user's."""
@@ -89,6 +86,8 @@ def dispatch_handler(session: Session) -> Handler:
         ):
             return func(*args, **(kwargs or {}))
         info = infos.get(id(func)) or session.aten_info(func)
+        if info.noise:
+            return func(*args, **(kwargs or {}))
         ids: list[int] = []
         form = -1
         if info.mutates:  # afterwards the names of its inputs would mean the new versions
@@ -109,8 +108,10 @@ def dispatch_handler(session: Session) -> Handler:
             raise
         end = clock()
         try:
+            # Below an API call the stack is known, unless the user's own code runs in a backward pass.
+            frame = None if lane.api_stack >= 0 and current_node() is None else _getframe(1)
             write = quiet_record if _function_depth() else record
-            op = write(lane, info, _getframe(1), args, kwargs, ids, form, result, start, end, 0)
+            op = write(lane, info, frame, args, kwargs, ids, form, result, start, end, 0)
             if session.listener is not None:
                 session.listener.op(session, op)
         except Exception as error:
@@ -127,12 +128,14 @@ def function_handler(session: Session) -> Handler:
     infos, fault, read = session.api, session.fault, session.arguments.read
     result_of = _result_reader(session)
     quiet_read, quiet_result = _quietly(read), _quietly(result_of)
-    next_op = session.op_ids.__next__
+    next_op, find = session.op_ids.__next__, session.stacks.find
     lone = session.level == "api"
 
     def function(
         mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
+            return func(*args, **(kwargs or {}))
         try:
             info = infos.get(func) or session.api_info(func)
         except TypeError:
@@ -149,7 +152,10 @@ def function_handler(session: Session) -> Handler:
         entered = clock()
         try:
             ids: list[int] = []
-            stack = session.stack(lane, _getframe(1))
+            frame = _getframe(1)
+            stack = find(frame, lane.frame, lane.above)
+            if stack is None:
+                stack = session.stack(lane, frame)
             form = (quiet_read if _function_depth() else read)(info.forms, args, kwargs, ids)
             number = next_op()
         except Exception as error:
@@ -234,9 +240,9 @@ def _own_frames() -> None:
     from sightline.recording import stacks, values
 
     # Below these the user's own code runs, which Dynamo may compile.
-    handlers = {"dispatch", "function", "quiet"}
+    handlers = {"dispatch", "quiet"}
     # These Dynamo must be able to trace: they do nothing while it compiles.
-    traced = {"enter_module", "leave_module", "__torch_function__"}
+    traced = {"enter_module", "leave_module", "function"}
     places = (arguments, compiled, hooks, hotpath, installation, lanes, modules, session_module, stacks, values)
     for place in (*places, sys.modules[__name__]):
         for holder in (place, *(kind for kind in vars(place).values() if isinstance(kind, type))):

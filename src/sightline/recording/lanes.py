@@ -8,6 +8,7 @@ that passed no hook, a KeyboardInterrupt) is noticed at the next event and close
 from __future__ import annotations
 
 from types import FrameType
+from typing import Any
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)  # positions in data.PHASES
 
@@ -61,10 +62,11 @@ class Lane:
 
     __slots__ = (
         "above", "api", "api_stack", "aten_count", "call", "calls", "frame", "ident", "marks", "number",
-        "off", "open_op", "phase", "spent",
+        "off", "open_op", "phase", "session", "spent",
     )  # fmt: skip
 
-    def __init__(self, ident: int, number: int, base: Mark) -> None:
+    def __init__(self, session: Any, ident: int, number: int, base: Mark) -> None:
+        self.session = session
         self.ident = ident
         self.number = number
         self.calls: list[OpenCall] = []

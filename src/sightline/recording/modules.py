@@ -39,7 +39,7 @@ class Modules:
     def __init__(self, model: Any, values: Values) -> None:
         self._values = values
         self.all: list[Known] = []
-        self._by_id: dict[int, Known] = {}
+        self.by_id: dict[int, Known] = {}
         self._tensors: dict[int, tuple[ref[Any], str, str]] = {}
         self._attributes: dict[int, tuple[ref[Any], str]] | None = None
         self._labels: dict[str, int] = {}
@@ -70,11 +70,11 @@ class Modules:
     def _add(self, module: Any, path: str, root: int, parent: int) -> Known:
         known = Known(module, len(self.all), path, root, parent)
         self.all.append(known)
-        self._by_id[id(module)] = known
+        self.by_id[id(module)] = known
         return known
 
     def _find(self, module: Any) -> Known | None:
-        known = self._by_id.get(id(module))
+        known = self.by_id.get(id(module))
         return known if known is not None and known.ref() is module else None
 
     def _name_tensors(self, model: Any, prefix: str) -> None:
@@ -86,28 +86,20 @@ class Modules:
                 self._tensors[id(tensor)] = (ref(tensor), kind, _join(prefix, name))
                 if self._values.known(tensor) is None:
                     self._values.first_sight(tensor, KIND[kind], _join(prefix, name))
+                if kind == "parameter" and tensor.grad is not None and self._values.known(tensor.grad) is None:
+                    self._values.first_sight(tensor.grad, KIND["gradient"], f"{_join(prefix, name)}.grad")
 
-    def known(self, module: Any, calls: Sequence[OpenCall]) -> Known:
-        """A module that is being called; a new one is placed under the call it runs in."""
-        known = self._by_id.get(id(module))
-        if known is None or known.ref() is not module:
-            self._place(module, [call.key for call in calls])
-            known = self._by_id[id(module)]
-        return known
-
-    def _place(self, module: Any, open_modules: Sequence[int]) -> None:
-        """A module that was not there before: made in the block, or attached since."""
-        for key in reversed(open_modules):
-            outer = self._by_id.get(key)
-            owner = outer.ref() if outer is not None else None
-            if outer is None or owner is None:
-                continue
-            for path, found in owner.named_modules(remove_duplicate=False):
+    def place(self, module: Any, calls: Sequence[OpenCall]) -> Known:
+        """A module that was not there before: made in the block, or attached since, or a root of its own."""
+        for outer in (self.all[call.module] for call in reversed(calls)):
+            owner = outer.ref()
+            for path, found in owner.named_modules(remove_duplicate=False) if owner is not None else ():
                 if found is module:
-                    self._add(module, _join(outer.path, path), outer.root, outer.number)
-                    self._name_tensors(module, _join(outer.path, path))
-                    return
+                    full = _join(outer.path, path)
+                    self._name_tensors(module, full)
+                    return self._add(module, full, outer.root, outer.number)
         self.add_root(module)
+        return self.by_id[id(module)]
 
     def tensor_name(self, tensor: Any) -> tuple[str, str] | None:
         """Kind and name of a parameter or buffer."""

@@ -32,82 +32,121 @@ _NOISE_FUNCTIONS: Final = frozenset(
 )
 _TENSOR_PROPERTIES: Final = frozenset("grad data T mT H mH real imag _base _grad".split())
 #: Methods that change the first argument though no underscore says so.
-_SETTERS: Final = frozenset({"__setitem__", "__ior__", "__iand__", "__ixor__", "__ilshift__", "__irshift__"})
+_SETTERS: Final = frozenset(
+    """__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__ __ipow__ __ior__
+    __iand__ __ixor__ __ilshift__ __irshift__""".split()
+)
 
 
 
-class OpInfo:
-    """One operation, aten op or API function."""
+#: Views that begin where their base begins.
+_KEEPS_OFFSET: Final = frozenset(
+    """view _unsafe_view t transpose permute expand unsqueeze squeeze detach alias unfold view_as_real
+    view_as_complex _reshape_alias""".split()
+)
+
+
+class Facts:
+    """What is true of an operation in every recording."""
 
     __slots__ = (
-        "aliases", "backward", "constant", "flavour", "forms", "function", "mutates", "name", "noise", "number",
+        "aliases", "backward", "constant", "flavour", "function", "maybe", "moves", "mutates", "name", "noise",
     )  # fmt: skip
 
-    def __init__(self, function: Any, number: int) -> None:
+    def __init__(self, function: Any) -> None:
         self.function = function  # kept alive: its id is a key
-        self.number = number
         self.name = ""
         self.flavour = OP
-        self.forms: dict[Any, int] = {}
         #: positions and keyword names of the arguments it changes in place
         self.mutates: tuple[int | str, ...] = ()
         #: position of the argument its result may share memory with; -1 if it never does
         self.aliases = -1
+        self.maybe = False  #: it may also return a copy
+        self.moves = False  #: its result may begin elsewhere in the storage
         self.noise = False
         self.backward = False  #: runs a backward pass, and with it Python of the user's
         self.constant = False  #: its input was just made from Python data
 
 
-def aten_info(function: Any, number: int) -> OpInfo:
+class OpInfo(Facts):
+    """An operation in one recording: the facts, its number, and the forms of its calls."""
+
+    __slots__ = ("forms", "number")
+
+    def __init__(self, facts: Facts, number: int) -> None:
+        for name in Facts.__slots__:
+            setattr(self, name, getattr(facts, name))
+        self.number = number
+        self.forms: dict[Any, int] = {}
+
+
+_aten_facts: Final[dict[int, Facts]] = {}
+
+
+def aten_facts(function: Any) -> Facts:
     """Of a dispatcher op (or a higher-order one)."""
-    info = OpInfo(function, number)
+    found = _aten_facts.get(id(function))
+    if found is None:
+        found = _aten_facts[id(function)] = _read_schema(function)
+    return found
+
+
+def _read_schema(function: Any) -> Facts:
+    facts = Facts(function)
     if not isinstance(function, OpOverload):
-        info.name = getattr(function, "__name__", None) or str(function)
-        return info
+        facts.name = getattr(function, "__name__", None) or str(function)
+        return facts
     schema = function._schema
     namespace, name = schema.name.split("::")
+    facts.noise = namespace == "profiler"  # the marks torch's own optimizers leave for a profiler
     overload = f".{schema.overload_name}" if schema.overload_name else ""
-    info.name = f"{name}{overload}" if namespace == "aten" else f"{namespace}::{name}{overload}"
-    info.mutates = tuple(
+    facts.name = f"{name}{overload}" if namespace == "aten" else f"{namespace}::{name}{overload}"
+    facts.mutates = tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    if any(result.alias_info is not None for result in schema.returns) and not info.mutates:
+    if any(result.alias_info is not None for result in schema.returns) and not facts.mutates:
         shared = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
-        info.aliases = shared[0] if shared else -1
-    info.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
-    return info
+        facts.aliases = shared[0] if shared else -1
+        facts.maybe = not function.is_view or is_composite(function)
+        facts.moves = facts.maybe or name not in _KEEPS_OFFSET
+    facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
+    return facts
 
 
-def api_info(function: Any, number: int) -> OpInfo:
+def is_composite(function: Any) -> bool:
+    """Whether an op is written in terms of other ops, as ``reshape`` is."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    try:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), key))
+    except RuntimeError:  # an op that exists in Python alone
+        return False
+
+
+def api_facts(function: Any) -> Facts:
     """Of a function, method or property as the user wrote it."""
-    info = OpInfo(function, number)
+    facts = Facts(function)
     if isinstance(function, MethodWrapperType):  # Tensor.shape.__get__
         attribute = getattr(function.__self__, "__name__", "?")
-        info.name, info.flavour = f"Tensor.{attribute}", PROPERTY
-        setter = function.__name__ == "__set__"
-        info.noise = setter or attribute not in _TENSOR_PROPERTIES
-        return info
+        facts.name, facts.flavour = f"Tensor.{attribute}", PROPERTY
+        facts.noise = function.__name__ == "__set__" or attribute not in _TENSOR_PROPERTIES
+        return facts
     name = getattr(function, "__name__", None) or type(function).__name__
     owner = getattr(function, "__objclass__", None)
     qualified = getattr(function, "__qualname__", name)
     if owner is not None or qualified.startswith(("Tensor.", "TensorBase.", "_TensorBase.")):
-        info.name, info.flavour = f"Tensor.{name}", METHOD
-        info.noise = name in _NOISE_METHODS
-        if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
-            info.mutates = (0,)
-        elif name.startswith("__i") and name not in ("__index__", "__int__", "__invert__", "__iter__"):
-            info.mutates = (0,)
+        facts.name, facts.flavour = f"Tensor.{name}", METHOD
+        facts.noise = name in _NOISE_METHODS
     elif isinstance(function, OpOverload) or hasattr(function, "overloads"):
-        info.name, info.flavour = f"torch.ops.{function}", FUNCTION
+        facts.name, facts.flavour = f"torch.ops.{function}", FUNCTION
     else:
-        info.name, info.flavour = _function_name(function, name), FUNCTION
-        info.noise = name in _NOISE_FUNCTIONS
-        if name.endswith("_") and not name.endswith("__"):
-            info.mutates = (0,)
-    info.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-    return info
+        facts.name, facts.flavour = _function_name(function, name), FUNCTION
+        facts.noise = name in _NOISE_FUNCTIONS
+    if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
+        facts.mutates = (0,)
+    facts.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+    return facts
 
 
 def _function_name(function: Any, name: str) -> str:

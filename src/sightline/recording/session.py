@@ -11,7 +11,6 @@ import itertools
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.buffers import PACK_AT, Stream
 from sightline.recording.lanes import BACKWARD, FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.modules import Modules
-from sightline.recording.operations import OpInfo, api_info, aten_info
+from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
@@ -80,7 +79,7 @@ class Session:
         base = Mark(caller, -1)
         if caller is not None:
             base.above = self.stacks.find(caller, None, -1) or -1
-        self.lane = Lane(threading.get_ident(), 0, base)
+        self.lane = Lane(self, threading.get_ident(), 0, base)
         self.lanes = {self.lane.ident: self.lane}
         self.begin = clock()
 
@@ -91,24 +90,23 @@ class Session:
         ident = threading.get_ident()
         found = self.lanes.get(ident)
         if found is None:
-            found = self.lanes[ident] = Lane(ident, len(self.lanes), Mark(None, -1))
+            found = self.lanes[ident] = Lane(self, ident, len(self.lanes), Mark(None, -1))
         return found
 
     def aten_info(self, function: Any) -> OpInfo:
-        info = self.aten[id(function)] = self._new_info(aten_info, function)
+        """What is known of an aten op that this session meets for the first time."""
+        info = self.aten[id(function)] = OpInfo(aten_facts(function), len(self.infos))
+        self.infos.append(info)
         return info
 
     def api_info(self, function: Any) -> OpInfo:
-        info = self._new_info(api_info, function)
+        """What is known of an API function that this session meets for the first time."""
+        info = OpInfo(api_facts(function), len(self.infos))
+        self.infos.append(info)
         try:
             self.api[function] = info
         except TypeError:  # a callable that cannot be hashed gets a new entry each time
             pass
-        return info
-
-    def _new_info(self, make: Callable[[Any, int], OpInfo], function: Any) -> OpInfo:
-        info = make(function, len(self.infos))
-        self.infos.append(info)
         return info
 
     def fault(self, error: BaseException) -> None:
@@ -149,6 +147,14 @@ class Session:
         if result is None:
             return [], self.arguments.nothing
         values = self.values
+        if (type(result) is tuple or type(result) is list) and all(type(part) is Tensor for part in result):
+            refs = values.refs
+            ids = []
+            for slot, tensor in enumerate(result):
+                held = refs.get(id(tensor))
+                known = held is not None and held() is tensor
+                ids.append(held.value if known else values.produced(tensor, op, slot))  # type: ignore[union-attr]
+            return ids, self.arguments.tuple_of_tensors(len(ids), type(result))
         for slot, tensor in enumerate(self.arguments.tensors(result, [])):
             if values.known(tensor) is None:
                 values.produced(tensor, op, slot)
@@ -209,7 +215,7 @@ class Session:
         for lane in list(self.lanes.values()):
             while len(lane.marks) > 1:
                 self._close_mark(lane)
-        self.label_gradients()
+        self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
 
     def _close_mark(self, lane: Lane) -> None:
@@ -241,38 +247,36 @@ class Session:
 
     def open_call(self, lane: Lane, module: Any, args: tuple[Any, ...], frame: FrameType) -> OpenCall:
         """A module is about to run; ``frame`` is torch's own frame that will call ``forward``."""
-        known = self.modules.known(module, lane.calls)
-        call = OpenCall(frame, self.stack(lane, frame))
-        inputs: list[int] = []
-        call.input_form = self.arguments.call_inputs(args, frame.f_locals.get("kwargs"), inputs)
-        call.inputs = inputs
-        call.id = next(self.call_ids)
-        call.module = known.number
-        call.key = id(module)
-        call.index = known.calls
+        known = self.modules.by_id.get(id(module))
+        if known is None or known.ref() is not module:
+            known = self.modules.place(module, lane.calls)
+        above = self.stacks.find(frame, lane.frame, lane.above)
+        call = OpenCall(frame, self.stack(lane, frame) if above is None else above)
+        call.module, call.key, call.index, call.parent = known.number, id(module), known.calls, lane.call
         known.calls += 1
-        call.parent = lane.call
         call.phase = lane.phase if current_node() is None else BACKWARD
-        call.spent = lane.spent
-        call.ops = lane.aten_count
-        call.first_op = next(self.op_ids)
         call.args_key = id(args)
         call.without_functions = False
+        if not lane.calls or self.listener is not None:  # else they are read when it ends, with its outputs
+            self.read_inputs(call, args, frame.f_locals.get("kwargs"))
+        else:
+            call.input_form = -1
+        call.id = lane.call = next(self.call_ids)
+        call.first_op = next(self.op_ids)
         lane.calls.append(call)
-        lane.call = call.id
         lane.marks.append(call)
-        lane.frame = frame
-        lane.above = call.above
-        call.start = clock()
+        lane.frame, lane.above = frame, call.above
         return call
+
+    def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """What went into a module call. Read at its end, in-place changes since are undone by the build."""
+        call.inputs = []
+        call.input_form = self.arguments.read(self.arguments.known, args, kwargs, call.inputs)
 
     def find_call(self, lane: Lane, module: Any) -> OpenCall | None:
         """The innermost open call of a module; calls inside it that never ended are closed as raised."""
         key = id(module)
-        calls = lane.calls
-        if calls and calls[-1].key == key:
-            return calls[-1]
-        for call in reversed(calls):
+        for call in reversed(lane.calls):
             if call.key == key:
                 while lane.calls[-1] is not call:
                     self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
@@ -284,6 +288,9 @@ class Session:
     ) -> None:
         """A module call has ended: write it down and restore what was current before it."""
         now = clock() if now is None else now
+        if call.input_form < 0:  # it ended without its hook: its frame still knows what it was given
+            local = call.frame.f_locals if call.frame is not None else {}
+            self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
         while lane.calls[-1] is not call:
             self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
         lane.calls.pop()
@@ -291,44 +298,41 @@ class Session:
         while lane.pop() is not call:
             pass
         duration = now - call.start - (lane.spent - call.spent)
-        row = self.call_row(call, outputs, form, flags, duration, next(self.op_ids), next(self.order))
         tail = self.calls.tail
-        tail += row
+        tail += self.call_row(call, outputs, form, flags, duration, next(self.op_ids), next(self.order))
         if len(tail) > PACK_AT:
             self.calls.pack()
 
     def call_row(self, call: OpenCall, outputs: list[int], form: int, flags: int, duration: int,
                  end_op: int, order: int) -> list[int]:  # fmt: skip
-        row = [
-            C_WIDTH + len(call.inputs) + len(outputs), call.id, call.module, call.index, call.parent,
+        inputs = call.inputs
+        return [
+            C_WIDTH + len(inputs) + len(outputs), call.id, call.module, call.index, call.parent,
             call.above, call.phase, call.start - self.begin, duration, call.first_op, end_op, flags,
-            call.input_form, form, order, len(call.inputs), len(outputs),
+            call.input_form, form, order, len(inputs), len(outputs), *inputs, *outputs,
         ]  # fmt: skip
-        row += call.inputs
-        row += outputs
-        return row
 
     # -- what a tensor is that no recorded op made -----------------------------------------------------
 
-    def explain(self, tensor: Any) -> tuple[int, str]:
-        """Kind and name of a tensor seen for the first time."""
+    def explain(self, tensor: Any) -> tuple[int, str, int]:
+        """Kind, name and producer of a tensor seen for the first time."""
         named = self.modules.tensor_name(tensor)
         if named is not None:
-            return KIND[named[0]], named[1]
+            return KIND[named[0]], named[1], -1
         lane = self.lane_here()
         if self.level == "none":  # the ops between modules were not watched
-            return (ACTIVATION if lane.calls else INPUT), ""
+            return (ACTIVATION if lane.calls else INPUT), "", -1
         if self.regions and id(tensor) not in self.before_region:
-            return ACTIVATION, ""
+            return ACTIVATION, "", self.regions[-1]
         if not lane.calls:
-            return INPUT, ""
+            return INPUT, "", -1
         name = self.modules.attribute_name(tensor, lane.calls)
-        return (_CONSTANT, name) if name else (EXTERNAL, "")
+        return (_CONSTANT, name, -1) if name else (EXTERNAL, "", -1)
 
-    def label_gradients(self) -> None:
+    def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
         held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
-        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient")
+        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
 
     def label_state(self, optimizer: Any) -> None:
         """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""

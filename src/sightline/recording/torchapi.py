@@ -67,6 +67,7 @@ quiet = _private("torch._C.DisableTorchFunction")
 #: ``compiler._is_compiling_flag`` is read directly on the hot path: a call of is_compiling() costs 0.1 µs.
 compiler = _private("torch.compiler")
 _private("torch.compiler._is_compiling_flag")
+is_dynamo_compiling = _private("torch.compiler.is_dynamo_compiling")
 
 _eval_frame = _private("torch._C._dynamo.eval_frame")
 for _name in ("_FrameAction", "_FrameExecStrategy", "set_code_exec_strategy", "set_guard_complete_hook"):

@@ -27,11 +27,17 @@ from sightline.trace.data import KINDS, TensorMeta
 V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_SLOT, V_PREVIOUS, V_BASE, V_FLAGS = range(2, 11)
 V_WIDTH: Final = 11
 
+#: An offset that is the one of the value's base.
+INHERITED: Final = -1
+
 KIND: Final = {name: number for number, name in enumerate(KINDS)}
 ACTIVATION: Final = KIND["activation"]
 EXTERNAL: Final = KIND["external"]
 INPUT: Final = KIND["input"]
 PLAIN_TENSORS: Final = frozenset({Tensor, Parameter})
+
+
+_SCAN_ALLOWANCE: Final = 100_000
 
 
 class Ref(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a subclass need not
@@ -57,7 +63,9 @@ class Values:
         self.names: dict[int, str] = {}  # value id -> name
         self.kinds: dict[int, int] = {}  # value id -> kind, where it was learned after the value was seen
         self._purge_at = 4096
-        self.explain: Callable[[Any], tuple[int, str]] = lambda tensor: (EXTERNAL, "")
+        #: kind, name and producer of a tensor that no recorded op made
+        self.explain: Callable[[Any], tuple[int, str, int]] = lambda tensor: (EXTERNAL, "", -1)
+        self._scanned = 0
 
     def known(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
@@ -105,15 +113,15 @@ class Values:
 
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
-        base = -1
+        base = producer = -1
         if kind is None:
-            kind, name = self.explain(tensor)
+            kind, name, producer = self.explain(tensor)
             if kind in (EXTERNAL, INPUT):
                 base = self._inside(tensor)
                 kind = kind if base < 0 else ACTIVATION
         with quiet():
             flags = int(bool(tensor.requires_grad))
-        number = self.produced(tensor, -1, 0, -1, kind, base, flags)
+        number = self.produced(tensor, producer, 0, -1, kind, base, flags)
         if name:
             self.names[number] = name
         try:
@@ -138,6 +146,11 @@ class Values:
         return self._same_storage(tensor)
 
     def _same_storage(self, tensor: Any) -> int:
+        """Looks at every living tensor, and so only while that stays cheap next to the recording itself."""
+        seen = self._written()
+        if self._scanned > _SCAN_ALLOWANCE + 20 * seen:
+            return -1
+        self._scanned += len(self.refs)
         try:
             address = storage_address(tensor)
         except RuntimeError:
@@ -151,6 +164,10 @@ class Values:
             except RuntimeError:  # a tensor without a storage
                 continue
         return best
+
+    def _written(self) -> int:
+        """About how many values have been written."""
+        return (len(self.stream.packed) + len(self.stream.tail)) // V_WIDTH + len(self.fresh.packed) // 3
 
     def describe(self, tensor: Any) -> int:
         """Intern the metadata of any tensor."""
@@ -175,12 +192,13 @@ class Values:
             del self.refs[key]
         self._purge_at = max(4096, 2 * len(self.refs))
 
-    def label(self, tensors: Iterable[tuple[str, Any]], kind: str) -> None:
-        """Give values that may already be known a kind and a name (optimizer state, gradients)."""
+    def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
+        """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
         for name, tensor in tensors:
             number = self.known(tensor)
             if number is None:
-                self.first_sight(tensor, KIND[kind], name)
+                if new:
+                    self.first_sight(tensor, KIND[kind], name)
             else:
                 self.names[number] = name
                 self.kinds[number] = KIND[kind]

@@ -131,13 +131,10 @@ class _Listing:
         writer = self._writer
         chains = {self._chain(ids[leaf]) for leaf in _leaves(node)}
         first = self._chain(ids[_first(node)])
-        common = _common([*chains])
-        depth = common
-        if common and writer.shared(first) < common and shared_lines(first, after) < common:
-            depth = common - 1  # the line the body stands under belongs to the loop: it goes inside
-        depth = max(depth, writer.floor)
+        depth = self._bracket_depth(first, _common([*chains]), after)
         outer = tuple(self._repeats)
-        for entry in writer.descend(first, depth, further=True):
+        further = any(len(chain) > depth for chain in chains)
+        for entry in writer.descend(first, depth, further=further):
             yield entry, outer
         writer.close(depth)
         header = _header(first[depth] if depth < len(first) else None, node.count)
@@ -149,6 +146,19 @@ class _Listing:
         writer.floor = floor
         writer.close(depth)
         yield Line((), gutter(depth, outer) + "└"), outer
+
+    def _bracket_depth(self, first: Sequence[Place], common: int, after: Sequence[Place]) -> int:
+        """How many source lines stay outside a repeat whose ops have the first ``common`` in common.
+
+        The line in the loop goes inside: the innermost one that is in a loop as far as the source says,
+        else the innermost common one; never one that ops before or after the repeat stand under, too.
+        """
+        low = max(self._writer.shared(first), shared_lines(first, after), self._writer.floor)
+        low = min(low, common)
+        for at in range(min(common, len(first) - 1), low - 1, -1):
+            if enclosing_loop(first[at].file, first[at].line):
+                return at
+        return max(low, common - 1)
 
     def _spans(self, id: int, phase: str, times: int) -> tuple[Span, ...]:
         key = (id if self._names is not None else self._look(id), times)

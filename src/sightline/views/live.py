@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
-from sightline.analysis.places import torch_file
+from sightline.analysis.places import first_own, torch_file
 from sightline.trace.forms import Form
 from sightline.views.chain import ChainWriter, PlaceLike, as_line, op_spans
 from sightline.views.outline import Printer
@@ -71,6 +71,7 @@ class LiveCode:
     def op(self, event: LiveOp) -> None:
         """Write one op, and the source lines that differ from the op before."""
         chain = [place for place in event.chain if self._torch_frames or not torch_file(place.file)]
+        chain = chain[first_own(place.file for place in chain) :]
         content = op_spans(
             event.name, event.form.fill(event.inputs), event.output, event.phase, raised=event.raised
         )

@@ -65,6 +65,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column of a table."""
+
     title: str
     right: bool = False  #: numbers are set flush right
 
@@ -183,7 +185,7 @@ class Printer:
         try:
             self._out.write(text)
         except UnicodeEncodeError:  # a stream that cannot show ``│``: better a ``?`` than no view
-            encoding = self._out.encoding or "ascii"
+            encoding = getattr(self._out, "encoding", None) or "ascii"
             self._out.write(text.encode(encoding, "replace").decode(encoding))
 
 

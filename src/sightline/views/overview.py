@@ -20,7 +20,7 @@ from sightline.analysis.select import Mask
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.views.outline import Cell, Column, Grid, Line, Span, View, cut, grid, line, width
-from sightline.views.shapes import SHORT, Exchanges
+from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Exchanges
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -124,9 +124,18 @@ def _modules(trace: Trace, costs: Costs) -> Grid | None:
     for group in groups:
         calls = [call for scope in group.scopes for call in rows[scope].calls]
         time = sum(int(spent[scope]) for scope in group.scopes)
-        shapes = cut(exchanges.of(calls).text(SHORT), _SHAPE_WIDTH)
+        shapes = _fitting(exchanges.of(calls))
         made.append([_name(data, costs, group), Span(shapes, "shape"), *_share(time, whole)])
     return grid((Column("module"), Column("input → output"), *_SHARE_COLUMNS), made)
+
+
+def _fitting(exchange: Exchange) -> str:
+    """The longest text of an exchange that has room."""
+    for brevity in (FULL, SHORT):
+        text = exchange.text(brevity)
+        if width(text) <= _SHAPE_WIDTH:
+            return text
+    return cut(exchange.text(SHORTEST), _SHAPE_WIDTH)
 
 
 _SHARE_COLUMNS: Final = (Column("time", right=True), Column("share", right=True), Column(""))
@@ -160,9 +169,13 @@ class _Shallow:
                 return shown[:_MODULE_ROWS]
             shown = deeper
 
+    def _ran(self, scope: int) -> bool:
+        rows = self._scopes.rows
+        return rows[scope].module != OUTSIDE and any(row.calls for row in rows[scope : rows[scope].end])
+
     def _grouped(self, scope: int, depth: int) -> list[_Group]:
         rows = self._scopes.rows
-        inside = [child for child in self._scopes.children(scope) if rows[child].module != OUTSIDE]
+        inside = [child for child in self._scopes.children(scope) if self._ran(child)]
         found = []
         for _, group in groupby(inside, key=lambda child: self._data.modules[rows[child].module].type):
             members = tuple(group)
@@ -203,7 +216,8 @@ def _heaviest(trace: Trace) -> Grid | None:
     made = []
     for frame, time, count in _by_line(data, times, leaf)[:_LINE_ROWS]:
         row = trace.frames[frame]
-        where = f"{row.position} in {row.function.rpartition('<locals>.')[2]}"
+        file = row.position.rpartition("/")[2]
+        where = f"{file} in {row.function.rpartition('<locals>.')[2]}"
         place, code = Span(cut(where, _PLACE_WIDTH)), Span(cut(row.code, _CODE_WIDTH), "op")
         made.append([place, code, Span(f"{count:,}"), *_share(time, whole)])
     if not made:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _CALLS: Final = 7  # columns for how often a line ran
 _TIME: Final = 11  # columns for its time
 _MORE: Final = "#   "  # what a row begins with that goes on with the one before
+_CONTEXT: Final = 4  # lines kept at both ends of a long stretch where nothing ran
 _MOST_OPS, _MOST_SHAPES = 16, 12  # more of them on one line say nothing to a reader
 
 
@@ -106,7 +107,7 @@ def _header(path: str, records: dict[int, LineRecord], width: int) -> Line:
             totals[phase] += tally.time
     times = [f"{phase} {time_text(time)}" for phase, time in totals.items() if time]
     about = "  ".join([f"{ran} line{'s' if ran != 1 else ''} with ops", *times])
-    name = _cut(printable(short_path(path)), width // 2)
+    name = _cut(printable(short_path(path))[::-1], width // 2)[::-1]  # the end of a path says more
     about = _cut(about, width - text_width(name) - 2)
     titles = f"{'runs':>{_CALLS}}{'time':>{_TIME}}"
     gap = width - text_width(name) - 2 - len(about) - len(titles)
@@ -218,7 +219,22 @@ def _shown(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
         return sorted({near for at in ran for near in (at - 1, at, at + 1) if 0 < near <= len(texts)} | ran)
     shown = set(ran)
     _show_inside(tree, ran, shown)
-    return sorted(at for at in shown if at > 0)
+    return _without_gaps(sorted(at for at in shown if at > 0), ran)
+
+
+def _without_gaps(numbers: Sequence[int], ran: set[int]) -> list[int]:
+    """The lines less the middle of long stretches where nothing ran."""
+    kept: list[int] = []
+    quiet: list[int] = []
+    for number in [*numbers, -1]:
+        if number > 0 and number not in ran:
+            quiet.append(number)
+            continue
+        kept += quiet if len(quiet) <= 4 * _CONTEXT else quiet[:_CONTEXT] + quiet[-_CONTEXT:]
+        quiet = []
+        if number > 0:
+            kept.append(number)
+    return kept
 
 
 def _show_inside(node: ast.AST, ran: set[int], shown: set[int]) -> bool:

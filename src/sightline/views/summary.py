@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from sightline.api import Trace
 
 _OPS_ROOM: Final = 40  #: op names are cut here: the longest list must not set the width of the table
-_OPS_LEAST: Final = 20
+_OPS_LEAST: Final = 32  #: below this, shapes are written shorter to make room for op names
 _NO_LIMIT: Final = 10_000
-_LEAST_NAME: Final = 24  #: columns are not cut narrower than this; the table sticks out instead
+_LEAST_NAME: Final = 22  #: columns are not cut narrower than this; the table sticks out instead
 _LEAST_SHAPES: Final = 20
 _GOOD_SHAPES: Final = 28  #: shapes are more worth than class names, up to here
 
@@ -120,14 +120,14 @@ class _Table:
 
     # -- cells ---------------------------------------------------------------------------------
 
-    def _name(self, row: _Row, room: int = _OPS_LEAST) -> tuple[Span, ...]:
+    def _name(self, row: _Row, room: int) -> tuple[Span, ...]:
         """The first cell; the names of a container's own ops take as much room as there is."""
         scope = self._scopes.rows[row.scope]
         lead = Span(row.prefix, "dim")
         if row.own:
             mark = "· outside: " if scope.module == OUTSIDE else "· "
-            room = max(_OPS_LEAST, room - len(row.prefix) - len(mark))
-            return (lead, Span(mark), Span(ops_text(self._own_ops.get(row.scope), room), "op"))
+            names = ops_text(self._own_ops.get(row.scope), room - len(row.prefix) - len(mark))
+            return (lead, Span(mark), Span(names, "op"))
         info = self._data.modules[scope.module]
         if not info.path:
             return (lead, Span(info.type, "module"))
@@ -141,8 +141,9 @@ class _Table:
         return "" if row.own or self._only_holds(row.scope) else str(len(self._scopes.rows[row.scope].calls))
 
     def _only_holds(self, scope: int) -> bool:
-        """Whether it is a holder of submodules that is never called itself, like a `ModuleList`."""
-        return not self._scopes.rows[scope].calls and self._scopes.rows[scope].end > scope + 1
+        """Whether submodules of it were called and it was not, like a `ModuleList`."""
+        rows = self._scopes.rows
+        return not rows[scope].calls and any(inner.calls for inner in rows[scope : rows[scope].end])
 
     def _shapes(self, row: _Row, brevity: int) -> str:
         if row.own or self._only_holds(row.scope):
@@ -198,19 +199,18 @@ class _Table:
         numbers = self._numbers(rows, tops, phase)
         taken = sum(2 + max(map(columns, (title, total, *cells))) for title, cells, total in numbers)
         left = None if room is None else room - taken - 2
-        names = [self._name(row) for row in rows]
+        names = [self._name(row, _OPS_LEAST) for row in rows]
+        shapes: list[str] = []
         for brevity in (FULL, SHORT, SHORTEST):
             shapes = [self._shapes(row, brevity) for row in rows]
             if left is None or _widest(names) + _widest(shapes) <= left:
                 break
         else:
-            names, shapes = _cut_to(names, shapes, left or 0)
-        if left is None or _widest(names) + _widest(shapes) <= left:  # there may be room for more op names
-            spare = _NO_LIMIT if left is None else min(left - _widest(shapes), _OPS_ROOM)
-            names = [
-                self._name(row, spare) if row.own else name for row, name in zip(rows, names, strict=True)
-            ]
-        return _grid(names, shapes, numbers)
+            for_names, for_shapes = _shares(_widest(names), _widest(shapes), left or 0)
+            names = [_cut(self._name(row, for_names), for_names) for row in rows]
+            return _grid(names, [cut(shape, for_shapes) for shape in shapes], numbers)
+        spare = _NO_LIMIT if left is None else min(left - _widest(shapes), _OPS_ROOM)
+        return _grid([self._name(row, spare) for row in rows], shapes, numbers)
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -305,15 +305,11 @@ def _widest(texts: Sequence[str] | Sequence[tuple[Span, ...]]) -> int:
     return max(map(_width, texts), default=0)
 
 
-def _cut_to(
-    names: list[tuple[Span, ...]], shapes: list[str], room: int
-) -> tuple[list[tuple[Span, ...]], list[str]]:
-    """Both text columns cut so that they fit; class names go before sizes."""
-    wide_names, wide_shapes = _widest(names), _widest(shapes)
-    for_shapes = min(wide_shapes, max(_GOOD_SHAPES, room - wide_names))
-    for_names = min(wide_names, max(_LEAST_NAME, room - for_shapes))
-    for_shapes = max(_LEAST_SHAPES, room - for_names)
-    return [_cut(name, for_names) for name in names], [cut(shape, for_shapes) for shape in shapes]
+def _shares(names: int, shapes: int, room: int) -> tuple[int, int]:
+    """How wide the two text columns may be; class names go before sizes."""
+    for_shapes = min(shapes, max(_GOOD_SHAPES, room - names))
+    for_names = min(names, max(_LEAST_NAME, room - for_shapes))
+    return for_names, max(_LEAST_SHAPES, room - for_names)
 
 
 def _cut(spans: tuple[Span, ...], room: int) -> tuple[Span, ...]:
