@@ -18,7 +18,7 @@ from sightline.recording import session as s
 from sightline.recording import values as v
 from sightline.recording.buffers import Rows
 from sightline.recording.costs import flops_of
-from sightline.recording.lanes import BACKWARD, FORWARD, RECOMPUTE
+from sightline.recording.lanes import BACKWARD, FORWARD, RECOMPUTE, THREAD_SHIFT
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.places import frame_columns, operator_names
 from sightline.recording.torchapi import OpOverload, torch
@@ -90,8 +90,8 @@ def _op_rows(session: Session) -> Rows:
     extra: list[int] = []
     for number, info, form, stack, start, ids in pending:
         extra += [
-            s.O_WIDTH + len(ids), number, info, form, session.arguments.nothing, stack, -1, -1, 0, -1, -1,
-            start - session.begin, 0, d.UNFINISHED, 0, len(ids), 0, *ids,
+            s.O_WIDTH + len(ids), number, info, form, session.arguments.nothing, stack, -1, -1, -1, -1,
+            start - session.begin, 0, d.UNFINISHED << s.FLAG_SHIFT, len(ids), *ids,
         ]  # fmt: skip
     return Rows(np.concatenate([rows.flat, np.array(extra, dtype=np.int64)]))
 
@@ -141,14 +141,15 @@ class _Ops:
         self.names = np.array([names.id(info.name) for info in infos] or [0], dtype=np.int64)[self.info]
         self.flavour = np.array([info.flavour for info in infos] or [0], dtype=np.int64)[self.info]
         self.level = (self.flavour == OP).astype(np.int64)
-        self.phase = rows.column(s.O_PHASE)
+        bits = rows.column(s.O_BITS)
+        self.phase = bits & ((1 << s.FLAG_SHIFT) - 1)
+        self.flags = (bits >> s.FLAG_SHIFT) & 0x7F
+        self.thread = bits >> THREAD_SHIFT
         self.call_ids = rows.column(s.O_CALL)
         self.stack = rows.column(s.O_STACK)
         self.parent = _dense(self.ids, rows.column(s.O_PARENT))
-        self.flags = rows.column(s.O_FLAGS)
-        self.thread = rows.column(s.O_THREAD)
         self.input_counts = rows.column(s.O_INPUTS)
-        self.output_counts = rows.column(s.O_OUTPUTS)
+        self.output_counts = rows.column(0) - s.O_WIDTH - self.input_counts
         self.inputs = rows.lists(s.O_WIDTH, self.input_counts)
         self.outputs = rows.lists(s.O_WIDTH + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)

@@ -57,7 +57,7 @@ def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
     session.before_region |= _tensors_of(wrapper.f_back)
-    region = Region(wrapper, stack)
+    region = Region.at(wrapper, stack)
     region.op = (next(session.op_ids), info.number, form, stack, clock(), inputs)
     lane.push(region)
     lane.off = True

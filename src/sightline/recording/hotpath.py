@@ -12,12 +12,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from sightline.recording.arguments import PLAIN, TENSOR
+from sightline.recording.arguments import PLAIN
 from sightline.recording.buffers import PACK_AT
 from sightline.recording.lanes import BACKWARD, Lane
 from sightline.recording.operations import OpInfo
-from sightline.recording.session import O_WIDTH
-from sightline.recording.torchapi import Tensor, current_node, sequence_number, storage_address
+from sightline.recording.session import FLAG_SHIFT, O_WIDTH
+from sightline.recording.torchapi import Parameter, Tensor, sequence_number, storage_address
 from sightline.recording.values import ACTIVATION, INHERITED, V_WIDTH, Ref
 from sightline.trace.data import MUTATES
 from sightline.trace.forms import SLOT
@@ -41,6 +41,7 @@ def aten_recorder(session: Session) -> Callable[..., int]:
     def record(
         lane: Lane,
         info: OpInfo,
+        node: Any,  # the autograd node being evaluated
         frame: FrameType | None,  # of the op's caller; None where the API call's stack is shared
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
@@ -51,7 +52,6 @@ def aten_recorder(session: Session) -> Callable[..., int]:
         end: int,
         flags: int,
     ) -> int:
-        node = current_node()
         if node is None:
             stack, phase, evaluated = lane.api_stack, lane.phase, -1
         else:
@@ -73,17 +73,21 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                 session.constants(args)
             key: list[Any] = []
             for item in args:
-                kind = types.get(type(item))
-                if kind == TENSOR:
+                cls = type(item)
+                if cls is Tensor or cls is Parameter:
                     held = refs.get(id(item))
                     ids.append(held.value if held is not None and held() is item else values.first_sight(item))
                     key.append(SLOT)
-                elif kind == PLAIN:
-                    key += (type(item), item or repr(item))
-                elif type(item) is list and item and type(item[0]) is int:  # schemas allow no mixed lists
+                elif cls is int:
+                    key.append(item)
+                elif cls is list and item and type(item[0]) is int:  # schemas allow no mixed lists
                     key.append(tuple(item))
                 else:
-                    arguments.extend(item, kind, key, ids)
+                    kind = types.get(cls)
+                    if kind == PLAIN:  # 1, 1.0 and True are equal as keys, and so are 0.0 and -0.0
+                        key += (cls, item or repr(item))
+                    else:
+                        arguments.extend(item, kind, key, ids)
             if kwargs:
                 arguments.extend_kwargs(kwargs, key, ids)
             shape_of_call = tuple(key)
@@ -121,21 +125,21 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                     held.value = made
                 except (RuntimeError, NotImplementedError, AttributeError, IndexError):
                     made = values.produced(result, op, 0)  # no strides, no storage, or no tensor there
+            count = len(ids)
             row = [
-                O_WIDTH + 1 + len(ids), op, info.number, form, -1, stack, lane.call, lane.api, phase,
-                sequence_number(), evaluated, start - begin, end - start, flags, lane.number, len(ids), 1,
-                *ids, made,
+                O_WIDTH + 1 + count, op, info.number, form, -1, stack, lane.call, lane.api, sequence_number(),
+                evaluated, start - begin, end - start, lane.bits | phase | flags, count, *ids, made,
             ]  # fmt: skip
         else:
             if info.mutates and not flags:
-                flags = MUTATES
+                flags = MUTATES << FLAG_SHIFT
                 many, shape = session.mutated(info, op, args, kwargs, result)
             else:
                 many, shape = session.made(op, result)
-            outputs = len(many)
+            count = len(ids)
             row = [
-                O_WIDTH + outputs + len(ids), op, info.number, form, shape, stack, lane.call, lane.api, phase,
-                sequence_number(), evaluated, start - begin, end - start, flags, lane.number, len(ids), outputs,
+                O_WIDTH + len(many) + count, op, info.number, form, shape, stack, lane.call, lane.api,
+                sequence_number(), evaluated, start - begin, end - start, lane.bits | phase | flags, count,
                 *ids, *many,
             ]  # fmt: skip
         lane.aten_count += 1

@@ -116,7 +116,7 @@ def _install_process_wide() -> None:
     watch = CompileWatch(lanes_here)
     watch.install()
     _process_wide.append(watch)
-    _process_wide.append(Hooks(lanes_here, take_function_mode))
+    _process_wide.append(Hooks(lanes_here))
 
 
 def _remove_process_wide() -> None:

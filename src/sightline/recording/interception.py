@@ -21,7 +21,7 @@ from sightline.recording.compiled import leave_region
 from sightline.recording.hotpath import aten_recorder
 from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
 from sightline.recording.operations import OpInfo
-from sightline.recording.session import Session, clock
+from sightline.recording.session import FLAG_SHIFT, Session, clock
 from sightline.recording.torchapi import Tensor, compiler, current_node, is_dynamo_compiling, jit_tracing
 from sightline.trace.data import MUTATES, RAISED
 
@@ -73,7 +73,7 @@ def dispatch_handler(session: Session) -> Handler:
     main_ident, main_lane = session.lane.ident, session.lane
     infos, fault = session.aten, session.fault
     record = aten_recorder(session)
-    quiet_record, quiet_read = _quietly(record), _quietly(session.arguments.read)
+    quiet_record, read = _quietly(record), session.arguments.read
 
     def dispatch(
         mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,7 +92,7 @@ def dispatch_handler(session: Session) -> Handler:
         form = -1
         if info.mutates:  # afterwards the names of its inputs would mean the new versions
             try:
-                form = quiet_read(info.forms, args, kwargs, ids)
+                form = read(info.forms, args, kwargs, ids)
             except Exception as error:
                 fault(error)
         start = clock()
@@ -101,7 +101,10 @@ def dispatch_handler(session: Session) -> Handler:
         except BaseException as error:
             end = clock()
             try:
-                op = quiet_record(lane, info, _getframe(1), args, kwargs, ids, form, None, start, end, RAISED)
+                node, failed = current_node(), RAISED << FLAG_SHIFT
+                op = quiet_record(
+                    lane, info, node, _getframe(1), args, kwargs, ids, form, None, start, end, failed
+                )
                 session.failure = (id(error), op)
             except Exception as own:
                 fault(own)
@@ -109,9 +112,10 @@ def dispatch_handler(session: Session) -> Handler:
         end = clock()
         try:
             # Below an API call the stack is known, unless the user's own code runs in a backward pass.
-            frame = None if lane.api_stack >= 0 and current_node() is None else _getframe(1)
+            node = current_node()
+            frame = None if node is None and lane.api_stack >= 0 else _getframe(1)
             write = quiet_record if _function_depth() else record
-            op = write(lane, info, frame, args, kwargs, ids, form, result, start, end, 0)
+            op = write(lane, info, node, frame, args, kwargs, ids, form, result, start, end, 0)
             if session.listener is not None:
                 session.listener.op(session, op)
         except Exception as error:
@@ -127,7 +131,6 @@ def function_handler(session: Session) -> Handler:
     main_ident, main_lane = session.lane.ident, session.lane
     infos, fault, read = session.api, session.fault, session.arguments.read
     result_of = _result_reader(session)
-    quiet_read, quiet_result = _quietly(read), _quietly(result_of)
     next_op, find = session.op_ids.__next__, session.stacks.find
     lone = session.level == "api"
 
@@ -156,14 +159,14 @@ def function_handler(session: Session) -> Handler:
             stack = find(frame, lane.frame, lane.above)
             if stack is None:
                 stack = session.stack(lane, frame)
-            form = (quiet_read if _function_depth() else read)(info.forms, args, kwargs, ids)
+            form = read(info.forms, args, kwargs, ids)
             number = next_op()
         except Exception as error:
             fault(error)
             return func(*args, **(kwargs or {}))
         lane.api, lane.api_stack = number, stack
         if info.backward:
-            lane.push(Mark(_getframe(0), stack))
+            lane.push(Mark.at(_getframe(0), stack))
         count = lane.aten_count
         start = clock()
         lane.open_op = open_op = (number, info.number, form, stack, start, ids)
@@ -179,9 +182,7 @@ def function_handler(session: Session) -> Handler:
         if info.backward:
             lane.pop()
         try:
-            made, shape, flags = (quiet_result if _function_depth() else result_of)(
-                number, info, args, kwargs, result
-            )
+            made, shape, flags = result_of(number, info, args, kwargs, result)
             if made or lone or lane.aten_count != count:  # else it ran no op and returned no tensor
                 phase = lane.phase if current_node() is None else BACKWARD
                 session.write_op(lane, open_op, made, shape, end - start - (lane.spent - spent), flags, phase)
@@ -204,15 +205,24 @@ def _result_reader(session: Session) -> Callable[..., tuple[list[int], int, int]
     def result_of(
         op: int, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
     ) -> tuple[list[int], int, int]:
-        if lone and (info.mutates or (kwargs and "out" in kwargs)):
-            return *session.mutated(info, op, args, kwargs, result), MUTATES
-        if type(result) is Tensor:
+        if type(result) is Tensor and not (lone and info.mutates):
             held = refs.get(id(result))
             if held is not None and held() is result:
                 return [held.value], -1, 0
+        return unknown(op, info, args, kwargs, result) if _function_depth() == 0 else quiet_unknown(
+            op, info, args, kwargs, result
+        )
+
+    def unknown(
+        op: int, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+    ) -> tuple[list[int], int, int]:
+        if lone and (info.mutates or (kwargs and "out" in kwargs)):
+            return *session.mutated(info, op, args, kwargs, result), MUTATES
+        if type(result) is Tensor:
             return [values.produced(result, op, 0)], -1, 0
         return *session.made(op, result), 0
 
+    quiet_unknown = _quietly(unknown)
     return result_of
 
 
@@ -235,7 +245,7 @@ def _failed_call(
 
 def _own_frames() -> None:
     """Keep our frames out of recorded stacks, and Dynamo out of our frames."""
-    from sightline.recording import arguments, compiled, hooks, hotpath, installation, lanes, modules
+    from sightline.recording import arguments, callpath, compiled, hooks, hotpath, installation, lanes, modules
     from sightline.recording import session as session_module
     from sightline.recording import stacks, values
 
@@ -243,7 +253,7 @@ def _own_frames() -> None:
     handlers = {"dispatch", "quiet"}
     # These Dynamo must be able to trace: they do nothing while it compiles.
     traced = {"enter_module", "leave_module", "function"}
-    places = (arguments, compiled, hooks, hotpath, installation, lanes, modules, session_module, stacks, values)
+    places = (arguments, callpath, compiled, hooks, hotpath, installation, lanes, modules, session_module, stacks, values)
     for place in (*places, sys.modules[__name__]):
         for holder in (place, *(kind for kind in vars(place).values() if isinstance(kind, type))):
             for item in list(vars(holder).values()):

@@ -7,10 +7,12 @@ that passed no hook, a KeyboardInterrupt) is noticed at the next event and close
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)  # positions in data.PHASES
+THREAD_SHIFT = 12  # where a row keeps the number of its thread
 
 
 class Mark:
@@ -18,9 +20,15 @@ class Mark:
 
     __slots__ = ("above", "frame")
 
-    def __init__(self, frame: FrameType | None, above: int) -> None:
-        self.frame = frame
-        self.above = above
+    frame: FrameType | None
+    above: int
+
+    @classmethod
+    def at(cls, frame: FrameType | None, above: int) -> Self:
+        mark = cls()
+        mark.frame = frame
+        mark.above = above
+        return mark
 
 
 class OptimizerStep(Mark):
@@ -61,14 +69,14 @@ class Lane:
     """The state of one thread."""
 
     __slots__ = (
-        "above", "api", "api_stack", "aten_count", "call", "calls", "frame", "ident", "marks", "number",
+        "above", "api", "api_stack", "aten_count", "bits", "call", "calls", "enter", "frame", "ident", "leave", "marks",
         "off", "open_op", "phase", "session", "spent",
     )  # fmt: skip
 
     def __init__(self, session: Any, ident: int, number: int, base: Mark) -> None:
         self.session = session
         self.ident = ident
-        self.number = number
+        self.bits = number << THREAD_SHIFT
         self.calls: list[OpenCall] = []
         self.call = -1
         self.open_op: OpenOp | None = None
@@ -80,6 +88,9 @@ class Lane:
         #: what runs now is not recorded: the session has stopped, or compiled code is running
         self.off = False
         self.marks: list[Mark] = [base]
+        #: what the module hooks do on this lane, made by `callpath`
+        self.enter: Callable[..., None]
+        self.leave: Callable[..., None]
         self.frame = base.frame
         self.above = base.above
 

@@ -16,21 +16,24 @@ from typing import Any, Final
 
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.buffers import PACK_AT, Stream
+from sightline.recording.callpath import module_recorder
+from sightline.recording.compiled import Region, close_region
 from sightline.recording.lanes import BACKWARD, FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
-from sightline.recording.compiled import Region, close_region
 from sightline.trace.data import RAISED, UNFINISHED, ModuleInfo
 
-#: Fixed columns of an op row; its inputs and outputs follow.
+#: Fixed columns of an op row; its inputs and then its outputs follow.
 (
-    O_INFO, O_FORM, O_RESULT, O_STACK, O_CALL, O_PARENT, O_PHASE, O_SEQUENCE, O_NODE,
-    O_START, O_DURATION, O_FLAGS, O_THREAD, O_INPUTS, O_OUTPUTS,
-) = range(2, 17)  # fmt: skip
-O_WIDTH: Final = 17
+    O_INFO, O_FORM, O_RESULT, O_STACK, O_CALL, O_PARENT, O_SEQUENCE, O_NODE, O_START, O_DURATION, O_BITS,
+    O_INPUTS,
+) = range(2, 14)  # fmt: skip
+O_WIDTH: Final = 14
+#: O_BITS is the phase in its lowest bits, then the flags, then the thread.
+FLAG_SHIFT: Final = 4
 #: Fixed columns of a call row.
 (
     C_MODULE, C_INDEX, C_PARENT, C_STACK, C_PHASE, C_START, C_DURATION, C_FIRST, C_END, C_FLAGS,
@@ -76,11 +79,11 @@ class Session:
         self.compiled = "opaque"
         self.first_sequence = sequence_number()
         self.ended = 0
-        base = Mark(caller, -1)
+        base = Mark.at(caller, -1)
         if caller is not None:
             base.above = self.stacks.find(caller, None, -1) or -1
-        self.lane = Lane(self, threading.get_ident(), 0, base)
-        self.lanes = {self.lane.ident: self.lane}
+        self.lanes: dict[int, Lane] = {}
+        self.lane = self._new_lane(threading.get_ident(), base)
         self.begin = clock()
 
     # -- lookups -----------------------------------------------------------------------------------
@@ -90,8 +93,13 @@ class Session:
         ident = threading.get_ident()
         found = self.lanes.get(ident)
         if found is None:
-            found = self.lanes[ident] = Lane(self, ident, len(self.lanes), Mark(None, -1))
+            found = self._new_lane(ident, Mark.at(None, -1))
         return found
+
+    def _new_lane(self, ident: int, base: Mark) -> Lane:
+        lane = self.lanes[ident] = Lane(self, ident, len(self.lanes), base)
+        lane.enter, lane.leave = module_recorder(self, lane)
+        return lane
 
     def aten_info(self, function: Any) -> OpInfo:
         """What is known of an aten op that this session meets for the first time."""
@@ -129,7 +137,7 @@ class Session:
     def drop_mark(self, lane: Lane) -> None:
         """The innermost mark's call has ended without a word: close it as raised."""
         if len(lane.marks) == 1:  # the block's own caller has returned: walk to the top from now on
-            lane.marks[0] = Mark(None, -1)
+            lane.marks[0] = Mark.at(None, -1)
             lane.frame, lane.above = None, -1
             return
         mark = lane.marks[-1]
@@ -191,17 +199,19 @@ class Session:
     ) -> None:
         """Write down an API call, or an opaque region, that has ended."""
         number, info, form, stack, start, ids = op
-        row = [
-            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack,
-            lane.call, -1, phase, -1, -1, start - self.begin, duration, flags, lane.number,
-            len(ids), len(made),
-        ]  # fmt: skip
-        row += ids
-        row += made
         tail = self.ops.tail
-        tail += row
+        tail += [
+            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, -1, -1, -1,
+            start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
+        ]  # fmt: skip
         if len(tail) > PACK_AT:
             self.pack()
+
+    def take_function_mode(self) -> bool:
+        """Take the function mode off this thread's stack for a while; False if it is not on it."""
+        from sightline.recording.installation import take_function_mode
+
+        return take_function_mode(self.function_mode)
 
     def halt(self) -> None:
         """Record nothing more, on any thread."""
@@ -244,29 +254,6 @@ class Session:
         self.values.purge()
 
     # -- module calls --------------------------------------------------------------------------------
-
-    def open_call(self, lane: Lane, module: Any, args: tuple[Any, ...], frame: FrameType) -> OpenCall:
-        """A module is about to run; ``frame`` is torch's own frame that will call ``forward``."""
-        known = self.modules.by_id.get(id(module))
-        if known is None or known.ref() is not module:
-            known = self.modules.place(module, lane.calls)
-        above = self.stacks.find(frame, lane.frame, lane.above)
-        call = OpenCall(frame, self.stack(lane, frame) if above is None else above)
-        call.module, call.key, call.index, call.parent = known.number, id(module), known.calls, lane.call
-        known.calls += 1
-        call.phase = lane.phase if current_node() is None else BACKWARD
-        call.args_key = id(args)
-        call.without_functions = False
-        if not lane.calls or self.listener is not None:  # else they are read when it ends, with its outputs
-            self.read_inputs(call, args, frame.f_locals.get("kwargs"))
-        else:
-            call.input_form = -1
-        call.id = lane.call = next(self.call_ids)
-        call.first_op = next(self.op_ids)
-        lane.calls.append(call)
-        lane.marks.append(call)
-        lane.frame, lane.above = frame, call.above
-        return call
 
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """What went into a module call. Read at its end, in-place changes since are undone by the build."""

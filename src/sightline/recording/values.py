@@ -113,22 +113,20 @@ class Values:
 
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
-        base = producer = -1
-        if kind is None:
-            kind, name, producer = self.explain(tensor)
-            if kind in (EXTERNAL, INPUT):
-                base = self._inside(tensor)
-                kind = kind if base < 0 else ACTIVATION
         with quiet():
-            flags = int(bool(tensor.requires_grad))
-        number = self.produced(tensor, producer, 0, -1, kind, base, flags)
-        if name:
-            self.names[number] = name
-        try:
-            with quiet():
+            base = producer = -1
+            if kind is None:
+                kind, name, producer = self.explain(tensor)
+                if kind in (EXTERNAL, INPUT):
+                    base = self._inside(tensor)
+                    kind = kind if base < 0 else ACTIVATION
+            number = self.produced(tensor, producer, 0, -1, kind, base, int(bool(tensor.requires_grad)))
+            if name:
+                self.names[number] = name
+            try:
                 self.storage_bytes[number] = tensor.untyped_storage().nbytes()
-        except Exception:  # no storage: sparse, functorch, some subclasses
-            pass
+            except Exception:  # no storage: sparse, functorch, some subclasses
+                pass
         return number
 
     def _inside(self, tensor: Any) -> int:

@@ -1,0 +1,146 @@
+"""What is done once per module call, written out like `hotpath` and for the same reason.
+
+`module_recorder` returns the two closures a lane's module hooks run: one opens a call, one closes it.
+Calls that end in any other way than through their hook are closed by `Session.close_call`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from sightline.recording import torchapi as api
+from sightline.recording.buffers import PACK_AT
+from sightline.recording.compiled import leave_region
+from sightline.recording.lanes import BACKWARD, Lane, OpenCall
+from sightline.recording.torchapi import Tensor, compiler, current_node, function_depth, jit_tracing, quiet
+from sightline.trace.data import RAISED
+
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
+
+clock = time.perf_counter_ns
+#: These leave their eval fast path, and with it their exact results, when any function mode is active.
+_FAST_PATHS = (
+    api.torch.nn.MultiheadAttention,
+    api.torch.nn.TransformerEncoderLayer,
+    api.torch.nn.TransformerEncoder,
+)
+
+Enter = Callable[[Any, tuple[Any, ...], FrameType], None]
+Leave = Callable[[Any, tuple[Any, ...], tuple[Any, ...], FrameType], None]
+
+
+def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
+    """The closures ``enter(module, args, frame)`` and ``leave(module, args, rest, frame)`` of a lane."""
+    by_id, arguments = session.modules.by_id, session.arguments
+    known_stacks, refs = session.stacks.known, session.values.refs
+    read, one_tensor, forms = arguments.read, arguments.one_tensor, arguments.known
+    next_op, next_call, next_order = session.op_ids.__next__, session.call_ids.__next__, session.order.__next__
+    write_call, call_row, fault = session.calls.tail.extend, session.call_row, session.fault
+    calls, marks = lane.calls, lane.marks
+    modules_only = session.level == "none"
+
+    def enter(module: Any, args: tuple[Any, ...], frame: FrameType) -> None:
+        """``frame`` is torch's own frame that is about to call ``forward``."""
+        began = clock()
+        try:
+            if (
+                (lane.off and not leave_region(session, lane, frame))
+                or compiler._is_compiling_flag
+                or jit_tracing() is not None
+            ):
+                return
+            known = by_id.get(id(module))
+            if known is None or known.ref() is not module:
+                known = session.modules.place(module, calls)
+            mark, at = lane.frame, frame
+            path = [lane.above]
+            while at is not mark and at is not None:
+                path += (id(at.f_code), at.f_lasti)
+                at = at.f_back  # type: ignore[assignment]  # the loop ends at None
+            above = known_stacks.get(tuple(path), -1) if at is mark else -1
+            call = OpenCall()
+            call.frame = frame
+            call.above = session.stack(lane, frame) if above < 0 else above
+            call.module, call.key, call.index, call.parent = known.number, id(module), known.calls, lane.call
+            known.calls += 1
+            call.phase = lane.phase if current_node() is None else BACKWARD
+            call.args_key = id(args)
+            call.without_functions = False
+            call.input_form = -1
+            if not calls or session.listener is not None:  # else they are read with its outputs
+                session.read_inputs(call, args, frame.f_locals.get("kwargs"))
+            call.id = lane.call = next_call()
+            call.first_op = next_op()
+            calls.append(call)
+            marks.append(call)
+            lane.frame, lane.above = frame, call.above
+            if session.function_mode is not None and isinstance(module, _FAST_PATHS):
+                call.without_functions = _may_go_fast(module) and session.take_function_mode()
+            if session.listener is not None:
+                session.listener.enter(session, call)
+            call.start = now = clock()
+            lane.spent += now - began
+            call.spent = lane.spent
+        except Exception as error:
+            fault(error)
+
+    def leave(module: Any, args: tuple[Any, ...], rest: tuple[Any, ...], frame: FrameType) -> None:
+        """``rest`` is (kwargs, result), or after an exception the result alone."""
+        began = clock()
+        try:
+            if lane.off:
+                leave_region(session, lane, frame)
+            if not calls or marks[-1] is not calls[-1] or calls[-1].key != id(module):
+                call = session.find_call(lane, module)  # calls inside it have ended without their hook
+                if call is None:
+                    return
+            else:
+                call = calls[-1]
+            if call.without_functions:
+                api.push_function_mode(session.function_mode)
+            if len(rest) != 2:
+                session.close_call(lane, call, [], arguments.nothing, RAISED, began)
+            else:
+                kwargs, result = rest
+                if call.input_form < 0 or id(args) != call.args_key:  # a hook of the module's replaced them
+                    call.inputs = []
+                    call.input_form = read(forms, args, kwargs, call.inputs)
+                held = refs.get(id(result))
+                if type(result) is Tensor and held is not None and held() is result:
+                    outputs, form = [held.value], one_tensor
+                elif modules_only:
+                    outputs, form = _made_quietly(session, result)
+                else:
+                    outputs, form = arguments.results(result)
+                calls.pop()
+                marks.pop()
+                top = marks[-1]
+                lane.call, lane.frame, lane.above = call.parent, top.frame, top.above
+                duration = began - call.start - (lane.spent - call.spent)
+                write_call(call_row(call, outputs, form, 0, duration, next_op(), next_order()))
+                if len(session.calls.tail) > PACK_AT:
+                    session.calls.pack()
+            if session.listener is not None:
+                session.listener.leave(session, call)
+        except Exception as error:
+            fault(error)
+        lane.spent += clock() - began
+
+    return enter, leave
+
+
+def _made_quietly(session: Session, result: Any) -> tuple[list[int], int]:
+    if not function_depth():
+        return session.made(-1, result)
+    with quiet():
+        return session.made(-1, result)
+
+
+def _may_go_fast(module: Any) -> bool:
+    if all(part.training for part in module.modules() if isinstance(part, _FAST_PATHS)):
+        return False
+    return not (api.torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
