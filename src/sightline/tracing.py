@@ -13,6 +13,7 @@ from sightline.errors import UsageError
 
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder
+    from sightline.trace.events import Watcher
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         from sightline.recording.recorder import Recorder, check_model
 
         check_model(model)
-        self._make: Callable[[], Recorder] = lambda: Recorder(model, ops, live, name, compiled)
+        self._make: Callable[[], Recorder] = lambda: Recorder(model, ops, _watcher(live, ops), name, compiled)
         self._recorder: Recorder | None = None
 
     def start(self) -> Trace:
@@ -71,7 +72,9 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     def stop(self) -> Trace:
         """Stop recording and return the finished trace; stopping twice returns it again."""
         if self._recorder is None:
-            raise UsageError("This trace has not been started; call start() first, or use it in a with block.")
+            raise UsageError(
+                "This trace has not been started; call start() first, or use it in a with block."
+            )
         self._recorder.stop()
         return Trace(self._recorder.index)
 
@@ -109,3 +112,12 @@ def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise UsageError(f"{name}={value!r} is not a choice; {name} is one of {listed}.")
+
+
+def _watcher(live: str | None, ops: str) -> Watcher | None:
+    """Who prints while the block runs."""
+    if live is None:
+        return None
+    from sightline.views.watching import WatchCode, WatchLog
+
+    return WatchCode(ops) if live == "code" else WatchLog(ops)

@@ -1,4 +1,8 @@
 """What runs while the model runs: interception, bookkeeping, interning, and the build of the trace.
 
-Only `tracing`, `compat` and `cli` may import from here; nothing here imports a view.
+`recorder` is the only door: `sightline.tracing` goes through it. Nothing here imports a view.
 """
+
+from sightline.recording import torchapi as _torchapi  # first: it says in one sentence that torch is missing
+
+__all__ = ["_torchapi"]

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
 import torch.utils._pytree as pytree
 
-from sightline.recording.torchapi import Parameter, Tensor, torch
+from sightline.recording.torchapi import Parameter, Tensor
 from sightline.recording.values import Values
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
@@ -64,7 +65,9 @@ class Arguments:
             kind = types.get(type(item))
             if kind == TENSOR:
                 held = refs.get(id(item))
-                ids.append(held.value if held is not None and held() is item else self.values.first_sight(item))
+                ids.append(
+                    held.value if held is not None and held() is item else self.values.first_sight(item)
+                )
                 key.append(SLOT)
             elif kind == PLAIN:
                 key += (type(item), item or repr(item))
@@ -83,16 +86,20 @@ class Arguments:
         return number
 
     def form(
-        self, known: dict[Any, int], key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+        self,
+        known: dict[Any, int],
+        key: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
     ) -> int:
         """The number of the form with this key; made from the arguments if it is new."""
         try:
             number = known.get(key)
             if number is None:
-                number = known[key] = self.forms.add(_form(args, kwargs))
+                number = known[key] = self.forms.add(form_of(args, kwargs))
             return number
         except TypeError:  # an argument that cannot be hashed: keep it, but do not look for its equal
-            return self.forms.add(_form(args, kwargs))
+            return self.forms.add(form_of(args, kwargs))
 
     def extend_kwargs(self, kwargs: dict[str, Any], key: list[Any], ids: list[int]) -> None:
         types = self.types
@@ -178,7 +185,8 @@ def _fields(item: Any) -> dict[Any, Any] | None:
     if isinstance(item, tuple) and hasattr(item, "_fields"):
         return dict(zip(item._fields, item, strict=False))
     if isinstance(item, tuple) and hasattr(type(item), "n_sequence_fields"):  # torch.return_types.max
-        return dict(zip(type(item).__match_args__, item, strict=False))
+        names: tuple[str, ...] = type(item).__match_args__  # type: ignore[attr-defined]  # struct sequences have it
+        return dict(zip(names, item, strict=False))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         return {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if hasattr(item, f.name)}
     node = pytree.SUPPORTED_NODES.get(type(item))
@@ -192,7 +200,8 @@ def _field_name(name: Any) -> Any:
     return name if isinstance(name, str | int) else _symbol(name).text
 
 
-def _form(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Form:
+def form_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Form:
+    """The form of a call with these arguments."""
     return Form(
         tuple(_plain(item) for item in args),
         {name: _plain(item) for name, item in kwargs.items()} if kwargs else None,

@@ -12,6 +12,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sightline.recording import session as s
@@ -21,7 +22,7 @@ from sightline.recording.costs import flops_of
 from sightline.recording.lanes import BACKWARD, FORWARD, RECOMPUTE, THREAD_SHIFT
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.places import frame_columns, operator_names
-from sightline.recording.torchapi import OpOverload, torch
+from sightline.recording.torchapi import OpOverload
 from sightline.recording.versions import alias_versions, extent, spans_of
 from sightline.trace import data as d
 from sightline.trace.forms import Form
@@ -248,8 +249,10 @@ class _Ops:
         result[result < 0] = session.arguments.one_tensor
         inputs, outputs = self.inputs, self.outputs
         form = rows.column(s.O_FORM)
-        flops = flops_of(session.infos, self.info, form, result, self.level, self.input_counts,
-                         self.output_counts, inputs, outputs, values.meta, session.values.metas, forms)  # fmt: skip
+        flops = flops_of(
+            session.infos, self.info, form, result, self.level, self.input_counts, self.output_counts, inputs,
+            outputs, values.meta, session.values.metas, forms,
+        )  # fmt: skip
         call = self.call_ids
         return d.OpColumns(
             name=_i32(self.names), level=_i8(self.level), flavour=_i8(self.flavour), phase=_i8(self.phase),
@@ -266,7 +269,8 @@ def _recompute_stacks(frames: d.FrameColumns, codes: list[d.CodeInfo]) -> NDArra
     again = {
         number
         for number, code in enumerate(codes)
-        if code.file.endswith("checkpoint.py") and code.function.split(".")[-1] in ("recompute_fn", "unpack_hook")
+        if code.file.endswith("checkpoint.py")
+        and code.function.split(".")[-1] in ("recompute_fn", "unpack_hook")
     }
     reentrant = {
         number
@@ -357,9 +361,10 @@ class _Values:
         mutating = (ops.flags & d.MUTATES).astype(bool)
         if not mutating.any():
             return
+        spans = spans_of(self.meta, self.offset, session.values.metas)
         new = alias_versions(
             mutating, _offsets(ops.input_counts), ops.inputs, _offsets(ops.output_counts), ops.outputs,
-            self.storage, self.producer, self.previous, spans_of(self.meta, self.offset, session.values.metas),
+            self.storage, self.producer, self.previous, spans,
         )  # fmt: skip
         like = np.array(new.like, dtype=np.int64)
         for name in ("meta", "offset", "storage", "kind", "flags"):
@@ -397,7 +402,9 @@ def _has_gradient(ops: _Ops, producer: Numbers, meta: Numbers, session: Session)
         if len(numbers):
             start = np.concatenate([[session.first_sequence], numbers[:-1]])
             advanced[here] = numbers > start
-    floating = np.array([one.dtype.startswith(("float", "bfloat", "complex")) for one in session.values.metas] or [False])
+    floating = np.array(
+        [one.dtype.startswith(("float", "bfloat", "complex")) for one in session.values.metas] or [False]
+    )
     found = np.zeros(len(producer), dtype=bool)
     made = producer >= 0
     found[made] = advanced[producer[made]] & floating[meta[made]]
@@ -408,8 +415,9 @@ def _calls(rows: Rows, ops: _Ops, values: _Values, recomputes: NDArray[np.bool_]
     ids, op_ids = rows.column(1), ops.ids
     phase = rows.column(s.C_PHASE)
     phase[(phase == BACKWARD) & recomputes[rows.column(s.C_STACK)]] = RECOMPUTE
-    first = np.searchsorted(op_ids, rows.column(s.C_FIRST))
+    first = np.searchsorted(op_ids, rows.column(s.C_FIRST)).astype(np.int64)
     inputs, outputs = rows.column(s.C_INPUTS), rows.column(s.C_OUTPUTS)
+    given = _as_given(values, values.dense(rows.lists(s.C_WIDTH, inputs)), np.repeat(first, inputs))
     order = np.argsort(np.argsort(rows.column(s.C_ORDER), kind="stable"), kind="stable")
     return d.CallColumns(
         module=_i32(rows.column(s.C_MODULE)), index=_i32(rows.column(s.C_INDEX)),
@@ -420,7 +428,7 @@ def _calls(rows: Rows, ops: _Ops, values: _Values, recomputes: NDArray[np.bool_]
         end_op=_i32(np.searchsorted(op_ids, rows.column(s.C_END))),
         flags=_i8(rows.column(s.C_FLAGS)), input_form=_i32(rows.column(s.C_INPUT_FORM)),
         output_form=_i32(rows.column(s.C_OUTPUT_FORM)), input_offsets=_offsets(inputs),
-        inputs=_i32(_as_given(values, values.dense(rows.lists(s.C_WIDTH, inputs)), np.repeat(first, inputs))), output_offsets=_offsets(outputs),
+        inputs=_i32(given), output_offsets=_offsets(outputs),
         outputs=_i32(values.dense(rows.lists(s.C_WIDTH + inputs, outputs))), order=_i32(order),
     )  # fmt: skip
 
@@ -458,4 +466,3 @@ def _i32(column: Numbers) -> d.I32:
 
 def _i8(column: Numbers) -> d.I8:
     return column.astype(np.int8)
-

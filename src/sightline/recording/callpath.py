@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sightline.recording import torchapi as api
 from sightline.recording.buffers import PACK_AT
 from sightline.recording.compiled import leave_region
@@ -24,9 +26,9 @@ if TYPE_CHECKING:
 clock = time.perf_counter_ns
 #: These leave their eval fast path, and with it their exact results, when any function mode is active.
 _FAST_PATHS = (
-    api.torch.nn.MultiheadAttention,
-    api.torch.nn.TransformerEncoderLayer,
-    api.torch.nn.TransformerEncoder,
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoderLayer,
+    torch.nn.TransformerEncoder,
 )
 
 Enter = Callable[[Any, tuple[Any, ...], FrameType], None]
@@ -38,7 +40,11 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
     by_id, arguments = session.modules.by_id, session.arguments
     known_stacks, refs = session.stacks.known, session.values.refs
     read, one_tensor, forms = arguments.read, arguments.one_tensor, arguments.known
-    next_op, next_call, next_order = session.op_ids.__next__, session.call_ids.__next__, session.order.__next__
+    next_op, next_call, next_order = (
+        session.op_ids.__next__,
+        session.call_ids.__next__,
+        session.order.__next__,
+    )
     write_call, call_row, fault = session.calls.tail.extend, session.call_row, session.fault
     calls, marks = lane.calls, lane.marks
     modules_only = session.level == "none"
@@ -125,7 +131,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 if len(session.calls.tail) > PACK_AT:
                     session.calls.pack()
             if session.listener is not None:
-                session.listener.leave(session, call)
+                session.listener.leave(session, call, rest[-1], len(rest) != 2)
         except Exception as error:
             fault(error)
         lane.spent += clock() - began
@@ -143,4 +149,4 @@ def _made_quietly(session: Session, result: Any) -> tuple[list[int], int]:
 def _may_go_fast(module: Any) -> bool:
     if all(part.training for part in module.modules() if isinstance(part, _FAST_PATHS)):
         return False
-    return not (api.torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))

@@ -32,6 +32,7 @@ class Region(Mark):
 
 
 def is_wrapper(frame: FrameType) -> bool:
+    """Whether a frame is of the function ``torch.compile`` returned."""
     code = frame.f_code
     return code.co_name == _WRAPPER and code.co_filename.endswith(_WRAPPER_FILE)
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sightline.recording.operations import OpInfo, is_composite
-from sightline.recording.torchapi import OpOverload, torch, undisturbed
+from sightline.recording.torchapi import OpOverload, undisturbed
 from sightline.trace.data import I64, TensorMeta
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 

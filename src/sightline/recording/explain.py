@@ -19,7 +19,9 @@ def explain(session: Session, data: TraceData, error: BaseException) -> None:
         lines.append(f"sightline: {op.name} failed{_where(op)}")
         lines += _inputs(op)
     else:
-        call = next((call for call in reversed(Index(data).module_calls) if call.raised or call.unfinished), None)
+        call = next(
+            (call for call in reversed(Index(data).module_calls) if call.raised or call.unfinished), None
+        )
         if call is not None:
             lines.append(f"sightline: raised in {call.module.label} ({call.module.type}), no op failed")
     if lines:
@@ -30,14 +32,15 @@ def _failed_op(session: Session, index: Index, error: BaseException | None) -> O
     """The op this exception, or one it was raised from, came out of."""
     if session.failure is None:
         return None
-    key, number = session.failure
+    key = session.failure
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if id(error) == key:
             raised = [op for op in index.ops[-50:] if op.raised]
             aten = [op for op in raised if op.level == "aten"]
-            return (aten or raised or [None])[-1]
+            found = aten or raised
+            return found[-1] if found else None
         error = error.__cause__ or error.__context__
     return None
 

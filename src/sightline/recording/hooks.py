@@ -48,7 +48,7 @@ def _module_hooks(
             lane.enter(module, args, _getframe(1))
 
     def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
-        """torch passes (kwargs, result), or on an exception the result alone."""
+        """Torch passes (kwargs, result), or on an exception the result alone."""
         if is_dynamo_compiling():
             return
         for lane in lanes_here():

@@ -76,7 +76,9 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                 cls = type(item)
                 if cls is Tensor or cls is Parameter:
                     held = refs.get(id(item))
-                    ids.append(held.value if held is not None and held() is item else values.first_sight(item))
+                    ids.append(
+                        held.value if held is not None and held() is item else values.first_sight(item)
+                    )
                     key.append(SLOT)
                 elif cls is int:
                     key.append(item)
@@ -92,10 +94,8 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                 arguments.extend_kwargs(kwargs, key, ids)
             shape_of_call = tuple(key)
             try:
-                form = info.forms.get(shape_of_call, -1)
-            except TypeError:  # an argument that cannot be hashed
-                pass
-            if form < 0:
+                form = info.forms[shape_of_call]
+            except (KeyError, TypeError):  # new, or with an argument that cannot be hashed
                 form = arguments.form(info.forms, shape_of_call, args, kwargs)
 
         op = next_op()
@@ -119,7 +119,7 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                         else:
                             held = refs.get(id(base))
                             source = held.value if held is not None else -1
-                        offset = result.storage_offset() if info.moves else INHERITED
+                        offset = int(result.storage_offset()) if info.moves else INHERITED
                         write_value((V_WIDTH, made, meta, 0, offset, ACTIVATION, op, 0, -1, source, 0))
                     held = refs[id(result)] = Ref(result)
                     held.value = made

@@ -78,6 +78,7 @@ def _take_modes(session: Session) -> None:
 
 
 def take_function_mode(mode: Any) -> bool:
+    """Take a function mode off this thread's stack; False if it is not on it."""
     return _take(mode, api.function_depth, api.pop_function_mode, api.push_function_mode)
 
 

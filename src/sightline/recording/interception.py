@@ -102,10 +102,12 @@ def dispatch_handler(session: Session) -> Handler:
             end = clock()
             try:
                 node, failed = current_node(), RAISED << FLAG_SHIFT
-                op = quiet_record(
+                quiet_record(
                     lane, info, node, _getframe(1), args, kwargs, ids, form, None, start, end, failed
                 )
-                session.failure = (id(error), op)
+                session.failure = id(error)
+                if session.listener is not None:
+                    session.listener.op(lane, info, node, _getframe(1), args, kwargs, None, raised=True)
             except Exception as own:
                 fault(own)
             raise
@@ -115,9 +117,9 @@ def dispatch_handler(session: Session) -> Handler:
             node = current_node()
             frame = None if node is None and lane.api_stack >= 0 else _getframe(1)
             write = quiet_record if _function_depth() else record
-            op = write(lane, info, node, frame, args, kwargs, ids, form, result, start, end, 0)
+            write(lane, info, node, frame, args, kwargs, ids, form, result, start, end, 0)
             if session.listener is not None:
-                session.listener.op(session, op)
+                session.listener.op(lane, info, node, frame, args, kwargs, result)
         except Exception as error:
             fault(error)
         lane.spent += clock() - end
@@ -187,7 +189,7 @@ def function_handler(session: Session) -> Handler:
                 phase = lane.phase if current_node() is None else BACKWARD
                 session.write_op(lane, open_op, made, shape, end - start - (lane.spent - spent), flags, phase)
                 if session.listener is not None:
-                    session.listener.op(session, number)
+                    session.listener.op(lane, info, current_node(), frame, args, kwargs, result)
         except Exception as error:
             fault(error)
         lane.spent += clock() - end
@@ -209,8 +211,10 @@ def _result_reader(session: Session) -> Callable[..., tuple[list[int], int, int]
             held = refs.get(id(result))
             if held is not None and held() is result:
                 return [held.value], -1, 0
-        return unknown(op, info, args, kwargs, result) if _function_depth() == 0 else quiet_unknown(
-            op, info, args, kwargs, result
+        return (
+            unknown(op, info, args, kwargs, result)
+            if _function_depth() == 0
+            else quiet_unknown(op, info, args, kwargs, result)
         )
 
     def unknown(
@@ -237,23 +241,44 @@ def _failed_call(
                 session.drop_mark(lane)
             lane.pop()
         session.write_op(lane, open_op, [], session.arguments.nothing, duration, RAISED, lane.phase)
-        if session.failure is None or session.failure[0] != id(error):
-            session.failure = (id(error), open_op[0])
+        session.failure = id(error)
     except Exception as own:
         session.fault(own)
 
 
 def _own_frames() -> None:
     """Keep our frames out of recorded stacks, and Dynamo out of our frames."""
-    from sightline.recording import arguments, callpath, compiled, hooks, hotpath, installation, lanes, modules
+    from sightline.recording import (
+        arguments,
+        callpath,
+        compiled,
+        hooks,
+        hotpath,
+        installation,
+        lanes,
+        modules,
+        stacks,
+        values,
+    )
     from sightline.recording import session as session_module
-    from sightline.recording import stacks, values
 
     # Below these the user's own code runs, which Dynamo may compile.
     handlers = {"dispatch", "quiet"}
     # These Dynamo must be able to trace: they do nothing while it compiles.
     traced = {"enter_module", "leave_module", "function"}
-    places = (arguments, callpath, compiled, hooks, hotpath, installation, lanes, modules, session_module, stacks, values)
+    places = (
+        arguments,
+        callpath,
+        compiled,
+        hooks,
+        hotpath,
+        installation,
+        lanes,
+        modules,
+        session_module,
+        stacks,
+        values,
+    )
     for place in (*places, sys.modules[__name__]):
         for holder in (place, *(kind for kind in vars(place).values() if isinstance(kind, type))):
             for item in list(vars(holder).values()):

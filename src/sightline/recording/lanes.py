@@ -69,8 +69,8 @@ class Lane:
     """The state of one thread."""
 
     __slots__ = (
-        "above", "api", "api_stack", "aten_count", "bits", "call", "calls", "enter", "frame", "ident", "leave", "marks",
-        "off", "open_op", "phase", "session", "spent",
+        "above", "api", "api_stack", "aten_count", "bits", "call", "calls", "enter", "frame", "ident",
+        "leave", "marks", "off", "open_op", "phase", "session", "spent",
     )  # fmt: skip
 
     def __init__(self, session: Any, ident: int, number: int, base: Mark) -> None:

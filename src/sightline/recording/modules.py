@@ -79,14 +79,20 @@ class Modules:
 
     def _name_tensors(self, model: Any, prefix: str) -> None:
         """Know the parameters and buffers from the start, so that meeting them costs nothing in the run."""
-        named = [(name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)]
+        named = [
+            (name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)
+        ]
         named += [(name, tensor, "buffer") for name, tensor in model.named_buffers(remove_duplicate=False)]
         for name, tensor, kind in named:
             if id(tensor) not in self._tensors:
                 self._tensors[id(tensor)] = (ref(tensor), kind, _join(prefix, name))
                 if self._values.known(tensor) is None:
                     self._values.first_sight(tensor, KIND[kind], _join(prefix, name))
-                if kind == "parameter" and tensor.grad is not None and self._values.known(tensor.grad) is None:
+                if (
+                    kind == "parameter"
+                    and tensor.grad is not None
+                    and self._values.known(tensor.grad) is None
+                ):
                     self._values.first_sight(tensor.grad, KIND["gradient"], f"{_join(prefix, name)}.grad")
 
     def place(self, module: Any, calls: Sequence[OpenCall]) -> Known:
@@ -130,6 +136,10 @@ class Modules:
         """Every named parameter that is still alive."""
         found = ((name, held()) for held, kind, name in self._tensors.values() if kind == "parameter")
         return [(name, tensor) for name, tensor in found if tensor is not None]
+
+    def says(self, module: Any) -> str:
+        """What a module says of itself: ``in_features=6, out_features=6``."""
+        return _extra(module) if module is not None else ""
 
     def infos(self) -> list[ModuleInfo]:
         """What the trace keeps of every module that was called, and of those that hold one."""

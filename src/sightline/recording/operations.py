@@ -8,7 +8,9 @@ from __future__ import annotations
 from types import MethodWrapperType
 from typing import Any, Final
 
-from sightline.recording.torchapi import OpOverload, Tensor, torch
+import torch
+
+from sightline.recording.torchapi import OpOverload, Tensor
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
 
@@ -38,7 +40,6 @@ _SETTERS: Final = frozenset(
 )
 
 
-
 #: Views that begin where their base begins.
 _KEEPS_OFFSET: Final = frozenset(
     """view _unsafe_view t transpose permute expand unsqueeze squeeze detach alias unfold view_as_real
@@ -50,7 +51,8 @@ class Facts:
     """What is true of an operation in every recording."""
 
     __slots__ = (
-        "aliases", "backward", "constant", "flavour", "function", "maybe", "moves", "mutates", "name", "noise",
+        "aliases", "backward", "constant", "flavour", "function", "maybe", "moves", "mutates", "name",
+        "noise",
     )  # fmt: skip
 
     def __init__(self, function: Any) -> None:
@@ -151,7 +153,10 @@ def api_facts(function: Any) -> Facts:
 
 def _function_name(function: Any, name: str) -> str:
     module = getattr(function, "__module__", None) or ""
-    if getattr(torch.nn.functional, name, None) is function or module in ("torch._C._nn", "torch.nn.functional"):
+    if getattr(torch.nn.functional, name, None) is function or module in (
+        "torch._C._nn",
+        "torch.nn.functional",
+    ):
         return f"F.{name}"
     if getattr(torch, name, None) is function or module == "torch":
         return f"torch.{name}"
@@ -160,4 +165,3 @@ def _function_name(function: Any, name: str) -> str:
         if getattr(home, short, None) is function:
             return f"torch.{place}.{short}"
     return f"{module}.{name}" if module else name
-

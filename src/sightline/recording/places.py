@@ -9,9 +9,9 @@ from types import CodeType
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from sightline.recording.stacks import Stacks
-from sightline.recording.torchapi import torch
 from sightline.trace.data import CodeInfo, FileInfo, FrameColumns
 
 _Position = tuple[int | None, int | None, int | None, int | None]
@@ -68,7 +68,7 @@ _UNARY: Final = {
 }
 _BINARY: Final = {
     "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__", "__rsub__", "rsub"),
-    "*": ("mul", "__mul__", "__rmul__"), "/": ("div", "true_divide", "__truediv__", "__rtruediv__", "__rdiv__", "__div__"),
+    "*": ("mul", "__mul__", "__rmul__"), "/": ("div", "__div__", "__truediv__", "__rtruediv__"),
     "//": ("floor_divide", "__floordiv__", "__rfloordiv__"), "%": ("remainder", "__mod__", "__rmod__"),
     "@": ("matmul", "__matmul__", "__rmatmul__"), "**": ("pow", "__pow__", "__rpow__"),
     "&": ("__and__", "__rand__", "bitwise_and"), "|": ("__or__", "__ror__", "bitwise_or"),
@@ -103,7 +103,9 @@ def _operator(stacks: Stacks, stack: int, method: str) -> str | None:
     if method in methods:
         return written
     in_place = written + "="
-    bare = method.rstrip("_") if not method.startswith("__") else "__" + method[3:] if method[2] == "i" else ""
+    bare = (
+        method.rstrip("_") if not method.startswith("__") else "__" + method[3:] if method[2] == "i" else ""
+    )
     return in_place if written in _BINARY and bare in methods else None
 
 

@@ -13,8 +13,10 @@ from sightline.errors import UsageError
 from sightline.recording import installation
 from sightline.recording.build import build
 from sightline.recording.explain import explain
+from sightline.recording.listening import Listener
 from sightline.recording.session import Session
 from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
+from sightline.trace.events import Watcher
 from sightline.trace.tables import Index
 
 
@@ -30,10 +32,12 @@ def check_model(model: Any) -> None:
 class Recorder:
     """One recording."""
 
-    def __init__(self, model: Any, level: str, live: str | None, name: str | None, compiled: str) -> None:
+    def __init__(
+        self, model: Any, level: str, watcher: Watcher | None, name: str | None, compiled: str
+    ) -> None:
         self._model = model
         self._level = level
-        self._live = live
+        self._watcher = watcher
         self._name = name or (type(model).__name__ if model is not None else "trace")
         self._compiled = compiled
         self._session: Session | None = None
@@ -51,6 +55,8 @@ class Recorder:
         with undisturbed():
             session = Session(self._model, self._name, self._level, frame.f_back if frame else None)
         session.compiled = self._compiled
+        if self._watcher is not None:
+            session.listener = Listener(session, self._watcher)
         self._model = None  # the session knows it weakly; a kept trace keeps no model
         if self._compiled == "eager":
             self._stance = compiler.set_stance("force_eager")

@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 import traceback
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
@@ -18,11 +19,11 @@ from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.buffers import PACK_AT, Stream
 from sightline.recording.callpath import module_recorder
 from sightline.recording.compiled import Region, close_region
-from sightline.recording.lanes import BACKWARD, FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
+from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks
-from sightline.recording.torchapi import Tensor, current_node, sequence_number
+from sightline.recording.torchapi import Tensor, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.data import RAISED, UNFINISHED, ModuleInfo
 
@@ -67,7 +68,7 @@ class Session:
         self.api: dict[Any, OpInfo] = {}
         self.faults: list[str] = []
         self.fault_count = 0
-        self.failure: tuple[int, int] | None = None  # (id of an exception, op it came out of)
+        self.failure: int | None = None  # id of the exception the last failed op raised
         self.regions: list[int] = []  # opaque ops whose outputs are still unknown
         self.before_region: set[int] = set()
         self.listener: Any = None
@@ -111,10 +112,8 @@ class Session:
         """What is known of an API function that this session meets for the first time."""
         info = OpInfo(api_facts(function), len(self.infos))
         self.infos.append(info)
-        try:
+        with suppress(TypeError):  # a callable that cannot be hashed gets a new entry each time
             self.api[function] = info
-        except TypeError:  # a callable that cannot be hashed gets a new entry each time
-            pass
         return info
 
     def fault(self, error: BaseException) -> None:

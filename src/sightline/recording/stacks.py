@@ -21,11 +21,10 @@ def hide(code: CodeType) -> None:
     _hidden[id(code)] = code
 
 
-
 class Stacks:
     """The trie of frames: node n is (parent node, code, instruction); node -1 is the empty stack."""
 
-    __slots__ = ("_codes", "known", "_nodes", "code_ids", "codes", "instructions", "parents")
+    __slots__ = ("_codes", "_nodes", "code_ids", "codes", "instructions", "known", "parents")
 
     def __init__(self) -> None:
         self.parents: list[int] = []

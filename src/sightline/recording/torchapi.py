@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from types import CodeType
 from typing import Any
 
@@ -20,9 +21,6 @@ except ImportError as error:  # viewing works without torch, so this is a senten
         "Recording needs torch, which is not installed here (looking at a saved trace does not): "
         "install torch and try again."
     ) from error
-
-import torch.nn.modules.module as module_hooks
-import torch.optim.optimizer as optimizer_hooks
 
 
 def _private(path: str) -> Any:
@@ -39,6 +37,8 @@ def _private(path: str) -> Any:
     return found
 
 
+module_hooks: Any = import_module("torch.nn.modules.module")
+optimizer_hooks: Any = import_module("torch.optim.optimizer")  # torch.optim hides it
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 Module = torch.nn.Module

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 from weakref import ref
+
+import torch
 
 from sightline.recording.buffers import PACK_AT, Stream
 from sightline.recording.torchapi import (
@@ -19,7 +22,6 @@ from sightline.recording.torchapi import (
     is_functorch_wrapped,
     quiet,
     storage_address,
-    torch,
 )
 from sightline.trace.data import KINDS, TensorMeta
 
@@ -123,10 +125,8 @@ class Values:
             number = self.produced(tensor, producer, 0, -1, kind, base, int(bool(tensor.requires_grad)))
             if name:
                 self.names[number] = name
-            try:
+            with suppress(Exception):  # no storage: sparse, functorch, some subclasses
                 self.storage_bytes[number] = tensor.untyped_storage().nbytes()
-            except Exception:  # no storage: sparse, functorch, some subclasses
-                pass
         return number
 
     def _inside(self, tensor: Any) -> int:

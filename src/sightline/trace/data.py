@@ -110,6 +110,8 @@ class ModuleInfo:
 
 @dataclass(frozen=True)
 class OpColumns:
+    """API calls and aten ops, in the order they began."""
+
     name: I32  #: into ``TraceData.names``
     level: I8
     flavour: I8
@@ -136,6 +138,8 @@ class OpColumns:
 
 @dataclass(frozen=True)
 class ValueColumns:
+    """Tensors, one row per version."""
+
     meta: I32
     storage: I32
     offset: I64  #: elements from the start of the storage
@@ -153,6 +157,8 @@ class ValueColumns:
 
 @dataclass(frozen=True)
 class CallColumns:
+    """Module calls, in the order of entry."""
+
     module: I32
     index: I32  #: which call of this module
     parent: I32
@@ -177,6 +183,8 @@ class CallColumns:
 
 @dataclass(frozen=True)
 class FrameColumns:
+    """Source positions as a trie: a row and its parents are a stack."""
+
     parent: I32
     code: I32
     line: I32

@@ -100,7 +100,7 @@ class Frame(Row):
 
     @property
     def _code(self) -> d.CodeInfo:
-        return self._data.raw.codes[self._data.raw.frames.code[self.id]]
+        return self._data.raw.codes[int(self._data.raw.frames.code[self.id])]
 
     @property
     def file(self) -> str:
@@ -224,7 +224,7 @@ class Value(Row):
 
     @property
     def meta(self) -> d.TensorMeta:
-        return self._data.raw.metas[self._data.raw.values.meta[self.id]]
+        return self._data.raw.metas[int(self._data.raw.values.meta[self.id])]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -343,7 +343,7 @@ class Op(Row):
 
     @property
     def form(self) -> Form:
-        return self._data.raw.forms[self._data.raw.ops.form[self.id]]
+        return self._data.raw.forms[int(self._data.raw.ops.form[self.id])]
 
     @property
     def args(self) -> dict[str | int, Any]:
@@ -352,7 +352,7 @@ class Op(Row):
 
     @property
     def result(self) -> Form:
-        return self._data.raw.forms[self._data.raw.ops.result[self.id]]
+        return self._data.raw.forms[int(self._data.raw.ops.result[self.id])]
 
     @property
     def inputs(self) -> Table[Value]:
@@ -437,11 +437,11 @@ class ModuleCall(Row):
 
     @property
     def input_form(self) -> Form:
-        return self._data.raw.forms[self._data.raw.calls.input_form[self.id]]
+        return self._data.raw.forms[int(self._data.raw.calls.input_form[self.id])]
 
     @property
     def output_form(self) -> Form:
-        return self._data.raw.forms[self._data.raw.calls.output_form[self.id]]
+        return self._data.raw.forms[int(self._data.raw.calls.output_form[self.id])]
 
     @property
     def inputs(self) -> Table[Value]:
@@ -488,8 +488,9 @@ class ModuleCall(Row):
         return f"<ModuleCall {self.module.label}#{self.index}>"
 
 
-def _span(offsets: d.I64, flat: d.I32, id: int) -> d.I32:
-    return flat[offsets[id] : offsets[id + 1]]
+def _span(offsets: d.I64, flat: d.I32, id: int) -> list[int]:
+    found: list[int] = flat[offsets[id] : offsets[id + 1]].tolist()
+    return found
 
 
 class Index:

@@ -41,7 +41,9 @@ class _Checks:
         """No row may have this fault; ``{}`` in the text is the first one that has."""
         if mask.any():
             found = np.flatnonzero(mask)
-            self.wrong.append(text.format(int(found[0])) + (f" (and {len(found) - 1} more)" if len(found) > 1 else ""))
+            self.wrong.append(
+                text.format(int(found[0])) + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+            )
 
 
 def validate(data: TraceData) -> Report:
@@ -97,7 +99,12 @@ def _references(data: TraceData, checks: _Checks) -> None:
         ("call inputs", calls.input_offsets, calls.inputs, len(calls)),
         ("call outputs", calls.output_offsets, calls.outputs, len(calls)),
     ):
-        if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(flat) or (np.diff(offsets) < 0).any():
+        if (
+            len(offsets) != rows + 1
+            or offsets[0] != 0
+            or offsets[-1] != len(flat)
+            or (np.diff(offsets) < 0).any()
+        ):
             checks.wrong.append(f"the {what} do not fit their offsets")
 
 

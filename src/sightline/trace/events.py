@@ -1,0 +1,69 @@
+"""What happens while a model runs, as plain data: for those who watch a recording in progress.
+
+The recorder makes one event per op and two per module call, and hands them to whoever listens (the live
+views). Nothing here is kept; a finished trace has its own tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sightline.trace.data import TensorMeta
+from sightline.trace.forms import Form
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A source position on the way to an op; ``call`` is the module call entered from there, or -1."""
+
+    file: str
+    line: int
+    end_line: int
+    function: str
+    code: str
+    columns: tuple[int, int] | None
+    call: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OpHappened:
+    """An op that just ran, or just raised."""
+
+    name: str
+    level: str
+    flavour: str
+    phase: str
+    form: Form
+    inputs: Sequence[TensorMeta]
+    result: Form
+    outputs: Sequence[TensorMeta]
+    chain: Sequence[Place]  #: outermost first; for a backward op the chain of its forward op
+    depth: int  #: module calls it runs inside
+    raised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallHappened:
+    """A module call that begins, or ends."""
+
+    path: str  #: ``blocks.0.attn``; the class name for a root
+    type: str
+    extra: str
+    depth: int
+    leaf: bool  #: has no modules inside
+    root: bool
+    form: Form
+    inputs: Sequence[TensorMeta]
+    result: Form
+    outputs: Sequence[TensorMeta] = ()
+    raised: bool = False
+
+
+class Watcher(Protocol):
+    """Who listens to a recording in progress."""
+
+    def op(self, event: OpHappened) -> None: ...
+    def enter(self, event: CallHappened) -> None: ...
+    def leave(self, event: CallHappened) -> None: ...

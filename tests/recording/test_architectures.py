@@ -1,0 +1,328 @@
+"""Real architectures run under a trace exactly as without it, and what was recorded is complete."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import sightline as sl  # noqa: E402
+from tests import leftovers  # noqa: E402
+from tests.recording.architectures import ZOO, Architecture  # noqa: E402
+
+SEED = 7
+#: How each architecture is run: training or not, and the grad mode around the forward.
+MODES = ("train", "eval", "no_grad")
+#: Enough kinds of code for what is cheaper than everything: attention, experts, states, images, two stacks.
+FEW = ("gpt2", "llama", "mixtral", "mamba", "bert", "albert", "t5", "vit", "resnet", "whisper", "wav2vec2")
+
+
+@dataclass
+class Run:
+    """What one run of a model left: everything that must be the same with and without a trace."""
+
+    model: torch.nn.Module
+    inputs: dict[str, Any]
+    outputs: list[tuple[str, Any]] = field(default_factory=list)
+    gradients: dict[str, Any] = field(default_factory=dict)
+    random: Any = None
+    calls: Counter[str] = field(default_factory=Counter)  #: how often each module's forward ran
+    flops: tuple[int, int] = (0, 0)  #: after the forward, after the backward
+
+    def state(self) -> dict[str, Any]:
+        """Flags, hooks and attributes of every module, and the values of its parameters and buffers."""
+        found: dict[str, Any] = {}
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            found[f"{path}: training"] = module.training
+            found[f"{path}: attributes"] = sorted(vars(module))
+            for name, value in vars(module).items():
+                if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+                    found[f"{path}: {name}"] = len(value or ())
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    found[f"{path}: {name}"] = tensor
+                    found[f"{path}: {name}: flags"] = tensor is not None and (tensor.requires_grad, tensor.is_leaf)
+            for name, value in vars(module).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{path}: {name} (attribute)"] = value
+        return found
+
+
+@functools.cache
+def pristine(architecture: Architecture) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The model as it was built; every run gets a copy of it."""
+    torch.manual_seed(SEED)
+    return architecture.build()
+
+
+def prepare(architecture: Architecture, mode: str) -> Run:
+    model, inputs = copy.deepcopy(pristine(architecture))
+    run = Run(model.train(mode == "train"), inputs)
+    if mode == "train":  # hooks of the user's own, which also count
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(functools.partial(_count, run.calls, path))
+    torch.manual_seed(SEED + 1)
+    return run
+
+
+def _count(calls: Counter[str], path: str, *_: Any) -> None:
+    calls[path] += 1
+
+
+def execute(run: Run, mode: str, counter: FlopCounterMode | None = None) -> Run:
+    """The forward, the backward unless gradients are off, and what came out of both."""
+    with grad_mode(mode):
+        output = run.model(**run.inputs)
+        run.outputs = list(leaves(output))
+        first = counter.get_total_flops() if counter is not None else 0
+        losses = [value for _, value in run.outputs if _differentiable(value)]
+        if losses:
+            sum(value.float().square().mean() for value in losses).backward()
+    run.flops = (first, counter.get_total_flops() if counter is not None else 0)
+    run.random = torch.get_rng_state()
+    run.gradients = {name: parameter.grad for name, parameter in run.model.named_parameters()}
+    return run
+
+
+def grad_mode(mode: str) -> AbstractContextManager[Any]:
+    if mode == "inference":
+        return torch.inference_mode()
+    return torch.no_grad() if mode == "no_grad" else nullcontext()
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_floating_point()
+
+
+def leaves(item: Any, path: str = "output", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Every tensor and plain value in an output, by its path: dicts, lists, dataclasses, caches."""
+    if isinstance(item, torch.Tensor) or item is None or isinstance(item, int | float | str | bool):
+        yield path, item
+    elif isinstance(item, dict):
+        for key, value in item.items():
+            yield from leaves(value, f"{path}.{key}", depth + 1)
+    elif isinstance(item, list | tuple):
+        for position, value in enumerate(item):
+            yield from leaves(value, f"{path}[{position}]", depth + 1)
+    elif is_dataclass(item):
+        for one in fields(item):
+            yield from leaves(getattr(item, one.name), f"{path}.{one.name}", depth + 1)
+    elif depth < 8 and type(item).__module__.startswith("transformers."):
+        yield from leaves(vars(item), path, depth + 1)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal to the bit: the same numbers, layout and dtype, and NaN where there was NaN."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and bool(one == other)
+    if (one.dtype, one.shape, one.stride(), one.requires_grad) != (other.dtype, other.shape, other.stride(), other.requires_grad):
+        return False
+    one, other = one.detach(), other.detach()
+    if not one.is_floating_point() and not one.is_complex():
+        return torch.equal(one, other)
+    nan = torch.isnan(one)
+    return torch.equal(nan, torch.isnan(other)) and torch.equal(one[~nan], other[~nan])
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in one.keys() | other.keys() if not (key in one and key in other and same(one[key], other[key]))]
+
+
+@functools.cache
+def plain(architecture: Architecture, mode: str) -> Run:
+    """The run without a trace, once per architecture and mode."""
+    return execute(prepare(architecture, mode), mode)
+
+
+@functools.cache
+def counted(architecture: Architecture, mode: str) -> tuple[int, int]:
+    """FLOPs of the forward, and of both, as torch counts them while they run."""
+    with FlopCounterMode(display=False) as counter:
+        return execute(prepare(architecture, mode), mode, counter).flops
+
+
+def check_unchanged(expected: Run, run: Run) -> None:
+    """Outputs, gradients, random numbers, module state and inputs: all as without the trace."""
+    assert [path for path, _ in run.outputs] == [path for path, _ in expected.outputs]
+    assert not differences(dict(expected.outputs), dict(run.outputs)), "outputs differ"
+    assert not differences(expected.gradients, run.gradients), "gradients differ"
+    assert torch.equal(expected.random, run.random), "the random numbers drawn differ"
+    assert not differences(expected.state(), run.state()), "the model was left in another state"
+    assert not differences(expected.inputs, run.inputs), "inputs differ"
+    assert run.calls == expected.calls, "modules were called another number of times"
+
+
+def check_recording(t: Any) -> None:
+    """It proves its own invariants, explains every value, and nothing went wrong in the recorder."""
+    assert t.info["fault_count"] == 0, t.info["faults"]
+    report = t.validate()
+    unexplained = [f"{value} {[str(op) for op in value.consumers][:2]}" for value in t.values if value.kind == "external"]
+    assert not unexplained, unexplained[:5]
+    assert report.external == t.info["external"] == 0
+    assert not [call for call in t.module_calls if call.raised or call.unfinished]
+    assert not [op for op in t.ops if op.raised]
+
+
+def unlinked(t: Any) -> list[str]:
+    """Backward ops that do not say which forward op they belong to."""
+    lost = (op for op in t.ops if op.level == "aten" and op.phase == "backward" and op.forward is None)
+    return [f"{op} at {op.frame.position if op.frame else '?'}" for op in lost]
+
+
+def total_flops(t: Any, phase: str | None = None) -> int:
+    return sum(
+        op.flops or 0 for op in t.ops if op.level == "aten" and (phase is None or op.phase == phase)
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_transformers() -> Iterator[None]:
+    """Their advice on missing kernels and odd token ids is not ours to follow."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(before)
+    pristine.cache_clear()
+    plain.cache_clear()
+    counted.cache_clear()
+
+
+def test_the_zoo_is_large() -> None:
+    names = [one.name for one in ZOO]
+    assert len(set(names)) == len(names)
+    assert {"gpt2", "llama", "bert", "vit", "t5", "mixtral", "mamba", "whisper"} <= set(names)
+    assert len(ZOO) >= 20
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("architecture", ZOO, ids=str)
+def test_the_run_is_unchanged_and_the_recording_complete(architecture: Architecture, mode: str) -> None:
+    expected = plain(architecture, mode)
+    run = prepare(architecture, mode)
+    with leftovers.same_model(run.model), sl.trace(run.model) as t:
+        execute(run, mode)
+    check_unchanged(expected, run)
+    check_recording(t)
+    recorded = Counter(call.module.path for call in t.module_calls)
+    if mode == "train":
+        assert recorded == run.calls, "module calls were missed or counted twice"
+    assert recorded[""] == 1
+    assert not unlinked(t), unlinked(t)[:5]
+    assert (total_flops(t, "forward"), total_flops(t)) == counted(architecture, mode)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ops", ["aten", "api", "none"])
+@pytest.mark.parametrize("architecture", [one for one in ZOO if one.name in FEW], ids=str)
+def test_every_level_leaves_the_run_unchanged(architecture: Architecture, ops: Any) -> None:
+    run = prepare(architecture, "train")
+    with sl.trace(run.model, ops=ops) as t:
+        execute(run, "train")
+    check_unchanged(plain(architecture, "train"), run)
+    check_recording(t)
+    assert Counter(call.module.path for call in t.module_calls) == run.calls
+    if ops == "aten":
+        assert not unlinked(t), unlinked(t)[:5]
+        assert (total_flops(t, "forward"), total_flops(t)) == counted(architecture, "train")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("architecture", [one for one in ZOO if one.name in FEW], ids=str)
+def test_inference_mode(architecture: Architecture) -> None:
+    run = prepare(architecture, "inference")
+    with leftovers.same_model(run.model), sl.trace(run.model) as t:
+        execute(run, "inference")
+    check_unchanged(plain(architecture, "inference"), run)
+    check_recording(t)
+    assert (total_flops(t, "forward"), total_flops(t)) == counted(architecture, "inference")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("architecture", [one for one in ZOO if one.name in FEW], ids=str)
+def test_without_a_model_given(architecture: Architecture) -> None:
+    """The first module called is the root, and its parameters are known as such."""
+    run = prepare(architecture, "train")
+    with sl.trace() as t:
+        execute(run, "train")
+    check_unchanged(plain(architecture, "train"), run)
+    check_recording(t)
+    assert not unlinked(t), unlinked(t)[:5]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("architecture", [one for one in ZOO if one.name in FEW], ids=str)
+def test_training_steps(architecture: Architecture) -> None:
+    """Three steps of AdamW with clipping: gradients accumulate, state is made, weights change in place."""
+    plain_run, run = prepare(architecture, "train"), prepare(architecture, "train")
+    torch.manual_seed(SEED)
+    train(plain_run)
+    torch.manual_seed(SEED)
+    with sl.trace(run.model) as t:
+        train(run)
+    check_unchanged(plain_run, run)
+    check_recording(t)
+    assert not unlinked(t), unlinked(t)[:5]
+    assert {op.phase for op in t.ops} == {"forward", "backward", "optimizer"}
+
+
+def train(run: Run, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(run.model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        execute(run, "train")
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), 0.5)
+        optimizer.step()
+    run.gradients = {name: parameter.grad for name, parameter in run.model.named_parameters()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ops", ["both", "aten", "api", "none"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "mamba"])
+def test_generate(name: str, ops: Any) -> None:
+    """A greedy loop with its cache gives the same tokens and scores, and a valid recording."""
+    architecture = next(one for one in ZOO if one.name == name)
+    expected = generate(prepare(architecture, "eval"))
+    run = prepare(architecture, "eval")
+    with leftovers.same_model(run.model), sl.trace(run.model, ops=ops) as t:
+        generate(run)
+    check_unchanged(expected, run)
+    check_recording(t)
+    assert t.info["ops"] == ops
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_generate_by_sampling(name: str) -> None:
+    """Sampling draws the same random numbers."""
+    architecture = next(one for one in ZOO if one.name == name)
+    options = {"do_sample": True, "top_k": 20, "temperature": 0.9}
+    expected = generate(prepare(architecture, "eval"), **options)
+    run = prepare(architecture, "eval")
+    with leftovers.same_model(run.model), sl.trace(run.model) as t:
+        generate(run, **options)
+    check_unchanged(expected, run)
+    check_recording(t)
+
+
+def generate(run: Run, **options: Any) -> Run:
+    ids = run.inputs["input_ids"]
+    settings = {"do_sample": False, "use_cache": True, **options}
+    output = run.model.generate(  # type: ignore[operator]  # a method of transformers' models
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, min_new_tokens=6, output_scores=True,
+        return_dict_in_generate=True, **settings,
+    )  # fmt: skip
+    run.outputs = list(leaves(output))
+    run.random = torch.get_rng_state()
+    return run
