@@ -171,12 +171,16 @@ class Namespaces:
         ]
 
 
+#: What Dynamo marks a class with when it compiles a module of it.
+_DYNAMOS_OWN: Final = frozenset({"___needs_generation_tag_patch"})
+
+
 def _patches(name: str, before: dict[str, Any], now: Any) -> list[str]:
     found = [f"{name}.{key} is gone." for key in before.keys() - now.keys()]
     for key, value in list(now.items()):
         if key in before and (value is before[key] or _equal_plain(value, before[key])):
             continue
-        if not _is_torchs_own(value):
+        if not _is_torchs_own(value) and key not in _DYNAMOS_OWN:
             found.append(f"{name}.{key} {'was replaced' if key in before else 'is new'}: {value!r}.")
     return found
 

@@ -29,6 +29,7 @@ class Architecture:
     settings: dict[str, Any]
     inputs: Making
     attention: str = ""  #: "eager" or "sdpa"; what the model prefers where empty
+    trains_only: bool = False  #: its backward refuses to run in eval mode
 
     def build(self) -> tuple[torch.nn.Module, Inputs]:
         """The model and the keyword arguments of one forward."""
@@ -66,6 +67,11 @@ def causal() -> Inputs:
 def unmasked() -> Inputs:
     ids = _ids()
     return {"input_ids": ids, "labels": ids.clone()}
+
+
+def uncached() -> Inputs:
+    """Without the states that these models update in place, through which there is no gradient."""
+    return {"input_ids": _ids(8), "use_cache": False}
 
 
 def padded() -> Inputs:
@@ -241,10 +247,10 @@ ZOO: tuple[Architecture, ...] = (
         "head_dim": 16, "n_groups": 2, "chunk_size": 4}, unmasked),
     Architecture("rwkv", "RwkvForCausalLM", "RwkvConfig", {
         "vocab_size": VOCABULARY, "hidden_size": 32, "attention_hidden_size": 32, "intermediate_size": 48,
-        "num_hidden_layers": 2, "context_length": 32}, unmasked),
+        "num_hidden_layers": 2, "context_length": 32}, uncached),
     Architecture("xlstm", "xLSTMForCausalLM", "xLSTMConfig", {
         "vocab_size": VOCABULARY, "hidden_size": 64, "num_blocks": 2, "num_heads": 4, "chunk_size": 4,
-        "qk_dim_factor": 1.0}, lambda: {"input_ids": _ids(8)}),
+        "qk_dim_factor": 1.0}, uncached),
     Architecture("recurrent_gemma", "RecurrentGemmaForCausalLM", "RecurrentGemmaConfig", {
         **_DECODER, "num_key_value_heads": 1, "head_dim": 8, "lru_width": 32, "num_hidden_layers": 3,
         "attention_window_size": 4}, unmasked),
@@ -293,7 +299,7 @@ ZOO: tuple[Architecture, ...] = (
         "feed_forward_size": 48, "attn_layers": ["local", "lsh"], "axial_pos_shape": (4, 4),
         "axial_pos_embds_dim": (16, 16), "max_position_embeddings": 16, "is_decoder": True,
         "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "num_buckets": 2, "num_hashes": 1,
-        "hash_seed": 0}, lambda: {"input_ids": _ids(16), "labels": _ids(16)}),
+        "hash_seed": 0}, lambda: {"input_ids": _ids(16), "labels": _ids(16)}, trains_only=True),
     # -- encoder and decoder
     Architecture("t5", "T5ForConditionalGeneration", "T5Config", _T5, encoder_decoder),
     Architecture("longt5", "LongT5ForConditionalGeneration", "LongT5Config", {

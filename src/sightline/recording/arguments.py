@@ -240,7 +240,8 @@ def _symbol(item: Any) -> Symbol:
     if item is Ellipsis:
         return Symbol("...")
     if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return Symbol(str(item.node.hint if item.node.hint is not None else "?"))
+        hint = getattr(item.node, "hint", None)
+        return Symbol("?" if hint is None else str(hint))
     return Symbol(f"<{type(item).__name__}>")
 
 

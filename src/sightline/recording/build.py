@@ -20,7 +20,7 @@ from sightline.recording import values as v
 from sightline.recording.buffers import Rows
 from sightline.recording.costs import flops_of
 from sightline.recording.lanes import BACKWARD, FORWARD, RECOMPUTE, THREAD_SHIFT
-from sightline.recording.operations import OP, OpInfo
+from sightline.recording.operations import OP, OPAQUE, OpInfo
 from sightline.recording.places import frame_columns, operator_names
 from sightline.recording.torchapi import OpOverload
 from sightline.recording.versions import alias_versions, extent, spans_of
@@ -46,6 +46,7 @@ def build(session: Session) -> d.TraceData:
     ops.calls_of_backward()
     values = _Values(session, ops, names)
     ops.inputs, ops.outputs = values.dense(ops.inputs), values.dense(ops.outputs)
+    ops.opaque_outputs(values)
     values.add_versions(session, ops)
     ops.operators(session)
     columns = ops.columns(values, forms, session)
@@ -167,10 +168,11 @@ class _Ops:
         owner: dict[int, int] = {}
         last: dict[int, int] = {}
         links = self.forward
-        listed = zip(sequence.tolist(), node.tolist(), self.thread.tolist(), self.level.tolist(), strict=True)
+        makes_nodes = ((self.level == 1) | (self.flavour == OPAQUE)).tolist()
+        listed = zip(sequence.tolist(), node.tolist(), self.thread.tolist(), makes_nodes, strict=True)
         again_list = again.tolist()
-        for op, (now, evaluated, thread, level) in enumerate(listed):
-            if not level:
+        for op, (now, evaluated, thread, makes) in enumerate(listed):
+            if not makes:
                 continue
             before = last.get(thread, -1)
             if now > before:
@@ -216,6 +218,18 @@ class _Ops:
         for op in inside.tolist():
             sources = (makers.get(value, -1) for value in self.inputs[starts[op] : starts[op + 1]].tolist())
             self.forward[op] = next((source for source in sources if 0 <= source < op), -1)
+
+    def opaque_outputs(self, values: _Values) -> None:
+        """The outputs of an opaque op are the values that turned out to be its own."""
+        opaque = self.flavour == OPAQUE
+        if not opaque.any():
+            return
+        made = np.flatnonzero(values.producer >= 0)
+        made = made[opaque[values.producer[made]]]
+        owners = np.repeat(np.arange(len(self.ids)), self.output_counts)
+        every, owner = np.concatenate([self.outputs, made]), np.concatenate([owners, values.producer[made]])
+        self.outputs = every[np.argsort(owner, kind="stable")]
+        self.output_counts = np.bincount(owner, minlength=len(self.ids))
 
     def _makers(self) -> dict[int, int]:
         """The aten op that made each value."""

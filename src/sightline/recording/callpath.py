@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.recording import torchapi as api
 from sightline.recording.buffers import PACK_AT
 from sightline.recording.compiled import leave_region
 from sightline.recording.lanes import BACKWARD, Lane, OpenCall
-from sightline.recording.torchapi import Tensor, compiler, current_node, function_depth, jit_tracing, quiet
+from sightline.recording.torchapi import (
+    FUNCTION_MODES,
+    Tensor,
+    compiler,
+    current_node,
+    function_depth,
+    jit_tracing,
+    quiet,
+)
 from sightline.trace.data import RAISED
 
 if TYPE_CHECKING:
@@ -107,7 +114,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             else:
                 call = calls[-1]
             if call.without_functions:
-                api.push_function_mode(session.function_mode)
+                FUNCTION_MODES.push(session.function_mode)
             if len(rest) != 2:
                 session.close_call(lane, call, [], arguments.nothing, RAISED, began)
             else:

@@ -8,19 +8,23 @@ the first event on the thread that no longer has the wrapper of the compiled fun
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
-from sightline.recording.lanes import Lane, Mark, OpenOp
+from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
 from sightline.recording.operations import OPAQUE, Facts, OpInfo
-from sightline.recording.torchapi import Tensor, quiet, set_guard_complete_hook
+from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
 
+clock = time.perf_counter_ns
 _WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
 _WRAPPER_FILE: Final = "eval_frame.py"
+COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
 
 
 class Region(Mark):
@@ -50,14 +54,12 @@ def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:
         at = at.f_back
     if wrapper is None:
         return
-    from sightline.recording.session import clock
-
     local = wrapper.f_locals
     stack = session.stack(lane, wrapper.f_back)
-    info = _info(session, local.get("fn"))
+    _note_tensors(session, wrapper.f_back)
+    info = _info(session, lane, local.get("fn"))
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
-    session.before_region |= _tensors_of(wrapper.f_back)
     region = Region.at(wrapper, stack)
     region.op = (next(session.op_ids), info.number, form, stack, clock(), inputs)
     lane.push(region)
@@ -80,36 +82,71 @@ def leave_region(session: Session, lane: Lane, frame: FrameType | None) -> bool:
 
 def close_region(session: Session, lane: Lane) -> None:
     """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
-    from sightline.recording.session import clock
-
     region = lane.pop()
     assert isinstance(region, Region)
     lane.off = not session.running
-    start = region.op[4]
-    session.write_op(lane, region.op, [], session.arguments.nothing, clock() - start, 0, lane.phase)
+    duration = clock() - region.op[4]
+    session.write_op(
+        lane, region.op, [], session.arguments.nothing, duration, 0, lane.phase, sequence_number()
+    )
     session.regions.append(region.op[0])
+    lane.compiled_node = None
 
 
-def _info(session: Session, function: Any) -> OpInfo:
-    key = getattr(function, "__code__", function)
+def compiled_backward(session: Session, lane: Lane, node: Any, frame: FrameType | None) -> None:
+    """A kernel ran inside the compiled backward of a region: one opaque op stands for all of them."""
+    number = node._sequence_nr()
+    if lane.compiled_node == number:
+        return
+    lane.compiled_node = number
+    info = _named(session, "compiled backward", "compiled backward")
+    op: OpenOp = (
+        next(session.op_ids),
+        info.number,
+        session.arguments.nothing,
+        session.stack(lane, frame),
+        clock(),
+        [],
+    )
+    session.write_op(lane, op, [], session.arguments.nothing, 0, 0, BACKWARD, sequence_number(), number)
+    session.regions.append(op[0])
+
+
+def _info(session: Session, lane: Lane, function: Any) -> OpInfo:
+    """What a compiled function is called: its own name, or the class of the compiled module."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    owner = getattr(function, "__self__", None)
+    if name.startswith("wrap_inline.") and lane.calls:  # torch.compile(module)
+        called = session.modules.all[lane.calls[-1].module].ref()
+        owner = getattr(called, "_orig_mod", called)
+        name = type(owner).__name__
+    elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
+        name = type(owner).__name__
+    return _named(session, (name, getattr(function, "__code__", function)), f"compiled {name}")
+
+
+def _named(session: Session, key: Any, name: str) -> OpInfo:
     found = session.api.get(key)
     if found is None:
         facts = Facts(key)
-        name = getattr(function, "__qualname__", type(function).__name__)
-        owner = getattr(function, "__self__", None)
-        if owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
-            name = type(owner).__name__
-        facts.name, facts.flavour = f"compiled {name}", OPAQUE
+        facts.name, facts.flavour = name, OPAQUE
         found = OpInfo(facts, len(session.infos))
         session.infos.append(found)
         session.api[key] = found
     return found
 
 
-def _tensors_of(frame: FrameType | None) -> set[int]:
-    """Ids of the tensors a frame holds in variables: they are no outputs of what it calls now."""
-    held = frame.f_locals.values() if frame is not None else ()
-    return {id(value) for value in held if isinstance(value, Tensor)}
+def _note_tensors(session: Session, frame: FrameType | None) -> None:
+    """The tensors a frame holds in variables are no outputs of what it calls now.
+
+    What is unknown among them was there before the first region, or came out of an earlier one.
+    """
+    for value in list(frame.f_locals.values()) if frame is not None else ():
+        if isinstance(value, Tensor) and session.values.known(value) is None:
+            if session.regions:
+                session.values.value(value)
+            else:
+                session.before_region[id(value)] = ref(value)
 
 
 class CompileWatch:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sightline.recording import torchapi as api
-from sightline.recording.compiled import leave_region
+from sightline.recording.compiled import COMPILED_NODE, compiled_backward, leave_region
 from sightline.recording.hotpath import aten_recorder
 from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
 from sightline.recording.operations import OpInfo
@@ -88,6 +88,10 @@ def dispatch_handler(session: Session) -> Handler:
         info = infos.get(id(func)) or session.aten_info(func)
         if info.noise:
             return func(*args, **(kwargs or {}))
+        node = current_node()
+        if node is not None and type(node).__name__ == COMPILED_NODE:
+            compiled_backward(session, lane, node, _getframe(1))
+            return func(*args, **(kwargs or {}))
         ids: list[int] = []
         form = -1
         if info.mutates:  # afterwards the names of its inputs would mean the new versions
@@ -101,7 +105,7 @@ def dispatch_handler(session: Session) -> Handler:
         except BaseException as error:
             end = clock()
             try:
-                node, failed = current_node(), RAISED << FLAG_SHIFT
+                failed = RAISED << FLAG_SHIFT
                 quiet_record(
                     lane, info, node, _getframe(1), args, kwargs, ids, form, None, start, end, failed
                 )
@@ -114,7 +118,6 @@ def dispatch_handler(session: Session) -> Handler:
         end = clock()
         try:
             # Below an API call the stack is known, unless the user's own code runs in a backward pass.
-            node = current_node()
             frame = None if node is None and lane.api_stack >= 0 else _getframe(1)
             write = quiet_record if _function_depth() else record
             write(lane, info, node, frame, args, kwargs, ids, form, result, start, end, 0)
@@ -167,8 +170,9 @@ def function_handler(session: Session) -> Handler:
             fault(error)
             return func(*args, **(kwargs or {}))
         lane.api, lane.api_stack = number, stack
-        if info.backward:
-            lane.push(Mark.at(_getframe(0), stack))
+        mark = Mark.at(_getframe(0), stack) if info.backward else None
+        if mark is not None:
+            lane.push(mark)
         count = lane.aten_count
         start = clock()
         lane.open_op = open_op = (number, info.number, form, stack, start, ids)
@@ -177,13 +181,15 @@ def function_handler(session: Session) -> Handler:
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
-            _failed_call(session, lane, open_op, info, clock() - start - (lane.spent - spent), error)
+            _failed_call(session, lane, open_op, mark, clock() - start - (lane.spent - spent), error)
             raise
         end = clock()
         lane.api, lane.api_stack, lane.open_op = -1, -1, None
-        if info.backward:
-            lane.pop()
+        if not session.running:  # it was stopped inside this very call
+            return result
         try:
+            if mark is not None:
+                session.unwind(lane, mark)
             made, shape, flags = result_of(number, info, args, kwargs, result)
             if made or lone or lane.aten_count != count:  # else it ran no op and returned no tensor
                 phase = lane.phase if current_node() is None else BACKWARD
@@ -231,72 +237,16 @@ def _result_reader(session: Session) -> Callable[..., tuple[list[int], int, int]
 
 
 def _failed_call(
-    session: Session, lane: Lane, open_op: OpenOp, info: OpInfo, duration: int, error: BaseException
+    session: Session, lane: Lane, open_op: OpenOp, mark: Mark | None, duration: int, error: BaseException
 ) -> None:
     """An API call raised: keep it, and remember which exception it was if no aten op inside it did."""
     lane.api, lane.api_stack, lane.open_op = -1, -1, None
+    if not session.running:
+        return
     try:
-        if info.backward:
-            while type(lane.marks[-1]) is not Mark:  # calls that the exception left open inside ours
-                session.drop_mark(lane)
-            lane.pop()
+        if mark is not None:
+            session.unwind(lane, mark)
         session.write_op(lane, open_op, [], session.arguments.nothing, duration, RAISED, lane.phase)
         session.failure = id(error)
     except Exception as own:
         session.fault(own)
-
-
-def _own_frames() -> None:
-    """Keep our frames out of recorded stacks, and Dynamo out of our frames."""
-    from sightline.recording import (
-        arguments,
-        callpath,
-        compiled,
-        hooks,
-        hotpath,
-        installation,
-        lanes,
-        modules,
-        stacks,
-        values,
-    )
-    from sightline.recording import session as session_module
-
-    # Below these the user's own code runs, which Dynamo may compile.
-    handlers = {"dispatch", "quiet"}
-    # These Dynamo must be able to trace: they do nothing while it compiles.
-    traced = {"enter_module", "leave_module", "function"}
-    places = (
-        arguments,
-        callpath,
-        compiled,
-        hooks,
-        hotpath,
-        installation,
-        lanes,
-        modules,
-        session_module,
-        stacks,
-        values,
-    )
-    for place in (*places, sys.modules[__name__]):
-        for holder in (place, *(kind for kind in vars(place).values() if isinstance(kind, type))):
-            for item in list(vars(holder).values()):
-                if isinstance(item, FunctionType) and item.__module__ == place.__name__:
-                    for code in _nested(item.__code__):
-                        stacks.hide(code)
-                        if code.co_name not in traced:
-                            api.skip_in_dynamo(code, below=code.co_name not in handlers)
-
-
-def _nested(code: CodeType) -> list[CodeType]:
-    inner = (part for part in code.co_consts if isinstance(part, CodeType))
-    return [code, *(found for part in inner for found in _nested(part))]
-
-
-def caller_of(frame: FrameType | None) -> FrameType | None:
-    """The frame that called a block's frame: nothing above it changes while the block runs."""
-    return frame.f_back if frame is not None else None
-
-
-_own_frames()

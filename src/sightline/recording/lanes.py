@@ -69,8 +69,8 @@ class Lane:
     """The state of one thread."""
 
     __slots__ = (
-        "above", "api", "api_stack", "aten_count", "bits", "call", "calls", "enter", "frame", "ident",
-        "leave", "marks", "off", "open_op", "phase", "session", "spent",
+        "above", "api", "api_stack", "aten_count", "bits", "call", "calls", "compiled_node", "enter",
+        "frame", "ident", "leave", "marks", "off", "open_op", "phase", "session", "spent",
     )  # fmt: skip
 
     def __init__(self, session: Any, ident: int, number: int, base: Mark) -> None:
@@ -85,6 +85,7 @@ class Lane:
         self.phase = FORWARD
         self.spent = 0
         self.aten_count = 0
+        self.compiled_node: int | None = None  #: the compiled backward that is running
         #: what runs now is not recorded: the session has stopped, or compiled code is running
         self.off = False
         self.marks: list[Mark] = [base]

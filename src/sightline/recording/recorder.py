@@ -14,10 +14,13 @@ from sightline.recording import installation
 from sightline.recording.build import build
 from sightline.recording.explain import explain
 from sightline.recording.listening import Listener
+from sightline.recording.ownframes import hide_own_frames
 from sightline.recording.session import Session
 from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
 from sightline.trace.events import Watcher
 from sightline.trace.tables import Index
+
+hide_own_frames()
 
 
 def check_model(model: Any) -> None:

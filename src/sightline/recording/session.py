@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 import traceback
+import weakref
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
@@ -23,7 +24,7 @@ from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, Opt
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks
-from sightline.recording.torchapi import Tensor, sequence_number
+from sightline.recording.torchapi import FUNCTION_MODES, Tensor, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.data import RAISED, UNFINISHED, ModuleInfo
 
@@ -70,7 +71,7 @@ class Session:
         self.fault_count = 0
         self.failure: int | None = None  # id of the exception the last failed op raised
         self.regions: list[int] = []  # opaque ops whose outputs are still unknown
-        self.before_region: set[int] = set()
+        self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that were there when one began
         self.listener: Any = None
         self.dispatch_mode: Any = None
         self.function_mode: Any = None
@@ -133,6 +134,13 @@ class Session:
             found = self.stacks.find(frame, lane.frame, lane.above)
         return found
 
+    def unwind(self, lane: Lane, mark: Mark) -> None:
+        """Take a mark off, and close whatever an exception has left open inside it."""
+        if mark in lane.marks:
+            while lane.marks[-1] is not mark:
+                self.drop_mark(lane)
+            lane.pop()
+
     def drop_mark(self, lane: Lane) -> None:
         """The innermost mark's call has ended without a word: close it as raised."""
         if len(lane.marks) == 1:  # the block's own caller has returned: walk to the top from now on
@@ -194,13 +202,14 @@ class Session:
                 self.values.first_sight(tensor, _CONSTANT)
 
     def write_op(
-        self, lane: Lane, op: OpenOp, made: list[int], shape: int, duration: int, flags: int, phase: int
-    ) -> None:
+        self, lane: Lane, op: OpenOp, made: list[int], shape: int, duration: int, flags: int, phase: int,
+        sequence: int = -1, node: int = -1,
+    ) -> None:  # fmt: skip
         """Write down an API call, or an opaque region, that has ended."""
         number, info, form, stack, start, ids = op
         tail = self.ops.tail
         tail += [
-            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, -1, -1, -1,
+            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, -1, sequence, node,
             start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
         ]  # fmt: skip
         if len(tail) > PACK_AT:
@@ -208,9 +217,7 @@ class Session:
 
     def take_function_mode(self) -> bool:
         """Take the function mode off this thread's stack for a while; False if it is not on it."""
-        from sightline.recording.installation import take_function_mode
-
-        return take_function_mode(self.function_mode)
+        return FUNCTION_MODES.take(self.function_mode)
 
     def halt(self) -> None:
         """Record nothing more, on any thread."""
@@ -308,8 +315,10 @@ class Session:
         lane = self.lane_here()
         if self.level == "none":  # the ops between modules were not watched
             return (ACTIVATION if lane.calls else INPUT), "", -1
-        if self.regions and id(tensor) not in self.before_region:
-            return ACTIVATION, "", self.regions[-1]
+        if self.regions:
+            held = self.before_region.get(id(tensor))
+            if held is None or held() is not tensor:
+                return ACTIVATION, "", self.regions[-1]
         if not lane.calls:
             return INPUT, "", -1
         name = self.modules.attribute_name(tensor, lane.calls)

@@ -5,8 +5,9 @@ A name that a torch version no longer has gives one clear sentence here, and now
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import CodeType
@@ -61,6 +62,35 @@ push_function_mode = _private("torch._C._push_on_torch_function_stack")
 pop_function_mode = _private("torch._C._pop_torch_function_stack")
 function_depth = _private("torch._C._len_torch_function_stack")
 function_mode_at = _private("torch._C._get_function_stack_at")
+
+
+@dataclass(frozen=True, slots=True)
+class ModeStack:
+    """One of the thread's two stacks of modes."""
+
+    depth: Callable[[], int]
+    at: Callable[[int], Any]
+    pop: Callable[[], Any]
+    push: Callable[[Any], None]
+
+    def take(self, mode: Any) -> bool:
+        """Take a mode off, wherever it is on the stack; the others keep their order. False: not on it."""
+        above = []
+        found = False
+        while not found and self.depth():
+            top = self.pop()
+            if top is mode:
+                found = True
+            else:
+                above.append(top)
+        for other in reversed(above):
+            self.push(other)
+        return found
+
+
+DISPATCH_MODES = ModeStack(dispatch_depth, dispatch_mode_at, pop_dispatch_mode, push_dispatch_mode)
+FUNCTION_MODES = ModeStack(function_depth, function_mode_at, pop_function_mode, push_function_mode)
+
 #: A context in which reading a tensor's attributes runs nobody's code: no mode, no subclass.
 quiet = _private("torch._C.DisableTorchFunction")
 

@@ -1,0 +1,176 @@
+"""Exceptions keep their type and gain a note; bad input is one sentence; faults never reach the run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sightline as sl
+from sightline.recording.arguments import Arguments
+from tests.recording.nets import Net, aten
+
+X = torch.ones(1, 4)
+
+
+def notes_of(error: BaseException) -> str:
+    return "\n".join(error.__notes__)
+
+
+def test_a_shape_error_explains_its_tensors() -> None:
+    net = Net(width=7)
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught, sl.trace(net) as t:
+        net(X)
+    note = notes_of(caught.value)
+    assert re.search(r"addmm failed at \S*nets\.py:\d+ in Net\.forward \(fc2\)", note)
+    assert re.search(r"mat1 f32\[1, 8\] = relu, \S*nets\.py:\d+ in Net\.forward \(Net\)", note)
+    assert "mat2 f32[7, 2] = parameter fc2.weight" in note
+    assert t.ops[-1].raised
+    assert [call.raised for call in t.module_calls] == [True, False, True]
+    assert t.info["exception"].startswith("RuntimeError: mat1 and mat2")
+    assert "raised" in str(t)
+
+
+def test_at_api_level_too() -> None:
+    net = Net(width=7)
+    with pytest.raises(RuntimeError) as caught, sl.trace(net, ops="api"):
+        net(X)
+    assert "F.linear failed at" in notes_of(caught.value)
+    assert "f32[2, 7] = parameter fc2.weight" in notes_of(caught.value)
+
+
+def test_an_exception_of_the_user_s_own_names_the_module() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.relu()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as caught, sl.trace(model := Fails()):
+        model(X)
+    assert notes_of(caught.value) == "sightline: raised in Fails (Fails), no op failed"
+
+
+def test_an_exception_raised_from_the_op_s_own_is_explained() -> None:
+    net = Net(width=7)
+    with pytest.raises(ValueError, match="wrapped") as caught, sl.trace(net):
+        try:
+            net(X)
+        except RuntimeError as error:
+            raise ValueError("wrapped") from error
+    assert "addmm failed" in notes_of(caught.value)
+
+
+def test_a_caught_exception_leaves_the_recording_usable() -> None:
+    net = Net(width=7)
+    with sl.trace(net) as t:
+        with pytest.raises(RuntimeError):
+            net(X)
+        net.fc1(X)
+    assert [(call.module.label, call.raised) for call in t.module_calls] == [
+        ("Net", True), ("fc1", False), ("fc2", True), ("fc1", False),
+    ]  # fmt: skip
+    assert t.module_calls[-1].parent is None
+    assert t.info["exception"] is None
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_closes_what_it_passed(kind: type[BaseException]) -> None:
+    class Stops(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x.relu()
+            raise kind
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Stops()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    outer, net = Outer(), Net()
+    with sl.trace(outer) as t:
+        with pytest.raises(kind):
+            outer(X)
+        net(X)
+    assert [(call.module.type, call.raised, call.depth) for call in t.module_calls[:3]] == [
+        ("Outer", True, 0), ("Stops", True, 1), ("Net", False, 0),
+    ]  # fmt: skip
+    with pytest.raises(kind), sl.trace(outer) as t:
+        outer(X)
+    assert all(call.unfinished for call in t.module_calls)
+    assert aten(t) == ["relu"]
+
+
+def test_an_error_in_the_backward_pass_is_explained() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor) -> Tensor:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            return grads[0] @ torch.ones(9, 9)
+
+    x = torch.ones(1, 4, requires_grad=True)
+    with pytest.raises(RuntimeError) as caught, sl.trace():
+        Fails.apply(x).sum().backward()
+    assert "mm failed at" in notes_of(caught.value)
+    assert "test_errors.py" in notes_of(caught.value)
+
+
+def test_bad_input_is_one_sentence_and_installs_nothing() -> None:
+    with pytest.raises(sl.UsageError, match=r"takes a torch\.nn\.Module or nothing, not str; leave it out"):
+        sl.trace("x")
+    with pytest.raises(
+        sl.UsageError, match=r"ops='all' is not a choice; ops is one of 'none', 'api', 'aten'"
+    ):
+        sl.trace(ops="all")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(
+        sl.UsageError, match=r"live='video' is not a choice; live is one of None, 'code', 'log'"
+    ):
+        sl.trace(live="video")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(sl.UsageError, match="has not been started; call start"):
+        sl.trace().stop()
+    with pytest.raises(sl.UsageError, match="decorates a function, not int"):
+        sl.trace()(3)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_filter_that_matches_nothing_is_one_sentence() -> None:
+    net = Net()
+    with sl.trace(net) as t:
+        net(X)
+    for view in (t.code, t.log, t.call_order, t.summary, t.source):
+        with pytest.raises(sl.UsageError, match=r"module='fc9' matches no module.*did you mean 'fc1'"):
+            view(module="fc9")
+    with pytest.raises(
+        sl.UsageError, match=r"op='adm' matches no aten op of this trace; did you mean 'addmm'"
+    ):
+        t.code(op="adm")
+
+
+@pytest.mark.faults
+def test_a_fault_in_the_recorder_is_counted_and_shown_and_never_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net = Net()
+    plain = net(X)
+    broken = 0
+
+    def failing(self: Arguments, *args: Any) -> int:
+        nonlocal broken
+        broken += 1
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(Arguments, "form", failing)
+    with sl.trace(net) as t:
+        traced = net(X)
+        traced.sum().backward()
+    monkeypatch.undo()
+    assert torch.equal(plain, traced)
+    assert t.info["fault_count"] == broken > 0
+    assert "ZeroDivisionError: ours" in t.info["faults"][0]
+    assert "fault" in str(t)
