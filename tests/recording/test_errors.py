@@ -55,11 +55,15 @@ def test_an_exception_of_the_user_s_own_names_the_module() -> None:
 
 def test_an_exception_raised_from_the_op_s_own_is_explained() -> None:
     net = Net(width=7)
-    with pytest.raises(ValueError, match="wrapped") as caught, sl.trace(net):
+
+    def wrapping() -> None:
         try:
             net(X)
         except RuntimeError as error:
             raise ValueError("wrapped") from error
+
+    with pytest.raises(ValueError, match="wrapped") as caught, sl.trace(net):
+        wrapping()
     assert "addmm failed" in notes_of(caught.value)
 
 

@@ -65,7 +65,7 @@ RUNS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": DROPPING,
     "checkpoint": lambda x: checkpoint(DROPPING, x, use_reentrant=False),
     "reentrant checkpoint": lambda x: checkpoint(DROPPING, x, use_reentrant=True),
-    "custom function": lambda x: Square.apply(x),
+    "custom function": Square.apply,
     "in-place chain": lambda x: (x * 2).add_(1).mul_(3)[1:].sub_(1).relu_(),
     "indexing": lambda x: x[torch.tensor([0, 2])][:, 1::2] * x[x > -2].sum(),
     "einsum": lambda x: torch.einsum("ij,kj->ik", x, x).softmax(-1),
@@ -136,9 +136,12 @@ def test_functorch_transforms() -> None:
     def run() -> Any:
         x = torch.linspace(0, 1, 3)
         return (
-            torch.vmap(lambda a: (a * 2).sin())(x), torch.func.grad(loss)(x), torch.func.jvp(loss, (x,), (x,)),
-            torch.func.hessian(loss)(x), torch.func.jacrev(torch.sin)(x),
-        )  # fmt: skip
+            torch.vmap(lambda a: (a * 2).sin())(x),
+            torch.func.grad(loss)(x),
+            torch.func.jvp(loss, (x,), (x,)),
+            torch.func.hessian(loss)(x),
+            torch.func.jacrev(torch.sin)(x),
+        )
 
     plain, traced, t = twice(run)
     assert same_bits(plain, traced)

@@ -21,10 +21,10 @@ def test_api_calls_are_named_as_they_are_written() -> None:
         x.view(4)
         x @ x
         x.matmul(x)
-        2 - x
+        _ = 2 - x
         x[0]
-        -x
-        x > 1
+        _ = -x
+        _ = x > 1
         y = x.clone()
         y += 1
         y[0] = 3
@@ -42,7 +42,7 @@ def test_api_calls_are_named_as_they_are_written() -> None:
 def test_noise_is_left_out() -> None:
     x = torch.ones(2, 2)
     with sl.trace() as t:
-        x.shape, x.dtype, x.device, x.size(), x.dim(), x.is_contiguous(), x.requires_grad, len(x)  # noqa: B018
+        x.shape, x.dtype, x.device, x.size(), x.dim(), x.is_contiguous(), x.requires_grad, len(x)
         torch.is_tensor(x)
         with torch.no_grad():
             x.numel()

@@ -87,12 +87,15 @@ class Recorder:
 
     def index(self) -> Index:
         """The trace so far; built when asked for, and again only if the run has gone on since."""
-        session = self._session
-        assert session is not None
         with self._lock:
-            seen = session.progress()
-            if self._index is None or seen != self._seen:
-                with undisturbed(), quiet():
-                    self._index = Index(build(session))
-                self._seen = seen
+            session = self._session
+            if session is not None:
+                seen = session.progress()
+                if self._index is None or seen != self._seen:
+                    with undisturbed(), quiet():
+                        self._index = Index(build(session))
+                    self._seen = seen
+                if not session.running:
+                    self._session = None  # the columns say it all, in a third of the memory
+            assert self._index is not None
             return self._index
