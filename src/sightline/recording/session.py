@@ -105,14 +105,18 @@ class Session:
 
     def aten_info(self, function: Any) -> OpInfo:
         """What is known of an aten op that this session meets for the first time."""
+        began = clock()
         info = self.aten[id(function)] = OpInfo(aten_facts(function), len(self.infos))
         self.infos.append(info)
+        self.lane_here().spent += clock() - began
         return info
 
     def api_info(self, function: Any) -> OpInfo:
         """What is known of an API function that this session meets for the first time."""
+        began = clock()
         info = OpInfo(api_facts(function), len(self.infos))
         self.infos.append(info)
+        self.lane_here().spent += clock() - began
         with suppress(TypeError):  # a callable that cannot be hashed gets a new entry each time
             self.api[function] = info
         return info

@@ -1,0 +1,64 @@
+"""The examples of the README and the docs run, and print what stands below them.
+
+A block that begins with ``# name.py`` is that file. The other ``python`` blocks of a document are one script,
+run as a user would; a ``text`` block right after one is what it prints, with ``...`` for what varies.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (\w+\.py)\n")
+_MARK = "@@@ end of block"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) -> None:
+    script: list[str] = []
+    wanted: list[str | None] = []
+    for kind, text in _BLOCK.findall(document.read_text("utf-8")):
+        if kind == "python" and (found := _FILE.match(text)):
+            # The comment line stays out, so that line numbers in the text are those of the model itself.
+            (tmp_path / found[1]).write_text(text[found.end() :], "utf-8")
+        elif kind == "python":
+            script += (text, f"print({_MARK!r})\n")
+            wanted.append(None)
+        elif kind == "text":
+            wanted[-1] = text
+    printed = _run(tmp_path, "".join(script)).split(_MARK + "\n")
+    checker = doctest.OutputChecker()
+    for text, shown in zip(wanted, printed, strict=False):
+        if text is not None and not checker.check_output(text, shown, FLAGS):
+            difference = checker.output_difference(doctest.Example("", text), shown, FLAGS)
+            pytest.fail(f"{document.name}\n{difference}", pytrace=False)
+
+
+def _run(folder: Path, script: str) -> str:
+    """What a script prints, run in a folder of its own."""
+    if not script:
+        return ""
+    (folder / "example.py").write_text(script, "utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "example.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text("utf-8")):
+            if "://" not in target:
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
