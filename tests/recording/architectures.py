@@ -138,8 +138,8 @@ def video() -> Inputs:
 #: What most decoders call it; unequal numbers of heads and key-value heads, since that is where code differs.
 _DECODER: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32, "attention_dropout": 0.1,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32,
+    "attention_dropout": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _ENCODER: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -240,8 +240,8 @@ ZOO: tuple[Architecture, ...] = (
         "num_sparse_decoder_layers": 1, "router_jitter_noise": 0.01}, encoder_decoder),
     # -- states instead of attention
     Architecture("mamba", "MambaForCausalLM", "MambaConfig", {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "conv_kernel": 3},
-        unmasked),
+        "vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2,
+        "conv_kernel": 3}, unmasked),
     Architecture("mamba2", "Mamba2ForCausalLM", "Mamba2Config", {
         "vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "num_heads": 4,
         "head_dim": 16, "n_groups": 2, "chunk_size": 4}, unmasked),
@@ -268,7 +268,8 @@ ZOO: tuple[Architecture, ...] = (
         **_ENCODER, "embedding_size": 16, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
         padded_labels),
     Architecture("electra", "ElectraForPreTraining", "ElectraConfig", {
-        **_ENCODER, "embedding_size": 16}, lambda: {**padded(), "labels": torch.randint(0, 2, (BATCH, LENGTH))}),
+        **_ENCODER, "embedding_size": 16},
+        lambda: {**padded(), "labels": torch.randint(0, 2, (BATCH, LENGTH))}),
     Architecture("deberta", "DebertaForMaskedLM", "DebertaConfig", {
         **_ENCODER, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, padded_labels),
     Architecture("deberta_v2", "DebertaV2ForMaskedLM", "DebertaV2Config", {
@@ -332,7 +333,8 @@ ZOO: tuple[Architecture, ...] = (
         "decoder_hidden_size": 16, "drop_path_rate": 0.2},
         lambda: {**image(32)(), "labels": torch.randint(0, 2, (BATCH, 32, 32))}),
     Architecture("convnext", "ConvNextForImageClassification", "ConvNextConfig", {
-        "hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "drop_path_rate": 0.2}, labelled_image(32)),
+        "hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2, "drop_path_rate": 0.2},
+        labelled_image(32)),
     Architecture("resnet", "ResNetForImageClassification", "ResNetConfig", {
         "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "layer_type": "bottleneck"},
         labelled_image(32)),
@@ -365,7 +367,8 @@ ZOO: tuple[Architecture, ...] = (
         "codebook_size": 16, "codebook_dim": 16, "target_bandwidths": [6.0], "sampling_rate": 800},
         lambda: {"input_values": torch.randn(BATCH, 1, 200)}),
     Architecture("time_series_transformer", "TimeSeriesTransformerForPrediction",
-        "TimeSeriesTransformerConfig", {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2, 4],
+        "TimeSeriesTransformerConfig", {
+        "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2, 4],
         "num_time_features": 1, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1}, series),
     Architecture("patchtst", "PatchTSTForPretraining", "PatchTSTConfig", {
         "num_input_channels": 3, "context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 16,

@@ -274,6 +274,7 @@ def test_a_scripted_function_shows_its_aten_ops() -> None:
     with sl.trace() as t:
         scripted(torch.ones(2))
     assert aten(t) == ["ones", "add.Scalar", "relu"]
+    assert api(t) == ["torch.ones"]
 
 
 def test_data_loader_workers_record_nothing() -> None:

@@ -118,7 +118,8 @@ def _durations(rows: Rows, ops: Ops, first: Numbers, end: Numbers) -> Numbers:
     calls = (end - first) - inside
     watched = inside * passage().aten + calls * passage().api
     least: Numbers = own[end] - own[first]
-    return np.maximum(durations - watched, least)
+    found: Numbers = np.maximum(durations - watched, least)
+    return found
 
 
 def _as_given(values: Values, inputs: Numbers, first: Numbers) -> Numbers:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from types import MethodType
+from types import CodeType, MethodType
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -138,6 +138,7 @@ def function_handler(session: Session) -> Handler:
     result_of = _result_reader(session)
     next_op, find = session.op_ids.__next__, session.stacks.find
     lone = session.level == "api"
+    own_code = _handler_code(dispatch_handler, "dispatch")
 
     def function(
         mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -152,6 +153,7 @@ def function_handler(session: Session) -> Handler:
         if (
             info.noise
             or lane.api >= 0
+            or (info.overload and _getframe(2).f_code is own_code)  # an aten op's own call, in `dispatch`
             or (lane.off and not leave_region(session, lane, _getframe(1)))
             or compiler._is_compiling_flag
             or jit_tracing() is not None
@@ -202,6 +204,13 @@ def function_handler(session: Session) -> Handler:
         return result
 
     return function
+
+
+def _handler_code(maker: Callable[..., Handler], name: str) -> CodeType:
+    """The code of the handler a function makes, without making one."""
+    return next(
+        part for part in maker.__code__.co_consts if isinstance(part, CodeType) and part.co_name == name
+    )
 
 
 def _result_reader(session: Session) -> Callable[..., tuple[list[int], int, int]]:

@@ -52,7 +52,7 @@ class Facts:
 
     __slots__ = (
         "aliases", "backward", "constant", "flavour", "function", "maybe", "moves", "mutates", "name",
-        "noise",
+        "noise", "overload",
     )  # fmt: skip
 
     def __init__(self, function: Any) -> None:
@@ -66,6 +66,7 @@ class Facts:
         self.maybe = False  #: it may also return a copy
         self.moves = False  #: its result may begin elsewhere in the storage
         self.noise = False
+        self.overload = False  #: it is a dispatcher op called by name, ``torch.ops.aten.mm``
         self.backward = False  #: runs a backward pass, and with it Python of the user's
         self.constant = False  #: its input was just made from Python data
 
@@ -142,6 +143,7 @@ def api_facts(function: Any) -> Facts:
         facts.noise = name in _NOISE_METHODS
     elif isinstance(function, OpOverload) or hasattr(function, "overloads"):
         facts.name, facts.flavour = f"torch.ops.{function}", FUNCTION
+        facts.overload = True
     else:
         facts.name, facts.flavour = _function_name(function, name), FUNCTION
         facts.noise = name in _NOISE_FUNCTIONS

@@ -326,7 +326,9 @@ class Session:
         if not lane.calls:
             return INPUT, "", -1
         name = self.modules.attribute_name(tensor, lane.calls)
-        return (_CONSTANT, name, -1) if name else (EXTERNAL, "", -1)
+        if name or (tensor.dim() == 0 and not tensor.requires_grad):  # torch makes scalars of its own
+            return _CONSTANT, name, -1
+        return EXTERNAL, "", -1
 
     def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""

@@ -1,0 +1,421 @@
+"""Does a trace change what torch computes? Asked of every operator in torch's own OpInfo database.
+
+Each operator runs forward and, where it can, backward on torch's own sample inputs: untraced, inside an
+*empty* dispatch mode, inside an *empty* function mode, and inside `sl.trace(ops="both")`, from one seed.
+Results, gradients, inputs, exceptions and the random generator are compared bit for bit, with strides.
+
+- What differs under a trace must differ in the same way under an empty mode: torch's own branch, not ours.
+- The operators where torch branches are the ones kept in ``opinfo_differences.txt``, no more and no fewer,
+  and ``docs/limits.md`` names the same ones with the same words.
+- Every recording is free of faults, valid, without ``external`` values, and holds exactly the aten ops, with
+  exactly the result shapes, that the empty mode saw go by.
+
+Two samples per operator, and all samples of the operators on the list, take about a minute and a half in
+one process. ``SIGHTLINE_OPINFO=all`` runs all samples, methods and in-place forms, second derivatives, wrong
+inputs and every level of recording; that is for a new torch version, and takes half an hour.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import sightline as sl
+
+torch = pytest.importorskip("torch")
+
+from torch.overrides import TorchFunctionMode  # noqa: E402  # after the check that torch is there
+from torch.utils import _pytree as pytree  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+KEPT: Final = Path(__file__).with_name("opinfo_differences.txt")
+LIMITS: Final = Path(__file__).parents[2] / "docs" / "limits.md"
+EVERYTHING: Final = os.environ.get("SIGHTLINE_OPINFO") == "all"
+SHARDS: Final = 8
+#: Untraced repeats of an operator that seems to differ, to see whether it differs from itself.
+REPEATS: Final = 8
+
+Function = Callable[..., Any]
+Outcome = dict[str, list[Any]]
+
+
+# -- the kept list ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One operator of the list: what differs, in the words of the file, and why."""
+
+    differs: frozenset[str]
+    why: str
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether its results are no two times the same, traced or not."""
+        return "unsettled" in self.differs
+
+
+def read_kept() -> dict[str, Kept]:
+    """The operators of ``opinfo_differences.txt``: ``name | what differs, … | why``."""
+    found: dict[str, Kept] = {}
+    for line in KEPT.read_text("utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, differs, why = (part.strip() for part in line.split("|"))
+            assert name not in found, f"{name} is listed twice"
+            found[name] = Kept(frozenset(re.split(r",\s*", differs)), why)
+    return found
+
+
+# -- modes -------------------------------------------------------------------------------------------------
+
+
+class EmptyDispatchMode(TorchDispatchMode):
+    """Passes everything on. It remembers what went by, which changes nothing for torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, list[tuple[int, ...]]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.seen.append((aten_name(func), [tuple(one.shape) for one in tensors(result) if not one.is_nested]))
+        return result
+
+
+class EmptyFunctionMode(TorchFunctionMode):
+    """Passes everything on."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class EmptyModes(EmptyDispatchMode):
+    """Both at once, as a trace of both levels has them."""
+
+    def __enter__(self) -> Any:
+        self.functions = EmptyFunctionMode()
+        self.functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.functions.__exit__(*error)
+
+
+def aten_name(function: Any) -> str:
+    """The name of a dispatcher op as a trace writes it: ``mul.Tensor``, ``relu``, ``mylib::op``."""
+    if not isinstance(function, torch._ops.OpOverload):
+        return str(function.__name__)
+    return str(function.name()).removeprefix("aten::")
+
+
+# -- one run -----------------------------------------------------------------------------------------------
+
+
+def tensors(tree: Any) -> list[Any]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002  # the generator torch's samples draw from
+
+
+def name_of(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def dtype_of(op: Any) -> Any:
+    """float32, or the nearest to it that the operator has on a CPU; None if it has none."""
+    wanted = (torch.float32, torch.complex64, torch.int64, torch.bool)
+    return next((dtype for dtype in wanted if dtype in op.dtypes), None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run an operator: on its n-th sample, as function, method or in place, to some derivative."""
+
+    op: Any
+    number: int
+    spelling: str = "function"
+    derivatives: int = 1  #: of what order; with 2 the first are computed with create_graph=True
+    wrong: bool = False  #: one of the inputs that must raise
+
+    def __str__(self) -> str:
+        parts = [name_of(self.op), f"{'wrong ' if self.wrong else ''}sample {self.number}"]
+        parts += [self.spelling] if self.spelling != "function" else []
+        parts += ["create_graph"] if self.derivatives == 2 else []
+        return ", ".join(parts)
+
+    def run(self, sample: Any, mode: AbstractContextManager[Any]) -> tuple[Outcome, Any]:
+        """What came out of it, read after the mode has ended; and what the mode gave."""
+        outcome: dict[str, Any] = {}
+        seed(self.number)
+        with mode as given:
+            try:
+                self._compute(sample, outcome)
+            except Exception as error:  # noqa: BLE001  # what is raised is part of the outcome
+                outcome["error"] = [type(error).__name__, str(error)]
+        outcome["random"] = [torch.get_rng_state().numpy().tobytes()]
+        outcome["inputs"] = (sample.input, sample.args, sample.kwargs)
+        return {part: facts(found) for part, found in outcome.items()}, given
+
+    def _compute(self, sample: Any, outcome: dict[str, Any]) -> None:
+        function: Function = self.op
+        given = sample.input
+        if self.spelling == "method":
+            function = self.op.method_variant
+        elif self.spelling == "in place":
+            function = self.op.inplace_variant
+            given = pytree.tree_map_only(torch.Tensor, torch.clone, given)
+        result = function(given, *sample.args, **sample.kwargs)
+        outcome["result"] = result
+        if self.derivatives == 0:
+            return
+        if sample.output_process_fn_grad is not None:
+            result = sample.output_process_fn_grad(result)
+        leaves = [one for one in tensors((sample.input, sample.args, sample.kwargs)) if one.requires_grad]
+        second = self.derivatives == 2
+        gradients = differentiate(result, leaves, create_graph=second)
+        outcome["gradient"] = gradients
+        if second:
+            outcome["second gradient"] = differentiate(gradients, leaves)
+
+
+def differentiate(outputs: Any, leaves: list[Any], create_graph: bool = False) -> Any:
+    """Gradients for arbitrary weights, which come from a generator of their own."""
+    outputs = [one for one in tensors(outputs) if one.requires_grad]
+    if not outputs or not leaves:
+        return ()
+    generator = torch.Generator().manual_seed(7)
+    weights = [torch.randn(one.shape, dtype=one.dtype, generator=generator) for one in outputs]
+    weights = [
+        weight.to_sparse() if one.layout is torch.sparse_coo else weight
+        for weight, one in zip(weights, outputs, strict=True)
+    ]
+    return torch.autograd.grad(outputs, leaves, weights, allow_unused=True, create_graph=create_graph)
+
+
+def facts(tree: Any) -> list[Any]:
+    """Everything that can be compared about what a run gave."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if leaf is not None]
+    return [_tensor_facts(leaf) if isinstance(leaf, torch.Tensor) else _plain_facts(leaf) for leaf in leaves]
+
+
+def _plain_facts(leaf: Any) -> Any:
+    plain = isinstance(leaf, (int, float, complex, str, bytes, torch.dtype, torch.Size, torch.device))
+    return {"values": repr(leaf) if plain else type(leaf).__name__}
+
+
+def _tensor_facts(tensor: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "values": (type(tensor), tensor.dtype, tensor.layout, tensor.requires_grad, _bits(tensor)),
+        "node": tensor.grad_fn.name() if tensor.grad_fn is not None else "",
+    }
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        found["strides"] = (tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg())
+        found["values"] += (tuple(tensor.shape),)
+    return found
+
+
+def _bits(tensor: Any) -> Any:
+    """The bits of the elements in logical order, so that nan equals nan, and 0.0 is not -0.0."""
+    if tensor.is_nested:
+        return [_bits(part) for part in tensor.unbind()]
+    if tensor.layout is torch.sparse_coo:
+        return [_bits(tensor._indices()), _bits(tensor._values())]
+    if tensor.layout is not torch.strided:
+        rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        indices = (tensor.crow_indices, tensor.col_indices) if rows else (tensor.ccol_indices, tensor.row_indices)
+        return [*(_bits(part()) for part in indices), _bits(tensor.values())]
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    if tensor._is_zerotensor():  # torch's own mark for "zero, and never allocated"
+        return "zeros"
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def differences(case: Case, one: Outcome, other: Outcome) -> set[str]:
+    """In what two runs differ, in the words of the kept list."""
+    found: set[str] = set()
+    for part in one.keys() | other.keys():
+        mine, theirs = one.get(part, []), other.get(part, [])
+        if len(mine) != len(theirs):
+            found.add("create_graph" if case.derivatives == 2 else part)
+            continue
+        for left, right in zip(mine, theirs, strict=True):
+            found |= {_word(case, part, fact) for fact in left.keys() | right.keys() if left.get(fact) != right.get(fact)}
+    found.discard("")
+    return found
+
+
+def _word(case: Case, part: str, fact: str) -> str:
+    if case.derivatives == 2 and "gradient" in part:
+        return "" if fact == "node" else "create_graph"
+    if fact == "node":
+        return "node"
+    return f"{part} strides" if fact == "strides" else part
+
+
+# -- one operator ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Findings:
+    """What a test found: torch's own differences by operator, and what is wrong with the recorder."""
+
+    torchs_own: dict[str, set[str]] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def samples(case: Case) -> list[Any]:
+    """The case's samples, the same ones every time; only as many as are needed are made."""
+    seed(0)
+    dtype = dtype_of(case.op)
+    needed = case.number + 1
+    if case.wrong:
+        return [one.sample_input for one in itertools.islice(case.op.error_inputs("cpu"), needed)]
+    return list(itertools.islice(case.op.sample_inputs("cpu", dtype, requires_grad=differentiable(case.op)), needed))
+
+
+def differentiable(op: Any) -> bool:
+    dtype = dtype_of(op)
+    return bool(op.supports_autograd and (dtype.is_floating_point or dtype.is_complex))
+
+
+def cases(op: Any, thorough: bool) -> Iterator[Case]:
+    """The ways to run one operator."""
+    order = 1 if differentiable(op) else 0
+    many = EVERYTHING or thorough
+    seed(0)
+    count = sum(1 for _ in itertools.islice(op.sample_inputs("cpu", dtype_of(op)), None if many else 2))
+    spellings = ["function"]
+    if EVERYTHING:
+        spellings += ["method"] * (op.method_variant is not None)
+        spellings += ["in place"] * (op.inplace_variant is not None)
+    for spelling, number in itertools.product(spellings, range(count)):
+        yield Case(op, number, spelling, order)
+        if many and order and op.supports_gradgrad and spelling == "function":
+            yield Case(op, number, spelling, 2)
+    if EVERYTHING and op.error_inputs_func is not None:
+        seed(0)
+        for number, _ in enumerate(op.error_inputs("cpu")):
+            yield Case(op, number, derivatives=0, wrong=True)
+
+
+def check(case: Case, kept: Kept | None, found: Findings) -> None:
+    """Run one case in every mode, and sort what differs into torch's own and ours."""
+
+    def run(mode: AbstractContextManager[Any]) -> tuple[Outcome, Any]:
+        return case.run(samples(case)[case.number], mode)
+
+    name = name_of(case.op)
+    plain, _ = run(nullcontext())
+    again, _ = run(nullcontext())
+    dispatch, witness = run(EmptyDispatchMode())
+    function, _ = run(EmptyFunctionMode())
+    unsettled = differences(case, plain, again)
+    if kept is not None and kept.unsettled:
+        unsettled |= {"result"}
+    torchs_own = differences(case, plain, dispatch) | differences(case, plain, function)
+    for level in ("both", "aten", "api", "none") if EVERYTHING else ("both",):
+        traced, trace = run(sl.trace(ops=level))  # type: ignore[arg-type]  # mypy sees a str, not the choices
+        ours = differences(case, plain, traced) - unsettled
+        if (ours or torchs_own) - unsettled:
+            # What an untraced run does by itself, one time or another, no mode has done.
+            for _ in range(REPEATS):
+                unsettled |= differences(case, plain, run(nullcontext())[0])
+            ours -= unsettled
+        if ours and not _explained(case, traced, unsettled, (dispatch, function)):
+            both, _ = run(EmptyModes())
+            if not _explained(case, traced, unsettled, (both,)):
+                found.wrong.append(f"{case}: only ops={level!r} changes {', '.join(sorted(ours))}")
+        found.wrong += [f"{case}, ops={level!r}: {fault}" for fault in faults(trace)]
+        if level == "both" and [row for row in recorded(trace)] != witness.seen:
+            found.wrong.append(f"{case}: the recording holds other ops than ran: {recorded(trace)} {witness.seen}")
+    torchs_own -= unsettled
+    if torchs_own:
+        found.torchs_own.setdefault(name, set()).update(torchs_own)
+    if unsettled and not (kept is not None and kept.unsettled):
+        found.skipped[name] = f"untraced runs differ from each other in {', '.join(sorted(unsettled))}"
+
+
+def _explained(case: Case, traced: Outcome, unsettled: set[str], others: Iterable[Outcome]) -> bool:
+    """Whether an empty mode gives exactly what the trace gave."""
+    return any(not differences(case, traced, other) - unsettled for other in others)
+
+
+def faults(trace: sl.Trace) -> list[str]:
+    """What is wrong with a recording by itself."""
+    found = [f"a fault of the recorder: {fault}" for fault in trace.info["faults"]]
+    try:
+        report = trace.validate()
+    except sl.SightlineError as error:
+        return [*found, str(error)]
+    if report.external and trace.info["ops"] in ("aten", "both"):
+        found.append(f"{report.external} external values")
+    return found
+
+
+def recorded(trace: sl.Trace) -> list[tuple[str, list[tuple[int, ...]]]]:
+    """Names and result shapes of the recorded aten ops."""
+    return [(op.name, [value.shape for value in op.outputs]) for op in trace.ops if op.level == "aten"]
+
+
+# -- the tests ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def undisturbed_generators() -> Iterator[None]:
+    """One torch thread, and after the test the generators as they were."""
+    threads, numpy_state, state = torch.get_num_threads(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_num_threads(threads)
+    np.random.set_state(numpy_state)  # noqa: NPY002
+    random.setstate(state)
+
+
+def operators() -> list[Any]:
+    """torch's database. Importing it takes seconds, which collecting the tests need not."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600 if EVERYTHING else 180)
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_a_trace_changes_nothing_that_an_empty_mode_does_not_change(shard: int) -> None:
+    kept, found = read_kept(), Findings()
+    names = []
+    for op in operators()[shard::SHARDS]:
+        name = name_of(op)
+        if dtype_of(op) is None:
+            found.skipped[name] = "it does not run on a CPU"
+            continue
+        names.append(name)
+        listed = kept.get(name)
+        for case in cases(op, thorough=listed is not None and not listed.unsettled):
+            check(case, listed, found)
+    assert not found.wrong, "\n".join(found.wrong)
+    expected = {name: set(kept[name].differs) for name in names if name in kept and not kept[name].unsettled}
+    assert found.torchs_own == expected, "torch branches elsewhere now: opinfo_differences.txt must follow"
+    for name, reason in found.skipped.items():
+        warnings.warn(f"not compared in full: {name}, {reason}", stacklevel=1)
