@@ -50,9 +50,8 @@ def _run(folder: Path, script: str) -> str:
         return ""
     (folder / "example.py").write_text(script, "utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, "example.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

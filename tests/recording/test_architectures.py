@@ -369,9 +369,11 @@ def test_checkpointing(name: str, reentrant: bool) -> None:
         model: Any = one.model
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
-        torch.manual_seed(SEED)
-        with sl.trace(one.model) if one is run else nullcontext() as t:
-            execute(one, "train")
+    torch.manual_seed(SEED)
+    execute(plain_run, "train")
+    torch.manual_seed(SEED)
+    with sl.trace(run.model) as t:
+        execute(run, "train")
     check_unchanged(plain_run, run)
     check_recording(t)
     assert recorded_calls(t) == run.calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -14,17 +15,19 @@ from tests.recording.nets import Net, aten
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.fixture
+@contextmanager
 def no_synchronisation() -> Iterator[None]:
     """Inside, an op that waits for the device raises."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode(before)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @pytest.mark.parametrize("level", ["none", "api", "aten", "both"])
-def test_results_gradients_and_no_synchronisation(level: str, no_synchronisation: None) -> None:
+def test_results_gradients_and_no_synchronisation(level: str) -> None:
     net = Net().cuda()
     x = torch.ones(3, 4, device="cuda")
 
@@ -35,9 +38,8 @@ def test_results_gradients_and_no_synchronisation(level: str, no_synchronisation
         return [out.detach(), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
 
     plain = step()
-    with sl.trace(net, ops=level) as t:  # type: ignore[arg-type]  # each of the four is a choice
+    with no_synchronisation(), sl.trace(net, ops=level) as t:  # type: ignore[arg-type]  # each is a choice
         traced = step()
-    torch.cuda.set_sync_debug_mode("default")
     assert all(torch.equal(one, other) for one, other in zip(plain, traced, strict=True))
     assert t.info["external"] == 0
 

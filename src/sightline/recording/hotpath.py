@@ -64,8 +64,8 @@ def aten_recorder(session: Session) -> Callable[..., int]:
             while at is not mark and at is not None:
                 path += (id(at.f_code), at.f_lasti)
                 at = at.f_back
-            stack = known_stacks.get(tuple(path), -1) if at is mark else -1
-            if stack < 0:
+            stack = known_stacks.get(tuple(path), -2) if at is mark else -2
+            if stack < -1:  # -1 is the empty stack of a thread without Python
                 stack = session.stack(lane, frame)
 
         if form < 0:  # else they were read before the op ran

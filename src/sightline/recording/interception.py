@@ -80,7 +80,7 @@ def dispatch_handler(session: Session) -> Handler:
     ) -> Any:
         lane = main_lane if get_ident() == main_ident else session.lane_here()
         if (
-            (lane.off and not leave_region(session, lane, _getframe(1)))
+            (lane.off and not leave_region(session, lane, _getframe().f_back))
             or compiler._is_compiling_flag
             or jit_tracing() is not None
         ):
@@ -90,7 +90,7 @@ def dispatch_handler(session: Session) -> Handler:
             return func(*args, **(kwargs or {}))
         node = current_node()
         if node is not None and type(node).__name__ == COMPILED_NODE:
-            compiled_backward(session, lane, node, _getframe(1))
+            compiled_backward(session, lane, node, _getframe().f_back)
             return func(*args, **(kwargs or {}))
         ids: list[int] = []
         form = -1
@@ -107,18 +107,18 @@ def dispatch_handler(session: Session) -> Handler:
             try:
                 failed = RAISED << FLAG_SHIFT
                 quiet_record(
-                    lane, info, node, _getframe(1), args, kwargs, ids, form, None, start, end, failed
+                    lane, info, node, _getframe().f_back, args, kwargs, ids, form, None, start, end, failed
                 )
                 session.failure = id(error)
                 if session.listener is not None:
-                    session.listener.op(lane, info, node, _getframe(1), args, kwargs, None, raised=True)
+                    session.listener.op(lane, info, node, _getframe().f_back, args, kwargs, None, raised=True)
             except Exception as own:
                 fault(own)
             raise
         end = clock()
         try:
             # Below an API call the stack is known, unless the user's own code runs in a backward pass.
-            frame = None if node is None and lane.api_stack >= 0 else _getframe(1)
+            frame = None if node is None and lane.api_stack >= 0 else _getframe().f_back
             write = quiet_record if _function_depth() else record
             write(lane, info, node, frame, args, kwargs, ids, form, result, start, end, 0)
             if session.listener is not None:
