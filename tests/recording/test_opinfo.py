@@ -244,7 +244,7 @@ def _bits(tensor: Any) -> Any:
         tensor = tensor.int_repr()
     if tensor._is_zerotensor():  # torch's own mark for "zero, and never allocated"
         return "zeros"
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 

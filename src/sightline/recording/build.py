@@ -91,6 +91,9 @@ def _calls(rows: Rows, ops: Ops, values: Values, recomputes: NDArray[np.bool_]) 
     ids, op_ids = rows.column(1), ops.ids
     phase = rows.column(s.C_PHASE)
     phase[(phase == BACKWARD) & recomputes[rows.column(s.C_STACK)]] = RECOMPUTE
+    flags = rows.column(s.C_FLAGS)
+    # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
+    flags[(phase == RECOMPUTE) & (flags == d.RAISED)] = 0
     first = np.searchsorted(op_ids, rows.column(s.C_FIRST)).astype(np.int64)
     end = np.searchsorted(op_ids, rows.column(s.C_END)).astype(np.int64)
     inputs, outputs = rows.column(s.C_INPUTS), rows.column(s.C_OUTPUTS)
@@ -103,7 +106,7 @@ def _calls(rows: Rows, ops: Ops, values: Values, recomputes: NDArray[np.bool_]) 
         duration=_durations(rows, ops, first, end),
         first_op=i32(first),
         end_op=i32(end),
-        flags=i8(rows.column(s.C_FLAGS)), input_form=i32(rows.column(s.C_INPUT_FORM)),
+        flags=i8(flags), input_form=i32(rows.column(s.C_INPUT_FORM)),
         output_form=i32(rows.column(s.C_OUTPUT_FORM)), input_offsets=offsets_of(inputs),
         inputs=i32(given), output_offsets=offsets_of(outputs),
         outputs=i32(values.dense(rows.lists(s.C_WIDTH + inputs, outputs))), order=i32(order),

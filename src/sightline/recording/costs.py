@@ -65,7 +65,7 @@ def _has_formula(info: OpInfo, registry: Any) -> bool:
     function = info.function
     if not isinstance(function, OpOverload):
         return False
-    return function.overloadpacket in registry or is_composite(function)
+    return function.overloadpacket in registry or is_composite(function) or _attention(function) is not None
 
 
 def _flops(info: OpInfo, form: Form, result: Form, look: list[TensorMeta], made: list[TensorMeta],
@@ -74,13 +74,29 @@ def _flops(info: OpInfo, form: Form, result: Form, look: list[TensorMeta], made:
         tensors = map(_meta_tensor, look)
         args = [_live(item, tensors) for item in form.args]
         kwargs = {key: _live(item, tensors) for key, item in (form.kwargs or {}).items()}
-        formula = registry.get(info.function.overloadpacket)
+        formula = _attention(info.function) or registry.get(info.function.overloadpacket)
         if formula is not None:
             values = [_live(item, map(_meta_tensor, made)) for item in result.args]
             return int(formula(*args, **kwargs, out_val=values[0] if len(values) == 1 else values))
         return _decomposed(info.function, args, kwargs)
     except Exception:  # a formula that does not know this overload is no reason to lose the trace
         return -1
+
+
+def _attention(function: Any) -> Any:
+    """The formula of the CPU's fused attention, which torch's registry has for every other kernel."""
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    name = function.name().partition("::")[2]
+    if name == "_scaled_dot_product_flash_attention_for_cpu":
+        return lambda query, key, value, *rest, out_val, **more: sdpa_flop_count(
+            query.shape, key.shape, value.shape
+        )
+    if name == "_scaled_dot_product_flash_attention_for_cpu_backward":
+        return lambda grad, query, key, value, *rest, out_val, **more: sdpa_backward_flop_count(
+            grad.shape, query.shape, key.shape, value.shape
+        )
+    return None
 
 
 def _decomposed(function: Any, args: list[Any], kwargs: dict[str, Any]) -> int:

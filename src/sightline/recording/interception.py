@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sightline.recording import torchapi as api
 from sightline.recording.compiled import COMPILED_NODE, compiled_backward, leave_region
 from sightline.recording.hotpath import aten_recorder
-from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
+from sightline.recording.lanes import BACKWARD, NO_OP, Lane, Mark, OpenOp
 from sightline.recording.operations import OpInfo
 from sightline.recording.session import FLAG_SHIFT, Session, clock
 from sightline.recording.torchapi import Tensor, compiler, current_node, is_dynamo_compiling, jit_tracing
@@ -78,27 +78,32 @@ def dispatch_handler(session: Session) -> Handler:
     def dispatch(
         mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        lane = main_lane if get_ident() == main_ident else session.lane_here()
-        if (
-            (lane.off and not leave_region(session, lane, _getframe().f_back))
-            or compiler._is_compiling_flag
-            or jit_tracing() is not None
-        ):
-            return func(*args, **(kwargs or {}))
-        info = infos.get(id(func)) or session.aten_info(func)
-        if info.noise:
-            return func(*args, **(kwargs or {}))
-        node = current_node()
-        if node is not None and type(node).__name__ == COMPILED_NODE:
-            compiled_backward(session, lane, node, _getframe().f_back)
-            return func(*args, **(kwargs or {}))
         ids: list[int] = []
-        form = -1
-        if info.mutates:  # afterwards the names of its inputs would mean the new versions
-            try:
-                form = read(info.forms, args, kwargs, ids)
-            except Exception as error:
-                fault(error)
+        form, lane = -1, main_lane
+        info: OpInfo | None = None
+        node = None
+        try:
+            if get_ident() != main_ident:
+                lane = session.lane_here()
+            if not (
+                (lane.off and not leave_region(session, lane, _getframe().f_back))
+                or compiler._is_compiling_flag
+                or jit_tracing() is not None
+            ):
+                info = infos.get(id(func)) or session.aten_info(func)
+                node = current_node()
+                if info.noise:
+                    info = None
+                elif node is not None and type(node).__name__ == COMPILED_NODE:
+                    compiled_backward(session, lane, node, _getframe().f_back)
+                    info = None
+                elif info.mutates:  # afterwards the names of its inputs would mean the new versions
+                    form = read(info.forms, args, kwargs, ids)
+        except Exception as error:
+            info = None
+            fault(error)
+        if info is None:  # not to be recorded
+            return func(*args, **(kwargs or {}))
         start = clock()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -145,42 +150,49 @@ def function_handler(session: Session) -> Handler:
     ) -> Any:
         if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
             return func(*args, **(kwargs or {}))
+        ids: list[int] = []
+        number = stack = count = start = spent = -1
+        lane, open_op = main_lane, NO_OP
+        info: OpInfo | None = None
+        frame = mark = None
         try:
-            info = infos.get(func) or session.api_info(func)
-        except TypeError:
-            info = session.api_info(func)
-        lane = main_lane if get_ident() == main_ident else session.lane_here()
-        if (
-            info.noise
-            or lane.api >= 0
-            or (info.overload and _getframe(2).f_code is own_code)  # an aten op's own call, in `dispatch`
-            or (lane.off and not leave_region(session, lane, _getframe(1)))
-            or compiler._is_compiling_flag
-            or jit_tracing() is not None
-        ):
-            return func(*args, **(kwargs or {}))
-        entered = clock()
-        try:
-            ids: list[int] = []
-            frame = _getframe(1)
-            stack = find(frame, lane.frame, lane.above)
-            if stack is None:
-                stack = session.stack(lane, frame)
-            form = read(info.forms, args, kwargs, ids)
-            number = next_op()
+            if get_ident() != main_ident:
+                lane = session.lane_here()
+            try:
+                info = infos.get(func) or session.api_info(func)
+            except TypeError:  # a callable that cannot be hashed
+                info = session.api_info(func)
+            if (
+                info.noise
+                or lane.api >= 0
+                or (info.overload and _getframe(2).f_code is own_code)  # an aten op's own call, in `dispatch`
+                or (lane.off and not leave_region(session, lane, _getframe(1)))
+                or compiler._is_compiling_flag
+                or jit_tracing() is not None
+            ):
+                info = None
+            else:
+                entered = clock()
+                frame = _getframe(1)
+                found = find(frame, lane.frame, lane.above)
+                stack = session.stack(lane, frame) if found is None else found
+                form = read(info.forms, args, kwargs, ids)
+                number = next_op()
+                mark = Mark.at(_getframe(0), stack) if info.backward else None
+                count = lane.aten_count
+                start = clock()
+                lane.spent += start - entered
+                spent = lane.spent
+                open_op = (number, info.number, form, stack, start, ids)
         except Exception as error:
+            info = None
             fault(error)
+        if info is None:  # not to be recorded
             return func(*args, **(kwargs or {}))
-        lane.api, lane.api_stack = number, stack
-        mark = Mark.at(_getframe(0), stack) if info.backward else None
-        if mark is not None:
-            lane.push(mark)
-        count = lane.aten_count
-        start = clock()
-        lane.open_op = open_op = (number, info.number, form, stack, start, ids)
-        lane.spent += start - entered
-        spent = lane.spent
-        try:
+        try:  # an interrupt may come at any line: what is set here is reset below
+            lane.api, lane.api_stack, lane.open_op = number, stack, open_op
+            if mark is not None:
+                lane.push(mark)
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
             _failed_call(session, lane, open_op, mark, clock() - start - (lane.spent - spent), error)
@@ -193,7 +205,8 @@ def function_handler(session: Session) -> Handler:
             if mark is not None:
                 session.unwind(lane, mark)
             made, shape, flags = result_of(number, info, args, kwargs, result)
-            if made or lone or lane.aten_count != count:  # else it ran no op and returned no tensor
+            ran = lane.aten_count != count or (lone and type(result) is not str)
+            if made or ran:  # else it ran no op and returned no tensor: `x.type()`
                 phase = lane.phase if current_node() is None else BACKWARD
                 session.write_op(lane, open_op, made, shape, end - start - (lane.spent - spent), flags, phase)
                 if session.listener is not None:

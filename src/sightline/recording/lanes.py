@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)  # positions in data.PHASES
 THREAD_SHIFT = 12  # where a row keeps the number of its thread
@@ -63,6 +63,9 @@ class OpenCall(Mark):
 
 #: An API call in progress: id, operation, form, stack, start, inputs.
 OpenOp = tuple[int, int, int, int, int, list[int]]
+
+
+NO_OP: Final[OpenOp] = (-1, -1, -1, -1, 0, [])
 
 
 class Lane:

@@ -17,10 +17,10 @@ FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data
 #: Calls that run no op and return no tensor: a third of what a function mode sees.
 _NOISE_METHODS: Final = frozenset(
     """size dim ndimension stride numel nelement element_size storage_offset data_ptr get_device is_contiguous
-    is_floating_point is_complex is_signed is_pinned is_shared is_set_to is_same_size has_names type
+    is_floating_point is_complex is_signed is_pinned is_shared is_set_to is_same_size has_names
     untyped_storage storage _typed_storage storage_type dense_dim sparse_dim is_coalesced q_scale q_zero_point
     qscheme is_inference is_conj is_neg _is_view _is_zerotensor is_distributed is_nonzero_ __len__ __hash__
-    __dir__ __repr__ __format__ __reduce_ex__ register_hook register_post_accumulate_grad_hook retain_grad
+    __dir__ __reduce_ex__ register_hook register_post_accumulate_grad_hook retain_grad
     requires_grad_ _backward_hooks _version __torch_dispatch__ __array_priority__ __dlpack_device__
     _nested_tensor_size _nested_tensor_strides rename_ refine_names is_sparse""".split()
 )

@@ -23,7 +23,7 @@ from sightline.recording.compiled import Region, close_region
 from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
-from sightline.recording.stacks import Stacks
+from sightline.recording.stacks import Stacks, variable_name
 from sightline.recording.torchapi import FUNCTION_MODES, Tensor, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.data import RAISED, UNFINISHED, ModuleInfo
@@ -325,10 +325,16 @@ class Session:
                 return ACTIVATION, "", self.regions[-1]
         if not lane.calls:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, lane.calls)
-        if name or (tensor.dim() == 0 and not tensor.requires_grad):  # torch makes scalars of its own
+        name = self.modules.attribute_name(tensor, lane.calls) or variable_name(tensor, lane.frame)
+        if name:
             return _CONSTANT, name, -1
-        return EXTERNAL, "", -1
+        if self.level == "api":
+            # What runs in a backward pass shows only as the modules it calls.
+            open_op = lane.open_op
+            inside = open_op is not None and self.infos[open_op[1]].backward
+            return (ACTIVATION if inside else EXTERNAL), "", -1
+        # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
+        return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
 
     def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""

@@ -7,8 +7,9 @@ every frame above it is suspended in the same call. Most walks see one to three 
 
 from __future__ import annotations
 
+import sys
 from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 from sightline.recording.torchapi import MODULE_CALL_CODES
 
@@ -75,3 +76,16 @@ class Stacks:
             self.code_ids.append(code_id)
             self.instructions.append(instruction)
         return node
+
+
+def variable_name(tensor: Any, mark: FrameType | None) -> str:
+    """The global or enclosing variable under which the running functions know a tensor, or nothing."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at is not mark:
+        if id(at.f_code) not in _hidden:
+            free = {name: value for name, value in at.f_locals.items() if name in at.f_code.co_freevars}
+            for name, value in (*free.items(), *at.f_globals.items()):
+                if value is tensor:
+                    return str(name)
+        at = at.f_back
+    return ""
