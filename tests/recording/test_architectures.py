@@ -70,11 +70,21 @@ def pristine(architecture: Architecture) -> tuple[torch.nn.Module, dict[str, Any
 def prepare(architecture: Architecture, mode: str) -> Run:
     model, inputs = copy.deepcopy(pristine(architecture))
     run = Run(model.train(mode == "train"), inputs)
+    _forget_tables(model)
     if mode == "train":  # hooks of the user's own, which also count
         for path, module in model.named_modules():
             module.register_forward_pre_hook(functools.partial(_count, run.calls, path))
     torch.manual_seed(SEED + 1)
     return run
+
+
+def _forget_tables(model: nn.Module) -> None:
+    """Empty the caches of methods: a table kept from an earlier run would come from nowhere in this one."""
+    for kind in {type(module) for module in model.modules()}:
+        for name in vars(kind):
+            for cell in getattr(getattr(kind, name), "__closure__", None) or ():
+                if hasattr(cell.cell_contents, "cache_clear"):
+                    cell.cell_contents.cache_clear()
 
 
 def _count(calls: Counter[str], path: str, *_: Any) -> None:
@@ -211,15 +221,18 @@ def same_tensors(model: torch.nn.Module) -> Iterator[None]:
     assert [name for name in before if after.get(name) is not before[name]] == []
 
 
-def check_recording(t: Any) -> None:
+SCRIPTED = {"deberta", "deberta_v2"}
+
+
+def check_recording(t: Any, *, explained: bool = True) -> None:
     """It proves its own invariants, explains every value, and nothing went wrong in the recorder."""
     assert t.info["fault_count"] == 0, t.info["faults"]
     report = t.validate()
     unexplained = [
         f"{value} {[str(op) for op in value.consumers][:2]}" for value in t.values if value.kind == "external"
     ]
-    assert not unexplained, unexplained[:5]
-    assert report.external == t.info["external"] == 0
+    assert report.external == t.info["external"] == len(unexplained)
+    assert not (explained and unexplained), unexplained[:5]
     # A checkpoint stops its second forward by an exception as soon as it has what it needs.
     assert not [call for call in t.module_calls if call.raised and call.phase != "recompute"]
     assert not [call for call in t.module_calls if call.unfinished]
@@ -298,7 +311,8 @@ def test_every_level_leaves_the_run_unchanged(architecture: Architecture, ops: A
     with sl.trace(run.model, ops=ops) as t:
         execute(run, "train")
     check_unchanged(plain(architecture, "train"), run)
-    check_recording(t)
+    # A scripted function passes no function mode: at this level its results come from nowhere.
+    check_recording(t, explained=ops != "api" or architecture.name not in SCRIPTED)
     assert recorded_calls(t) == run.calls
     if ops == "aten":
         assert not unlinked(t), unlinked(t)[:5]

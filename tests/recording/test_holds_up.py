@@ -53,7 +53,7 @@ class Square(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (a,) = ctx.saved_tensors
+        a: Tensor = ctx.saved_tensors[0]
         return 2 * a * grads[0]
 
 

@@ -17,6 +17,7 @@ inputs and every level of recording; that is for a new torch version, and takes 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import random
@@ -89,7 +90,9 @@ class EmptyDispatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.seen.append((aten_name(func), [tuple(one.shape) for one in tensors(result) if not one.is_nested]))
+        self.seen.append(
+            (aten_name(func), [tuple(one.shape) for one in tensors(result) if not one.is_nested])
+        )
         return result
 
 
@@ -148,6 +151,7 @@ class Case:
     """One way to run an operator: on its n-th sample, as function, method or in place, to some derivative."""
 
     op: Any
+    sample: Any
     number: int
     spelling: str = "function"
     derivatives: int = 1  #: of what order; with 2 the first are computed with create_graph=True
@@ -159,9 +163,10 @@ class Case:
         parts += ["create_graph"] if self.derivatives == 2 else []
         return ", ".join(parts)
 
-    def run(self, sample: Any, mode: AbstractContextManager[Any]) -> tuple[Outcome, Any]:
+    def run(self, mode: AbstractContextManager[Any]) -> tuple[Outcome, Any]:
         """What came out of it, read after the mode has ended; and what the mode gave."""
         outcome: dict[str, Any] = {}
+        sample = self.fresh()
         seed(self.number)
         with mode as given:
             try:
@@ -171,6 +176,13 @@ class Case:
         outcome["random"] = [torch.get_rng_state().numpy().tobytes()]
         outcome["inputs"] = (sample.input, sample.args, sample.kwargs)
         return {part: facts(found) for part, found in outcome.items()}, given
+
+    def fresh(self) -> Any:
+        """A sample that no run has changed: a copy, or made anew where it cannot be copied."""
+        try:
+            return copy.deepcopy(self.sample)
+        except (RuntimeError, TypeError):  # a tensor that is no leaf, an object that refuses
+            return samples(self.op, self.wrong, self.number + 1)[self.number]
 
     def _compute(self, sample: Any, outcome: dict[str, Any]) -> None:
         function: Function = self.op
@@ -238,7 +250,9 @@ def _bits(tensor: Any) -> Any:
         return [_bits(tensor._indices()), _bits(tensor._values())]
     if tensor.layout is not torch.strided:
         rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
-        indices = (tensor.crow_indices, tensor.col_indices) if rows else (tensor.ccol_indices, tensor.row_indices)
+        indices = (
+            (tensor.crow_indices, tensor.col_indices) if rows else (tensor.ccol_indices, tensor.row_indices)
+        )
         return [*(_bits(part()) for part in indices), _bits(tensor.values())]
     if tensor.is_quantized:
         tensor = tensor.int_repr()
@@ -257,7 +271,11 @@ def differences(case: Case, one: Outcome, other: Outcome) -> set[str]:
             found.add("create_graph" if case.derivatives == 2 else part)
             continue
         for left, right in zip(mine, theirs, strict=True):
-            found |= {_word(case, part, fact) for fact in left.keys() | right.keys() if left.get(fact) != right.get(fact)}
+            found |= {
+                _word(case, part, fact)
+                for fact in left.keys() | right.keys()
+                if left.get(fact) != right.get(fact)
+            }
     found.discard("")
     return found
 
@@ -282,14 +300,21 @@ class Findings:
     skipped: dict[str, str] = field(default_factory=dict)
 
 
-def samples(case: Case) -> list[Any]:
-    """The case's samples, the same ones every time; only as many as are needed are made."""
+def samples(op: Any, wrong: bool = False, count: int | None = None) -> list[Any]:
+    """The first samples of an operator, or its inputs that must raise; the same ones every time.
+
+    torch's own ``op.sample_inputs`` looks through the whole stack for a unittest, once per call.
+    """
     seed(0)
-    dtype = dtype_of(case.op)
-    needed = case.number + 1
-    if case.wrong:
-        return [one.sample_input for one in itertools.islice(case.op.error_inputs("cpu"), needed)]
-    return list(itertools.islice(case.op.sample_inputs("cpu", dtype, requires_grad=differentiable(case.op)), needed))
+    if wrong:
+        made = (
+            (one.sample_input for one in op.error_inputs_func(op, "cpu"))
+            if op.error_inputs_func
+            else iter(())
+        )
+    else:
+        made = op.sample_inputs_func(op, "cpu", dtype_of(op), differentiable(op))
+    return list(itertools.islice(made, count))
 
 
 def differentiable(op: Any) -> bool:
@@ -301,29 +326,23 @@ def cases(op: Any, thorough: bool) -> Iterator[Case]:
     """The ways to run one operator."""
     order = 1 if differentiable(op) else 0
     many = EVERYTHING or thorough
-    seed(0)
-    count = sum(1 for _ in itertools.islice(op.sample_inputs("cpu", dtype_of(op)), None if many else 2))
     spellings = ["function"]
     if EVERYTHING:
         spellings += ["method"] * (op.method_variant is not None)
         spellings += ["in place"] * (op.inplace_variant is not None)
-    for spelling, number in itertools.product(spellings, range(count)):
-        yield Case(op, number, spelling, order)
+    right = samples(op, count=None if many else 2)
+    for spelling, number in itertools.product(spellings, range(len(right))):
+        yield Case(op, right[number], number, spelling, order)
         if many and order and op.supports_gradgrad and spelling == "function":
-            yield Case(op, number, spelling, 2)
-    if EVERYTHING and op.error_inputs_func is not None:
-        seed(0)
-        for number, _ in enumerate(op.error_inputs("cpu")):
-            yield Case(op, number, derivatives=0, wrong=True)
+            yield Case(op, right[number], number, spelling, 2)
+    if EVERYTHING:
+        for number, sample in enumerate(samples(op, wrong=True)):
+            yield Case(op, sample, number, derivatives=0, wrong=True)
 
 
 def check(case: Case, kept: Kept | None, found: Findings) -> None:
     """Run one case in every mode, and sort what differs into torch's own and ours."""
-
-    def run(mode: AbstractContextManager[Any]) -> tuple[Outcome, Any]:
-        return case.run(samples(case)[case.number], mode)
-
-    name = name_of(case.op)
+    name, run = name_of(case.op), case.run
     plain, _ = run(nullcontext())
     again, _ = run(nullcontext())
     dispatch, witness = run(EmptyDispatchMode())
@@ -345,8 +364,8 @@ def check(case: Case, kept: Kept | None, found: Findings) -> None:
             if not _explained(case, traced, unsettled, (both,)):
                 found.wrong.append(f"{case}: only ops={level!r} changes {', '.join(sorted(ours))}")
         found.wrong += [f"{case}, ops={level!r}: {fault}" for fault in faults(trace)]
-        if level == "both" and [row for row in recorded(trace)] != witness.seen:
-            found.wrong.append(f"{case}: the recording holds other ops than ran: {recorded(trace)} {witness.seen}")
+        if level == "both":
+            found.wrong += [f"{case}: {fault}" for fault in missed(trace, witness.seen)]
     torchs_own -= unsettled
     if torchs_own:
         found.torchs_own.setdefault(name, set()).update(torchs_own)
@@ -371,9 +390,21 @@ def faults(trace: sl.Trace) -> list[str]:
     return found
 
 
-def recorded(trace: sl.Trace) -> list[tuple[str, list[tuple[int, ...]]]]:
-    """Names and result shapes of the recorded aten ops."""
-    return [(op.name, [value.shape for value in op.outputs]) for op in trace.ops if op.level == "aten"]
+def missed(trace: sl.Trace, seen: list[tuple[str, list[tuple[int, ...]]]]) -> list[str]:
+    """Where the recorded aten ops are not the ones that an empty mode saw go by, or not with those results."""
+    ops = [op for op in trace.ops if op.level == "aten"]
+    if [op.name for op in ops] != [name for name, _ in seen]:
+        return [f"recorded {[op.name for op in ops]}, but what ran is {[name for name, _ in seen]}"]
+    # New versions of what an op changed in place follow what it returned.
+    results = [
+        [value.shape for value in op.outputs][: len(shapes)]
+        for op, (_, shapes) in zip(ops, seen, strict=True)
+    ]
+    return [
+        f"{op.name} is said to have made {made}, but made {shapes}"
+        for op, made, (_, shapes) in zip(ops, results, seen, strict=True)
+        if made != shapes
+    ]
 
 
 # -- the tests ---------------------------------------------------------------------------------------------

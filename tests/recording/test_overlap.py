@@ -32,7 +32,7 @@ def test_an_inner_trace_sees_its_part_and_the_outer_one_all() -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
 def test_traces_stop_in_any_order(order: tuple[int, ...]) -> None:
     net = Net()
-    traces = [sl.trace(net, ops=level) for level in ("both", "aten", "api")]  # type: ignore[arg-type]
+    traces = [sl.trace(net), sl.trace(net, ops="aten"), sl.trace(net, ops="api")]
     for trace in traces:
         trace.start()
         net(X)
@@ -86,7 +86,7 @@ def test_a_trace_may_start_and_stop_inside_hooks() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     trace = sl.trace(net)
     found: list[sl.Trace] = []
-    begin = net[0].register_forward_pre_hook(lambda module, args: trace.start() and None)
+    begin = net[0].register_forward_pre_hook(lambda module, args: setattr(net, "trace_so_far", trace.start()))
     end = net[1].register_forward_hook(lambda module, args, result: found.append(trace.stop()))
     net(X)
     begin.remove()
@@ -101,7 +101,8 @@ def test_stopping_inside_the_traced_backward_leaves_nothing_for_long() -> None:
     trace = sl.trace()
     trace.start()
     y = x * 2
-    y.register_hook(lambda grad: trace.stop() and None)
+    stopped: list[sl.Trace] = []
+    y.register_hook(lambda grad: stopped.append(trace.stop()))
     y.sum().backward()
     torch.ones(1)
     assert "expand" in aten(trace.stop())

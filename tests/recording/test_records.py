@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -316,8 +317,9 @@ def test_an_optimizer_step_is_a_phase_with_named_state() -> None:
 def test_levels_record_what_they_say() -> None:
     net = Net()
     seen = {}
-    for level in ("none", "api", "aten", "both"):
-        with sl.trace(net, ops=level) as t:  # type: ignore[arg-type]  # each of the four is a choice
+    levels: tuple[Literal["none", "api", "aten", "both"], ...] = ("none", "api", "aten", "both")
+    for level in levels:
+        with sl.trace(net, ops=level) as t:
             net(torch.ones(1, 4)).sum().backward()
         assert [call.module.label for call in t.module_calls] == ["Net", "fc1", "fc2"]
         seen[level] = {op.level for op in t.ops}
