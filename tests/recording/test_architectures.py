@@ -78,7 +78,7 @@ def prepare(architecture: Architecture, mode: str) -> Run:
     return run
 
 
-def _forget_tables(model: nn.Module) -> None:
+def _forget_tables(model: Any) -> None:
     """Empty the caches of methods: a table kept from an earlier run would come from nowhere in this one."""
     for kind in {type(module) for module in model.modules()}:
         for name in vars(kind):

@@ -18,7 +18,7 @@ from sightline.recording.compiled import leave_region
 from sightline.recording.lanes import BACKWARD, Lane, OpenCall
 from sightline.recording.torchapi import (
     FUNCTION_MODES,
-    Tensor,
+    WRAPPED_CALL,
     compiler,
     current_node,
     function_depth,
@@ -69,15 +69,16 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             known = by_id.get(id(module))
             if known is None or known.ref() is not module:
                 known = session.modules.place(module, calls)
-            mark, at = lane.frame, frame
+            mark = lane.frame
+            at = _caller(frame)
             path = [lane.above]
             while at is not mark and at is not None:
                 path += (id(at.f_code), at.f_lasti)
-                at = at.f_back  # type: ignore[assignment]  # the loop ends at None
+                at = at.f_back
             above = known_stacks.get(tuple(path), -1) if at is mark else -1
             call = OpenCall()
             call.frame = frame
-            call.above = session.stack(lane, frame) if above < 0 else above
+            call.above = session.stack(lane, _caller(frame)) if above < 0 else above
             call.module, call.key, call.index, call.parent = known.number, id(module), known.calls, lane.call
             known.calls += 1
             call.phase = lane.phase if current_node() is None else BACKWARD
@@ -120,10 +121,14 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             else:
                 kwargs, result = rest
                 if call.input_form < 0 or id(args) != call.args_key:  # a hook of the module's replaced them
-                    call.inputs = []
-                    call.input_form = read(forms, args, kwargs, call.inputs)
+                    held = refs.get(id(args[0])) if len(args) == 1 and not kwargs else None
+                    if held is not None and held() is args[0]:
+                        call.inputs, call.input_form = [held.value], one_tensor
+                    else:
+                        call.inputs = []
+                        call.input_form = read(forms, args, kwargs, call.inputs)
                 held = refs.get(id(result))
-                if type(result) is Tensor and held is not None and held() is result:
+                if held is not None and held() is result:
                     outputs, form = [held.value], one_tensor
                 elif modules_only:
                     outputs, form = _made_quietly(session, result)
@@ -144,6 +149,12 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
         lane.spent += clock() - began
 
     return enter, leave
+
+
+def _caller(frame: FrameType) -> FrameType | None:
+    """Who called a module: above the frame that runs ``forward`` are up to two more of torch's own."""
+    above = frame.f_back.f_back  # type: ignore[union-attr]  # `inner` is called by `_call_impl` alone
+    return above.f_back if above is not None and above.f_code is WRAPPED_CALL else above
 
 
 def _made_quietly(session: Session, result: Any) -> tuple[list[int], int]:

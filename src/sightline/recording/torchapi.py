@@ -107,6 +107,8 @@ set_guard_complete_hook = _eval_frame.set_guard_complete_hook
 is_functorch_wrapped = _private("torch._C._functorch.is_functorch_wrapped_tensor")
 functorch_unwrapped = _private("torch._C._functorch.get_unwrapped")
 
+#: The outermost of them: what ``module(x)`` calls.
+WRAPPED_CALL = Module._wrapped_call_impl.__code__
 #: Python frames torch puts between the caller of a module and its ``forward``.
 MODULE_CALL_CODES = frozenset(
     {Module._call_impl.__code__, Module._wrapped_call_impl.__code__}
