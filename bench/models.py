@@ -76,6 +76,14 @@ class Workload:
     backward: bool = False
 
 
+class EmptyDispatch(TorchDispatchMode):
+    """The floor: sees every op and does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the op."""
+        return func(*args, **(kwargs or {}))
+
+
 class Count(TorchDispatchMode):
     """Counts what reaches the dispatcher."""
 

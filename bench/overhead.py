@@ -20,9 +20,8 @@ from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 import torch
-from models import Workload, workloads
+from models import EmptyDispatch, Workload, workloads
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import sightline as sl
 
@@ -41,14 +40,6 @@ TARGETS: Final = {
 
 #: What the alternatives add on the toy must be at least so many times what `sl.trace` adds at aten level.
 RIVALS: Final = {"torch DebugMode, stacks": 9, "torch-code-tracing, quiet": 55}
-
-
-class EmptyDispatch(TorchDispatchMode):
-    """The floor: sees every op and does nothing."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the op."""
-        return func(*args, **(kwargs or {}))
 
 
 class EmptyFunction(TorchFunctionMode):
