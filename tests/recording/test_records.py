@@ -359,3 +359,16 @@ def test_factory_functions_are_seen() -> None:
         torch.zeros(2), torch.arange(3), torch.rand(1), torch.eye(2)
     assert aten(t) == ["zeros", "arange", "rand", "eye"]
     assert api(t) == ["torch.zeros", "torch.arange", "torch.rand", "torch.eye"]
+
+
+def test_several_results_know_their_place_and_their_base() -> None:
+    with sl.trace() as t:
+        x = torch.zeros(4, 6)
+        x.split(3, dim=1)
+        torch.nn.functional.layer_norm(x, (6,))
+    split, norm = (op for op in t.ops.where(level="aten") if len(op.outputs) > 1)
+    assert [value.slot for value in split.outputs] == [0, 1]
+    assert all(value.base == split.inputs[0] for value in split.outputs)
+    assert [t.data.values.offset[value.id] for value in split.outputs] == [0, 3]
+    assert [value.slot for value in norm.outputs] == [0, 1, 2]
+    assert len({value.storage for value in norm.outputs}) == 3

@@ -37,7 +37,6 @@ class Values:
         self.meta = np.concatenate([rows.column(v.V_META), plain[:, 1]])[order]
         self.producer = dense(ops.ids, np.concatenate([rows.column(v.V_PRODUCER), plain[:, 2]])[order])
         self.kind = column(v.V_KIND, v.ACTIVATION)
-        self.slot = column(v.V_SLOT, 0)
         self.flags = column(v.V_FLAGS, 0)
         self.previous = self.dense(column(v.V_PREVIOUS, -1))
         self.base = self.dense(column(v.V_BASE, -1))
@@ -107,10 +106,19 @@ class Values:
         made = np.isin(self.kind, [v.INPUT, v.EXTERNAL, v.KIND["constant"]])
         self.kind[-count or len(self.kind) :][made[-count or len(made) :]] = v.ACTIVATION
         self.name = np.concatenate([self.name, self.name[like]])
-        self.slot = np.concatenate([self.slot, np.full(count, -1, dtype=np.int64)])
         self.producer = np.concatenate([self.producer, np.array(new.producer, dtype=np.int64)])
         self.previous = np.concatenate([self.previous, np.array(new.previous, dtype=np.int64)])
         self.base = np.concatenate([self.base, np.array(new.base, dtype=np.int64)])
+
+    def _slots(self, ops: Ops) -> Numbers:
+        """Which output of its producer a value is; -1 if it is one that was changed along with another."""
+        slot = np.full(len(self.producer), -1, dtype=np.int64)
+        writers = np.repeat(np.arange(len(ops.ids)), ops.output_counts)
+        place = np.arange(len(ops.outputs)) - np.repeat(offsets_of(ops.output_counts)[:-1], ops.output_counts)
+        own = (self.producer[ops.outputs] == writers)[::-1]  # the first of equal ones is written last
+        slot[ops.outputs[::-1][own]] = place[::-1][own]
+        slot[self.producer < 0] = 0
+        return slot
 
     def columns(self, ops: Ops, session: Session) -> d.ValueColumns:
         """The finished columns."""
@@ -121,7 +129,7 @@ class Values:
         self.flags[_has_gradient(ops, self.producer, self.meta, session)] |= d.REQUIRES_GRAD
         return d.ValueColumns(
             meta=i32(self.meta), storage=i32(self.storage), offset=self.offset, kind=i8(self.kind),
-            name=i32(self.name), producer=i32(self.producer), slot=i32(self.slot),
+            name=i32(self.name), producer=i32(self.producer), slot=i32(self._slots(ops)),
             previous=i32(self.previous), base=i32(self.base), flags=i8(self.flags),
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from sightline.recording.lanes import BACKWARD, Lane, OpenCall
 from sightline.recording.torchapi import (
     FUNCTION_MODES,
     WRAPPED_CALL,
+    Tensor,
     compiler,
     current_node,
     function_depth,
@@ -53,6 +54,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
         session.order.__next__,
     )
     write_call, call_row, fault = session.calls.tail.extend, session.call_row, session.fault
+    glimpse = session.values.glimpse
     calls, marks = lane.calls, lane.marks
     modules_only = session.level == "none"
 
@@ -86,7 +88,9 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             call.without_functions = False
             call.input_form = -1
             if not calls or session.listener is not None:  # else they are read with its outputs
+                session.values.glimpses = False
                 session.read_inputs(call, args, frame.f_locals.get("kwargs"))
+                session.values.glimpses = modules_only
             call.id = lane.call = next_call()
             call.first_op = next_op()
             calls.append(call)
@@ -130,6 +134,8 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 held = refs.get(id(result))
                 if held is not None and held() is result:
                     outputs, form = [held.value], one_tensor
+                elif modules_only and type(result) is Tensor and not function_depth():
+                    outputs, form = [glimpse(result)], one_tensor
                 elif modules_only:
                     outputs, form = _made_quietly(session, result)
                 else:
@@ -158,8 +164,6 @@ def _caller(frame: FrameType) -> FrameType | None:
 
 
 def _made_quietly(session: Session, result: Any) -> tuple[list[int], int]:
-    if not function_depth():
-        return session.made(-1, result)
     with quiet():
         return session.made(-1, result)
 

@@ -106,7 +106,8 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                 made = held.value
             else:
                 try:
-                    meta = meta_ids.get((result.shape, result.stride(), result.dtype, result.device))
+                    where = None if result.is_cpu else result.device  # a device costs as much as a shape
+                    meta = meta_ids.get((result.shape, result.stride(), result.dtype, where))
                     if meta is None:
                         meta = values.describe(result)
                     made = next_value()
@@ -135,7 +136,7 @@ def aten_recorder(session: Session) -> Callable[..., int]:
                 flags = MUTATES << FLAG_SHIFT
                 many, shape = session.mutated(info, op, args, kwargs, result)
             else:
-                many, shape = session.made(op, result)
+                many, shape = session.made_by(info, op, args, result)
             count = len(ids)
             row = [
                 O_WIDTH + len(many) + count, op, info.number, form, shape, stack, lane.call, lane.api,

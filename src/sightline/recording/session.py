@@ -166,18 +166,28 @@ class Session:
         if result is None:
             return [], self.arguments.nothing
         values = self.values
-        if (type(result) is tuple or type(result) is list) and all(type(part) is Tensor for part in result):
-            refs = values.refs
-            ids = []
-            for slot, tensor in enumerate(result):
-                held = refs.get(id(tensor))
-                known = held is not None and held() is tensor
-                ids.append(held.value if known else values.produced(tensor, op, slot))  # type: ignore[union-attr]
-            return ids, self.arguments.tuple_of_tensors(len(ids), type(result))
         for slot, tensor in enumerate(self.arguments.tensors(result, [])):
             if values.known(tensor) is None:
                 values.produced(tensor, op, slot)
         return self.arguments.results(result)
+
+    def made_by(self, info: OpInfo, op: int, args: tuple[Any, ...], result: Any) -> tuple[list[int], int]:
+        """The same for an aten op with several results, which says of itself whether they are views."""
+        if type(result) not in (tuple, list) or not all(type(part) is Tensor for part in result):
+            return self.made(op, result)
+        values, refs = self.values, self.values.refs
+        known = values.known(args[info.aliases]) if 0 <= info.aliases < len(args) else None
+        base = -1 if known is None else known
+        ids = []
+        for slot, tensor in enumerate(result):
+            held = refs.get(id(tensor))
+            if held is not None and held() is tensor:
+                ids.append(held.value)
+            elif base < 0:
+                ids.append(values.glimpse(tensor, op))
+            else:
+                ids.append(values.produced(tensor, op, slot, -1, ACTIVATION, base))
+        return ids, self.arguments.tuple_of_tensors(len(ids), type(result))
 
     def mutated(
         self, info: OpInfo, op: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any

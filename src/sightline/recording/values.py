@@ -18,6 +18,7 @@ from sightline.recording.buffers import PACK_AT, Stream
 from sightline.recording.torchapi import (
     Parameter,
     Tensor,
+    function_depth,
     functorch_unwrapped,
     is_functorch_wrapped,
     quiet,
@@ -68,6 +69,7 @@ class Values:
         #: kind, name and producer of a tensor that no recorded op made
         self.explain: Callable[[Any], tuple[int, str, int]] = lambda tensor: (EXTERNAL, "", -1)
         self._scanned = 0
+        self.glimpses = False  #: only module calls are recorded, and one is running
 
     def known(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
@@ -96,7 +98,8 @@ class Values:
             if type(tensor) in PLAIN_TENSORS:
                 address = storage_address(tensor)
                 offset = tensor.storage_offset()
-                meta = self.meta_ids.get((tensor.shape, tensor.stride(), tensor.dtype, tensor.device))
+                where = None if tensor.is_cpu else tensor.device
+                meta = self.meta_ids.get((tensor.shape, tensor.stride(), tensor.dtype, where))
                 if meta is None:
                     meta = self.describe(tensor)
             else:
@@ -113,8 +116,29 @@ class Values:
             self.purge()
         return number
 
+    def glimpse(self, tensor: Any, op: int = -1) -> int:
+        """A new tensor in storage of its own: what it looks like, and no more."""
+        try:
+            where = None if tensor.is_cpu else tensor.device
+            meta = self.meta_ids.get((tensor.shape, tensor.stride(), tensor.dtype, where))
+        except (RuntimeError, NotImplementedError):  # no strides
+            meta = None
+        if meta is None:
+            meta = self.describe(tensor)
+        number = next(self.ids)
+        held = self.refs[id(tensor)] = Ref(tensor)
+        held.value = number
+        fresh = self.fresh
+        fresh.tail += (number, meta, op)
+        if len(fresh.tail) > PACK_AT:
+            fresh.pack()
+            self.purge()
+        return number
+
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
+        if self.glimpses and kind is None and type(tensor) is Tensor and not function_depth():
+            return self.glimpse(tensor)
         with quiet():
             base = producer = -1
             if kind is None:
@@ -225,7 +249,9 @@ def _meta(tensor: Any) -> tuple[Any, TensorMeta]:
         dtype.itemsize,
         "Tensor" if plain else kind.__name__,
     )
-    key = (shape, stride, dtype, device) if plain and stride is not None and layout == "strided" else meta
+    key: Any = meta
+    if plain and stride is not None and layout == "strided":
+        key = (shape, stride, dtype, None if tensor.is_cpu else device)
     return key, meta
 
 
