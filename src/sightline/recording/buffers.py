@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: A tail longer than this is packed.
-PACK_AT: Final = 1 << 9
+PACK_AT: Final = 1 << 12
 
 
 class Stream:

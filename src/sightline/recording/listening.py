@@ -6,7 +6,6 @@ Here alone the recorder reads source lines and builds texts while the model runs
 from __future__ import annotations
 
 import linecache
-from types import FrameType
 from typing import Any
 
 from sightline.recording.arguments import form_of
@@ -35,14 +34,13 @@ class Listener:
         lane: Lane,
         info: OpInfo,
         node: Any,
-        frame: FrameType | None,
+        stack: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         result: Any,
         raised: bool = False,
     ) -> None:
-        """An op has ended; ``frame`` is None where it shares the stack of its API call."""
-        stack = lane.api_stack if frame is None else self._session.stack(lane, frame)
+        """An op has ended."""
         open_op = lane.open_op
         starts_backward = info.backward or (open_op is not None and self._session.infos[open_op[1]].backward)
         phase = "backward" if starts_backward else PHASES[lane.phase]

@@ -24,9 +24,9 @@ from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, Opt
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks, variable_name
-from sightline.recording.torchapi import FUNCTION_MODES, Tensor, sequence_number
+from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
-from sightline.trace.data import RAISED, UNFINISHED, ModuleInfo
+from sightline.trace.data import MUTATES, RAISED, UNFINISHED, ModuleInfo
 
 #: Fixed columns of an op row; its inputs and then its outputs follow.
 (
@@ -209,6 +209,17 @@ class Session:
             return made, shape
         return [*made, *(one for one in changed if one not in made)], shape
 
+    def api_result(
+        self, info: OpInfo, op: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+    ) -> tuple[list[int], int, int]:
+        """Values, form and flags of an API call's result that is not one tensor known already."""
+        with quiet():
+            if self.level == "api" and (info.mutates or (kwargs and "out" in kwargs)):
+                return *self.mutated(info, op, args, kwargs, result), MUTATES
+            if type(result) is Tensor:
+                return [self.values.produced(result, op, 0)], -1, 0
+            return *self.made(op, result), 0
+
     def constants(self, args: tuple[Any, ...]) -> None:
         """Tensors just made from Python data."""
         for tensor in self.arguments.tensors(args, []):
@@ -217,14 +228,14 @@ class Session:
 
     def write_op(
         self, lane: Lane, op: OpenOp, made: list[int], shape: int, duration: int, flags: int, phase: int,
-        sequence: int = -1, node: int = -1,
+        sequence: int = -1, node: int = -1, parent: int = -1,
     ) -> None:  # fmt: skip
         """Write down an API call, or an opaque region, that has ended."""
         number, info, form, stack, start, ids = op
         tail = self.ops.tail
         tail += [
-            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, -1, sequence, node,
-            start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
+            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, parent, sequence,
+            node, start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
         ]  # fmt: skip
         if len(tail) > PACK_AT:
             self.pack()
