@@ -235,7 +235,8 @@ class Session:
         tail = self.ops.tail
         tail += [
             O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, parent, sequence,
-            node, start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
+            node, start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids),
+            *ids, *made,
         ]  # fmt: skip
         if len(tail) > PACK_AT:
             self.pack()
