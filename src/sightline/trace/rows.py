@@ -1,0 +1,416 @@
+"""The rows of a trace: ops, values, module calls, modules and frames, each reading its columns when asked."""
+
+from __future__ import annotations
+
+import linecache
+from typing import TYPE_CHECKING, Any
+
+from sightline.notation import call_text, position_text, value_text
+from sightline.trace import data as d
+from sightline.trace.forms import Form
+from sightline.trace.table import R, Row, Table
+
+if TYPE_CHECKING:
+    from sightline.trace.tables import Index
+
+
+def _optional(row: type[R], data: Index, id: Any) -> R | None:
+    return row(data, int(id)) if id >= 0 else None
+
+
+class Frame(Row):
+    """A place in the source on the way to an op: file, line, columns, function, and who called it."""
+
+    __slots__ = ()
+
+    @property
+    def _code(self) -> d.CodeInfo:
+        return self._data.raw.codes[int(self._data.raw.frames.code[self.id])]
+
+    @property
+    def file(self) -> str:
+        return self._code.file
+
+    @property
+    def function(self) -> str:
+        """Qualified name of the function: ``Net.forward``."""
+        return self._code.function
+
+    @property
+    def line(self) -> int:
+        return int(self._data.raw.frames.line[self.id])
+
+    @property
+    def code(self) -> str:
+        """The source line, stripped; empty where the source is not at hand."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def columns(self) -> tuple[int, int] | None:
+        """First and last column of the expression on its line, 0-based, in bytes; None if unknown."""
+        frames = self._data.raw.frames
+        if frames.column[self.id] < 0:
+            return None
+        return int(frames.column[self.id]), int(frames.end_column[self.id])
+
+    @property
+    def end_line(self) -> int:
+        return int(self._data.raw.frames.end_line[self.id])
+
+    @property
+    def parent(self) -> Frame | None:
+        return _optional(Frame, self._data, self._data.raw.frames.parent[self.id])
+
+    @property
+    def chain(self) -> list[Frame]:
+        """The frames that led here, outermost first, this one last."""
+        found: list[Frame] = []
+        at: Frame | None = self
+        while at is not None:
+            found.append(at)
+            at = at.parent
+        return found[::-1]
+
+    @property
+    def position(self) -> str:
+        return position_text(self.file, self.line)
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.position} in {self.function}>"
+
+
+class Module(Row):
+    """A module of the model: its path, class and what it owns."""
+
+    __slots__ = ()
+
+    @property
+    def _info(self) -> d.ModuleInfo:
+        return self._data.raw.modules[self.id]
+
+    @property
+    def path(self) -> str:
+        """Path relative to the model; ``""`` for the model itself."""
+        return self._info.path
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self._info.aliases
+
+    @property
+    def type(self) -> str:
+        return self._info.type
+
+    @property
+    def type_module(self) -> str:
+        return self._info.type_module
+
+    @property
+    def extra(self) -> str:
+        return self._info.extra
+
+    @property
+    def training(self) -> bool:
+        return self._info.training
+
+    @property
+    def parameters(self) -> tuple[d.ParameterInfo, ...]:
+        return self._info.parameters
+
+    @property
+    def parent(self) -> Module | None:
+        return _optional(Module, self._data, self._info.parent)
+
+    @property
+    def root(self) -> Module:
+        return Module(self._data, self._info.root)
+
+    @property
+    def depth(self) -> int:
+        return len(self.path.split(".")) if self.path else 0
+
+    @property
+    def calls(self) -> Table[ModuleCall]:
+        return Table(self._data, ModuleCall, self._data.calls_of_module.get(self.id, []))
+
+    @property
+    def label(self) -> str:
+        """The path, or the class name for a root."""
+        return self.path or self.type
+
+    def __repr__(self) -> str:
+        return f"<Module {self.label} ({self.type})>"
+
+
+class Value(Row):
+    """A tensor at one moment of its life: an in-place op makes a new value of it."""
+
+    __slots__ = ()
+
+    @property
+    def meta(self) -> d.TensorMeta:
+        return self._data.raw.metas[int(self._data.raw.values.meta[self.id])]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.meta.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.meta.dtype
+
+    @property
+    def device(self) -> str:
+        return self.meta.device
+
+    @property
+    def stride(self) -> tuple[int, ...] | None:
+        return self.meta.stride
+
+    @property
+    def storage(self) -> int:
+        """Id of the storage; values that share memory share it. -1 where there is none."""
+        return int(self._data.raw.values.storage[self.id])
+
+    @property
+    def storage_bytes(self) -> int:
+        storage = self.storage
+        return int(self._data.raw.storages[storage]) if storage >= 0 else 0
+
+    @property
+    def requires_grad(self) -> bool:
+        return bool(self._data.raw.values.flags[self.id] & d.REQUIRES_GRAD)
+
+    @property
+    def kind(self) -> str:
+        return d.KINDS[self._data.raw.values.kind[self.id]]
+
+    @property
+    def name(self) -> str:
+        """``fc1.weight`` for a parameter, ``fc1.weight.exp_avg`` for optimizer state; else empty."""
+        return self._data.name(self._data.raw.values.name[self.id])
+
+    @property
+    def producer(self) -> Op | None:
+        return _optional(Op, self._data, self._data.raw.values.producer[self.id])
+
+    @property
+    def slot(self) -> int:
+        return int(self._data.raw.values.slot[self.id])
+
+    @property
+    def consumers(self) -> Table[Op]:
+        return Table(self._data, Op, self._data.consumers(self.id))
+
+    @property
+    def previous(self) -> Value | None:
+        """The value that was here before an in-place op."""
+        return _optional(Value, self._data, self._data.raw.values.previous[self.id])
+
+    @property
+    def base(self) -> Value | None:
+        """The value this one is a view of."""
+        return _optional(Value, self._data, self._data.raw.values.base[self.id])
+
+    def __str__(self) -> str:
+        return str(self.meta)
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<Value {value_text(self.id)} {self.meta} {self.kind}{name}>"
+
+
+class Op(Row):
+    """One operation: an API call as the user wrote it, or an aten op the dispatcher ran."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        return self._data.name(self._data.raw.ops.name[self.id])
+
+    @property
+    def level(self) -> str:
+        return d.LEVELS[self._data.raw.ops.level[self.id]]
+
+    @property
+    def flavour(self) -> str:
+        """``function``, ``method``, ``operator`` or ``property`` for an API call."""
+        return d.FLAVOURS[self._data.raw.ops.flavour[self.id]]
+
+    @property
+    def phase(self) -> str:
+        return d.PHASES[self._data.raw.ops.phase[self.id]]
+
+    @property
+    def call(self) -> ModuleCall | None:
+        """The module call it ran in; for a backward op the one of its forward op."""
+        return _optional(ModuleCall, self._data, self._data.raw.ops.call[self.id])
+
+    @property
+    def module(self) -> Module | None:
+        call = self.call
+        return call.module if call else None
+
+    @property
+    def frame(self) -> Frame | None:
+        return _optional(Frame, self._data, self._data.raw.ops.frame[self.id])
+
+    @property
+    def parent(self) -> Op | None:
+        """The API call an aten op came from."""
+        return _optional(Op, self._data, self._data.raw.ops.parent[self.id])
+
+    @property
+    def forward(self) -> Op | None:
+        """The forward op a backward op belongs to."""
+        return _optional(Op, self._data, self._data.raw.ops.forward[self.id])
+
+    @property
+    def form(self) -> Form:
+        return self._data.raw.forms[int(self._data.raw.ops.form[self.id])]
+
+    @property
+    def args(self) -> dict[str | int, Any]:
+        """The arguments by name (aten) or position; tensors are `Value` rows."""
+        return self._data.bound_arguments(self)
+
+    @property
+    def result(self) -> Form:
+        return self._data.raw.forms[int(self._data.raw.ops.result[self.id])]
+
+    @property
+    def inputs(self) -> Table[Value]:
+        ops = self._data.raw.ops
+        return Table(self._data, Value, _span(ops.input_offsets, ops.inputs, self.id))
+
+    @property
+    def outputs(self) -> Table[Value]:
+        ops = self._data.raw.ops
+        return Table(self._data, Value, _span(ops.output_offsets, ops.outputs, self.id))
+
+    @property
+    def start(self) -> int:
+        return int(self._data.raw.ops.start[self.id])
+
+    @property
+    def duration(self) -> int:
+        """Host time in nanoseconds, the recorder's own left out."""
+        return int(self._data.raw.ops.duration[self.id])
+
+    @property
+    def flops(self) -> int | None:
+        flops = int(self._data.raw.ops.flops[self.id])
+        return flops if flops >= 0 else None
+
+    @property
+    def raised(self) -> bool:
+        return bool(self._data.raw.ops.flags[self.id] & d.RAISED)
+
+    @property
+    def mutates(self) -> bool:
+        return bool(self._data.raw.ops.flags[self.id] & d.MUTATES)
+
+    @property
+    def thread(self) -> int:
+        return int(self._data.raw.ops.thread[self.id])
+
+    @property
+    def children(self) -> Table[Op]:
+        """The aten ops of an API call."""
+        return Table(self._data, Op, self._data.children(self.id))
+
+    def __str__(self) -> str:
+        outputs = self.result.fill([str(value) for value in self.outputs])
+        return call_text(self.name, self.form, [str(value) for value in self.inputs], outputs)
+
+    def __repr__(self) -> str:
+        return f"<Op {self.id} {self.name} {self.phase}>"
+
+
+class ModuleCall(Row):
+    """One call of a module: what went in, what came out, and what ran inside."""
+
+    __slots__ = ()
+
+    @property
+    def module(self) -> Module:
+        return Module(self._data, int(self._data.raw.calls.module[self.id]))
+
+    @property
+    def index(self) -> int:
+        """Which call of this module it is, from 0."""
+        return int(self._data.raw.calls.index[self.id])
+
+    @property
+    def parent(self) -> ModuleCall | None:
+        return _optional(ModuleCall, self._data, self._data.raw.calls.parent[self.id])
+
+    @property
+    def depth(self) -> int:
+        return self._data.call_depths[self.id]
+
+    @property
+    def frame(self) -> Frame | None:
+        return _optional(Frame, self._data, self._data.raw.calls.frame[self.id])
+
+    @property
+    def phase(self) -> str:
+        return d.PHASES[self._data.raw.calls.phase[self.id]]
+
+    @property
+    def input_form(self) -> Form:
+        return self._data.raw.forms[int(self._data.raw.calls.input_form[self.id])]
+
+    @property
+    def output_form(self) -> Form:
+        return self._data.raw.forms[int(self._data.raw.calls.output_form[self.id])]
+
+    @property
+    def inputs(self) -> Table[Value]:
+        calls = self._data.raw.calls
+        return Table(self._data, Value, _span(calls.input_offsets, calls.inputs, self.id))
+
+    @property
+    def outputs(self) -> Table[Value]:
+        calls = self._data.raw.calls
+        return Table(self._data, Value, _span(calls.output_offsets, calls.outputs, self.id))
+
+    @property
+    def ops(self) -> Table[Op]:
+        """Every op that ran inside it, its submodules' included."""
+        calls = self._data.raw.calls
+        return Table(self._data, Op, range(int(calls.first_op[self.id]), int(calls.end_op[self.id])))
+
+    @property
+    def children(self) -> Table[ModuleCall]:
+        return Table(self._data, ModuleCall, self._data.calls_of_parent.get(self.id, []))
+
+    @property
+    def start(self) -> int:
+        return int(self._data.raw.calls.start[self.id])
+
+    @property
+    def duration(self) -> int:
+        return int(self._data.raw.calls.duration[self.id])
+
+    @property
+    def order(self) -> int:
+        """Its rank when calls are ordered by completion: children come before their parent."""
+        return int(self._data.raw.calls.order[self.id])
+
+    @property
+    def raised(self) -> bool:
+        return bool(self._data.raw.calls.flags[self.id] & d.RAISED)
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._data.raw.calls.flags[self.id] & d.UNFINISHED)
+
+    def __repr__(self) -> str:
+        return f"<ModuleCall {self.module.label}#{self.index}>"
+
+
+def _span(offsets: d.I64, flat: d.I32, id: int) -> list[int]:
+    found: list[int] = flat[offsets[id] : offsets[id + 1]].tolist()
+    return found
