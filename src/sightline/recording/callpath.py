@@ -72,7 +72,9 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             if known is None or known.ref() is not module:
                 known = session.modules.place(module, calls)
             mark = lane.frame
-            at = _caller(frame)
+            at = frame.f_back.f_back  # type: ignore[union-attr]  # `inner` is called by `_call_impl` alone
+            if at is not None and at.f_code is WRAPPED_CALL:
+                at = at.f_back
             path = [lane.above]
             while at is not mark and at is not None:
                 path += (id(at.f_code), at.f_lasti)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from threading import get_ident
 from typing import Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
 from sightline.recording.lanes import FORWARD, OPTIMIZER, OptimizerStep
-from sightline.recording.registry import lanes_here
+from sightline.recording.registry import active, lanes_here
 from sightline.recording.torchapi import is_dynamo_compiling, module_hooks, optimizer_hooks, quiet
 
 _getframe = sys._getframe
@@ -48,7 +49,7 @@ def enter_module(module: Any, args: tuple[Any, ...]) -> None:
     """Before a module's ``forward``."""
     if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
         return
-    for lane in lanes_here():
+    for lane in active.get(get_ident()) or lanes_here():
         lane.enter(module, args, _getframe(1))
 
 
@@ -56,7 +57,7 @@ def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
     """After it. torch passes (kwargs, result), or on an exception the result alone."""
     if is_dynamo_compiling():
         return
-    for lane in lanes_here():
+    for lane in active.get(get_ident()) or lanes_here():
         lane.leave(module, args, rest, _getframe(1))
 
 
