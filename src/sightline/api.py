@@ -237,6 +237,9 @@ class Trace:
 
         return overview(self)
 
+    def __repr__(self) -> str:
+        return f"<Trace {self.info['name']}: {len(self.ops)} ops, {len(self.module_calls)} module calls>"
+
     def __str__(self) -> str:
         return str(self._overview())
 

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
 from sightline.errors import UsageError
@@ -34,7 +34,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     ``model`` names modules and parameters; without it any tensor code can be traced, and paths are relative
     to the first module called. ``ops`` chooses what is recorded: ``"api"`` — functions, methods and operators
     as the user wrote them; ``"aten"`` — dispatcher ops, backward and optimizer included; ``"both"``, each
-    aten op knowing the API call it came from; ``"none"`` — module calls only, the cheapest.
+    aten op knowing the API call it came from; ``"none"`` — module calls only, the cheapest. ``name`` is what
+    views call the recording.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
     by running it eagerly, in the whole process, while the block runs.
     """
@@ -56,6 +57,17 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         check_model(model)
         self._make: Callable[[], Recorder] = lambda: Recorder(model, ops, _watcher(live, ops), name, compiled)
         self._recorder: Recorder | None = None
+
+    def __repr__(self) -> str:
+        state = "recording" if self._recorder is not None and self._recorder.running else "not recording"
+        return f"<sl.trace, {state}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("_") and hasattr(Trace, name):
+            raise AttributeError(
+                f"sl.trace(...) is not a recording yet: write `with sl.trace(model) as t:`, then t.{name}."
+            )
+        raise AttributeError(f"'trace' object has no attribute {name!r}")
 
     def start(self) -> Trace:
         """Begin to record; the trace it returns is a snapshot of the run so far until ``stop()``."""

@@ -50,7 +50,10 @@ def test_an_exception_of_the_user_s_own_names_the_module() -> None:
 
     with pytest.raises(KeyError, match="mine") as caught, sl.trace(model := Fails()):
         model(X)
-    assert notes_of(caught.value) == "sightline: raised in Fails (Fails), no op failed"
+    assert re.fullmatch(
+        r"sightline: raised at \S*test_errors\.py:\d+ in \S+Fails\.forward \(Fails\), no op failed",
+        notes_of(caught.value),
+    )
 
 
 def test_an_exception_raised_from_the_op_s_own_is_explained() -> None:
@@ -178,3 +181,25 @@ def test_a_fault_in_the_recorder_is_counted_and_shown_and_never_raised(
     assert t.info["fault_count"] == broken > 0
     assert "ZeroDivisionError: ours" in t.info["faults"][0]
     assert "fault" in str(t)
+
+
+def test_small_mistakes_get_an_answer() -> None:
+    net = Net()
+    with sl.trace(net) as t:
+        net(X)
+    assert repr(t) == "<Trace Net: 9 ops, 3 module calls>"
+    with pytest.raises(AttributeError, match=r"write `with sl\.trace\(model\) as t:`, then t\.code"):
+        sl.trace(net).code  # noqa: B018  # that is the point
+    with pytest.raises(IndexError, match="there are 9 Op rows, none at 99"):
+        t.ops[99]
+    with pytest.raises(sl.UsageError, match=r"Op rows have no property 'nam'; did you mean 'name'\?"):
+        t.ops.where(nam="mm")
+
+
+def test_a_model_met_in_the_block_is_named_without_a_trace_of_it() -> None:
+    net = Net()
+    net(X).sum().backward()
+    with sl.trace() as t:
+        net(X)
+        net.zero_grad()
+    assert {op.name for op in t.ops if op.level == "api"} == {"F.linear", "torch.relu"}

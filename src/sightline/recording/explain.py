@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sightline.notation import position_text
 from sightline.recording.session import Session
 from sightline.trace.data import TraceData
 from sightline.trace.tables import Index, Op, Value
@@ -23,9 +24,21 @@ def explain(session: Session, data: TraceData, error: BaseException) -> None:
             (call for call in reversed(Index(data).module_calls) if call.raised or call.unfinished), None
         )
         if call is not None:
-            lines.append(f"sightline: raised in {call.module.label} ({call.module.type}), no op failed")
+            lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
     if lines:
         error.add_note("\n".join(lines))
+
+
+def _raised_at(error: BaseException) -> str:
+    """The innermost line of the traceback that is not torch's own or ours."""
+    place = ""
+    at = error.__traceback__
+    while at is not None:
+        code = at.tb_frame.f_code
+        if not {"torch", "sightline"} & set(code.co_filename.replace("\\", "/").split("/")[:-1]):
+            place = f" at {position_text(code.co_filename, at.tb_lineno)} in {code.co_qualname}"
+        at = at.tb_next
+    return place
 
 
 def _failed_op(session: Session, index: Index, error: BaseException | None) -> Op | None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from weakref import ref
 
 from sightline.recording.lanes import OpenCall
-from sightline.recording.torchapi import Module, Parameter, Tensor
+from sightline.recording.torchapi import Module, Parameter, Tensor, quiet
 from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
 
@@ -79,6 +79,10 @@ class Modules:
 
     def _name_tensors(self, model: Any, prefix: str) -> None:
         """Know the parameters and buffers from the start, so that meeting them costs nothing in the run."""
+        with quiet():  # a model met in the block is read while the function mode is on
+            self._read_tensors(model, prefix)
+
+    def _read_tensors(self, model: Any, prefix: str) -> None:
         named = [
             (name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)
         ]

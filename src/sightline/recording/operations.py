@@ -32,7 +32,8 @@ _NOISE_FUNCTIONS: Final = frozenset(
     _set_grad_enabled _is_view _has_compatible_shallow_copy_type get_autocast_gpu_dtype
     is_autocast_cache_enabled get_autocast_cpu_dtype""".split()
 )
-_TENSOR_PROPERTIES: Final = frozenset("grad data T mT H mH real imag _base _grad".split())
+#: Properties that make a tensor; ``.grad`` and ``._base`` hand out one that is there already.
+_TENSOR_PROPERTIES: Final = frozenset("data T mT H mH real imag".split())
 #: Methods that change the first argument though no underscore says so.
 _SETTERS: Final = frozenset(
     """__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__ __ipow__ __ior__

@@ -6,6 +6,7 @@ A row is two words, the data and its id; every property reads a column when aske
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -62,16 +63,22 @@ class Table(Sequence[R], Generic[R]):
     def __getitem__(self, index: int | slice) -> R | Table[R]:
         if isinstance(index, slice):
             return Table(self._data, self._row, self._ids[index])
-        return self._row(self._data, int(self._ids[index]))
+        try:
+            id = int(self._ids[index])
+        except IndexError:
+            raise IndexError(f"there are {len(self)} {self._row.__name__} rows, none at {index}") from None
+        return self._row(self._data, id)
 
     def where(self, test: Callable[[R], bool] | None = None, **equal: Any) -> Table[R]:
-        """The rows for which ``test(row)`` holds and whose properties equal the given ones.
+        """The rows for which ``test(row)`` holds and whose properties equal the given ones, exactly.
 
         ``t.ops.where(level="aten", phase="backward")``, ``t.ops.where(lambda op: op.duration > 1e6)``
         """
         for name in equal:
             if not hasattr(self._row, name):
-                raise UsageError(f"{self._row.__name__} rows have no property {name!r}.")
+                near = difflib.get_close_matches(name, dir(self._row), 1)
+                hint = f"; did you mean {near[0]!r}?" if near else "."
+                raise UsageError(f"{self._row.__name__} rows have no property {name!r}{hint}")
         kept = [
             row.id
             for row in self
