@@ -15,7 +15,7 @@ from sightline.analysis.select import Mask
 from sightline.trace.data import I32, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.tables import Index
 
-_BACKWARD, _RECOMPUTE = PHASES.index("backward"), PHASES.index("recompute")
+_FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "recompute"))
 
 
 @dataclass
@@ -93,7 +93,7 @@ def _count_calls(data: TraceData, chains: Chains, lines: Lines) -> None:
     ops, calls = data.ops, data.calls
     api = LEVELS.index("api")
     level = api if (ops.level == api).any() else 1 - api
-    ran = (ops.level == level) & (ops.phase != _BACKWARD) & (ops.phase != _RECOMPUTE)
+    ran = (ops.level == level) & (ops.phase == _FORWARD)  # a step or a backward pass loops in hidden code
     entered = Counter(calls.frame[(calls.phase != _BACKWARD) & (calls.phase != _RECOMPUTE)].tolist())
     counts = _least(chains, ops.frame[ran], ops.name[ran])
     for frame, count in entered.items():
