@@ -203,3 +203,34 @@ def test_a_model_met_in_the_block_is_named_without_a_trace_of_it() -> None:
         net(X)
         net.zero_grad()
     assert {op.name for op in t.ops if op.level == "api"} == {"F.linear", "torch.relu"}
+
+
+def test_an_interrupt_in_a_fast_path_does_not_silence_what_follows() -> None:
+    class Interrupting(nn.MultiheadAttention):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            raise KeyboardInterrupt
+
+    attention, net = Interrupting(4, 2).eval(), Net()
+    with sl.trace() as t, torch.no_grad():
+        with pytest.raises(KeyboardInterrupt):
+            attention(X, X, X)
+        net(X)
+        torch.cat([X, X])
+    assert [op.name for op in t.ops if op.level == "api"][-1] == "torch.cat"
+
+
+@pytest.mark.faults
+def test_a_failing_live_view_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sightline.views.watching import WatchLog
+
+    def broken(self: WatchLog, event: object) -> None:
+        raise OSError("the terminal is gone")
+
+    monkeypatch.setattr(WatchLog, "enter", broken)
+    net = Net()
+    with sl.trace(net, live="log") as t:
+        net(X)
+    assert [(call.module.label, call.unfinished) for call in t.module_calls] == [
+        ("Net", False), ("fc1", False), ("fc2", False),
+    ]  # fmt: skip
+    assert t.info["fault_count"] == 3

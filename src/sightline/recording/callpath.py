@@ -17,7 +17,6 @@ from sightline.recording.buffers import PACK_AT
 from sightline.recording.compiled import leave_region
 from sightline.recording.lanes import BACKWARD, Lane, OpenCall
 from sightline.recording.torchapi import (
-    FUNCTION_MODES,
     WRAPPED_CALL,
     Tensor,
     compiler,
@@ -75,6 +74,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             at = frame.f_back.f_back  # type: ignore[union-attr]  # `inner` is called by `_call_impl` alone
             if at is not None and at.f_code is WRAPPED_CALL:
                 at = at.f_back
+            caller = at
             path = [lane.above]
             while at is not mark and at is not None:
                 path += (id(at.f_code), at.f_lasti)
@@ -82,7 +82,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             above = known_stacks.get(tuple(path), -1) if at is mark else -1
             call = OpenCall()
             call.frame = frame
-            call.above = session.stack(lane, _caller(frame)) if above < 0 else above
+            call.above = session.stack(lane, caller) if above < 0 else above
             call.module, call.key, call.index, call.parent = known.number, id(module), known.calls, lane.call
             known.calls += 1
             call.phase = lane.phase if current_node() is None else BACKWARD
@@ -101,6 +101,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             if session.function_mode is not None and isinstance(module, _FAST_PATHS):
                 call.without_functions = _may_go_fast(module) and session.take_function_mode()
             if session.listener is not None:
+                call.start, call.spent = began, lane.spent  # printing may fail, and the call goes on
                 session.listener.enter(session, call)
             call.start = now = clock()
             lane.spent += now - began
@@ -121,7 +122,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             else:
                 call = calls[-1]
             if call.without_functions:
-                FUNCTION_MODES.push(session.function_mode)
+                session.put_function_mode_back(call)
             if len(rest) != 2:
                 session.close_call(lane, call, [], arguments.nothing, RAISED, began)
             else:
@@ -157,12 +158,6 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
         lane.spent += clock() - began
 
     return enter, leave
-
-
-def _caller(frame: FrameType) -> FrameType | None:
-    """Who called a module: above the frame that runs ``forward`` are up to two more of torch's own."""
-    above = frame.f_back.f_back  # type: ignore[union-attr]  # `inner` is called by `_call_impl` alone
-    return above.f_back if above is not None and above.f_code is WRAPPED_CALL else above
 
 
 def _made_quietly(session: Session, result: Any) -> tuple[list[int], int]:

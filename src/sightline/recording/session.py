@@ -245,6 +245,12 @@ class Session:
         """Take the function mode off this thread's stack for a while; False if it is not on it."""
         return FUNCTION_MODES.take(self.function_mode)
 
+    def put_function_mode_back(self, call: OpenCall) -> None:
+        """However a call ended that ran without it; a stopped session wants it no more."""
+        if call.without_functions and self.running:
+            FUNCTION_MODES.push(self.function_mode)
+        call.without_functions = False
+
     def halt(self) -> None:
         """Record nothing more, on any thread."""
         self.running = False
@@ -312,6 +318,7 @@ class Session:
             self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
         while lane.calls[-1] is not call:
             self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
+        self.put_function_mode_back(call)
         lane.calls.pop()
         lane.call = call.parent
         while lane.pop() is not call:
