@@ -1,41 +1,37 @@
-"""Where the recorder writes: flat streams of integers, packed every few thousand numbers.
+"""Where the recorder writes: flat streams of integers, eight bytes a number and no object per row.
 
-``stream.tail += row`` is the cheapest write Python has, and atomic under the GIL, so that a row is whole
-even when autograd's worker threads write too. Packing leaves 8 bytes a number and no object per row for
-the garbage collector.
+A row is written by one ``write([...])``, which is atomic under the GIL, so that it is whole even when
+autograd's worker threads write too. The numbers of a row die at once, while they are still in the cache:
+gathering many rows in a list and packing them later costs half a microsecond more per row.
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-
-#: A tail longer than this is packed.
-PACK_AT: Final = 1 << 12
 
 
 class Stream:
     """A growing run of integers: rows that begin with their own length."""
 
-    __slots__ = ("packed", "tail")
+    __slots__ = ("_written", "write")
 
     def __init__(self) -> None:
-        self.tail: list[int] = []
-        self.packed = array("q")
+        self._written = array("q")
+        self.write = self._written.fromlist
 
-    def pack(self) -> None:
-        """Move the tail into the packed part; what is appended meanwhile stays in the tail."""
-        chunk = self.tail[:]
-        self.packed.fromlist(chunk)
-        del self.tail[: len(chunk)]
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Everything so far. A copy: an array that is being looked at cannot grow."""
+        return np.frombuffer(self._written[:], dtype=np.int64)
 
     def rows(self) -> Rows:
         """Everything so far, in order of the rows' ids."""
-        self.pack()
-        return Rows(np.array(self.packed, dtype=np.int64))
+        return Rows(self.numbers())
 
 
 class Rows:
@@ -59,6 +55,10 @@ class Rows:
     def column(self, position: int) -> NDArray[np.int64]:
         """A fixed column; 0 is the length of the row, 1 its id."""
         return self.flat[self.starts + position]
+
+    def written(self) -> NDArray[np.int64]:
+        """How many rows were written before each: the order in which what they tell of ended."""
+        return np.argsort(np.argsort(self.starts, kind="stable"), kind="stable")
 
     def lists(self, after: NDArray[np.int64] | int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The lists that begin ``after`` each row's start, one after the other."""

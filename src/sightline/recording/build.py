@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording import session as s
+from sightline.recording import layout as row
 from sightline.recording import values as v
 from sightline.recording.buffers import Rows
 from sightline.recording.build_ops import Ops, op_rows, recompute_stacks
@@ -70,18 +71,15 @@ def build(session: Session) -> d.TraceData:
 
 def _call_rows(session: Session) -> Rows:
     rows = session.calls.rows()
-    now = s.clock()
+    now = time.perf_counter_ns()
     extra: list[int] = []
-    order = len(rows)
     for lane in list(session.lanes.values()):
         for call in reversed(lane.calls):
             if call.input_form < 0 and call.frame is not None:
                 local = call.frame.f_locals
                 session.read_inputs(call, local.get("args", ()), local.get("kwargs"))
             duration = now - call.start - (lane.spent - call.spent)
-            extra += session.call_row(
-                call, [], session.arguments.nothing, d.UNFINISHED, duration, 1 << 60, order + len(extra)
-            )
+            extra += session.call_row(call, [], session.arguments.nothing, d.UNFINISHED, duration, 1 << 60)
     if not extra:
         return rows
     return Rows(np.concatenate([rows.flat, np.array(extra, dtype=np.int64)]))
@@ -89,34 +87,44 @@ def _call_rows(session: Session) -> Rows:
 
 def _calls(rows: Rows, ops: Ops, values: Values, recomputes: NDArray[np.bool_]) -> d.CallColumns:
     ids, op_ids = rows.column(1), ops.ids
-    phase = rows.column(s.C_PHASE)
-    phase[(phase == BACKWARD) & recomputes[rows.column(s.C_STACK)]] = RECOMPUTE
-    flags = rows.column(s.C_FLAGS)
+    bits, module = rows.column(row.C_BITS), rows.column(row.C_MODULE)
+    phase, flags = bits & ((1 << row.FLAG_SHIFT) - 1), bits >> row.FLAG_SHIFT
+    phase[(phase == BACKWARD) & recomputes[rows.column(row.C_STACK)]] = RECOMPUTE
     # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
     flags[(phase == RECOMPUTE) & (flags == d.RAISED)] = 0
-    first = np.searchsorted(op_ids, rows.column(s.C_FIRST)).astype(np.int64)
-    end = np.searchsorted(op_ids, rows.column(s.C_END)).astype(np.int64)
-    inputs, outputs = rows.column(s.C_INPUTS), rows.column(s.C_OUTPUTS)
-    given = _as_given(values, values.dense(rows.lists(s.C_WIDTH, inputs)), np.repeat(first, inputs))
-    order = np.argsort(np.argsort(rows.column(s.C_ORDER), kind="stable"), kind="stable")
+    first = np.searchsorted(op_ids, rows.column(row.C_FIRST)).astype(np.int64)
+    end = np.searchsorted(op_ids, rows.column(row.C_END)).astype(np.int64)
+    inputs = rows.column(row.C_INPUTS)
+    outputs = rows.column(0) - row.C_WIDTH - inputs
+    given = _as_given(values, values.dense(rows.lists(row.C_WIDTH, inputs)), np.repeat(first, inputs))
     return d.CallColumns(
-        module=i32(rows.column(s.C_MODULE)), index=i32(rows.column(s.C_INDEX)),
-        parent=i32(dense(ids, rows.column(s.C_PARENT))), frame=i32(rows.column(s.C_STACK)),
-        phase=i8(phase), start=rows.column(s.C_START),
+        module=i32(module), index=i32(_ranks(module)),
+        parent=i32(dense(ids, rows.column(row.C_PARENT))), frame=i32(rows.column(row.C_STACK)),
+        phase=i8(phase), start=rows.column(row.C_START),
         duration=_durations(rows, ops, first, end),
         first_op=i32(first),
         end_op=i32(end),
-        flags=i8(flags), input_form=i32(rows.column(s.C_INPUT_FORM)),
-        output_form=i32(rows.column(s.C_OUTPUT_FORM)), input_offsets=offsets_of(inputs),
+        flags=i8(flags), input_form=i32(rows.column(row.C_INPUT_FORM)),
+        output_form=i32(rows.column(row.C_OUTPUT_FORM)), input_offsets=offsets_of(inputs),
         inputs=i32(given), output_offsets=offsets_of(outputs),
-        outputs=i32(values.dense(rows.lists(s.C_WIDTH + inputs, outputs))), order=i32(order),
+        outputs=i32(values.dense(rows.lists(row.C_WIDTH + inputs, outputs))), order=i32(rows.written()),
     )  # fmt: skip
+
+
+def _ranks(module: Numbers) -> Numbers:
+    """How many calls of the same module came before each."""
+    order = np.argsort(module, kind="stable")
+    first = np.searchsorted(module[order], module[order])
+    ranks = np.empty_like(module)
+    ranks[order] = np.arange(len(module)) - first
+    return ranks
 
 
 def _durations(rows: Rows, ops: Ops, first: Numbers, end: Numbers) -> Numbers:
     """Host time less our own, and less what torch adds to each op and API call inside."""
-    durations = rows.column(s.C_DURATION)
-    aten, own = offsets_of(ops.level), offsets_of(np.where(ops.level == 1, ops.rows.column(s.O_DURATION), 0))
+    durations = rows.column(row.C_DURATION)
+    aten = offsets_of(ops.level)
+    own = offsets_of(np.where(ops.level == 1, ops.rows.column(row.O_DURATION), 0))
     inside = aten[end] - aten[first]
     calls = (end - first) - inside
     watched = inside * passage().aten + calls * passage().api

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.recording import session as s
+from sightline.recording import layout as row
 from sightline.recording.buffers import Rows
 from sightline.recording.calibration import passage
 from sightline.recording.columns import Names, Numbers, dense, i8, i32, offsets_of
 from sightline.recording.costs import flops_of
-from sightline.recording.lanes import BACKWARD, FORWARD, RECOMPUTE, THREAD_SHIFT
+from sightline.recording.lanes import BACKWARD, FORWARD, RECOMPUTE
 from sightline.recording.operations import OP, OPAQUE
 from sightline.recording.places import operator_names
 from sightline.trace import data as d
@@ -35,8 +35,8 @@ def op_rows(session: Session) -> Rows:
     extra: list[int] = []
     for number, info, form, stack, start, ids in pending:
         extra += [
-            s.O_WIDTH + len(ids), number, info, form, session.arguments.nothing, stack, -1, -1, -1, -1,
-            start - session.begin, 0, d.UNFINISHED << s.FLAG_SHIFT, len(ids), *ids,
+            row.O_WIDTH + len(ids), number, info, form, session.arguments.nothing, stack, -1, -1, -1, -1,
+            start - session.begin, 0, d.UNFINISHED << row.FLAG_SHIFT, len(ids), *ids,
         ]  # fmt: skip
     return Rows(np.concatenate([rows.flat, np.array(extra, dtype=np.int64)]))
 
@@ -47,28 +47,28 @@ class Ops:
     def __init__(self, session: Session, rows: Rows, names: Names) -> None:
         self.rows = rows
         self.ids = rows.column(1)
-        self.info = rows.column(s.O_INFO)
+        self.info = rows.column(row.O_INFO)
         infos = session.infos
         self.names = np.array([names.id(info.name) for info in infos] or [0], dtype=np.int64)[self.info]
         self.flavour = np.array([info.flavour for info in infos] or [0], dtype=np.int64)[self.info]
         self.level = (self.flavour == OP).astype(np.int64)
-        bits = rows.column(s.O_BITS)
-        self.phase = bits & ((1 << s.FLAG_SHIFT) - 1)
-        self.flags = (bits >> s.FLAG_SHIFT) & 0x7F
-        self.thread = bits >> THREAD_SHIFT
-        self.call_ids = rows.column(s.O_CALL)
-        self.stack = rows.column(s.O_STACK)
-        self.parent = dense(self.ids, rows.column(s.O_PARENT))
-        self.input_counts = rows.column(s.O_INPUTS)
-        self.output_counts = rows.column(0) - s.O_WIDTH - self.input_counts
-        self.inputs = rows.lists(s.O_WIDTH, self.input_counts)
-        self.outputs = rows.lists(s.O_WIDTH + self.input_counts, self.output_counts)
+        bits = rows.column(row.O_BITS)
+        self.phase = bits & ((1 << row.FLAG_SHIFT) - 1)
+        self.flags = (bits >> row.FLAG_SHIFT) & 0x7F
+        self.thread = bits >> row.THREAD_SHIFT
+        self.call_ids = rows.column(row.O_CALL)
+        self.stack = rows.column(row.O_STACK)
+        self.parent = dense(self.ids, rows.column(row.O_PARENT))
+        self.input_counts = rows.column(row.O_INPUTS)
+        self.output_counts = rows.column(0) - row.O_WIDTH - self.input_counts
+        self.inputs = rows.lists(row.O_WIDTH, self.input_counts)
+        self.outputs = rows.lists(row.O_WIDTH + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)
         self._names = names
 
     def find_forward_ops(self, recomputes: NDArray[np.bool_], session: Session) -> None:
         """Link every backward op to the forward op whose autograd node it belongs to."""
-        sequence, node = self.rows.column(s.O_SEQUENCE), self.rows.column(s.O_NODE)
+        sequence, node = self.rows.column(row.O_SEQUENCE), self.rows.column(row.O_NODE)
         in_backward = (node != -1) & (self.level == 1)
         again = in_backward & recomputes[self.stack]
         self.phase[again] = RECOMPUTE
@@ -168,7 +168,7 @@ class Ops:
 
     def _durations(self) -> Numbers:
         """Host time less our own, and for API calls less what torch adds to each op inside them."""
-        durations = np.maximum(self.rows.column(s.O_DURATION), 0)
+        durations = np.maximum(self.rows.column(row.O_DURATION), 0)
         inner = np.flatnonzero(self.parent >= 0)
         held = self.parent[inner]
         count = np.bincount(held, minlength=len(durations))
@@ -180,10 +180,10 @@ class Ops:
     def columns(self, values: Values, forms: list[Form], session: Session) -> d.OpColumns:
         """The finished columns."""
         rows = self.rows
-        result = rows.column(s.O_RESULT)
+        result = rows.column(row.O_RESULT)
         result[result < 0] = session.arguments.one_tensor
         inputs, outputs = self.inputs, self.outputs
-        form = rows.column(s.O_FORM)
+        form = rows.column(row.O_FORM)
         flops = flops_of(
             session.infos, self.info, form, result, self.level, self.input_counts, self.output_counts, inputs,
             outputs, values.meta, session.values.metas, forms,
@@ -192,7 +192,7 @@ class Ops:
         return d.OpColumns(
             name=i32(self.names), level=i8(self.level), flavour=i8(self.flavour), phase=i8(self.phase),
             call=i32(call), frame=i32(self.stack), parent=i32(self.parent), forward=i32(self.forward),
-            form=i32(form), result=i32(result), start=rows.column(s.O_START),
+            form=i32(form), result=i32(result), start=rows.column(row.O_START),
             duration=self._durations(), flops=flops, flags=i8(self.flags),
             thread=i8(self.thread), input_offsets=offsets_of(self.input_counts), inputs=i32(inputs),
             output_offsets=offsets_of(self.output_counts), outputs=i32(outputs),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.recording import session as s
+from sightline.recording import layout as row
 from sightline.recording import values as v
 from sightline.recording.columns import Names, Numbers, dense, i8, i32, offsets_of
 from sightline.recording.lanes import BACKWARD
@@ -24,8 +24,7 @@ class Values:
 
     def __init__(self, session: Session, ops: Ops, names: Names) -> None:
         rows = session.values.stream.rows()
-        session.values.fresh.pack()
-        plain = np.array(session.values.fresh.packed, dtype=np.int64).reshape(-1, 3)
+        plain = session.values.fresh.numbers().reshape(-1, 3)
         ids = np.concatenate([rows.column(1), plain[:, 0]])
         order = np.argsort(ids, kind="stable")
 
@@ -136,7 +135,7 @@ class Values:
 
 def _has_gradient(ops: Ops, producer: Numbers, meta: Numbers, session: Session) -> NDArray[np.bool_]:
     """Floating results of ops that made an autograd node."""
-    sequence = ops.rows.column(s.O_SEQUENCE)
+    sequence = ops.rows.column(row.O_SEQUENCE)
     aten = (ops.level == 1) & (ops.phase != BACKWARD)
     advanced = np.zeros(len(sequence), dtype=bool)
     for thread in np.unique(ops.thread):

@@ -6,6 +6,7 @@ Calls that end in any other way than through their hook are closed by `Session.c
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.recording.buffers import PACK_AT
 from sightline.recording.compiled import leave_region
 from sightline.recording.lanes import BACKWARD, Lane, OpenCall
+from sightline.recording.layout import C_WIDTH
 from sightline.recording.torchapi import (
     WRAPPED_CALL,
     Tensor,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sightline.recording.session import Session
 
 clock = time.perf_counter_ns
+_getframe = sys._getframe
 #: These leave their eval fast path, and with it their exact results, when any function mode is active.
 _FAST_PATHS = (
     torch.nn.MultiheadAttention,
@@ -47,13 +49,9 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
     by_id, arguments = session.modules.by_id, session.arguments
     known_stacks, refs = session.stacks.known, session.values.refs
     read, one_tensor, forms = arguments.read, arguments.one_tensor, arguments.known
-    next_op, next_call, next_order = (
-        session.op_ids.__next__,
-        session.call_ids.__next__,
-        session.order.__next__,
-    )
-    write_call, call_row, fault = session.calls.tail.extend, session.call_row, session.fault
-    glimpse = session.values.glimpse
+    next_op, next_call = session.op_ids.__next__, session.call_ids.__next__
+    write, fault, glimpse = session.calls.write, session.fault, session.values.glimpse
+    begin = session.begin
     calls, marks = lane.calls, lane.marks
     modules_only = session.level == "none"
 
@@ -71,7 +69,9 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             if known is None or known.ref() is not module:
                 known = session.modules.place(module, calls)
             mark = lane.frame
-            at = frame.f_back.f_back  # type: ignore[union-attr]  # `inner` is called by `_call_impl` alone
+            # This is called by the hook, that by `inner`, that by `_call_impl`, each of which need not become
+            # a frame object: what is wanted is who called that.
+            at: FrameType | None = _getframe(4)
             if at is not None and at.f_code is WRAPPED_CALL:
                 at = at.f_back
             caller = at
@@ -83,8 +83,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             call = OpenCall()
             call.frame = frame
             call.above = session.stack(lane, caller) if above < 0 else above
-            call.module, call.key, call.index, call.parent = known.number, id(module), known.calls, lane.call
-            known.calls += 1
+            call.module, call.key, call.parent = known.number, id(module), lane.call
             call.phase = lane.phase if current_node() is None else BACKWARD
             call.args_key = id(args)
             call.without_functions = False
@@ -148,9 +147,12 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 top = marks[-1]
                 lane.call, lane.frame, lane.above = call.parent, top.frame, top.above
                 duration = began - call.start - (lane.spent - call.spent)
-                write_call(call_row(call, outputs, form, 0, duration, next_op(), next_order()))
-                if len(session.calls.tail) > PACK_AT:
-                    session.calls.pack()
+                inputs = call.inputs
+                write([
+                    C_WIDTH + len(inputs) + len(outputs), call.id, call.module, call.parent, call.above,
+                    call.phase, call.start - begin, duration, call.first_op, next_op(), call.input_form, form,
+                    len(inputs), *inputs, *outputs,
+                ])  # fmt: skip
             if session.listener is not None:
                 session.listener.leave(session, call, rest[-1], len(rest) != 2)
         except Exception as error:

@@ -15,12 +15,12 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from sightline.recording.arguments import PLAIN
-from sightline.recording.buffers import PACK_AT
 from sightline.recording.compiled import COMPILED_NODE, compiled_backward, leave_region
 from sightline.recording.failures import failed_call, failed_op
 from sightline.recording.lanes import BACKWARD, NO_OP, Mark
+from sightline.recording.layout import FLAG_SHIFT, O_WIDTH
 from sightline.recording.operations import OpInfo
-from sightline.recording.session import FLAG_SHIFT, O_WIDTH, clock
+from sightline.recording.session import clock
 from sightline.recording.torchapi import (
     Parameter,
     Tensor,
@@ -52,8 +52,7 @@ def dispatch_handler(session: Session) -> Handler:
     infos, fault = session.aten, session.fault
     values, arguments = session.values, session.arguments
     refs, meta_ids, types = values.refs, values.meta_ids, arguments.types
-    rows = session.ops.tail
-    write, write_value, write_fresh = rows.extend, values.stream.tail.extend, values.fresh.tail.extend
+    write, write_value, write_fresh = session.ops.write, values.stream.write, values.fresh.write
     known_stacks = session.stacks.known
     next_op, next_value = session.op_ids.__next__, values.ids.__next__
     begin = session.begin
@@ -161,7 +160,7 @@ def dispatch_handler(session: Session) -> Handler:
                             meta = values.describe(result)
                         made = next_value()
                         if info.aliases < 0:
-                            write_fresh((made, meta, op))
+                            write_fresh([made, meta, op])
                         else:
                             base = args[info.aliases]
                             if info.maybe and storage_address(base) != storage_address(result):
@@ -170,11 +169,11 @@ def dispatch_handler(session: Session) -> Handler:
                                 held = refs.get(id(base))
                                 source = held.value if held is not None else -1
                             offset = int(result.storage_offset()) if info.moves else INHERITED
-                            write_value((V_WIDTH, made, meta, 0, offset, ACTIVATION, op, 0, -1, source, 0))
+                            write_value([V_WIDTH, made, meta, 0, offset, ACTIVATION, op, -1, source, 0])
                         held = refs[id(result)] = Ref(result)
                         held.value = made
                     except (RuntimeError, NotImplementedError, AttributeError, IndexError):
-                        made = values.produced(result, op, 0)  # no strides, no storage, or no tensor there
+                        made = values.produced(result, op)  # no strides, no storage, or no tensor there
                 write([
                     O_WIDTH + 1 + count, op, info.number, form, -1, stack, lane.call, lane.api,
                     sequence_number(), evaluated, start - begin, end - start, bits, count, *ids, made,
@@ -190,8 +189,8 @@ def dispatch_handler(session: Session) -> Handler:
                     sequence_number(), evaluated, start - begin, end - start, bits, count, *ids, *many,
                 ])  # fmt: skip
             lane.aten_count += 1
-            if len(rows) > PACK_AT:
-                session.pack()
+            if len(refs) > values.purge_at:
+                values.purge()
             if session.listener is not None:
                 session.listener.op(lane, info, node, stack, args, kwargs, result)
         except Exception as error:
@@ -210,7 +209,7 @@ def function_handler(session: Session) -> Handler:
     main_ident, main_lane = session.lane.ident, session.lane
     infos, fault, read, refs = session.api, session.fault, session.arguments.read, session.values.refs
     next_op, find = session.op_ids.__next__, session.stacks.find
-    rows, begin = session.ops.tail, session.begin
+    write, begin = session.ops.write, session.begin
     lone = session.level == "api"
     own_code = _code_of(dispatch_handler, "dispatch")
 
@@ -280,13 +279,11 @@ def function_handler(session: Session) -> Handler:
             # Else it ran no op and returned no tensor: `x.type()`.
             if made or lane.aten_count != count or (lone and type(result) is not str):
                 phase = lane.phase if current_node() is None else BACKWARD
-                rows.extend([
+                write([
                     O_WIDTH + len(ids) + len(made), number, info.number, open_op[2], shape, stack, lane.call,
                     -1, -1, -1, start - begin, end - start - (lane.spent - spent),
                     lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
                 ])  # fmt: skip
-                if len(rows) > PACK_AT:
-                    session.pack()
                 if session.listener is not None:
                     session.listener.op(lane, info, current_node(), stack, args, kwargs, result)
         except Exception as error:

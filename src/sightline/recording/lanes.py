@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Self
 
+from sightline.recording.layout import THREAD_SHIFT
+
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)  # positions in data.PHASES
-THREAD_SHIFT = 12  # where a row keeps the number of its thread
 
 
 class Mark:
@@ -41,14 +42,13 @@ class OpenCall(Mark):
     """A module call in progress."""
 
     __slots__ = (
-        "args_key", "first_op", "id", "index", "input_form", "inputs", "key", "module", "ops", "parent",
+        "args_key", "first_op", "id", "input_form", "inputs", "key", "module", "ops", "parent",
         "phase", "spent", "start", "without_functions",
     )  # fmt: skip
 
     id: int
     module: int
     key: int  #: id of the module object
-    index: int
     parent: int
     phase: int
     start: int

@@ -21,7 +21,7 @@ _MAX_EXTRA: Final = 500
 class Known:
     """A module that has been met."""
 
-    __slots__ = ("aliases", "calls", "number", "parent", "path", "ref", "root")
+    __slots__ = ("aliases", "number", "parent", "path", "ref", "root")
 
     def __init__(self, module: Any, number: int, path: str, root: int, parent: int) -> None:
         self.ref = ref(module)
@@ -30,7 +30,6 @@ class Known:
         self.aliases = [path]
         self.root = root
         self.parent = parent
-        self.calls = 0
 
 
 class Modules:

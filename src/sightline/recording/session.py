@@ -17,31 +17,17 @@ from types import FrameType
 from typing import Any, Final
 
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.buffers import PACK_AT, Stream
+from sightline.recording.buffers import Stream
 from sightline.recording.callpath import module_recorder
 from sightline.recording.compiled import Region, close_region
 from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
+from sightline.recording.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks, variable_name
 from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.data import MUTATES, RAISED, UNFINISHED, ModuleInfo
-
-#: Fixed columns of an op row; its inputs and then its outputs follow.
-(
-    O_INFO, O_FORM, O_RESULT, O_STACK, O_CALL, O_PARENT, O_SEQUENCE, O_NODE, O_START, O_DURATION, O_BITS,
-    O_INPUTS,
-) = range(2, 14)  # fmt: skip
-O_WIDTH: Final = 14
-#: O_BITS is the phase in its lowest bits, then the flags, then the thread.
-FLAG_SHIFT: Final = 4
-#: Fixed columns of a call row.
-(
-    C_MODULE, C_INDEX, C_PARENT, C_STACK, C_PHASE, C_START, C_DURATION, C_FIRST, C_END, C_FLAGS,
-    C_INPUT_FORM, C_OUTPUT_FORM, C_ORDER, C_INPUTS, C_OUTPUTS,
-) = range(2, 17)  # fmt: skip
-C_WIDTH: Final = 17
 
 _CONSTANT: Final = KIND["constant"]
 _MAX_FAULTS: Final = 20
@@ -56,7 +42,6 @@ class Session:
         self.level = level
         self.op_ids = itertools.count()
         self.call_ids = itertools.count()
-        self.order = itertools.count()
         self.ops = Stream()
         self.calls = Stream()
         self.stacks = Stacks()
@@ -81,12 +66,12 @@ class Session:
         self.compiled = "opaque"
         self.first_sequence = sequence_number()
         self.ended = 0
+        self.begin = clock()
         base = Mark.at(caller, -1)
         if caller is not None:
             base.above = self.stacks.find(caller, None, -1) or -1
         self.lanes: dict[int, Lane] = {}
         self.lane = self._new_lane(threading.get_ident(), base)
-        self.begin = clock()
 
     # -- lookups -----------------------------------------------------------------------------------
 
@@ -166,9 +151,9 @@ class Session:
         if result is None:
             return [], self.arguments.nothing
         values = self.values
-        for slot, tensor in enumerate(self.arguments.tensors(result, [])):
+        for tensor in self.arguments.tensors(result, []):
             if values.known(tensor) is None:
-                values.produced(tensor, op, slot)
+                values.produced(tensor, op)
         return self.arguments.results(result)
 
     def made_by(self, info: OpInfo, op: int, args: tuple[Any, ...], result: Any) -> tuple[list[int], int]:
@@ -179,14 +164,14 @@ class Session:
         known = values.known(args[info.aliases]) if 0 <= info.aliases < len(args) else None
         base = -1 if known is None else known
         ids = []
-        for slot, tensor in enumerate(result):
+        for tensor in result:
             held = refs.get(id(tensor))
             if held is not None and held() is tensor:
                 ids.append(held.value)
             elif base < 0:
                 ids.append(values.glimpse(tensor, op))
             else:
-                ids.append(values.produced(tensor, op, slot, -1, ACTIVATION, base))
+                ids.append(values.produced(tensor, op, -1, ACTIVATION, base))
         return ids, self.arguments.tuple_of_tensors(len(ids), type(result))
 
     def mutated(
@@ -203,7 +188,7 @@ class Session:
                 item = args[place] if place < len(args) else None
             for tensor in self.arguments.tensors(item, []):
                 old = values.known(tensor)
-                changed.append(values.produced(tensor, op, len(changed), -1 if old is None else old))
+                changed.append(values.produced(tensor, op, -1 if old is None else old))
         made, shape = self.made(op, result)
         if set(changed) <= set(made):
             return made, shape
@@ -217,7 +202,7 @@ class Session:
             if self.level == "api" and (info.mutates or (kwargs and "out" in kwargs)):
                 return *self.mutated(info, op, args, kwargs, result), MUTATES
             if type(result) is Tensor:
-                return [self.values.produced(result, op, 0)], -1, 0
+                return [self.values.produced(result, op)], -1, 0
             return *self.made(op, result), 0
 
     def constants(self, args: tuple[Any, ...]) -> None:
@@ -232,14 +217,11 @@ class Session:
     ) -> None:  # fmt: skip
         """Write down an API call, or an opaque region, that has ended."""
         number, info, form, stack, start, ids = op
-        tail = self.ops.tail
-        tail += [
+        self.ops.write([
             O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, parent, sequence,
             node, start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids),
             *ids, *made,
-        ]  # fmt: skip
-        if len(tail) > PACK_AT:
-            self.pack()
+        ])  # fmt: skip
 
     def take_function_mode(self) -> bool:
         """Take the function mode off this thread's stack for a while; False if it is not on it."""
@@ -277,19 +259,12 @@ class Session:
 
     def progress(self) -> int:
         """A number that changes when anything has been written, or the recording has ended."""
-        written = len(self.ops.packed) + len(self.ops.tail) + len(self.calls.packed) + len(self.calls.tail)
+        written = len(self.ops) + len(self.calls)
         return 2 * (written + sum(len(lane.calls) for lane in list(self.lanes.values()))) + (not self.running)
 
     def elapsed(self) -> int:
         """Nanoseconds from the start to the stop, or to now."""
         return (self.ended or clock()) - self.begin
-
-    def pack(self) -> None:
-        """Pack what has been written, and forget tensors that have died."""
-        self.ops.pack()
-        self.values.fresh.pack()
-        self.values.stream.pack()
-        self.values.purge()
 
     # -- module calls --------------------------------------------------------------------------------
 
@@ -324,18 +299,17 @@ class Session:
         while lane.pop() is not call:
             pass
         duration = now - call.start - (lane.spent - call.spent)
-        tail = self.calls.tail
-        tail += self.call_row(call, outputs, form, flags, duration, next(self.op_ids), next(self.order))
-        if len(tail) > PACK_AT:
-            self.calls.pack()
+        self.calls.write(self.call_row(call, outputs, form, flags, duration, next(self.op_ids)))
 
-    def call_row(self, call: OpenCall, outputs: list[int], form: int, flags: int, duration: int,
-                 end_op: int, order: int) -> list[int]:  # fmt: skip
+    def call_row(
+        self, call: OpenCall, outputs: list[int], form: int, flags: int, duration: int, end_op: int
+    ) -> list[int]:
+        """How a call is written down; `callpath` writes those that end well."""
         inputs = call.inputs
         return [
-            C_WIDTH + len(inputs) + len(outputs), call.id, call.module, call.index, call.parent,
-            call.above, call.phase, call.start - self.begin, duration, call.first_op, end_op, flags,
-            call.input_form, form, order, len(inputs), len(outputs), *inputs, *outputs,
+            C_WIDTH + len(inputs) + len(outputs), call.id, call.module, call.parent, call.above,
+            call.phase | flags << FLAG_SHIFT, call.start - self.begin, duration, call.first_op, end_op,
+            call.input_form, form, len(inputs), *inputs, *outputs,
         ]  # fmt: skip
 
     # -- what a tensor is that no recorded op made -----------------------------------------------------

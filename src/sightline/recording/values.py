@@ -14,7 +14,7 @@ from weakref import ref
 
 import torch
 
-from sightline.recording.buffers import PACK_AT, Stream
+from sightline.recording.buffers import Stream
 from sightline.recording.torchapi import (
     Parameter,
     Tensor,
@@ -27,8 +27,8 @@ from sightline.recording.torchapi import (
 from sightline.trace.data import KINDS, TensorMeta
 
 #: Fixed columns of a value row.
-V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_SLOT, V_PREVIOUS, V_BASE, V_FLAGS = range(2, 11)
-V_WIDTH: Final = 11
+V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_PREVIOUS, V_BASE, V_FLAGS = range(2, 10)
+V_WIDTH: Final = 10
 
 #: An offset that is the one of the value's base.
 INHERITED: Final = -1
@@ -65,7 +65,7 @@ class Values:
         self.storage_bytes: dict[int, int] = {}  # value id -> bytes, for tensors not made in the block
         self.names: dict[int, str] = {}  # value id -> name
         self.kinds: dict[int, int] = {}  # value id -> kind, where it was learned after the value was seen
-        self._purge_at = 4096
+        self.purge_at = 4096  #: when so many tensors are known, the dead are forgotten
         #: kind, name and producer of a tensor that no recorded op made
         self.explain: Callable[[Any], tuple[int, str, int]] = lambda tensor: (EXTERNAL, "", -1)
         self._scanned = 0
@@ -87,7 +87,6 @@ class Values:
         self,
         tensor: Any,
         op: int,
-        slot: int,
         previous: int = -1,
         kind: int = ACTIVATION,
         base: int = -1,
@@ -109,10 +108,8 @@ class Values:
         number = next(self.ids)
         held = self.refs[id(tensor)] = Ref(tensor)
         held.value = number
-        stream = self.stream
-        stream.tail += (V_WIDTH, number, meta, address, offset, kind, op, slot, previous, base, flags)
-        if len(stream.tail) > PACK_AT:
-            stream.pack()
+        self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
+        if len(self.refs) > self.purge_at:
             self.purge()
         return number
 
@@ -128,10 +125,8 @@ class Values:
         number = next(self.ids)
         held = self.refs[id(tensor)] = Ref(tensor)
         held.value = number
-        fresh = self.fresh
-        fresh.tail += (number, meta, op)
-        if len(fresh.tail) > PACK_AT:
-            fresh.pack()
+        self.fresh.write([number, meta, op])
+        if len(self.refs) > self.purge_at:
             self.purge()
         return number
 
@@ -146,7 +141,7 @@ class Values:
                 if kind in (EXTERNAL, INPUT):
                     base = self._inside(tensor)
                     kind = kind if base < 0 else ACTIVATION
-            number = self.produced(tensor, producer, 0, -1, kind, base, int(bool(tensor.requires_grad)))
+            number = self.produced(tensor, producer, -1, kind, base, int(bool(tensor.requires_grad)))
             if name:
                 self.names[number] = name
             with suppress(Exception):  # no storage: sparse, functorch, some subclasses
@@ -189,7 +184,7 @@ class Values:
 
     def _written(self) -> int:
         """About how many values have been written."""
-        return (len(self.stream.packed) + len(self.stream.tail)) // V_WIDTH + len(self.fresh.packed) // 3
+        return len(self.stream) // V_WIDTH + len(self.fresh) // 3
 
     def describe(self, tensor: Any) -> int:
         """Intern the metadata of any tensor."""
@@ -207,12 +202,10 @@ class Values:
             return self.describe(tensor), storage_address(tensor), tensor.storage_offset()
 
     def purge(self) -> None:
-        """Forget tensors that have died, when there are many to forget."""
-        if len(self.refs) < self._purge_at:
-            return
+        """Forget tensors that have died."""
         for key in [key for key, found in list(self.refs.items()) if found() is None]:
             del self.refs[key]
-        self._purge_at = max(4096, 2 * len(self.refs))
+        self.purge_at = max(4096, 2 * len(self.refs))
 
     def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
         """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
