@@ -74,7 +74,7 @@ def _call_rows(session: Session) -> Rows:
     now = time.perf_counter_ns()
     extra: list[int] = []
     for lane in list(session.lanes.values()):
-        for call in reversed(lane.calls):
+        for call in reversed(lane.calls()):
             if call.input_form < 0 and call.frame is not None:
                 local = call.frame.f_locals
                 session.read_inputs(call, local.get("args", ()), local.get("kwargs"))
@@ -92,7 +92,7 @@ def _calls(rows: Rows, ops: Ops, values: Values, recomputes: NDArray[np.bool_]) 
     phase[(phase == BACKWARD) & recomputes[rows.column(row.C_STACK)]] = RECOMPUTE
     # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
     flags[(phase == RECOMPUTE) & (flags == d.RAISED)] = 0
-    first = np.searchsorted(op_ids, rows.column(row.C_FIRST)).astype(np.int64)
+    first = np.searchsorted(op_ids, ids).astype(np.int64)
     end = np.searchsorted(op_ids, rows.column(row.C_END)).astype(np.int64)
     inputs = rows.column(row.C_INPUTS)
     outputs = rows.column(0) - row.C_WIDTH - inputs

@@ -49,10 +49,8 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
     by_id, arguments = session.modules.by_id, session.arguments
     known_stacks, refs = session.stacks.known, session.values.refs
     read, one_tensor, forms = arguments.read, arguments.one_tensor, arguments.known
-    next_op, next_call = session.op_ids.__next__, session.call_ids.__next__
     write, fault, glimpse = session.calls.write, session.fault, session.values.glimpse
-    begin = session.begin
-    calls, marks = lane.calls, lane.marks
+    next_op, begin = session.op_ids.__next__, session.begin
     modules_only = session.level == "none"
 
     def enter(module: Any, args: tuple[Any, ...], frame: FrameType) -> None:
@@ -67,36 +65,38 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 return
             known = by_id.get(id(module))
             if known is None or known.ref() is not module:
-                known = session.modules.place(module, calls)
-            mark = lane.frame
+                known = session.modules.place(module, lane.calls())
+            top = lane.top
+            mark = top.frame
             # This is called by the hook, that by `inner`, that by `_call_impl`, each of which need not become
             # a frame object: what is wanted is who called that.
             at: FrameType | None = _getframe(4)
             if at is not None and at.f_code is WRAPPED_CALL:
                 at = at.f_back
             caller = at
-            path = [lane.above]
+            path: tuple[int, ...] = (top.above,)
             while at is not mark and at is not None:
                 path += (id(at.f_code), at.f_lasti)
                 at = at.f_back
-            above = known_stacks.get(tuple(path), -1) if at is mark else -1
+            above = known_stacks.get(path, -1) if at is mark else -1
+            if above < 0:
+                above = session.stack(lane, caller)
+                top = lane.top  # calls that have ended without a word were closed
             call = OpenCall()
+            call.up = top
             call.frame = frame
-            call.above = session.stack(lane, caller) if above < 0 else above
-            call.module, call.key, call.parent = known.number, id(module), lane.call
+            call.above = above
+            call.module = known.number
+            call.key = id(module)
             call.phase = lane.phase if current_node() is None else BACKWARD
-            call.args_key = id(args)
             call.without_functions = False
             call.input_form = -1
-            if not calls or session.listener is not None:  # else they are read with its outputs
+            if top.call < 0 or session.listener is not None:  # else they are read with its outputs
                 session.values.glimpses = False
                 session.read_inputs(call, args, frame.f_locals.get("kwargs"))
                 session.values.glimpses = modules_only
-            call.id = lane.call = next_call()
-            call.first_op = next_op()
-            calls.append(call)
-            marks.append(call)
-            lane.frame, lane.above = frame, call.above
+            call.call = next_op()
+            lane.top = call
             if session.function_mode is not None and isinstance(module, _FAST_PATHS):
                 call.without_functions = _may_go_fast(module) and session.take_function_mode()
             if session.listener is not None:
@@ -114,12 +114,14 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
         try:
             if lane.off:
                 leave_region(session, lane, frame)
-            if not calls or marks[-1] is not calls[-1] or calls[-1].key != id(module):
-                call = session.find_call(lane, module)  # calls inside it have ended without their hook
-                if call is None:
+            top = lane.top
+            if type(top) is OpenCall and top.key == id(module):
+                call = top
+            else:  # calls inside it have ended without their hook
+                found = session.find_call(lane, module)
+                if found is None:
                     return
-            else:
-                call = calls[-1]
+                call = found
             if call.without_functions:
                 session.put_function_mode_back(call)
             if len(rest) != 2:
@@ -142,16 +144,13 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                     outputs, form = _made_quietly(session, result)
                 else:
                     outputs, form = arguments.results(result)
-                calls.pop()
-                marks.pop()
-                top = marks[-1]
-                lane.call, lane.frame, lane.above = call.parent, top.frame, top.above
+                up = lane.top = call.up
                 duration = began - call.start - (lane.spent - call.spent)
                 inputs = call.inputs
                 write([
-                    C_WIDTH + len(inputs) + len(outputs), call.id, call.module, call.parent, call.above,
-                    call.phase, call.start - begin, duration, call.first_op, next_op(), call.input_form, form,
-                    len(inputs), *inputs, *outputs,
+                    C_WIDTH + len(inputs) + len(outputs), call.call, call.module, up.call, call.above,
+                    call.phase, call.start - begin, duration, next_op(), call.input_form, form, len(inputs),
+                    *inputs, *outputs,
                 ])  # fmt: skip
             if session.listener is not None:
                 session.listener.leave(session, call, rest[-1], len(rest) != 2)

@@ -48,7 +48,7 @@ def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:
             return
     wrapper: FrameType | None = None
     at = frame
-    while at is not None and at is not lane.frame:
+    while at is not None and at is not lane.top.frame:
         if is_wrapper(at):
             wrapper = at
         at = at.f_back
@@ -68,7 +68,7 @@ def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:
 
 def leave_region(session: Session, lane: Lane, frame: FrameType | None) -> bool:
     """Whether the region that is open on this lane has ended; if so it is written down."""
-    region = lane.marks[-1]
+    region = lane.top
     if not isinstance(region, Region):
         return False  # off because the session has stopped
     at = frame
@@ -116,8 +116,9 @@ def _info(session: Session, lane: Lane, function: Any) -> OpInfo:
     """What a compiled function is called: its own name, or the class of the compiled module."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
-    if name.startswith("wrap_inline.") and lane.calls:  # torch.compile(module)
-        called = session.modules.all[lane.calls[-1].module].ref()
+    calls = lane.calls()
+    if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
+        called = session.modules.all[calls[-1].module].ref()
         owner = getattr(called, "_orig_mod", called)
         name = type(owner).__name__
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):

@@ -80,7 +80,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for lane in lanes_here():
         session = lane.session
         try:
-            if isinstance(lane.marks[-1], OptimizerStep):
+            if isinstance(lane.top, OptimizerStep):
                 lane.pop()
             lane.phase = FORWARD
             with quiet():

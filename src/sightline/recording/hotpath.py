@@ -106,12 +106,13 @@ def dispatch_handler(session: Session) -> Handler:
                     evaluated = -2
             if stack < 0:
                 frame = at = _getframe().f_back
-                mark = lane.frame
-                path = [lane.above]
+                top = lane.top
+                mark = top.frame
+                path: tuple[int, ...] = (top.above,)
                 while at is not mark and at is not None:
                     path += (id(at.f_code), at.f_lasti)
                     at = at.f_back
-                stack = known_stacks.get(tuple(path), -2) if at is mark else -2
+                stack = known_stacks.get(path, -2) if at is mark else -2
                 if stack < -1:  # -1 is the empty stack of a thread without Python
                     stack = session.stack(lane, frame)
             # -- what went in
@@ -175,7 +176,7 @@ def dispatch_handler(session: Session) -> Handler:
                     except (RuntimeError, NotImplementedError, AttributeError, IndexError):
                         made = values.produced(result, op)  # no strides, no storage, or no tensor there
                 write([
-                    O_WIDTH + 1 + count, op, info.number, form, -1, stack, lane.call, lane.api,
+                    O_WIDTH + 1 + count, op, info.number, form, -1, stack, lane.top.call, lane.api,
                     sequence_number(), evaluated, start - begin, end - start, bits, count, *ids, made,
                 ])  # fmt: skip
             else:
@@ -185,7 +186,7 @@ def dispatch_handler(session: Session) -> Handler:
                 else:
                     many, shape = session.made_by(info, op, args, result)
                 write([
-                    O_WIDTH + len(many) + count, op, info.number, form, shape, stack, lane.call, lane.api,
+                    O_WIDTH + len(many) + count, op, info.number, form, shape, stack, lane.top.call, lane.api,
                     sequence_number(), evaluated, start - begin, end - start, bits, count, *ids, *many,
                 ])  # fmt: skip
             lane.aten_count += 1
@@ -242,7 +243,7 @@ def function_handler(session: Session) -> Handler:
             else:
                 entered = clock()
                 frame = _getframe(1)
-                found = find(frame, lane.frame, lane.above)
+                found = find(frame, lane.top.frame, lane.top.above)
                 stack = session.stack(lane, frame) if found is None else found
                 form = read(info.forms, args, kwargs, ids)
                 number = next_op()
@@ -280,8 +281,8 @@ def function_handler(session: Session) -> Handler:
             if made or lane.aten_count != count or (lone and type(result) is not str):
                 phase = lane.phase if current_node() is None else BACKWARD
                 write([
-                    O_WIDTH + len(ids) + len(made), number, info.number, open_op[2], shape, stack, lane.call,
-                    -1, -1, -1, start - begin, end - start - (lane.spent - spent),
+                    O_WIDTH + len(ids) + len(made), number, info.number, open_op[2], shape, stack,
+                    lane.top.call, -1, -1, -1, start - begin, end - start - (lane.spent - spent),
                     lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
                 ])  # fmt: skip
                 if session.listener is not None:

@@ -7,7 +7,7 @@ that passed no hook, a KeyboardInterrupt) is noticed at the next event and close
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -19,16 +19,20 @@ FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER = range(4)  # positions in data.PHASES
 class Mark:
     """A frame of a call in progress, and the stack of everything above it."""
 
-    __slots__ = ("above", "frame")
+    __slots__ = ("above", "call", "frame", "up")
 
     frame: FrameType | None
     above: int
+    call: int  #: the innermost module call that is open here; -1 if none is
+    up: Mark | None  #: the mark outside this one
 
     @classmethod
     def at(cls, frame: FrameType | None, above: int) -> Self:
         mark = cls()
         mark.frame = frame
         mark.above = above
+        mark.call = -1
+        mark.up = None
         return mark
 
 
@@ -39,25 +43,21 @@ class OptimizerStep(Mark):
 
 
 class OpenCall(Mark):
-    """A module call in progress."""
+    """A module call in progress. Its number, ``call``, is the one of the first op inside it."""
 
     __slots__ = (
-        "args_key", "first_op", "id", "input_form", "inputs", "key", "module", "ops", "parent",
-        "phase", "spent", "start", "without_functions",
+        "args_key", "input_form", "inputs", "key", "module", "phase", "spent", "start", "without_functions",
     )  # fmt: skip
 
-    id: int
+    up: Mark
     module: int
     key: int  #: id of the module object
-    parent: int
     phase: int
     start: int
     spent: int  #: recorder time up to its start, to be left out of its duration
-    ops: int  #: aten ops up to its start
-    first_op: int
     inputs: list[int]
-    input_form: int
-    args_key: int
+    input_form: int  #: -1 until they have been read
+    args_key: int  #: id of the tuple they were read from
     without_functions: bool  #: the function mode is off inside it
 
 
@@ -72,16 +72,14 @@ class Lane:
     """The state of one thread."""
 
     __slots__ = (
-        "above", "api", "api_stack", "aten_count", "bits", "call", "calls", "compiled_node", "enter",
-        "frame", "ident", "leave", "marks", "off", "open_op", "phase", "session", "spent",
+        "api", "api_stack", "aten_count", "bits", "compiled_node", "enter", "ident", "leave", "off",
+        "open_op", "phase", "session", "spent", "top",
     )  # fmt: skip
 
     def __init__(self, session: Any, ident: int, number: int, base: Mark) -> None:
         self.session = session
         self.ident = ident
         self.bits = number << THREAD_SHIFT
-        self.calls: list[OpenCall] = []
-        self.call = -1
         self.open_op: OpenOp | None = None
         self.api = -1
         self.api_stack = -1
@@ -91,21 +89,28 @@ class Lane:
         self.compiled_node: int | None = None  #: the compiled backward that is running
         #: what runs now is not recorded: the session has stopped, or compiled code is running
         self.off = False
-        self.marks: list[Mark] = [base]
+        self.top = base  #: the innermost mark
         #: what the module hooks do on this lane, made by `callpath`
         self.enter: Callable[..., None]
         self.leave: Callable[..., None]
-        self.frame = base.frame
-        self.above = base.above
 
     def push(self, mark: Mark) -> None:
-        self.marks.append(mark)
-        self.frame = mark.frame
-        self.above = mark.above
+        mark.up, mark.call = self.top, self.top.call
+        self.top = mark
 
     def pop(self) -> Mark:
-        gone = self.marks.pop()
-        top = self.marks[-1]
-        self.frame = top.frame
-        self.above = top.above
+        gone = self.top
+        assert gone.up is not None, "the mark of the block itself stays"
+        self.top = gone.up
         return gone
+
+    def marks(self) -> Iterator[Mark]:
+        """From the innermost to the block's own."""
+        mark: Mark | None = self.top
+        while mark is not None:
+            yield mark
+            mark = mark.up
+
+    def calls(self) -> list[OpenCall]:
+        """The open module calls, outermost first."""
+        return [mark for mark in self.marks() if isinstance(mark, OpenCall)][::-1]

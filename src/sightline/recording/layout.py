@@ -16,7 +16,7 @@ FLAG_SHIFT: Final = 4
 THREAD_SHIFT: Final = 12
 #: Fixed columns of a call row; its inputs and then its outputs follow.
 (
-    C_MODULE, C_PARENT, C_STACK, C_BITS, C_START, C_DURATION, C_FIRST, C_END, C_INPUT_FORM, C_OUTPUT_FORM,
+    C_MODULE, C_PARENT, C_STACK, C_BITS, C_START, C_DURATION, C_END, C_INPUT_FORM, C_OUTPUT_FORM,
     C_INPUTS,
-) = range(2, 13)  # fmt: skip
-C_WIDTH: Final = 13
+) = range(2, 12)  # fmt: skip
+C_WIDTH: Final = 12

@@ -59,7 +59,7 @@ class Listener:
             OpHappened(
                 symbol or info.name, level, "operator" if symbol else FLAVOURS[info.flavour], phase, form,
                 inputs, shape if result is not None else Form(()), outputs, self._chain(lane, stack),
-                len(lane.calls), raised,
+                len(lane.calls()), raised,
             )
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ class Listener:
         )  # fmt: skip
 
     def _depth(self, call: OpenCall) -> int:
-        calls = self._session.lane_here().calls
+        calls = self._session.lane_here().calls()
         return calls.index(call) if call in calls else len(calls)
 
     def _metas(self, item: Any) -> list[TensorMeta]:

@@ -41,7 +41,6 @@ class Session:
         self.name = name
         self.level = level
         self.op_ids = itertools.count()
-        self.call_ids = itertools.count()
         self.ops = Stream()
         self.calls = Stream()
         self.stacks = Stacks()
@@ -117,26 +116,25 @@ class Session:
 
     def stack(self, lane: Lane, frame: FrameType | None) -> int:
         """The stack of a frame; marks that are no longer on it are closed."""
-        found = self.stacks.find(frame, lane.frame, lane.above)
+        found = self.stacks.find(frame, lane.top.frame, lane.top.above)
         while found is None:
             self.drop_mark(lane)
-            found = self.stacks.find(frame, lane.frame, lane.above)
+            found = self.stacks.find(frame, lane.top.frame, lane.top.above)
         return found
 
     def unwind(self, lane: Lane, mark: Mark) -> None:
         """Take a mark off, and close whatever an exception has left open inside it."""
-        if mark in lane.marks:
-            while lane.marks[-1] is not mark:
+        if any(mark is one for one in lane.marks()):
+            while lane.top is not mark:
                 self.drop_mark(lane)
             lane.pop()
 
     def drop_mark(self, lane: Lane) -> None:
         """The innermost mark's call has ended without a word: close it as raised."""
-        if len(lane.marks) == 1:  # the block's own caller has returned: walk to the top from now on
-            lane.marks[0] = Mark.at(None, -1)
-            lane.frame, lane.above = None, -1
+        mark = lane.top
+        if mark.up is None:  # the block's own caller has returned: walk to the top from now on
+            lane.top = Mark.at(None, -1)
             return
-        mark = lane.marks[-1]
         if isinstance(mark, OpenCall):
             self.close_call(lane, mark, [], self.arguments.nothing, RAISED)
             return
@@ -218,7 +216,7 @@ class Session:
         """Write down an API call, or an opaque region, that has ended."""
         number, info, form, stack, start, ids = op
         self.ops.write([
-            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.call, parent, sequence,
+            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.top.call, parent, sequence,
             node, start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids),
             *ids, *made,
         ])  # fmt: skip
@@ -243,13 +241,13 @@ class Session:
     def finish(self) -> None:
         """After the stop: close what is still open, and read what must be read while the model lives."""
         for lane in list(self.lanes.values()):
-            while len(lane.marks) > 1:
+            while lane.top.up is not None:
                 self._close_mark(lane)
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
 
     def _close_mark(self, lane: Lane) -> None:
-        mark = lane.marks[-1]
+        mark = lane.top
         if isinstance(mark, OpenCall):
             self.close_call(lane, mark, [], self.arguments.nothing, UNFINISHED)
         elif isinstance(mark, Region):
@@ -259,8 +257,8 @@ class Session:
 
     def progress(self) -> int:
         """A number that changes when anything has been written, or the recording has ended."""
-        written = len(self.ops) + len(self.calls)
-        return 2 * (written + sum(len(lane.calls) for lane in list(self.lanes.values()))) + (not self.running)
+        open_calls = sum(len(lane.calls()) for lane in list(self.lanes.values()))
+        return 2 * (len(self.ops) + len(self.calls) + open_calls) + (not self.running)
 
     def elapsed(self) -> int:
         """Nanoseconds from the start to the stop, or to now."""
@@ -271,17 +269,24 @@ class Session:
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """What went into a module call. Read at its end, in-place changes since are undone by the build."""
         call.inputs = []
+        call.args_key = id(args)
         call.input_form = self.arguments.read(self.arguments.known, args, kwargs, call.inputs)
 
     def find_call(self, lane: Lane, module: Any) -> OpenCall | None:
         """The innermost open call of a module; calls inside it that never ended are closed as raised."""
         key = id(module)
-        for call in reversed(lane.calls):
+        for call in reversed(lane.calls()):
             if call.key == key:
-                while lane.calls[-1] is not call:
-                    self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
+                self._close_inside(lane, call)
                 return call
         return None
+
+    def _close_inside(self, lane: Lane, call: OpenCall) -> None:
+        while lane.top is not call:
+            if isinstance(lane.top, OpenCall):
+                self.close_call(lane, lane.top, [], self.arguments.nothing, RAISED)
+            else:
+                lane.pop()
 
     def close_call(
         self, lane: Lane, call: OpenCall, outputs: list[int], form: int, flags: int, now: int | None = None
@@ -291,13 +296,9 @@ class Session:
         if call.input_form < 0:  # it ended without its hook: its frame still knows what it was given
             local = call.frame.f_locals if call.frame is not None else {}
             self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
-        while lane.calls[-1] is not call:
-            self.close_call(lane, lane.calls[-1], [], self.arguments.nothing, RAISED)
+        self._close_inside(lane, call)
         self.put_function_mode_back(call)
-        lane.calls.pop()
-        lane.call = call.parent
-        while lane.pop() is not call:
-            pass
+        lane.pop()
         duration = now - call.start - (lane.spent - call.spent)
         self.calls.write(self.call_row(call, outputs, form, flags, duration, next(self.op_ids)))
 
@@ -307,8 +308,8 @@ class Session:
         """How a call is written down; `callpath` writes those that end well."""
         inputs = call.inputs
         return [
-            C_WIDTH + len(inputs) + len(outputs), call.id, call.module, call.parent, call.above,
-            call.phase | flags << FLAG_SHIFT, call.start - self.begin, duration, call.first_op, end_op,
+            C_WIDTH + len(inputs) + len(outputs), call.call, call.module, call.up.call, call.above,
+            call.phase | flags << FLAG_SHIFT, call.start - self.begin, duration, end_op,
             call.input_form, form, len(inputs), *inputs, *outputs,
         ]  # fmt: skip
 
@@ -321,14 +322,14 @@ class Session:
             return KIND[named[0]], named[1], -1
         lane = self.lane_here()
         if self.level == "none":  # the ops between modules were not watched
-            return (ACTIVATION if lane.calls else INPUT), "", -1
+            return (ACTIVATION if lane.top.call >= 0 else INPUT), "", -1
         if self.regions:
             held = self.before_region.get(id(tensor))
             if held is None or held() is not tensor:
                 return ACTIVATION, "", self.regions[-1]
-        if not lane.calls:
+        if lane.top.call < 0:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, lane.calls) or variable_name(tensor, lane.frame)
+        name = self.modules.attribute_name(tensor, lane.calls()) or variable_name(tensor, lane.top.frame)
         if name:
             return _CONSTANT, name, -1
         if self.level == "api":
