@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from threading import get_ident
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from sightline.recording.arguments import PLAIN
@@ -105,7 +105,8 @@ def dispatch_handler(session: Session) -> Handler:
                 if evaluated > _NO_NUMBER:
                     evaluated = -2
             if stack < 0:
-                frame = at = _getframe().f_back
+                # `_getframe()` would make a frame object of our own; autograd workers have no other.
+                frame = at = _getframe(1) if lane is main_lane else _getframe().f_back
                 top = lane.top
                 mark = top.frame
                 path: tuple[int, ...] = (top.above,)
@@ -209,7 +210,7 @@ def function_handler(session: Session) -> Handler:
     """The handler of API calls."""
     main_ident, main_lane = session.lane.ident, session.lane
     infos, fault, read, refs = session.api, session.fault, session.arguments.read, session.values.refs
-    next_op, find = session.op_ids.__next__, session.stacks.find
+    next_op, known_stacks = session.op_ids.__next__, session.stacks.known
     write, begin = session.ops.write, session.begin
     lone = session.level == "api"
     own_code = _code_of(dispatch_handler, "dispatch")
@@ -243,8 +244,15 @@ def function_handler(session: Session) -> Handler:
             else:
                 entered = clock()
                 frame = _getframe(1)
-                found = find(frame, lane.top.frame, lane.top.above)
-                stack = session.stack(lane, frame) if found is None else found
+                at: FrameType | None = frame
+                top = lane.top
+                path: tuple[int, ...] = (top.above,)
+                while at is not top.frame and at is not None:
+                    path += (id(at.f_code), at.f_lasti)
+                    at = at.f_back
+                stack = known_stacks.get(path, -2) if at is top.frame else -2
+                if stack < -1:
+                    stack = session.stack(lane, frame)
                 form = read(info.forms, args, kwargs, ids)
                 number = next_op()
                 mark = Mark.at(_getframe(0), stack) if info.backward else None
