@@ -14,7 +14,7 @@ import os
 import sysconfig
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from sightline.trace.forms import Form
@@ -54,6 +54,23 @@ def tensor_text(shape: Sequence[int], dtype: str, device: str = "cpu", layout: s
 def value_text(value_id: int) -> str:
     """A value by its id: ``$12``."""
     return f"${value_id}"
+
+
+class Statistics(Protocol):
+    """What is known of the numbers in a tensor."""
+
+    @property
+    def min(self) -> float: ...
+    @property
+    def max(self) -> float: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def std(self) -> float: ...
+    @property
+    def nans(self) -> int: ...
+    @property
+    def infs(self) -> int: ...
 
 
 def constant_text(value: Any) -> str:
@@ -106,6 +123,24 @@ def time_text(nanoseconds: float) -> str:
     ('850 ns', '12.3 µs', '4.56 ms')
     """
     return _scaled(nanoseconds, 1000.0, (" ns", " µs", " ms", " s"))
+
+
+def number_text(number: float) -> str:
+    """A number out of a tensor, in three digits.
+
+    >>> number_text(-3.14159), number_text(0.0), number_text(123456.0), number_text(float("nan"))
+    ('-3.14', '0', '1.23e+05', 'nan')
+    """
+    return f"{number:.3g}"
+
+
+def numbers_text(numbers: Statistics) -> str:
+    """The statistics of a tensor on one line: ``-3.14 … 2.9, mean 0.012, std 1.02, 3 NaN``."""
+    parts = [f"{number_text(numbers.min)} … {number_text(numbers.max)}"]
+    if numbers.min != numbers.max:
+        parts += [f"mean {number_text(numbers.mean)}", f"std {number_text(numbers.std)}"]
+    parts += [f"{count} {name}" for count, name in ((numbers.nans, "NaN"), (numbers.infs, "Inf")) if count]
+    return ", ".join(parts)
 
 
 def _scaled(number: float, step: float, units: Sequence[str]) -> str:

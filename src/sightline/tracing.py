@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
 from sightline.errors import UsageError
+from sightline.options import one_of
 
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder
@@ -49,9 +50,9 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
     ) -> None:
-        _one_of("ops", ops, ("none", "api", "aten", "both"))
-        _one_of("live", live, (None, "code", "log"))
-        _one_of("compiled", compiled, ("opaque", "eager"))
+        one_of("ops", ops, ("none", "api", "aten", "both"))
+        one_of("live", live, (None, "code", "log"))
+        one_of("compiled", compiled, ("opaque", "eager"))
         from sightline.recording.recorder import Recorder, check_model
 
         check_model(model)
@@ -118,12 +119,6 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             return result
 
         return traced
-
-
-def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise UsageError(f"{name}={value!r} is not a choice; {name} is one of {listed}.")
 
 
 def _watcher(live: str | None, ops: str) -> Watcher | None:

@@ -7,7 +7,7 @@ columns are an ``*_offsets`` array of n+1 positions into a flat array of ids.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,14 @@ from numpy.typing import NDArray
 from sightline.notation import tensor_text
 from sightline.trace.forms import Form
 
+if TYPE_CHECKING:
+    from sightline.trace.stores import Store
+
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+F64 = NDArray[np.float64]
 
 LEVELS: Final = ("api", "aten")
 PHASES: Final = ("forward", "backward", "recompute", "optimizer")
@@ -197,6 +202,75 @@ class FrameColumns:
 
 
 @dataclass(frozen=True)
+class StatColumns:
+    """What the numbers in a tensor were like: one row for each value that was measured.
+
+    Minimum, maximum, mean, standard deviation and norm are over the finite elements.
+    """
+
+    value: I32  #: into ``values``, ascending
+    min: F64
+    max: F64
+    mean: F64
+    std: F64
+    l2: F64
+    zeros: I64
+    nans: I64
+    infs: I64
+    fingerprint: U64  #: 0 where none was taken
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    @classmethod
+    def none(cls) -> StatColumns:
+        """Nothing was measured."""
+        no, none = np.zeros(0), np.zeros(0, dtype=np.int64)
+        ids, bits = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint64)
+        return cls(ids, no, no, no, no, no, none, none, none, bits)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """A named stretch of the run: ``with sl.step("step0"):``."""
+
+    name: str
+    first_op: int  #: ops [first_op, end_op) ran in it
+    end_op: int
+    first_call: int  #: and module calls [first_call, end_call)
+    end_call: int
+    start: int  #: ns since the recording began
+    duration: int
+
+
+#: What a captured tensor was: of a module call, the result of an op, named by ``sl.spy``, or a gradient.
+ROLES: Final = ("input", "output", "op", "spy", "gradient")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """A tensor that was kept, and where it belongs."""
+
+    step: str  #: "" outside every step
+    module: str  #: label of the module: its path, or the class of a root; "" outside every module
+    name: str  #: "input", "output", the op, or the name it was spied under; of a gradient with ``.grad``
+    call: int  #: which time, from 0, of this name in this module
+    slot: int  #: which tensor of it
+    role: str
+    path: str  #: where in a nested value it is: ``[0]``, ``.logits``
+    value: int  #: into ``values``; -1 if none is known
+    shape: tuple[int, ...]  #: as kept
+    dtype: str  #: as kept, by torch's name
+    whole: bool = True  #: False if only a sample of its elements was kept
+
+    @property
+    def key(self) -> str:
+        """``step0/blocks.0.attn/output/0/0``; the parts that are empty are left out."""
+        parts = (self.step, self.module, self.name, str(self.call), str(self.slot))
+        return "/".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
 class TraceData:
     """Everything a view needs, and nothing that needs torch."""
 
@@ -213,3 +287,7 @@ class TraceData:
     storages: I64  #: bytes of each storage
     schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: argument names of aten ops
     info: dict[str, Any] = field(default_factory=dict)  #: name, ops level, versions, faults, exception …
+    stats: StatColumns = field(default_factory=StatColumns.none)
+    steps: list[StepInfo] = field(default_factory=list)
+    captures: list[CaptureInfo] = field(default_factory=list)
+    store: Store | None = None  #: where the bytes of the captures are

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import linecache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sightline.notation import call_text, position_text, value_text
+from sightline.notation import call_text, numbers_text, position_text, value_text
 from sightline.trace import data as d
 from sightline.trace.forms import Form
 from sightline.trace.table import R, Row, Table
@@ -142,6 +142,27 @@ class Module(Row):
         return f"<Module {self.label} ({self.type})>"
 
 
+class Numbers(NamedTuple):
+    """What the numbers in a tensor were like. All but the counts are over the finite elements."""
+
+    min: float
+    max: float
+    mean: float
+    std: float
+    l2: float
+    zeros: int
+    nans: int
+    infs: int
+    fingerprint: int  #: 64 bits; 0 where none was taken
+
+    @property
+    def finite(self) -> bool:
+        return not self.nans and not self.infs
+
+    def __str__(self) -> str:
+        return numbers_text(self)
+
+
 class Value(Row):
     """A tensor at one moment of its life: an in-place op makes a new value of it."""
 
@@ -201,6 +222,11 @@ class Value(Row):
     @property
     def consumers(self) -> Table[Op]:
         return Table(self._data, Op, self._data.consumers(self.id))
+
+    @property
+    def stats(self) -> Numbers | None:
+        """Minimum, maximum, mean and so on, where they were taken (``stats=True``)."""
+        return self._data.numbers(self.id)
 
     @property
     def previous(self) -> Value | None:
@@ -409,6 +435,40 @@ class ModuleCall(Row):
 
     def __repr__(self) -> str:
         return f"<ModuleCall {self.module.label}#{self.index}>"
+
+
+class Step(Row):
+    """A named stretch of the run: ``with sl.step("step0"):``."""
+
+    __slots__ = ()
+
+    @property
+    def _info(self) -> d.StepInfo:
+        return self._data.raw.steps[self.id]
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def ops(self) -> Table[Op]:
+        return Table(self._data, Op, range(self._info.first_op, self._info.end_op))
+
+    @property
+    def module_calls(self) -> Table[ModuleCall]:
+        return Table(self._data, ModuleCall, range(self._info.first_call, self._info.end_call))
+
+    @property
+    def start(self) -> int:
+        return self._info.start
+
+    @property
+    def duration(self) -> int:
+        """Nanoseconds, the recorder's own time included."""
+        return self._info.duration
+
+    def __repr__(self) -> str:
+        return f"<Step {self.name}: {len(self.ops)} ops>"
 
 
 def _span(offsets: d.I64, flat: d.I32, id: int) -> list[int]:

@@ -10,10 +10,10 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.forms import SLOT, Record
-from sightline.trace.rows import Frame, Module, ModuleCall, Op, Value
+from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
 from sightline.trace.table import Row, Table
 
-__all__ = ["Frame", "Index", "Module", "ModuleCall", "Op", "Row", "Table", "Value"]
+__all__ = ["Frame", "Index", "Module", "ModuleCall", "Numbers", "Op", "Row", "Step", "Table", "Value"]
 
 
 class Index:
@@ -44,6 +44,22 @@ class Index:
     @cached_property
     def frames(self) -> Table[Frame]:
         return Table(self, Frame, range(len(self.raw.frames)))
+
+    @cached_property
+    def steps(self) -> Table[Step]:
+        return Table(self, Step, range(len(self.raw.steps)))
+
+    def numbers(self, value: int) -> Numbers | None:
+        """The statistics of a value, if they were taken."""
+        stats = self.raw.stats
+        at = int(np.searchsorted(stats.value, value))
+        if at == len(stats) or stats.value[at] != value:
+            return None
+        return Numbers(
+            float(stats.min[at]), float(stats.max[at]), float(stats.mean[at]), float(stats.std[at]),
+            float(stats.l2[at]), int(stats.zeros[at]), int(stats.nans[at]), int(stats.infs[at]),
+            int(stats.fingerprint[at]),
+        )  # fmt: skip
 
     @cached_property
     def _consumers(self) -> tuple[d.I64, d.I32]:

@@ -1,0 +1,160 @@
+"""What can be asked of a recording beyond what ran: `Capture`, `Stats` and `Check`.
+
+Plain data, checked when made: a wrong option is one sentence, before anything is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sightline.errors import UsageError
+
+Globs = str | Sequence[str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """Which tensors to keep.
+
+    >>> Capture(modules="blocks.*.attn").modules
+    ('blocks.*.attn',)
+
+    ``modules`` are globs on module paths, segment by segment: ``blocks.*.attn``, ``**.mlp``; None means every
+    module. Of a module that is meant, ``inputs`` and ``outputs`` are kept. ``ops`` are globs on op names
+    (``softmax``, ``torch.cat``): their results are kept, in the modules that are meant. ``names`` are globs
+    on the names given to `sightline.spy`; without it, all that is spied on is kept. ``gradients`` also keeps
+    the gradients of what is kept, and of the parameters of the modules.
+
+    ``when`` is asked before each tensor: ``when(info)``, with ``info.module``, ``info.name``, ``info.call``,
+    ``info.step`` and ``info.phase``. ``dtype`` and ``device`` say how to keep it, ``sample`` how many of its
+    elements (the same places for every tensor of a size). ``max_bytes`` is what may be kept in all; what
+    would exceed it is left out and counted. ``format="pt"`` writes one file per tensor, for ``torch.load``.
+    ``on_error`` is what a full disk or an unwritable folder does: "raise" stops the run, "report" goes on
+    without.
+    """
+
+    modules: Globs = None
+    ops: Globs = ()
+    names: Globs = None
+    inputs: bool = False
+    outputs: bool = True
+    gradients: bool = False
+    when: Callable[[Any], bool] | None = None
+    dtype: Any = None
+    device: Any = None
+    max_bytes: int | None = None
+    sample: int | None = None
+    format: Literal["safetensors", "pt"] = "safetensors"
+    on_error: Literal["raise", "report"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Check, and turn single globs into tuples."""
+        for name in ("modules", "ops", "names"):
+            object.__setattr__(self, name, _globs(f"Capture({name}=…)", getattr(self, name)))
+        for name in ("max_bytes", "sample"):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+                raise UsageError(f"Capture({name}={number!r}) takes a positive whole number, or None.")
+        if self.when is not None and not callable(self.when):
+            raise UsageError(f"Capture(when=…) takes a function of one argument, not {self.when!r}.")
+        one_of("format", self.format, ("safetensors", "pt"))
+        one_of("on_error", self.on_error, ("raise", "report"))
+
+    @classmethod
+    def of(cls, wanted: Any) -> Capture | None:
+        """What ``capture=`` means: True, a glob, a list of globs, or a `Capture`."""
+        if wanted is None or wanted is False:
+            return None
+        if wanted is True:
+            return cls()
+        if isinstance(wanted, cls):
+            return wanted
+        if isinstance(wanted, str | list | tuple):
+            return cls(modules=wanted)
+        raise UsageError(
+            f"capture={wanted!r} is not a choice; it is True, a glob, a list of globs, or sl.Capture(…)."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Which numbers to take of every floating tensor.
+
+    >>> Stats(fingerprint=False).fingerprint
+    False
+
+    ``fingerprint`` is a 64-bit number that is equal for equal bits, on every device and in every process.
+    ``modules`` and ``ops`` are globs; without them every op is measured.
+    """
+
+    fingerprint: bool = True
+    modules: Globs = None
+    ops: Globs = None
+
+    def __post_init__(self) -> None:
+        """Turn single globs into tuples."""
+        for name in ("modules", "ops"):
+            object.__setattr__(self, name, _globs(f"Stats({name}=…)", getattr(self, name)))
+
+    @classmethod
+    def of(cls, wanted: Any) -> Stats | None:
+        """What ``stats=`` means: True or a `Stats`."""
+        if wanted is None or wanted is False:
+            return None
+        if wanted is True:
+            return cls()
+        if isinstance(wanted, cls):
+            return wanted
+        raise UsageError(f"stats={wanted!r} is not a choice; it is True or sl.Stats(…).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What must not happen.
+
+    >>> Check(allow="masked_softmax").allow
+    ('masked_softmax',)
+
+    ``nonfinite``: no op may make a NaN out of inputs without, nor an infinity out of finite ones. ``allow``
+    are globs on op names and module paths that may. ``on="raise"`` raises `NonFiniteError` at the op (on a
+    CPU) or at the next end of a module call (elsewhere); ``on="report"`` only records, for ``t.nonfinite()``.
+    """
+
+    nonfinite: bool = True
+    allow: Globs = ()
+    on: Literal["raise", "report"] = "raise"
+
+    def __post_init__(self) -> None:
+        """Check, and turn single globs into tuples."""
+        object.__setattr__(self, "allow", _globs("Check(allow=…)", self.allow))
+        one_of("on", self.on, ("raise", "report"))
+
+    @classmethod
+    def of(cls, wanted: Any) -> Check | None:
+        """What ``check=`` means: "nonfinite" or a `Check`."""
+        if wanted is None or wanted is False:
+            return None
+        if wanted == "nonfinite":
+            return cls()
+        if isinstance(wanted, cls):
+            return wanted if wanted.nonfinite else None
+        raise UsageError(f'check={wanted!r} is not a choice; it is "nonfinite" or sl.Check(…).')
+
+
+def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Refuse what is not a choice, in one sentence."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise UsageError(f"{name}={value!r} is not a choice; {name} is one of {listed}.")
+
+
+def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
+    if wanted is None:
+        return None
+    if isinstance(wanted, str):
+        return (wanted,)
+    if isinstance(wanted, Sequence) and all(isinstance(glob, str) for glob in wanted):
+        return tuple(wanted)
+    raise UsageError(f"{what} takes a glob or a list of globs, not {wanted!r}.")
