@@ -2,9 +2,9 @@
 
     recording → trace ← analysis ← graph, views ← api ← tracing ← cli, compat
 
-``errors``, ``notation``, ``options`` and ``_version`` are below all. Only what runs or exports a model may
-import torch. Imports inside functions count: a late import is still a dependency. Imports under ``if
-TYPE_CHECKING:`` do not: they name a type and never run.
+``errors``, ``notation``, ``options``, ``patterns``, ``spying`` and ``_version`` are below all. Only what
+runs or exports a model may import torch. Imports inside functions count: a late import is still a dependency.
+Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 PACKAGE: Final = "sightline"
 
-_BASE: Final = frozenset({"errors", "notation", "options", "_version"})
+_BASE: Final = frozenset({"errors", "notation", "options", "patterns", "spying", "_version"})
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
 _HELD: Final = _READERS | {"graph", "views"}
@@ -28,6 +28,8 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "errors": frozenset(),
     "notation": frozenset({"errors"}),
     "options": frozenset({"errors"}),
+    "patterns": frozenset(),
+    "spying": frozenset({"errors"}),
     "trace": _BASE,
     "recording": _DATA,
     "analysis": _DATA,

@@ -12,14 +12,23 @@ import pytest
 import sightline as sl
 
 NAMES = {
+    "Capture",
+    "CaptureError",
+    "Check",
+    "DamagedFile",
     "InvalidTrace",
+    "NonFiniteError",
+    "NotCaptured",
     "NothingMatched",
     "SightlineError",
+    "Stats",
     "TorchMissing",
     "Trace",
     "UnsupportedTorch",
     "UsageError",
     "__version__",
+    "spy",
+    "step",
     "trace",
 }
 

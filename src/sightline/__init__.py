@@ -27,36 +27,60 @@ if TYPE_CHECKING:
 
     from sightline.api import Trace
     from sightline.errors import (
+        CaptureError,
+        DamagedFile,
         InvalidTrace,
+        NonFiniteError,
+        NotCaptured,
         NothingMatched,
         SightlineError,
         TorchMissing,
         UnsupportedTorch,
         UsageError,
     )
+    from sightline.options import Capture, Check, Stats
+    from sightline.spying import spy, step
     from sightline.tracing import trace
 
 __all__ = [
+    "Capture",
+    "CaptureError",
+    "Check",
+    "DamagedFile",
     "InvalidTrace",
+    "NonFiniteError",
+    "NotCaptured",
     "NothingMatched",
     "SightlineError",
+    "Stats",
     "TorchMissing",
     "Trace",
     "UnsupportedTorch",
     "UsageError",
     "__version__",
+    "spy",
+    "step",
     "trace",
 ]
 
 #: Where each public name lives.
 _HOMES = {
+    "Capture": "sightline.options",
+    "CaptureError": "sightline.errors",
+    "Check": "sightline.options",
+    "DamagedFile": "sightline.errors",
     "InvalidTrace": "sightline.errors",
+    "NonFiniteError": "sightline.errors",
+    "NotCaptured": "sightline.errors",
     "NothingMatched": "sightline.errors",
     "SightlineError": "sightline.errors",
+    "Stats": "sightline.options",
     "TorchMissing": "sightline.errors",
     "Trace": "sightline.api",
     "UnsupportedTorch": "sightline.errors",
     "UsageError": "sightline.errors",
+    "spy": "sightline.spying",
+    "step": "sightline.spying",
     "trace": "sightline.tracing",
 }
 

@@ -6,15 +6,17 @@ imported when it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import UsageError
 
 if TYPE_CHECKING:
     from sightline.trace.data import TensorMeta, TraceData
-    from sightline.trace.tables import Frame, Index, Module, ModuleCall, Op, Table, Value
+    from sightline.trace.tables import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
+    from sightline.trace.tensors import CapturedTensor, Tensors
     from sightline.trace.validate import Report
+    from sightline.views.lineage import LineageView
     from sightline.views.outline import View
 
 
@@ -71,6 +73,30 @@ class Trace:
     def frames(self) -> Table[Frame]:
         """Every source position on the way to an op."""
         return self.index.frames
+
+    @property
+    def steps(self) -> Table[Step]:
+        """The stretches of the run that were named by `sightline.step`."""
+        return self.index.steps
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors that were kept, by key and by name.
+
+        >>> import torch, sightline as sl
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+        >>> with sl.trace(model, capture=True) as t:
+        ...     y = model(torch.ones(1, 3))
+        >>> list(t.tensors), t.tensors["1"][0].shape
+        (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
+        """
+        from sightline.analysis.names import value_names
+        from sightline.trace.stores import MemoryStore
+        from sightline.trace.tensors import Tensors
+
+        index = self.index
+        store = index.raw.store or MemoryStore({})
+        return Tensors(index.raw.captures, store, lambda: value_names(index), _to_torch)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -228,6 +254,55 @@ class Trace:
 
         return summary(self, module=module, phase=phase, depth=depth, width=width)
 
+    def problems(self, *, module: str | None = None, kind: str | None = None) -> View:
+        """What looks wrong in this run, the most serious first, each with its line and why it matters.
+
+        ``module`` chooses modules by a glob, ``kind`` one kind of problem.
+
+        >>> import torch, sightline as sl
+        >>> layer, target = torch.nn.Linear(3, 1), torch.ones(5)
+        >>> with sl.trace(layer) as t:
+        ...     loss = ((layer(torch.ones(5, 3)) - target) ** 2).mean()
+        >>> "broadcast" in str(t.problems())
+        True
+        """
+        from sightline.views.problems import problems
+
+        return problems(self, module=module, kind=kind)
+
+    def nonfinite(self, *, allow: str | Sequence[str] = ()) -> View:
+        """The op that made the first NaN or infinity, its inputs, and how far it went.
+
+        Needs statistics, ``stats=True`` or ``check="nonfinite"``. ``allow`` are globs on ops and modules that
+        may make them.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace(stats=True) as t:
+        ...     y = torch.tensor([-1.0, 1.0]).log()
+        >>> print(str(t.nonfinite()).splitlines()[0])  # doctest: +ELLIPSIS
+        log made 1 NaN of 2 in f32[2], ...
+        """
+        from sightline.views.nonfinite import nonfinite
+
+        return nonfinite(self, allow=allow)
+
+    def lineage(self, value: Any, *, depth: int | None = None, ops: str | None = None) -> LineageView:
+        """Where a value came from: the chain of ops, lines and modules, the most recent first.
+
+        ``value`` is a row, ``"$12"``, the name of a parameter, a module (its last output), a variable in one
+        (``"blocks.0.attn.q"``), or the key of a captured tensor. ``depth`` is how many ops to go back;
+        ``ops="aten"`` shows dispatcher ops instead of API calls.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu() * 2
+        >>> t.lineage(t.values[-1]).to_networkx().number_of_nodes() > 0
+        True
+        """
+        from sightline.views.lineage import lineage
+
+        return lineage(self, value, depth=depth, ops=ops)
+
     def print(self, color: bool | None = None) -> None:
         """Write the one-screen overview to the terminal, with colour on a TTY."""
         self._overview().print(color)
@@ -245,6 +320,12 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return self._overview()._repr_html_()
+
+
+def _to_torch(captured: CapturedTensor) -> Any:
+    from sightline.recording.copies import to_torch
+
+    return to_torch(captured._data, captured.dtype, captured.shape)
 
 
 __all__ = ["Trace", "UsageError"]

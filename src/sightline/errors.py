@@ -3,7 +3,11 @@
     SightlineError
     ├── UsageError              a wrong call: the message is one sentence and says the fix
     │   ├── NothingMatched      a view filter that matches nothing in this trace
+    │   ├── NotCaptured         a tensor was asked for that was not kept (also a ``KeyError``)
     │   └── TorchMissing        recording was asked for where torch is not installed
+    ├── CaptureError            tensors could not be written: a full disk, an unwritable folder
+    ├── DamagedFile             a file of a recording is cut short, altered or not what it claims to be
+    ├── NonFiniteError          an op made a NaN or an infinity, and ``check="nonfinite"`` was asked for
     ├── UnsupportedTorch        a private torch name this version relies on is gone
     └── InvalidTrace            a recording breaks its own invariants (``Trace.validate``)
 
@@ -41,11 +45,50 @@ class NothingMatched(UsageError):
     """
 
 
+class NotCaptured(UsageError, KeyError):
+    """No tensor was kept under this name; the message offers the nearest names there are.
+
+    >>> issubclass(NotCaptured, KeyError), str(NotCaptured("There is no 'q'."))
+    (True, "There is no 'q'.")
+    """
+
+    __str__ = Exception.__str__  # a KeyError would print its sentence in quotes
+
+
 class TorchMissing(UsageError, ImportError):
     """Recording needs torch, viewing does not; torch is not installed here.
 
     >>> issubclass(TorchMissing, ImportError)
     True
+    """
+
+
+class CaptureError(SightlineError):
+    """Captured tensors could not be written; the message says which, where and why.
+
+    >>> issubclass(CaptureError, UsageError)
+    False
+    """
+
+
+class DamagedFile(SightlineError):
+    """A file of a recording cannot be trusted; the message names the file and what is wrong with it.
+
+    >>> issubclass(DamagedFile, SightlineError)
+    True
+    """
+
+
+class NonFiniteError(SightlineError, ArithmeticError):
+    """An op made a NaN or an infinity; the message names it, its line, its module and its inputs.
+
+    >>> import torch, sightline as sl
+    >>> try:
+    ...     with sl.trace(check="nonfinite"):
+    ...         torch.tensor([-1.0, 1.0]).log()
+    ... except sl.NonFiniteError as error:
+    ...     print(str(error).splitlines()[0])  # doctest: +ELLIPSIS
+    log made 1 NaN of 2 in f32[2], ...
     """
 
 

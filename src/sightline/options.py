@@ -86,10 +86,12 @@ class Stats:
     False
 
     ``fingerprint`` is a 64-bit number that is equal for equal bits, on every device and in every process.
-    ``modules`` and ``ops`` are globs; without them every op is measured.
+    ``modules`` and ``ops`` are globs; without them every op is measured. ``parameters=True`` also measures
+    the parameters of the modules that run.
     """
 
     fingerprint: bool = True
+    parameters: bool = False
     modules: Globs = None
     ops: Globs = None
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
 from sightline.errors import UsageError
-from sightline.options import one_of
+from sightline.options import Capture, Check, Stats, one_of
 
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder
+    from sightline.trace.data import TraceData
     from sightline.trace.events import Watcher
 
 P = ParamSpec("P")
@@ -37,6 +40,11 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     as the user wrote them; ``"aten"`` — dispatcher ops, backward and optimizer included; ``"both"``, each
     aten op knowing the API call it came from; ``"none"`` — module calls only, the cheapest. ``name`` is what
     views call the recording.
+
+    ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
+    are ``t.tensors``, and with ``path="run.sight"`` they are written there behind the run. ``stats=True``
+    takes minimum, maximum, mean, deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating
+    result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
     by running it eagerly, in the whole process, while the block runs.
     """
@@ -47,16 +55,26 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         *,
         ops: OpsLevel = "both",
         live: Literal["code", "log"] | None = None,
+        capture: bool | str | Sequence[str] | Capture | None = None,
+        stats: bool | Stats | None = None,
+        check: Literal["nonfinite"] | Check | None = None,
+        path: str | os.PathLike[str] | None = None,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
     ) -> None:
         one_of("ops", ops, ("none", "api", "aten", "both"))
         one_of("live", live, (None, "code", "log"))
         one_of("compiled", compiled, ("opaque", "eager"))
-        from sightline.recording.recorder import Recorder, check_model
+        kept, measured, checked = Capture.of(capture), Stats.of(stats), Check.of(check)
+        folder = _folder(path, kept)
+        if checked is not None and ops == "none":
+            raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
+        from sightline.recording.recorder import Asked, Recorder, check_model
 
         check_model(model)
-        self._make: Callable[[], Recorder] = lambda: Recorder(model, ops, _watcher(live, ops), name, compiled)
+        self._make: Callable[[], Recorder] = lambda: Recorder(
+            model, ops, name, compiled, Asked(_watcher(live, ops), measured, checked, _judge, kept, folder)
+        )
         self._recorder: Recorder | None = None
 
     def __repr__(self) -> str:
@@ -119,6 +137,25 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             return result
 
         return traced
+
+
+def _folder(path: str | os.PathLike[str] | None, kept: Capture | None) -> Path | None:
+    if path is None:
+        if kept is not None and kept.format == "pt":
+            raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
+        return None
+    if kept is None:
+        raise UsageError("path= is where captured tensors are written; say which with capture=.")
+    return Path(path)
+
+
+def _judge(data: TraceData, check: Check) -> str | None:
+    """What a recording's first NaN or infinity says, if there is one that is not allowed."""
+    from sightline.analysis.nonfinite import first_nonfinite
+    from sightline.trace.tables import Index
+
+    found = first_nonfinite(Index(data), allow=check.allow or ())
+    return None if found is None else found.text()
 
 
 def _watcher(live: str | None, ops: str) -> Watcher | None:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.analysis.select import Selection, path_matches, select_calls, select_ops
+from sightline.analysis.select import Selection, select_calls, select_ops
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import path_matches
 from tests.builders import TraceBuilder, make_trace
 
 

@@ -13,15 +13,14 @@ A filter that matches nothing is an error with the nearest names there are, neve
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase, translate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import PathPattern, op_matches, path_matches, segments_of  # noqa: F401
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
 from sightline.trace.tables import Index
 
@@ -131,49 +130,6 @@ def select_calls(index: Index, *, module: str | None = None, op: str | None = No
     return Selection(module, op, phase, depth, tail).calls(index)
 
 
-def path_matches(pattern: str, path: str) -> bool:
-    """Whether a module path, or one of the modules that hold it, is meant by the pattern.
-
-    >>> path_matches("layers.1", "layers.10"), path_matches("layers.1", "layers.1.fc")
-    (False, True)
-    >>> path_matches("**.attn", "blocks.0.attn.qkv"), path_matches("*.attn", "blocks.0.attn")
-    (True, False)
-    """
-    return _Pattern(pattern)(path.split(".") if path else [])
-
-
-class _Pattern:
-    """A pattern as a small automaton over path segments, so that ``**`` costs no backtracking."""
-
-    def __init__(self, pattern: str) -> None:
-        segments = pattern.split(".") if pattern else []
-        self._steps = [None if part == "**" else re.compile(translate(part)).match for part in segments]
-
-    def _closed(self, states: Iterable[int]) -> set[int]:
-        reached = set(states)
-        for state in sorted(reached):
-            while state < len(self._steps) and self._steps[state] is None:
-                state += 1
-                reached.add(state)
-        return reached
-
-    def __call__(self, segments: Sequence[str]) -> bool:
-        end = len(self._steps)
-        states = self._closed({0})
-        for segment in segments:
-            if end in states or not states:
-                break
-            moved = set()
-            for state in states:
-                step = self._steps[state]
-                if step is None:
-                    moved.add(state)
-                elif step(segment):
-                    moved.add(state + 1)
-            states = self._closed(moved)
-        return end in states
-
-
 def listed(names: Iterable[str]) -> str:
     """Names as a sentence offers them: ``'a', 'b' or 'c'``."""
     texts = [repr(name) for name in names]
@@ -201,9 +157,9 @@ def nearest(wanted: str, names: Iterable[str]) -> str:
 
 
 def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
-    meant = _Pattern(pattern)
+    meant = PathPattern(pattern)
     found = [
-        any(meant(path.split(".") if path else []) for path in module.aliases or (module.path,))
+        any(meant(segments_of(path)) for path in module.aliases or (module.path,))
         or (not module.path and module.type == pattern)
         for module in modules
     ]
@@ -224,18 +180,13 @@ def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
         ids = np.unique(ops.name[at_level])
         names = [index.raw.names[id] for id in ids.tolist()]
         known += names
-        meant = [fnmatchcase(name, pattern) or fnmatchcase(_bare(name, kind), pattern) for name in names]
+        meant = [op_matches(pattern, name, kind) for name in names]
         matched |= at_level & np.isin(ops.name, ids[np.array(meant, dtype=np.bool_)])
     if not matched.any():
         raise NothingMatched(
             f"op={pattern!r} matches no {_kind(level)} of this trace{nearest(pattern, known)}"
         )
     return matched
-
-
-def _bare(name: str, level: str) -> str:
-    """An op name as people say it: without its overload (aten) or its namespace (API)."""
-    return name.partition(".")[0] if level == "aten" else name.rpartition(".")[2]
 
 
 def _phase_mask(column: NDArray[np.int8], phase: str, what: str) -> Mask:

@@ -7,7 +7,7 @@ a key never seen before makes a `Form`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -171,6 +171,19 @@ class Arguments:
         elif kind == _OTHER and depth < _MAX_DEPTH and (fields := _fields(result)) is not None:
             for part in fields.values():
                 self.tensors(part, found, depth + 1)
+        return found
+
+    def at(
+        self, places: Iterable[int | str], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> list[Any]:
+        """The tensors among certain arguments, given by position or name."""
+        found: list[Any] = []
+        for place in places:
+            if isinstance(place, str):
+                item = (kwargs or {}).get(place)
+            else:
+                item = args[place] if place < len(args) else None
+            self.tensors(item, found)
         return found
 
 

@@ -20,14 +20,17 @@ from sightline.recording import layout as row
 from sightline.recording import values as v
 from sightline.recording.buffers import Rows
 from sightline.recording.build_ops import Ops, op_rows, recompute_stacks
+from sightline.recording.build_stats import stat_columns
 from sightline.recording.build_values import Values
 from sightline.recording.calibration import passage
 from sightline.recording.columns import Names, Numbers, dense, i8, i32, offsets_of
 from sightline.recording.lanes import BACKWARD, RECOMPUTE
 from sightline.recording.operations import OpInfo
 from sightline.recording.places import frame_columns
+from sightline.recording.steps import StepMark
 from sightline.recording.torchapi import OpOverload
 from sightline.trace import data as d
+from sightline.trace.stores import Store
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
@@ -52,6 +55,8 @@ def build(session: Session) -> d.TraceData:
     columns = ops.columns(values, forms, session)
     calls = _calls(calls_rows, ops, values, recomputes)
     value_columns = values.columns(ops, session)
+    stats = stat_columns(session, ops, values)
+    captures, store = _captures(session, values)
     return d.TraceData(
         ops=columns,
         values=value_columns,
@@ -66,6 +71,10 @@ def build(session: Session) -> d.TraceData:
         storages=values.storages,
         schemas=_schemas(session.infos),
         info=_info(session, value_columns),
+        stats=stats,
+        steps=_steps(session, ops, calls_rows),
+        captures=captures,
+        store=store,
     )
 
 
@@ -142,6 +151,36 @@ def _as_given(values: Values, inputs: Numbers, first: Numbers) -> Numbers:
         inputs = np.where(later, values.previous[inputs], inputs)
 
 
+def _captures(session: Session, values: Values) -> tuple[list[d.CaptureInfo], Store | None]:
+    """The tensors that were kept, and where they are."""
+    if session.captures is None:
+        return [], None
+    captures = session.captures.captures(lambda ids: values.dense(np.array(ids, dtype=np.int64)).tolist())
+    return captures, session.captures.store()
+
+
+def _steps(session: Session, ops: Ops, calls: Rows) -> list[d.StepInfo]:
+    """The steps in order of their beginning; one that is still open goes on to the end."""
+    call_ids = calls.column(1)
+    open_steps: list[StepMark] = []
+    found: list[tuple[StepMark, StepMark]] = []
+    for mark in list(session.steps):
+        if mark.begins:
+            open_steps.append(mark)
+        elif open_steps:
+            found.append((open_steps.pop(), mark))
+    end = StepMark("", 1 << 62, session.begin + session.elapsed(), begins=False)
+    found += ((mark, end) for mark in open_steps)
+    steps = []
+    for first, last in sorted(found, key=lambda pair: pair[0].op):
+        first_op, end_op = np.searchsorted(ops.ids, [first.op, last.op]).tolist()
+        first_call, end_call = np.searchsorted(call_ids, [first.op, last.op]).tolist()
+        start = max(first.time - session.begin, 0)
+        duration = last.time - session.begin - start
+        steps.append(d.StepInfo(first.name, first_op, end_op, first_call, end_call, start, duration))
+    return steps
+
+
 def _schemas(infos: list[OpInfo]) -> dict[str, tuple[str, ...]]:
     return {
         info.name: tuple(argument.name for argument in info.function._schema.arguments)
@@ -157,4 +196,7 @@ def _info(session: Session, values: d.ValueColumns) -> dict[str, Any]:
         "python": platform.python_version(), "pid": os.getpid(), "duration_ns": session.elapsed(),
         "faults": list(session.faults), "fault_count": session.fault_count, "external": external,
         "exception": session.exception, "compiled": session.compiled, "threads": len(session.lanes),
+        "check": None if session.check is None else "nonfinite",
+        "checked": 0 if session.check is None else session.check.checked,
+        "left_out": 0 if session.captures is None else session.captures.left_out,
     }  # fmt: skip

@@ -94,6 +94,7 @@ class Ops:
             if evaluated >= 0 and not again_list[op]:
                 links[op] = owner.get(evaluated, -1)
             self._last_op = op
+        session.node_ops = owner
         self._link_accumulations(node, in_backward & ~again)
         self._link_first_gradients(session)
 

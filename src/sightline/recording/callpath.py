@@ -91,7 +91,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             call.phase = lane.phase if current_node() is None else BACKWARD
             call.without_functions = False
             call.input_form = -1
-            if top.call < 0 or session.listener is not None:  # else they are read with its outputs
+            if top.call < 0 or session.observer is not None:  # else they are read with its outputs
                 session.values.glimpses = False
                 session.read_inputs(call, args, frame.f_locals.get("kwargs"))
                 session.values.glimpses = modules_only
@@ -99,9 +99,9 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             lane.top = call
             if session.function_mode is not None and isinstance(module, _FAST_PATHS):
                 call.without_functions = _may_go_fast(module) and session.take_function_mode()
-            if session.listener is not None:
+            if session.observer is not None:
                 call.start, call.spent = began, lane.spent  # printing may fail, and the call goes on
-                session.listener.enter(session, call)
+                session.observer.enter(session, call, args)
             call.start = now = clock()
             lane.spent += now - began
             call.spent = lane.spent
@@ -152,8 +152,8 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                     call.phase, call.start - begin, duration, next_op(), call.input_form, form, len(inputs),
                     *inputs, *outputs,
                 ])  # fmt: skip
-            if session.listener is not None:
-                session.listener.leave(session, call, rest[-1], len(rest) != 2)
+            if session.observer is not None:
+                session.observer.leave(session, call, args, rest[-1], len(rest) != 2)
         except Exception as error:
             fault(error)
         lane.spent += clock() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sightline.notation import position_text
+from sightline.recording.inplace import culprits, is_inplace_error
 from sightline.recording.session import Session
 from sightline.trace.data import TraceData
 from sightline.trace.tables import Index, Op, Value
@@ -14,19 +15,32 @@ def explain(session: Session, data: TraceData, error: BaseException) -> None:
     """Add a note to an exception that left the block."""
     session.exception = f"{type(error).__name__}: {str(error)[:500]}"
     data.info["exception"] = session.exception
-    op = _failed_op(session, Index(data), error)
+    index = Index(data)
+    changed = culprits(session, index, error) if is_inplace_error(error) else None
+    op = _failed_op(session, index, error)
     lines = []
-    if op is not None:
+    if changed is not None:
+        lines += _changed_in_place(*changed)
+    elif op is not None:
         lines.append(f"sightline: {op.name} failed{_where(op)}")
         lines += _inputs(op)
+        if is_inplace_error(error) and session.level == "api":
+            lines.append('  record with ops="both" to see which op saved the tensor and which changed it')
     else:
-        call = next(
-            (call for call in reversed(Index(data).module_calls) if call.raised or call.unfinished), None
-        )
+        call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:
             lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
     if lines:
         error.add_note("\n".join(lines))
+
+
+def _changed_in_place(saver: Op, value: Value, changes: list[Op]) -> list[str]:
+    what = "its result" if value in list(saver.outputs) else "its input"
+    lines = [
+        f"sightline: {saver.name}{_where(saver)} saved {what} {value} for the backward pass; changed since by"
+    ]
+    lines += (f"  {op.name}{_where(op)}" for op in changes)
+    return lines
 
 
 def _raised_at(error: BaseException) -> str:

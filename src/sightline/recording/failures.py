@@ -35,8 +35,8 @@ def failed_op(
             )  # fmt: skip
         lane.aten_count += 1
         session.failure = id(error)
-        if session.listener is not None:
-            session.listener.op(lane, info, node, stack, args, kwargs, None, raised=True)
+        if session.observer is not None:
+            session.observer.op(lane, info, node, stack, op[0], ids, args, kwargs, None, raised=True)
     except Exception as own:
         session.fault(own)
 

@@ -193,8 +193,8 @@ def dispatch_handler(session: Session) -> Handler:
             lane.aten_count += 1
             if len(refs) > values.purge_at:
                 values.purge()
-            if session.listener is not None:
-                session.listener.op(lane, info, node, stack, args, kwargs, result)
+            if session.observer is not None:
+                session.observer.op(lane, info, node, stack, op, ids, args, kwargs, result)
         except Exception as error:
             fault(error)
         finally:
@@ -293,8 +293,8 @@ def function_handler(session: Session) -> Handler:
                     lane.top.call, -1, -1, -1, start - begin, end - start - (lane.spent - spent),
                     lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
                 ])  # fmt: skip
-                if session.listener is not None:
-                    session.listener.op(lane, info, current_node(), stack, args, kwargs, result)
+                if session.observer is not None:
+                    session.observer.op(lane, info, current_node(), stack, number, ids, args, kwargs, result)
         except Exception as error:
             fault(error)
         lane.spent += clock() - end

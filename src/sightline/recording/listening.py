@@ -10,6 +10,7 @@ from typing import Any
 
 from sightline.recording.arguments import form_of
 from sightline.recording.lanes import Lane, OpenCall
+from sightline.recording.observing import Observer
 from sightline.recording.operations import OpInfo
 from sightline.recording.places import operator_names
 from sightline.recording.session import Session
@@ -19,8 +20,10 @@ from sightline.trace.events import CallHappened, OpHappened, Place, Watcher
 from sightline.trace.forms import Form
 
 
-class Listener:
+class Listener(Observer):
     """Turns what passes through the recorder into plain events."""
+
+    silent = False
 
     def __init__(self, session: Session, watcher: Watcher) -> None:
         self._session = session
@@ -35,6 +38,8 @@ class Listener:
         info: OpInfo,
         node: Any,
         stack: int,
+        number: int,
+        ids: list[int],
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
         result: Any,
@@ -63,10 +68,14 @@ class Listener:
             )
         )  # fmt: skip
 
-    def enter(self, session: Session, call: OpenCall) -> None:
+    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+        """A module call begins."""
         self._watcher.enter(self._call(call, call.input_form, call.inputs))
 
-    def leave(self, session: Session, call: OpenCall, result: Any, raised: bool) -> None:
+    def leave(
+        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
+    ) -> None:
+        """It has ended."""
         self._watcher.leave(self._call(call, call.input_form, call.inputs, result, raised))
 
     def _call(

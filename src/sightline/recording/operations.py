@@ -48,12 +48,21 @@ _KEEPS_OFFSET: Final = frozenset(
 )
 
 
+#: Views that show every element of their base, and those of them that keep the order.
+_KEEPS_ORDER: Final = frozenset("view _unsafe_view unsqueeze squeeze detach alias _reshape_alias".split())
+_RELABELS: Final = _KEEPS_ORDER | frozenset("t transpose permute expand".split())
+#: What these make holds whatever was in memory before.
+_UNINITIALIZED: Final = frozenset(
+    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize".split()
+)
+
+
 class Facts:
     """What is true of an operation in every recording."""
 
     __slots__ = (
-        "aliases", "backward", "constant", "flavour", "function", "maybe", "moves", "mutates", "name",
-        "noise", "overload",
+        "aliases", "backward", "constant", "flavour", "function", "keeps_order", "maybe", "moves", "mutates",
+        "name", "noise", "overload", "relabels", "uninitialized",
     )  # fmt: skip
 
     def __init__(self, function: Any) -> None:
@@ -70,6 +79,9 @@ class Facts:
         self.overload = False  #: it is a dispatcher op called by name, ``torch.ops.aten.mm``
         self.backward = False  #: runs a backward pass, and with it Python of the user's
         self.constant = False  #: its input was just made from Python data
+        self.relabels = False  #: its result is a view of every element of its input
+        self.keeps_order = False  #: and in the same order
+        self.uninitialized = False  #: nobody has written what is in its result
 
 
 class OpInfo(Facts):
@@ -116,6 +128,8 @@ def _read_schema(function: Any) -> Facts:
         facts.maybe = not function.is_view or is_composite(function)
         facts.moves = facts.maybe or name not in _KEEPS_OFFSET
     facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
+    facts.relabels, facts.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
+    facts.uninitialized = name in _UNINITIALIZED
     return facts
 
 
@@ -150,6 +164,7 @@ def api_facts(function: Any) -> Facts:
         facts.noise = name in _NOISE_FUNCTIONS
     if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
         facts.mutates = (0,)
+    facts.uninitialized = name in _UNINITIALIZED
     facts.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
     return facts
 

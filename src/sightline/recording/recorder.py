@@ -6,17 +6,26 @@ This is what `sightline.trace` drives; it is the only door into this package.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sightline.errors import UsageError
+from sightline.errors import NonFiniteError, UsageError
+from sightline.options import Capture, Check, Stats
 from sightline.recording import installation
 from sightline.recording.build import build
+from sightline.recording.capturing import Capturer
+from sightline.recording.checking import Checker, Judge
 from sightline.recording.explain import explain
 from sightline.recording.listening import Listener
+from sightline.recording.measuring import Measurer
+from sightline.recording.observing import Observer, Observers
 from sightline.recording.ownframes import hide_own_frames
 from sightline.recording.session import Session
+from sightline.recording.steps import note_step
 from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
+from sightline.spying import current_step
 from sightline.trace.events import Watcher
 from sightline.trace.tables import Index
 
@@ -32,17 +41,31 @@ def check_model(model: Any) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is to be done beyond recording."""
+
+    watcher: Watcher | None = None
+    stats: Stats | None = None
+    check: Check | None = None
+    judge: Judge = lambda data, check: None
+    capture: Capture | None = None
+    folder: Path | None = None
+
+
 class Recorder:
     """One recording."""
 
     def __init__(
-        self, model: Any, level: str, watcher: Watcher | None, name: str | None, compiled: str
-    ) -> None:
+        self, model: Any, level: str, name: str | None = None, compiled: str = "opaque",
+        asked: Asked | None = None,
+    ) -> None:  # fmt: skip
         self._model = model
         self._level = level
-        self._watcher = watcher
         self._name = name or (type(model).__name__ if model is not None else "trace")
         self._compiled = compiled
+        self._asked = asked or Asked()
+        self._checker: Checker | None = None
         self._session: Session | None = None
         self._index: Index | None = None
         self._seen = -1
@@ -58,13 +81,34 @@ class Recorder:
         with undisturbed():
             session = Session(self._model, self._name, self._level, frame.f_back if frame else None)
         session.compiled = self._compiled
-        if self._watcher is not None:
-            session.listener = Listener(session, self._watcher)
+        self._observe(session)
         self._model = None  # the session knows it weakly; a kept trace keeps no model
         if self._compiled == "eager":
             self._stance = compiler.set_stance("force_eager")
         self._session = session
+        if current_step():
+            note_step(session, begins=True)
         installation.install(session)
+
+    def _observe(self, session: Session) -> None:
+        """Have everything else done that was asked for."""
+        asked = self._asked
+        observers: list[Observer] = []
+        if asked.watcher is not None:
+            observers.append(Listener(session, asked.watcher))
+        if asked.capture is not None:
+            session.captures = Capturer(session, asked.capture, asked.folder)
+            observers.append(session.captures)
+        measurer = None if asked.stats is None else Measurer(session, asked.stats)
+        if measurer is not None:
+            session.readings = measurer
+            observers.append(measurer)
+        if asked.check is not None:  # after the measurer, whose numbers it uses
+            self._checker = Checker(session, asked.check, measurer, asked.judge, build)
+            session.readings = session.check = self._checker
+            observers.append(self._checker)
+        if observers:
+            session.observer = Observers(observers)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Take everything out; safe to call twice. An exception gains a note and keeps its type."""
@@ -80,8 +124,12 @@ class Recorder:
         try:
             with undisturbed():
                 session.finish()
-                if error is not None:
+                if session.observer is not None:
+                    session.observer.finish(session)
+                if error is not None and not isinstance(error, NonFiniteError):
                     explain(session, self.index().raw, error)
+                if error is None and self._checker is not None:
+                    self._checker.last_word()
         except Exception as own:
             session.fault(own)
 

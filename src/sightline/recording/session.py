@@ -16,6 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
+from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.buffers import Stream
 from sightline.recording.callpath import module_recorder
@@ -23,8 +24,10 @@ from sightline.recording.compiled import Region, close_region
 from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
 from sightline.recording.modules import Modules
+from sightline.recording.observing import Observers
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks, variable_name
+from sightline.recording.steps import StepMark
 from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.data import MUTATES, RAISED, UNFINISHED, ModuleInfo
@@ -56,7 +59,12 @@ class Session:
         self.failure: int | None = None  # id of the exception the last failed op raised
         self.regions: list[int] = []  # opaque ops whose outputs are still unknown
         self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that were there when one began
-        self.listener: Any = None
+        self.observer: Observers | None = None
+        self.readings: Any = None  #: whoever took statistics: it has ``columns()``
+        self.captures: Any = None  #: whoever kept tensors
+        self.check: Any = None  #: whoever looked for what is not finite
+        self.steps: list[StepMark] = []
+        self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.dispatch_mode: Any = None
         self.function_mode: Any = None
         self.running = True
@@ -106,7 +114,9 @@ class Session:
         return info
 
     def fault(self, error: BaseException) -> None:
-        """Count a fault of our own; the first ones are kept with their place."""
+        """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
+        if isinstance(error, NonFiniteError | CaptureError):
+            raise error
         self.fault_count += 1
         if len(self.faults) < _MAX_FAULTS:
             place = traceback.extract_tb(error.__traceback__)[-1]
@@ -178,15 +188,9 @@ class Session:
         """New versions of what an op changed in place; they are outputs even if it returns nothing."""
         values = self.values
         changed: list[int] = []
-        places = info.mutates if info.mutates else ("out",)
-        for place in places:
-            if isinstance(place, str):
-                item = (kwargs or {}).get(place)
-            else:
-                item = args[place] if place < len(args) else None
-            for tensor in self.arguments.tensors(item, []):
-                old = values.known(tensor)
-                changed.append(values.produced(tensor, op, -1 if old is None else old))
+        for tensor in self.arguments.at(info.mutates or ("out",), args, kwargs):
+            old = values.known(tensor)
+            changed.append(values.produced(tensor, op, -1 if old is None else old))
         made, shape = self.made(op, result)
         if set(changed) <= set(made):
             return made, shape
@@ -339,6 +343,13 @@ class Session:
             return (ACTIVATION if inside else EXTERNAL), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
+
+    def name_spied(self, name: str, value: Any) -> None:
+        """A value that was spied on has the name it was given, unless it has one."""
+        for tensor in self.arguments.tensors(value, []):
+            known = self.values.known(tensor)
+            if known is not None:
+                self.values.names.setdefault(known, name)
 
     def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""

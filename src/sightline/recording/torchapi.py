@@ -51,6 +51,11 @@ current_node = _private("torch._C._current_autograd_node")
 sequence_number = _private("torch.autograd._get_sequence_nr")
 #: Identity of a tensor's storage, without making a Python storage object.
 storage_address = _private("torch._C._storage_address")
+#: int8 matrices to an int32 one, exactly.
+int_mm = _private("torch._int_mm")
+#: A stretch whose ops pass no dispatch mode, and one whose ops make no autograd nodes.
+no_dispatch = _private("torch._C._DisableTorchDispatch")
+below_autograd = _private("torch._C._AutoDispatchBelowAutograd")
 #: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.
 jit_tracing = _private("torch._C._get_tracing_state")
 

@@ -216,6 +216,12 @@ class Value(Row):
         return _optional(Op, self._data, self._data.raw.values.producer[self.id])
 
     @property
+    def module(self) -> Module | None:
+        """The module of the op that made it; for a gradient that of its forward op."""
+        producer = self.producer
+        return producer.module if producer is not None else None
+
+    @property
     def slot(self) -> int:
         return int(self._data.raw.values.slot[self.id])
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sightline.errors import DamagedFile, NotCaptured
+from sightline.trace.data import CaptureInfo
+from sightline.trace.shards import Shard, is_shard, read_shard
 
 Bytes = NDArray[np.uint8]
 
@@ -19,16 +29,96 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """Tensors kept in memory.
+    """Tensors kept in memory; one that is still on its way is a function that returns it, called once.
 
     >>> store = MemoryStore({"fc/output/0/0": np.zeros(8, dtype=np.uint8)})
     >>> store.read("fc/output/0/0").nbytes
     8
     """
 
-    def __init__(self, held: dict[str, Bytes]) -> None:
-        self._held = held
+    def __init__(self, held: Mapping[str, Bytes | Callable[[], Bytes]]) -> None:
+        self._held = held  # not copied: while the run goes on, it grows
+        self._arrived: dict[str, Bytes] = {}
 
     def read(self, key: str) -> Bytes:
         """The bytes of a tensor."""
-        return self._held[key]
+        data = self._held.get(key)
+        if data is None:
+            raise NotCaptured(f"No tensor is kept in memory under {key!r}.")
+        if callable(data):
+            if key not in self._arrived:
+                self._arrived[key] = data()
+            data = self._arrived[key]
+        data = data.reshape(-1)
+        data.flags.writeable = False  # of this view: who put the bytes in may still own them
+        return data
+
+
+class ShardStore:
+    """Tensors in the shards of a folder; what the files say is checked before it is believed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ShardStore(Path(folder)).captures()
+    []
+
+    The headers of all shards are read when something is first asked for, the bytes of a tensor when it is
+    read: they are mapped, and stay mapped as long as an array of them is in use. Shards that are finished
+    after the first question are not seen.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(folder)
+        self._mapped: weakref.WeakValueDictionary[Path, mmap.mmap] = weakref.WeakValueDictionary()
+
+    def read(self, key: str) -> Bytes:
+        """The bytes of a tensor, mapped from its file."""
+        shard = self._shard_of.get(key)
+        if shard is None:
+            raise NotCaptured(f"No tensor is kept in {self._folder} under {key!r}.")
+        begin, end = shard.spans[key]
+        return np.frombuffer(self._map(shard), dtype=np.uint8, count=end - begin, offset=begin)
+
+    def captures(self) -> list[CaptureInfo]:
+        """Every tensor in the folder, in the order of capture."""
+        placed = [pair for shard in self._shards for pair in zip(shard.orders, shard.captures, strict=True)]
+        return [info for _, info in sorted(placed, key=lambda pair: pair[0])]
+
+    @cached_property
+    def _shards(self) -> list[Shard]:
+        try:
+            names = sorted((name for name in os.listdir(self._folder) if is_shard(name)), key=_number)
+        except OSError as error:
+            raise DamagedFile(f"{self._folder} cannot be read: {error.strerror or error}.") from error
+        shards = [read_shard(self._folder / name) for name in names]
+        found: dict[str, Shard] = {}
+        for shard in shards:
+            twice = next((key for key in shard.spans if key in found), None)
+            if twice is not None:
+                raise DamagedFile(
+                    f"{shard.path} is damaged: {twice[:60]!r} is also in {found[twice].path.name}."
+                )
+            found.update(dict.fromkeys(shard.spans, shard))
+        return shards
+
+    @cached_property
+    def _shard_of(self) -> dict[str, Shard]:
+        return {key: shard for shard in self._shards for key in shard.spans}
+
+    def _map(self, shard: Shard) -> mmap.mmap:
+        mapped = self._mapped.get(shard.path)
+        if mapped is None:
+            end = max((end for _, end in shard.spans.values()), default=0)
+            try:
+                with open(shard.path, "rb") as file:
+                    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise DamagedFile(f"{shard.path} cannot be read: {error}.") from error
+            if len(mapped) < end:
+                raise DamagedFile(f"{shard.path} is damaged: it was cut short after it was opened.")
+            self._mapped[shard.path] = mapped
+        return mapped
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])

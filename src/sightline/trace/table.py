@@ -6,11 +6,10 @@ A row is two words, the data and its id; every property reads a column when aske
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from sightline.errors import UsageError
+from sightline.trace.matching import matcher
 
 if TYPE_CHECKING:
     from sightline.trace.tables import Index
@@ -69,22 +68,19 @@ class Table(Sequence[R], Generic[R]):
             raise IndexError(f"there are {len(self)} {self._row.__name__} rows, none at {index}") from None
         return self._row(self._data, id)
 
-    def where(self, test: Callable[[R], bool] | None = None, **equal: Any) -> Table[R]:
-        """The rows for which ``test(row)`` holds and whose properties equal the given ones, exactly.
+    def where(self, test: Callable[[R], bool] | None = None, **asked: Any) -> Table[R]:
+        """The rows for which ``test(row)`` holds and whose properties are the ones asked for.
 
-        ``t.ops.where(level="aten", phase="backward")``, ``t.ops.where(lambda op: op.duration > 1e6)``
+        ``t.ops.where(level="aten", phase="backward")``, ``t.ops.where(lambda op: op.duration > 1e6)``,
+        ``t.values.where(module="blocks.*.attn", shape="f32[2, 8]")``, ``t.values.where(name="*.weight")``.
+        Modules and names are globs; see `sightline.trace.matching`.
         """
-        for name in equal:
-            if not hasattr(self._row, name):
-                near = difflib.get_close_matches(name, dir(self._row), 1)
-                hint = f"; did you mean {near[0]!r}?" if near else "."
-                raise UsageError(f"{self._row.__name__} rows have no property {name!r}{hint}")
-        kept = [
-            row.id
-            for row in self
-            if all(getattr(row, name) == wanted for name, wanted in equal.items())
-            and (test is None or test(row))
+        tests: list[Callable[[R], bool]] = [
+            matcher(self._row, self._data, name, wanted) for name, wanted in asked.items()
         ]
+        if test is not None:
+            tests.append(test)
+        kept = [row.id for row in self if all(holds(row) for holds in tests)]
         return Table(self._data, self._row, kept)
 
     def __repr__(self) -> str:

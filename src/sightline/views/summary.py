@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.cost import Costs, Parameters, cost_of, parameters_in
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
-from sightline.analysis.select import Selection, nearest, path_matches
+from sightline.analysis.select import Selection, nearest
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, count_text, time_text
+from sightline.patterns import path_matches
 from sightline.trace.data import ModuleInfo, TraceData
 from sightline.views.outline import Cell, Column, Grid, Line, Span, View, cut, grid, line, printable
 from sightline.views.outline import width as columns

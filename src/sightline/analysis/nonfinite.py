@@ -1,0 +1,313 @@
+"""Where a NaN or an infinity came from, read off the statistics of a recording.
+
+The culprit is an op that has a NaN in a result while no input has one, or an infinity while no input has an
+infinity or a NaN. What only hands memory on (views), what never wrote its memory (``empty``) and what was
+told to make infinities (``masked_fill`` with ``-inf``) is none. A value that was not measured is taken for
+finite, unless it came from one that was not: otherwise the op after an unmeasured view would be blamed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from sightline.analysis.cost import leaf_ops
+from sightline.analysis.lineage import Lineage, lineage_of
+from sightline.patterns import op_matches, path_matches
+from sightline.trace.data import MUTATES
+from sightline.trace.forms import Form, Record
+from sightline.trace.origins import (
+    argument_names,
+    backward_of,
+    numbers_text,
+    origin,
+    place_text,
+    placed,
+    written,
+)
+from sightline.trace.tables import Index, ModuleCall, Op, Value
+
+NAN, INF = 1, 2
+_GARBAGE: Final = 4  #: memory that was never written: whatever is in it, no op made it
+_LINEAGE_DEPTH: Final = 4
+
+#: What holds garbage until it is written.
+_UNWRITTEN: Final = ("empty*", "new_empty*", "_empty*", "resize_*", "set_*")
+#: What writes only a part of the memory it changes.
+_PARTIAL: Final = ("index_*_", "scatter*_", "masked_*_", "put_", "fill_diagonal_", "[[]]=")
+#: What gives out what it was given, from memory the recording may not have seen.
+_RELABELS: Final = ("lift", "lift_fresh*", "detach", "detach_", "alias", "clone")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tensor the op was given: ``self f32[2, 4] = relu, net.py:8 in Net.forward; -1.2 … 3.4, mean 0.1``."""
+
+    name: str  #: the argument it was passed as
+    value: Value
+    origin: str
+
+    def __str__(self) -> str:
+        numbers = numbers_text(self.value)
+        if not numbers and _holds_floats(self.value.dtype) and measured_all(self.value._data):
+            numbers = "not measured"
+        return f"{self.name} {self.value} = {self.origin}" + (f"; {numbers}" if numbers else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An op that made a NaN or an infinity."""
+
+    op: Op
+    value: Value  #: the first of its results that holds one
+
+    @property
+    def nans(self) -> int:
+        numbers = self.value.stats
+        return numbers.nans if numbers else 0
+
+    @property
+    def infs(self) -> int:
+        numbers = self.value.stats
+        return numbers.infs if numbers else 0
+
+    @property
+    def counts(self) -> str:
+        """``3 NaN of 8``; also ``1 NaN and 2 Inf of 8``."""
+        return counts_text(self.value)
+
+    @property
+    def module(self) -> str:
+        """Label of the module it ran in, of a backward op that of its forward op; empty outside all."""
+        module = self.op.module
+        return module.label if module is not None else ""
+
+    @property
+    def place(self) -> str:
+        """``net.py:9 in Net.forward (fc1)``; of a backward op, where its forward op is written."""
+        return place_text(self.op)
+
+    @property
+    def inputs(self) -> list[Given]:
+        """The tensors it was given, in order."""
+        given = zip(argument_names(self.op), self.op.inputs, strict=False)
+        return [Given(name, value, origin(value, self.op)) for name, value in given]
+
+    @property
+    def lineage(self) -> Lineage:
+        """Where its inputs came from, a few ops back."""
+        return lineage_of(self.value._data, self.value.id, depth=_LINEAGE_DEPTH)
+
+    def headline(self) -> str:
+        """One sentence: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
+        return placed(f"{self.op.name}{backward_of(self.op)} made {self.counts} in {self.value}", self.op)
+
+    def text(self) -> str:
+        """The sentence, and a line for each input."""
+        return "\n".join([self.headline(), *(f"  {given}" for given in self.inputs)])
+
+
+def counts_text(value: Value) -> str:
+    """How many elements of a value are not finite: ``3 NaN of 8``."""
+    numbers = value.stats
+    pairs = [(numbers.nans, "NaN"), (numbers.infs, "Inf")] if numbers else []
+    told = [f"{count:,} {name}" for count, name in pairs if count]
+    return f"{' and '.join(told) or '0 NaN'} of {value.meta.numel:,}"
+
+
+def first_nonfinite(index: Index, allow: Sequence[str] = ()) -> Finding | None:
+    """The first op that made a NaN or an infinity, if any was measured."""
+    return next(_culprits(index, allow), None)
+
+
+def findings(index: Index, allow: Sequence[str] = ()) -> list[Finding]:
+    """Every op that made a NaN or an infinity out of inputs that had none, in the order they ran.
+
+    ``allow`` are globs on op names, with or without their overload or namespace, and on module paths.
+    """
+    return list(_culprits(index, allow))
+
+
+def _culprits(index: Index, allow: Sequence[str]) -> Iterator[Finding]:
+    if not ((index.raw.stats.nans > 0) | (index.raw.stats.infs > 0)).any():
+        return
+    search = _Search(index, allow)
+    for op, leaf in enumerate(leaf_ops(index.raw).tolist()):
+        found = search.step(op)
+        if leaf and found >= 0:
+            yield Finding(index.ops[op], index.values[found])
+
+
+class _Search:
+    """One walk over the ops, in order, that knows of each value what may be in it."""
+
+    def __init__(self, index: Index, allow: Sequence[str]) -> None:
+        self._index = index
+        self._data = index.raw
+        self._allow = tuple(allow)
+        values, ops = index.raw.values, index.raw.ops
+        self._measured = measured_states(index)
+        self._bases, self._previous = values.base.tolist(), values.previous.tolist()
+        self._floating = _floating(index)
+        self._inputs, self._input_starts = ops.inputs.tolist(), ops.input_offsets.tolist()
+        self._mutates = (ops.flags & MUTATES).astype(bool).tolist()
+        order = np.argsort(values.producer, kind="stable")
+        self._made: list[int] = order.tolist()
+        self._starts: list[int] = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
+        self._states: dict[int, int] = {}
+        for value in self._made[: self._starts[0]]:  # what was there before
+            self._states[value] = self._derived(value, 0, keeps=True)
+
+    def step(self, op: int) -> int:
+        """What an op leaves in its results; the first of them it is to blame for, or -1."""
+        given = 0
+        for value in self._inputs[self._input_starts[op] : self._input_starts[op + 1]]:
+            given |= self._states.get(value, 0) & (NAN | INF)
+        known_for = self._named[int(self._data.ops.name[op])]
+        blamed = -1
+        for value in self._made[self._starts[op] : self._starts[op + 1]]:
+            if known_for == "unwritten":
+                self._states[value] = _GARBAGE
+                continue
+            view = self._bases[value] >= 0 and not self._mutates[op]
+            state = self._derived(value, given, keeps=view or known_for == "partial")
+            self._states[value] = state
+            # Whatever is in a view was there before.
+            if blamed < 0 and state & (NAN | INF) and not view and known_for != "relabels":
+                if self._to_blame(op, value, given):
+                    blamed = value
+        return blamed
+
+    def _derived(self, value: int, given: int, *, keeps: bool) -> int:
+        """What is in a value: as measured, else what is in the memory it shares, else what went into it.
+
+        ``keeps`` says that memory may be left as it was: what is found there, nobody may have written.
+        """
+        base, previous = self._bases[value], self._previous[value]
+        shared = self._states.get(base, 0) | self._states.get(previous, 0)
+        measured = self._measured.get(value)
+        if measured is not None:
+            return (measured & given) | _GARBAGE if measured and keeps and shared & _GARBAGE else measured
+        if not self._floating[value]:
+            return 0
+        return shared if base >= 0 else given | shared
+
+    def _to_blame(self, op: int, value: int, given: int) -> bool:
+        made = self._measured.get(value, 0)
+        new = 0 if given & NAN else made & NAN if given & INF else made
+        return bool(new & ~self._on_purpose(op)) and not self._allowed(op)
+
+    def _on_purpose(self, op: int) -> int:
+        """What an op was told to make: an infinity or a NaN among its plain arguments."""
+        ops = self._data.ops
+        told = 0
+        for each in (
+            op,
+            int(ops.parent[op]),
+        ):  # the call the user wrote may hold it where the aten op does not
+            if each >= 0:
+                told |= _plain_states(self._data.forms[int(ops.form[each])])
+        return told
+
+    @cached_property
+    def _named(self) -> list[str]:
+        """For each name of the trace, what an op of that name is known for."""
+        kinds = []
+        for name in self._data.names:
+            bare = {name.partition(".")[0], name.rpartition(".")[2]}
+            known = (("unwritten", _UNWRITTEN), ("partial", _PARTIAL), ("relabels", _RELABELS))
+            fits = (kind for kind, globs in known if any(fnmatchcase(n, g) for n in bare for g in globs))
+            kinds.append(next(fits, ""))
+        return kinds
+
+    def _allowed(self, op: int) -> bool:
+        if not self._allow:
+            return False
+        row = self._index.ops[op]
+        rows = (row, written(row))
+        module = row.module
+        paths = () if module is None else module.aliases or (module.path,)
+        return any(
+            any(op_matches(glob, each.name, each.level) for each in rows)
+            or any(path_matches(glob, path) for path in paths if path)
+            or (module is not None and module.label == glob)
+            for glob in self._allow
+        )
+
+
+def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
+    """The first module call, and its result, that gave back a NaN or an infinity that no recorded op made.
+
+    For recordings without ops, and for what runs where they are not seen.
+    """
+    states, values, calls = measured_states(index), index.raw.values, index.raw.calls
+    bad = {value for value, state in states.items() if state and values.producer[value] < 0}
+    if not bad:
+        return None
+    for id in np.argsort(calls.order, kind="stable").tolist():
+        call = index.module_calls[id]
+        given = any(states.get(value.id, 0) for value in call.inputs)
+        returned = next((value for value in call.outputs if value.id in bad), None)
+        if returned is not None and not given:
+            return call, returned
+    return None
+
+
+def reached_from(index: Index, value: int) -> set[int]:
+    """Every value that a value went into, directly or through others."""
+    ops, values = index.raw.ops, index.raw.values
+    reached = {value}
+    order = np.argsort(values.producer, kind="stable")
+    made, starts = order.tolist(), np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
+    inputs, bounds = ops.inputs.tolist(), ops.input_offsets.tolist()
+    for op in range(int(values.producer[value]) + 1, len(ops)):
+        if starts[op] < starts[op + 1] and not reached.isdisjoint(inputs[bounds[op] : bounds[op + 1]]):
+            reached.update(made[starts[op] : starts[op + 1]])
+    reached.discard(value)
+    return reached
+
+
+def measured_all(index: Index) -> bool:
+    """Whether what is finite was measured, too: a check alone keeps only what is not."""
+    stats = index.raw.stats
+    return bool(((stats.nans == 0) & (stats.infs == 0)).any())
+
+
+def measured_states(index: Index) -> dict[int, int]:
+    """For each value that was measured, whether it held a NaN or an infinity."""
+    stats = index.raw.stats
+    states = (stats.nans > 0) * NAN + (stats.infs > 0) * INF
+    return dict(zip(stats.value.tolist(), states.tolist(), strict=True))
+
+
+def _floating(index: Index) -> list[bool]:
+    metas = [_holds_floats(meta.dtype) for meta in index.raw.metas]
+    return [metas[meta] for meta in index.raw.values.meta.tolist()]
+
+
+def _holds_floats(dtype: str) -> bool:
+    return dtype.removeprefix("torch.").startswith(("float", "bfloat", "complex"))
+
+
+def _plain_states(form: Form) -> int:
+    """The numbers among the plain arguments of a call that are not finite."""
+    found = 0
+    left: list[Any] = [*form.args, *(form.kwargs or {}).values()]
+    while left:
+        item = left.pop()
+        if isinstance(item, list | tuple):
+            left += item
+        elif isinstance(item, dict):
+            left += item.values()
+        elif isinstance(item, Record):
+            left += item.fields.values()
+        elif isinstance(item, float | complex):
+            parts = (item.real, item.imag)
+            found |= NAN * any(map(math.isnan, parts)) | INF * any(map(math.isinf, parts))
+    return found

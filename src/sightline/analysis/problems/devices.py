@@ -1,0 +1,151 @@
+"""Problems of where tensors are: waits for a device, several devices in one op, copies in every forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sightline.analysis.problems.facts import Facts, Mask
+from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.trace.data import KINDS, RAISED
+from sightline.trace.forms import Form
+
+_COPIES: Final = frozenset("_to_copy copy_ _copy_from".split())
+#: Ops whose result the host must wait for: a Python number, or a shape that depends on the data.
+_AWAITED: Final = {
+    "_local_scalar_dense": "a tensor is read as a Python number",
+    "item": "a tensor is read as a Python number",
+    "is_nonzero": "a tensor is read as a Python number",
+    "equal": "two tensors are compared as a whole",
+    "nonzero": "the shape of nonzero depends on the data",
+    "masked_select": "the shape of masked_select depends on the data",
+    "_unique2": "the shape of unique depends on the data",
+    "unique_dim": "the shape of unique depends on the data",
+    "unique_consecutive": "the shape of unique depends on the data",
+}
+_MASKED: Final = "the shape of x[mask] depends on the data"
+
+
+@check(
+    "host-sync",
+    Severity.NOTE,
+    "The host waits until the device has caught up, so the device runs dry in every forward.",
+)
+def waits_for_device(facts: Facts) -> Iterator[Finding]:
+    """Inside a module call, an op on a tensor of a device makes the host wait. On a CPU there is no wait."""
+    away = _away(facts)
+    if not away.any():
+        return
+    boolean = facts.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
+    here = facts.forward & (facts.data.ops.call >= 0) & facts.any_input(away)
+    awaited = here & facts.named(frozenset(_AWAITED))
+    masked = here & facts.named(frozenset({"index"})) & _mask_index(facts, boolean)
+    home = ~facts.of_meta(lambda meta: meta.device != "cpu")
+    read_back = here & facts.named(_COPIES) & _any_output(facts, home)
+    for op in np.flatnonzero(awaited | masked | read_back).tolist():
+        if read_back[op] and _is_asynchronous(facts.data.forms[int(facts.data.ops.form[op])]):
+            continue
+        reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
+        source = next(value for value in facts.inputs(op) if away[value])
+        title = f"{facts.written(op)} of {facts.meta(source)}: {_AWAITED.get(facts.name(op), reason)}"
+        yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
+
+
+@check(
+    "mixed-devices",
+    Severity.ERROR,
+    "An op works on one device: move its tensors there, or make them there.",
+)
+def mixed_devices(facts: Facts) -> Iterator[Finding]:
+    """An op failed that was given tensors on several devices."""
+    data = facts.data
+    failed = _mixed(facts) & ((data.ops.flags & RAISED) != 0)
+    inner = data.ops.parent[failed]
+    failed[inner[inner >= 0]] = False  # an API call fails with the aten op inside it
+    for op in np.flatnonzero(failed).tolist():
+        title = f"{data.names[data.ops.name[op]]} failed on tensors of {_devices(facts, op)}"
+        yield Finding(title, facts.module(op), int(facts.frames[op]), op)
+
+
+@check(
+    "device-copy",
+    Severity.NOTE,
+    "The same copy is made in every forward; make the tensor on the device it is used on, or keep it there "
+    "as a buffer.",
+)
+def copied_to_device(facts: Facts) -> Iterator[Finding]:
+    """Inside a module call a tensor is copied to a device, though the model does not live on both.
+
+    Some ops do so themselves: an index on the CPU is accepted, and copied.
+    """
+    if not _away(facts).any():
+        return
+    homes = _homes(facts)
+    inside = facts.forward & (facts.data.ops.call >= 0)
+    copies = facts.named(_COPIES)
+    for op in np.flatnonzero(inside & (copies | _mixed(facts))).tolist():
+        given, made = facts.inputs(op), facts.outputs(op)
+        goal = facts.meta(made[0]).device if made else "cpu"
+        source = next((value for value in given[::-1] if facts.meta(value).device != goal), -1)
+        if source < 0 or goal in ("cpu", "meta"):  # a copy to the CPU is a wait: see host-sync
+            continue
+        meta = facts.meta(source)
+        if meta.device != "meta" and not {meta.device, goal} <= homes and (meta.shape or copies[op]):
+            title = f"{facts.written(op)} copies {meta} to {goal}"
+            yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
+
+
+def _mixed(facts: Facts) -> Mask:
+    """Ops with inputs on several devices; scalars may be anywhere."""
+    data = facts.data
+    devices = sorted({meta.device for meta in data.metas})
+    numbers = np.array([devices.index(meta.device) if meta.shape else -1 for meta in data.metas] or [-1])
+    of_input = numbers[data.values.meta][data.ops.inputs]
+    placed = of_input >= 0
+    lowest, highest = np.full(len(data.ops), len(devices)), np.full(len(data.ops), -1)
+    np.minimum.at(lowest, facts.readers[placed], of_input[placed])
+    np.maximum.at(highest, facts.readers[placed], of_input[placed])
+    mask: Mask = highest > lowest
+    return mask & (highest >= 0)
+
+
+def _away(facts: Facts) -> Mask:
+    """Tensors on a device the host has to wait for."""
+    return facts.of_meta(lambda meta: meta.device not in ("cpu", "meta"))
+
+
+def _homes(facts: Facts) -> set[str]:
+    """The devices that hold parameters."""
+    values = facts.data.values
+    found = np.unique(values.meta[values.kind == KINDS.index("parameter")])
+    return {facts.data.metas[meta].device for meta in found.tolist()}
+
+
+def _mask_index(facts: Facts, boolean: Mask) -> Mask:
+    """Ops with a mask after their first input."""
+    ops = facts.data.ops
+    later = np.ones(len(ops.inputs), dtype=np.bool_)
+    later[ops.input_offsets[:-1][np.diff(ops.input_offsets) > 0]] = False
+    found = np.zeros(len(ops), dtype=np.bool_)
+    found[facts.readers[later & boolean[ops.inputs]]] = True
+    return found
+
+
+def _any_output(facts: Facts, tensors: Mask) -> Mask:
+    ops = facts.data.ops
+    found = np.zeros(len(ops), dtype=np.bool_)
+    writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
+    found[writers[tensors[ops.outputs]]] = True
+    return found
+
+
+def _is_asynchronous(form: Form) -> bool:
+    return bool((form.kwargs or {}).get("non_blocking"))
+
+
+def _devices(facts: Facts, op: int) -> str:
+    metas = [meta for meta in map(facts.meta, facts.inputs(op)) if meta.shape]
+    given = ", ".join(dict.fromkeys(map(str, metas)))
+    return f"{' and '.join(dict.fromkeys(meta.device for meta in metas))}: {given}"

@@ -1,0 +1,96 @@
+"""Problems of training: parameters that take no part in it, and where their branch was cut from the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+from sightline.analysis.problems.facts import Facts
+from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.training import Idle, Training
+
+_NAMED: Final = 3  #: how many parameters a title names
+
+
+@check(
+    "unused-parameter",
+    Severity.WARNING,
+    "It cannot learn, and DistributedDataParallel waits for its gradient: use it, freeze it or leave it out.",
+)
+def unused_parameter(facts: Facts) -> Iterator[Finding]:
+    """A trainable parameter of a model that was trained, which no op of the forward read.
+
+    A module that was passed over while others of its class beside it ran is an expert without tokens or a
+    dropped layer, and no problem.
+    """
+    training = facts.derived(Training)
+    calls = facts.data.calls
+    unused: dict[tuple[int, bool], list[Idle]] = {}
+    for idle in training.idle:
+        missed = training.not_called(idle.module)
+        if not idle.used and not any(map(training.is_alternative, missed)):
+            unused.setdefault((missed[-1] if missed else idle.module, bool(missed)), []).append(idle)
+    for (module, whole_module), members in unused.items():
+        call = training.nearest_call(module)
+        finding = _about(facts, module, members, "never used", int(calls.frame[call]) if call >= 0 else -1)
+        if whole_module:
+            names = f"{len(members)} trainable parameter{'s' if len(members) > 1 else ''}"
+            finding = replace(finding, title=f"{facts.module_type(module)} with {names} was never called")
+        yield finding
+
+
+@check(
+    "no-gradient",
+    Severity.WARNING,
+    "It stays as it was initialised: what it computes reaches the loss in no way that can be differentiated.",
+)
+def no_gradient(facts: Facts) -> Iterator[Finding]:
+    """A trainable parameter that the forward used and the backward did not reach, for no known reason."""
+    training = facts.derived(Training)
+    uncut = (idle for idle in training.idle if idle.used and training.cut(idle) < 0)
+    for module, members in _by_module(uncut):
+        op = training.uses(members[0])[0]
+        yield _about(facts, module, members, "used but got no gradient", int(facts.frames[op]), op)
+
+
+@check(
+    "cut-gradient",
+    Severity.WARNING,
+    "The parameters before the cut want gradients and get none; freeze them if that is meant.",
+)
+def cut_gradient(facts: Facts) -> Iterator[Finding]:
+    """A trainable parameter whose way to the loss leads only through ``detach`` or a ``no_grad`` block."""
+    training = facts.derived(Training)
+    cuts: dict[int, list[Idle]] = {}
+    for idle in training.idle:
+        op = training.cut(idle) if idle.used else -1
+        if op >= 0:  # the ops of one line, such as those of a layer, are one cut
+            same = (known for known in cuts if _place(facts, known) == _place(facts, op))
+            cuts.setdefault(next(same, op), []).append(idle)
+    for op, members in cuts.items():
+        how = "detach" if facts.name(op) == "detach" else "a block without gradients (no_grad)"
+        for module, group in _by_module(members):
+            yield _about(facts, module, group, f"cut from the loss by {how}", int(facts.frames[op]), op)
+
+
+def _place(facts: Facts, op: int) -> str:
+    return facts.place(int(facts.frames[op]))
+
+
+def _by_module(parameters: Iterable[Idle]) -> Iterator[tuple[int, list[Idle]]]:
+    """Parameters together with the others of their module."""
+    for module, group in groupby(sorted(parameters, key=lambda idle: idle.module), lambda idle: idle.module):
+        yield module, list(group)
+
+
+def _about(
+    facts: Facts, module: int, parameters: Sequence[Idle], what: str, frame: int, op: int = -1
+) -> Finding:
+    names = ", ".join(each.name for each in parameters[:_NAMED])
+    more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
+    verb = "was" if len(parameters) == 1 else "were"
+    title = f"{names}{more} of {facts.module_type(module)} {verb} {what}"
+    values = parameters[0].values
+    return Finding(title, module, frame, op, values[0] if values else -1, parameters[0].path)

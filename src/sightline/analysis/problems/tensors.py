@@ -1,0 +1,210 @@
+"""Problems of shape and precision: an accidental broadcast in a loss, an accidental upcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sightline.analysis.places import torch_file
+from sightline.analysis.problems.facts import MATMULS, RANDOM, Facts, Mask
+from sightline.analysis.problems.problem import Finding, Severity, check
+
+_ARITHMETIC: Final = frozenset("add sub rsub mul div".split())
+_LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
+#: What stands between a difference and the number that is the loss.
+_TOWARDS_LOSS: Final = (
+    _ARITHMETIC | _LOSSES | frozenset("pow abs neg exp log log1p sqrt square mean sum".split())
+)
+_FARTHEST: Final = 24  #: how many ops a value is followed for, there and back
+
+Shape = tuple[int, ...]
+
+
+# -- broadcast ---------------------------------------------------------------------------------------------
+
+
+@check(
+    "broadcast",
+    Severity.ERROR,
+    "Every row is compared with every other row instead of its own, so the loss runs but does not measure "
+    "the error; give both operands the same shape.",
+)
+def broadcast_in_a_loss(facts: Facts) -> Iterator[Finding]:
+    """``[B, 1]`` meets ``[B]``, gives ``[B, B]``, and that is reduced to one number.
+
+    Outer products and pairwise distances are written on purpose: their column is made by ``None``,
+    ``unsqueeze``, ``view`` or ``keepdim``, and their matrix is used as one. Here the column came as it is out
+    of a layer or the data, and the matrix is only averaged.
+    """
+    for op in _of_two_ranks(facts):
+        pair = [_before_expand(facts, op, value) for value in facts.inputs(op)[:2]]
+        column, row = sorted(pair, key=lambda value: -len(facts.meta(value).shape))
+        grown = _grown(facts.meta(column).shape, facts.meta(row).shape)
+        if grown is None or not _is_plain_column(facts, column) or not _becomes_loss(facts, op):
+            continue
+        operands = " and ".join(str(facts.meta(value)) for value in pair)
+        title = f"{facts.written(op)} of {operands} broadcasts both to {list(grown)}, which becomes a loss"
+        yield Finding(title, facts.module(op), int(facts.frames[op]), op, column)
+
+
+def _of_two_ranks(facts: Facts) -> list[int]:
+    """Arithmetic on two tensors of unequal ranks, or that were made equal by expanding both."""
+    ops, values = facts.data.ops, facts.data.values
+    some = facts.forward & facts.named(_ARITHMETIC | _LOSSES) & (np.diff(ops.input_offsets) >= 2)
+    chosen = np.flatnonzero(some)
+    one, other = (ops.inputs[ops.input_offsets[chosen] + at] for at in (0, 1))
+    ranks = np.array([len(meta.shape) for meta in facts.data.metas] or [0])[values.meta]
+    expands = np.append(facts.named(frozenset({"expand"})), False)  # what no op made has producer -1
+    expanded = expands[values.producer[one]] & expands[values.producer[other]]
+    found: list[int] = chosen[(ranks[one] != ranks[other]) | expanded].tolist()
+    return found
+
+
+def _grown(column: Shape, row: Shape) -> Shape | None:
+    """The shape that two broadcast to, if one has an extra size 1 and both grow.
+
+    >>> _grown((8, 1), (8,)), _grown((8, 1), (8, 1)), _grown((1, 8), (8,)), _grown((8, 1), ())
+    ((8, 8), None, None, None)
+    """
+    if len(column) != len(row) + 1 or not row:
+        return None
+    if not any(size == 1 and column[:at] + column[at + 1 :] == row for at, size in enumerate(column)):
+        return None
+    padded = (1, *row)
+    grown = tuple(max(pair) for pair in zip(column, padded, strict=True))
+    return grown if grown != column and grown != padded else None
+
+
+def _before_expand(facts: Facts, op: int, value: int) -> int:
+    """The tensor as the user gave it: torch's own losses expand both operands before they subtract."""
+    maker = facts.producer(value)
+    if maker < 0 or facts.name(maker) != "expand":
+        return value
+    parents, frames = facts.data.ops.parent, facts.data.ops.frame
+    together = parents[maker] == parents[op] if parents[op] >= 0 else _in_torch(facts, int(frames[maker]))
+    return facts.inputs(maker)[0] if together else value
+
+
+def _in_torch(facts: Facts, frame: int) -> bool:
+    return frame >= 0 and torch_file(facts.data.codes[int(facts.data.frames.code[frame])].file)
+
+
+def _is_plain_column(facts: Facts, value: int) -> bool:
+    """Whether a tensor has its size 1 from a layer or from the data, and nobody put it there."""
+    for _ in range(_FARTHEST):
+        maker, shape = facts.producer(value), facts.meta(value).shape
+        if maker < 0:
+            return facts.kind(value) == "input"
+        if facts.name(maker) in MATMULS | RANDOM:
+            return True
+        sources = facts.inputs(maker)
+        same = [source for source in sources if facts.meta(source).shape == shape]
+        flattened = [source for source in sources[:1] if _flattens(facts.meta(source).shape, shape)]
+        if not same and not flattened:
+            return False
+        value = (same or flattened)[0]
+    return False
+
+
+def _flattens(before: Shape, after: Shape) -> bool:
+    """Whether a view only drops dimensions, as from ``[8, 1, 1, 1]`` to ``[8, 1]``."""
+    return len(before) > len(after) and np.prod(before) == np.prod(after) and before[: len(after)] == after
+
+
+def _becomes_loss(facts: Facts, op: int) -> bool:
+    """Whether the result is worked on elementwise and summed up to one number."""
+    front = [op]
+    for _ in range(_FARTHEST):
+        made = [value for each in front for value in facts.outputs(each)]
+        if any(not facts.meta(value).shape for value in made):
+            return True
+        front = list(dict.fromkeys(user for value in made for user in facts.users(value)))
+        front = [user for user in front if facts.name(user).removesuffix("_") in _TOWARDS_LOSS]
+    return False
+
+
+# -- upcast ------------------------------------------------------------------------------------------------
+
+_PROMOTING: Final = _ARITHMETIC | frozenset("where maximum minimum addcmul addcdiv lerp cat stack".split())
+
+
+@check(
+    "upcast",
+    Severity.WARNING,
+    "From here on the model computes in float32, with twice the memory and a fraction of the speed; cast the "
+    "float32 tensor once, where it is made.",
+)
+def accidental_upcast(facts: Facts) -> Iterator[Finding]:
+    """In a model of low precision a float32 tensor is mixed in, and a matmul further on is fed the result.
+
+    A cast that is written (``.float()``, ``.to(x.dtype)``) is meant, before and after; so is all float32 work
+    that never meets a matmul again, such as a norm, a softmax or a loss.
+    """
+    if not _is_low_precision(facts):
+        return
+    single = facts.of_meta(lambda meta: meta.dtype == "float32" and bool(meta.shape))
+    mixed = facts.any_input(facts.low) & facts.any_input(single)
+    candidates = np.flatnonzero(facts.forward & facts.named(_PROMOTING) & mixed & (facts.data.ops.call >= 0))
+    if not len(candidates):
+        return
+    cast, fed = _made_of_low(facts), _feeds_matmul(facts, single)
+    for op in candidates.tolist():
+        given, made = facts.inputs(op), facts.outputs(op)
+        other = next(value for value in given if single[value])
+        if made and single[made[0]] and fed[made[0]] and not cast[other]:
+            low = next(value for value in given if facts.low[value])
+            title = (
+                f"{facts.written(op)} mixes {facts.meta(low)} with {_origin(facts, other)} and gives "
+                f"{facts.meta(made[0])}, which feeds a matmul"
+            )
+            yield Finding(title, facts.module(op), int(facts.frames[op]), op, other)
+
+
+def _is_low_precision(facts: Facts) -> bool:
+    """Whether most parameters of the model are bf16 or f16; under autocast alone they are float32."""
+    sizes = {"low": 0, "other": 0}
+    seen: set[int] = set()
+    for info in (info for module in facts.data.modules for info in module.parameters if not info.buffer):
+        if info.key not in seen:
+            seen.add(info.key)
+            sizes["low" if info.dtype in ("bfloat16", "float16") else "other"] += info.numel
+    return sizes["low"] > sizes["other"]
+
+
+def _made_of_low(facts: Facts) -> list[bool]:
+    """Of every value: whether one of low precision is behind it. If it is float32, that was asked for."""
+    found = [False] * len(facts.data.values)
+    low = facts.low.tolist()
+    for op in np.flatnonzero(facts.forward).tolist():
+        if any(low[value] or found[value] for value in facts.inputs(op)):
+            for value in facts.results(op):
+                found[value] = True
+    return found
+
+
+def _feeds_matmul(facts: Facts, single: Mask) -> list[bool]:
+    """Of every value: whether float32 made of it reaches a matmul, as it is or cast by autocast."""
+    found = [False] * len(facts.data.values)
+    matmul, kept = facts.named(MATMULS).tolist(), single.tolist()
+    for op in np.flatnonzero(facts.forward)[::-1].tolist():
+        ahead = any(found[value] for value in facts.results(op) if kept[value])
+        if matmul[op] or ahead or _is_autocast(facts, op):
+            for value in facts.inputs(op):
+                found[value] = True
+    return found
+
+
+def _is_autocast(facts: Facts, op: int) -> bool:
+    """Whether an op casts to low precision inside an API call that multiplies: autocast did that."""
+    parent = int(facts.data.ops.parent[op])
+    if parent < 0 or facts.name(op) != "_to_copy" or not any(facts.low[value] for value in facts.outputs(op)):
+        return False
+    return any(facts.name(child) in MATMULS for child in facts.index.children(parent))
+
+
+def _origin(facts: Facts, value: int) -> str:
+    """A tensor, with its name where it is a parameter, buffer or constant."""
+    name = facts.index.name(facts.data.values.name[value])
+    return f"{facts.meta(value)} ({facts.kind(value)} {name})" if name else str(facts.meta(value))

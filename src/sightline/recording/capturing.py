@@ -1,0 +1,257 @@
+"""``capture=``: tensors are kept as they were when they passed, in memory or written to disk behind the run.
+
+Every tensor is copied at once, compactly and on its own device, so that nothing that happens to it later
+changes what was kept, and a slice never drags its storage along. What goes to disk is handed to the
+writer's thread, which is also the one that waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.utils._pytree as pytree
+
+from sightline import spying
+from sightline.options import Capture
+from sightline.recording.copies import StoredFiles, as_bytes, kept_copy, kept_size, save_one
+from sightline.recording.measuring import Chosen, results_of
+from sightline.recording.observing import Observer, Spied
+from sightline.recording.operations import OP, OpInfo
+from sightline.recording.torchapi import Tensor, below_autograd, current_node, no_dispatch, quiet
+from sightline.trace.data import PHASES, CaptureInfo
+from sightline.trace.filenames import file_name
+from sightline.trace.stores import MemoryStore, ShardStore, Store
+from sightline.trace.writer import ShardWriter
+
+if TYPE_CHECKING:
+    from sightline.recording.lanes import Lane, OpenCall
+    from sightline.recording.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What ``Capture(when=…)`` is asked about."""
+
+    step: str
+    module: str
+    name: str
+    call: int
+    role: str
+    phase: str
+
+
+class Capturer(Observer):
+    """Keeps the tensors that were asked for."""
+
+    def __init__(self, session: Session, wanted: Capture, folder: Path | None) -> None:
+        self._session = session
+        self._wanted = wanted
+        self._chosen = Chosen(session, wanted.modules, wanted.ops)
+        self._every_module = wanted.modules is None and not wanted.ops and wanted.names is None
+        self._writer: ShardWriter | None = None
+        self._files: StoredFiles | None = None
+        self._folder = None if folder is None else folder / "tensors"
+        if self._folder is not None:
+            self._writer = ShardWriter(self._folder, on_error=wanted.on_error)
+            self._files = StoredFiles(self._folder) if wanted.format == "pt" else None
+        self._held: dict[str, Any] = {}
+        self._keys: set[str] = set()
+        self.infos: list[CaptureInfo] = []  # with the ids values have while recording
+        self._times: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._calls: dict[int, int] = {}  # open call -> which call of its module it is
+        self._called: defaultdict[int, int] = defaultdict(int)
+        self._hooked: set[int] = set()
+        self._handles: list[Any] = []
+        self._bytes = 0
+        self.left_out = 0  #: tensors that were beyond ``max_bytes``, or cannot be kept
+
+    # -- module calls ------------------------------------------------------------------------------------
+
+    def _meant(self, call: OpenCall) -> bool:
+        if self._wanted.modules is None:
+            return self._every_module
+        return self._chosen.module(call.module, exactly=True)
+
+    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+        """Keep what a module is given, before it can change it."""
+        index = self._called[call.module]
+        self._called[call.module] = index + 1
+        if not self._meant(call):
+            return
+        self._calls[call.call] = index
+        if self._wanted.gradients:
+            self._watch_parameters(call)
+        if self._wanted.inputs:
+            kwargs = call.frame.f_locals.get("kwargs") if call.frame is not None else None
+            given: Any = (args, kwargs) if kwargs else args
+            self._keep_all(self._label(call.module), "input", index, "input", given, call.phase)
+
+    def leave(
+        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
+    ) -> None:
+        """Keep what it returns."""
+        index = self._calls.pop(call.call, None)
+        if index is not None and not raised and self._wanted.outputs:
+            self._keep_all(self._label(call.module), "output", index, "output", result, call.phase)
+
+    def _label(self, number: int) -> str:
+        known = self._session.modules.all[number]
+        return known.path or type(known.ref()).__name__
+
+    # -- ops and spies -----------------------------------------------------------------------------------
+
+    def op(
+        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
+        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
+    ) -> None:  # fmt: skip
+        """Keep the results of an op that is meant."""
+        if raised or not self._wanted.ops or not self._chosen(lane, info):
+            return
+        calls = lane.calls()
+        label = self._label(calls[-1].module) if calls else ""
+        name = info.name if info.flavour == OP else info.name.rpartition(".")[2]
+        fresh = [one for one in results_of(self._session, info, args, kwargs, result) if self._is_new(one)]
+        if fresh:
+            phase = lane.phase if node is None else PHASES.index("backward")
+            self._keep_all(label, name, self._time(label, name), "op", fresh, phase, flat=True)
+
+    def _is_new(self, tensor: Any) -> bool:
+        """Whether a result was not kept before: an API call returns what its last op has made."""
+        value = self._session.values.known(tensor)
+        if value is None or value in self._hooked:
+            return False
+        self._hooked.add(value)
+        return True
+
+    def spied(self, session: Session, lane: Lane, spied: Spied) -> None:
+        """Keep what ``sl.spy`` was told."""
+        names = self._wanted.names
+        if names is not None and not any(fnmatchcase(spied.name, glob) for glob in names):
+            return
+        label = self._owner(lane, spied.module)
+        index = self._time(label, spied.name)
+        self._keep_all(label, spied.name, index, "spy", spied.value, lane.phase)
+
+    def _owner(self, lane: Lane, module: Any) -> str:
+        if module is None:
+            calls = lane.calls()
+            return self._label(calls[-1].module) if calls else ""
+        known = self._session.modules.by_id.get(id(module))
+        return type(module).__name__ if known is None else self._label(known.number)
+
+    def _time(self, label: str, name: str) -> int:
+        key = (spying.current_step(), label, name)
+        self._times[key] += 1
+        return self._times[key] - 1
+
+    # -- gradients ---------------------------------------------------------------------------------------
+
+    def _watch_parameters(self, call: OpenCall) -> None:
+        module = self._session.modules.all[call.module].ref()
+        label = self._label(call.module)
+        for name, parameter in module._parameters.items() if module is not None else ():
+            if parameter is not None and parameter.requires_grad and -id(parameter) not in self._hooked:
+                self._hooked.add(-id(parameter))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._of_leaf(label, name)))
+
+    def _of_leaf(self, label: str, name: str) -> Callable[[Any], None]:
+        def accumulated(parameter: Any) -> None:
+            self._keep_gradient(label, f"{name}.grad", "", 0, 0, parameter.grad)
+
+        return accumulated
+
+    def _watch(self, tensor: Any, label: str, name: str, path: str, index: int, slot: int) -> None:
+        if tensor.requires_grad:
+            keep = partial(self._keep_gradient, label, f"{name}.grad", path, index, slot)
+            self._handles.append(tensor.register_hook(keep))
+
+    def _keep_gradient(self, label: str, name: str, path: str, index: int, slot: int, gradient: Any) -> None:
+        if not self._session.running or not isinstance(gradient, Tensor):
+            return
+        try:
+            with quiet(), no_dispatch(), below_autograd():
+                self._keep(gradient, label, name, index, slot, "gradient", path, PHASES.index("backward"))
+        except Exception as error:
+            self._session.fault(error)
+
+    # -- keeping -----------------------------------------------------------------------------------------
+
+    def _keep_all(
+        self, label: str, name: str, index: int, role: str, held: Any, phase: int, flat: bool = False
+    ) -> None:
+        leaves, _ = pytree.tree_flatten_with_path(held)
+        tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
+        for slot, (path, tensor) in enumerate(tensors):
+            place = "" if flat or len(leaves) == 1 else pytree.keystr(path)
+            if self._keep(tensor, label, name, index, slot, role, place, phase) and self._wanted.gradients:
+                self._watch(tensor, label, name, place, index, slot)
+
+    def _keep(
+        self, tensor: Any, label: str, name: str, index: int, slot: int, role: str, path: str, phase: int
+    ) -> bool:
+        """Keep one tensor; False if it is not wanted or cannot be kept."""
+        wanted, step = self._wanted, spying.current_step()
+        shown = PHASES[phase if current_node() is None else PHASES.index("backward")]
+        if wanted.when is not None and not wanted.when(Candidate(step, label, name, index, role, shown)):
+            return False
+        size = kept_size(tensor, wanted)
+        if size is None or (wanted.max_bytes is not None and self._bytes + size > wanted.max_bytes):
+            self.left_out += 1
+            return False
+        self._bytes += size
+        value = self._session.values.known(tensor)
+        copy = kept_copy(tensor, wanted)
+        info = CaptureInfo(
+            step, label, name, index, slot, role, path, -1 if value is None else value, tuple(copy.shape),
+            str(copy.dtype).removeprefix("torch."), wanted.sample is None or tensor.numel() <= wanted.sample,
+        )  # fmt: skip
+        while info.key in self._keys:  # a second backward pass through the same call
+            info = replace(info, call=info.call + 1)
+        self._keys.add(info.key)
+        self.infos.append(info)
+        self._put(info, copy)
+        return True
+
+    def _put(self, info: CaptureInfo, copy: Any) -> None:
+        if self._writer is None:
+            self._held[info.key] = copy
+        elif self._files is not None:
+            name = self._writer.put_file(file_name(info.key), save_one(copy), copy.nbytes)
+            self._files.names[info.key] = name
+        else:
+            self._writer.put(info.key, info.dtype, info.shape, as_bytes(copy), info)
+
+    # -- afterwards --------------------------------------------------------------------------------------
+
+    def finish(self, session: Session) -> None:
+        """Take the hooks off, and wait until all is written."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._writer is not None:
+            self._writer.close()
+
+    def store(self) -> Store:
+        """Where the tensors kept so far are."""
+        if self._files is not None:
+            return self._files
+        if self._folder is not None:
+            if self._session.running and self._writer is not None:
+                self._writer.flush()
+            return ShardStore(self._folder)
+        for key, held in self._held.items():
+            if isinstance(held, Tensor):
+                read = as_bytes(held)
+                self._held[key] = read() if callable(read) else read
+        return MemoryStore(dict(self._held))
+
+    def captures(self, dense: Callable[[list[int]], list[int]]) -> list[CaptureInfo]:
+        """What was kept, with the ids values have in the trace."""
+        ids = dense([info.value for info in self.infos])
+        return [replace(info, value=value) for info, value in zip(self.infos, ids, strict=True)]

@@ -1,0 +1,103 @@
+"""How a tensor is kept: a compact copy, its bytes, or a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sightline.errors import DamagedFile, UsageError
+from sightline.options import Capture
+from sightline.recording.torchapi import Tensor, is_functorch_wrapped
+from sightline.trace.stores import Bytes
+
+
+def kept_size(tensor: Any, wanted: Capture) -> int | None:
+    """Bytes that keeping a tensor takes; None for one that has no elements at hand (fake, sparse, nested)."""
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return None
+    if is_functorch_wrapped(tensor) or (
+        hasattr(type(tensor), "__torch_dispatch__") and not _is_plain(tensor)
+    ):
+        return None
+    count = tensor.numel() if wanted.sample is None else min(tensor.numel(), wanted.sample)
+    return int(
+        count * (tensor if wanted.dtype is None else torch.empty(0, dtype=wanted.dtype)).element_size()
+    )
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def kept_copy(tensor: Any, wanted: Capture) -> Any:
+    """A copy of its own, dense, with the elements in order."""
+    copy = tensor.detach().as_subclass(Tensor)
+    if wanted.sample is not None and copy.numel() > wanted.sample:
+        copy = copy.reshape(-1)[:: -(-copy.numel() // wanted.sample)]
+    if copy.is_conj() or copy.is_neg():
+        copy = copy.resolve_conj().resolve_neg()
+    return copy.to(device=wanted.device, dtype=wanted.dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def as_bytes(copy: Any) -> Bytes | Callable[[], Bytes]:
+    """The bytes of a copy; of one on a device a function that waits for them, for another thread to call."""
+    if copy.is_cpu:
+        return _bytes(copy)
+    if not copy.is_cuda:
+        return lambda: _bytes(copy.cpu())
+    done = torch.cuda.Event()
+    done.record(torch.cuda.current_stream(copy.device))
+
+    def fetch() -> Bytes:
+        with torch.cuda.device(copy.device):
+            side = torch.cuda.Stream()
+            side.wait_event(done)
+            with torch.cuda.stream(side):
+                host = copy.to("cpu", non_blocking=False)
+        copy.record_stream(side)
+        return _bytes(host)
+
+    return fetch
+
+
+def _bytes(copy: Any) -> Bytes:
+    if copy.is_complex():
+        copy = torch.view_as_real(copy)
+    flat = copy.reshape(-1)
+    octets: Bytes = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
+    return octets
+
+
+def save_one(copy: Any) -> Callable[[Path], None]:
+    """A function that writes a tensor as ``torch.load(..., weights_only=True)`` reads it."""
+    return lambda path: torch.save(copy.cpu(), path)
+
+
+def to_torch(data: Bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A torch tensor out of the bytes of a captured one."""
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise UsageError(f"this torch has no dtype {dtype!r}; use .numpy() or .raw.")
+    if not data.nbytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.from_numpy(data.copy()).view(kind).reshape(shape)
+
+
+class StoredFiles:
+    """The store of ``format="pt"``: one file for each tensor."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.names: dict[str, str] = {}
+
+    def read(self, key: str) -> Bytes:
+        """The bytes of a tensor."""
+        path = self._folder / self.names[key]
+        try:
+            return _bytes(torch.load(path, weights_only=True))
+        except Exception as error:
+            raise DamagedFile(f"{path} cannot be read: {error}") from error

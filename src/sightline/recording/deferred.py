@@ -1,0 +1,190 @@
+"""Numbers of tensors on a device: computed there, kept there, fetched when the recording is over.
+
+Nothing here waits for the device. Each tensor gets a row of a table on its own device: extremes, sum and sum
+of squares, counts and the lanes of the fingerprint. A table that is full is copied to the host in the
+background. On CUDA one fused kernel fills a row in one pass; elsewhere, and without Triton, torch's own
+reductions do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sightline.recording.fingerprints import LANES, lanes_of, plain_nan
+from sightline.recording.readings import flattened
+
+_ROWS: Final = 2048
+_SUMS: Final = 4  # min, max, sum, sum of squares
+_COUNTS: Final = 4  # elements, zeros, nans, infs; the lanes follow
+
+
+class Deferred:
+    """The tables of all devices."""
+
+    def __init__(self, fill: str) -> None:
+        self._fill = fill  # "odd": only what is not finite is counted; "numbers"; "fingerprints": all
+        self._tables: dict[torch.device, list[Table]] = {}
+        self._alarms: dict[torch.device, Alarm] = {}
+
+    @property
+    def used(self) -> bool:
+        """Whether there was anything on a device."""
+        return bool(self._tables)
+
+    def alarm(self, wait: bool = False) -> int:
+        """How many NaNs and infinities the devices have met, as far as their word has come."""
+        return sum(int(alarm.count) if wait else alarm.heard() for alarm in self._alarms.values())
+
+    def add(self, value: int, tensor: Any) -> None:
+        """Take the numbers of a tensor, on its device."""
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # our kernel would become a part of the graph that is being captured
+        self.table(tensor.device).add(value, tensor)
+
+    def table(self, device: torch.device) -> Table:
+        """The table that has room."""
+        tables = self._tables.setdefault(device, [])
+        if not tables or tables[-1].full:
+            if tables:
+                tables[-1].send()
+            alarm = self._alarms.setdefault(device, Alarm(device))
+            tables.append(Table(device, self._fill, alarm))
+        return tables[-1]
+
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Everything so far; waits for the devices."""
+        parts = [table.columns() for tables in self._tables.values() for table in tables]
+        floats = np.concatenate([np.zeros((0, 5)), *(part[0] for part in parts)])
+        counts = np.concatenate([np.zeros((0, 4 + LANES), dtype=np.int64), *(part[1] for part in parts)])
+        return floats, counts
+
+
+class Alarm:
+    """A count on a device, of which the host hears without waiting."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.count = torch.zeros(1, dtype=torch.int64, device=device)
+        self._heard = 0
+        self._copy: tuple[Any, Any] | None = None  # the host's copy, and the event of its arrival
+
+    def heard(self) -> int:
+        """The count as it was when the last copy was begun that has arrived; begins the next."""
+        if not self.count.is_cuda:
+            return int(self.count)
+        if self._copy is None:
+            self._copy = torch.zeros(1, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
+        else:
+            host, event = self._copy
+            if not event.query():
+                return self._heard
+            self._heard = int(host)
+        host, event = self._copy
+        host.copy_(self.count, non_blocking=True)
+        event.record()
+        return self._heard
+
+
+class Table:
+    """A few thousand rows on one device."""
+
+    def __init__(self, device: torch.device, fill: str, alarm: Alarm) -> None:
+        self._alarm = alarm.count
+        self._plain = partial(_fill, fingerprint=fill == "fingerprints")
+        self._fused = _fused(device, fill)
+        exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
+        self._sums = torch.zeros((_ROWS, _SUMS), dtype=exact, device=device)
+        self._sums[:, 0] = float("inf")
+        self._sums[:, 1] = -float("inf")
+        self._counts = torch.zeros((_ROWS, _COUNTS + LANES), dtype=torch.int64, device=device)
+        self.values: list[int] = []
+        self._sizes: list[int] = []
+
+    @property
+    def full(self) -> bool:
+        return len(self.values) == _ROWS
+
+    def add(self, value: int, tensor: Any) -> None:
+        """Fill the next row."""
+        if not tensor.is_contiguous() or tensor.is_complex() or tensor.is_neg():
+            tensor = flattened(tensor)
+        at = len(self.values)
+        self.values.append(value)
+        self._sizes.append(tensor.numel())
+        if self._fused is None or not self._fused(tensor, self._sums, self._counts, self._alarm, at):
+            self._plain(tensor, self._sums, self._counts, self._alarm, at)
+
+    def send(self) -> None:
+        """Begin to copy to the host; no row is added afterwards."""
+        self._sums, self._counts = _to_host(self._sums), _to_host(self._counts)
+
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Min, max, mean, std and l2 of each tensor; and its value, zeros, NaNs, infinities and lanes."""
+        rows = len(self.values)
+        if self._sums.is_pinned():
+            torch.cuda.synchronize()
+        sums = self._sums[:rows].cpu().numpy().astype(np.float64)
+        counted = self._counts[:rows].cpu().numpy()
+        nans, infs = counted[:, 2], counted[:, 3]
+        fine = np.array(self._sizes, dtype=np.int64) - nans - infs
+        with np.errstate(all="ignore"):
+            mean = sums[:, 2] / fine
+            variance = np.maximum(sums[:, 3] - sums[:, 2] * mean, 0.0) / np.maximum(fine - 1, 1)
+            floats = np.stack([sums[:, 0], sums[:, 1], mean, np.sqrt(variance), np.sqrt(sums[:, 3])], axis=1)
+        floats[fine == 0] = np.nan
+        counts = counted.copy()
+        counts[:, 0] = self.values
+        return floats, counts
+
+
+def _fill(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int, fingerprint: bool) -> None:
+    """One row by torch's own reductions; nothing of it waits."""
+    flat, sums, counts = tensor.reshape(-1), sums[at_row], counts[at_row]
+    numbers = flat if flat.dtype == torch.float64 else flat.float()
+    wrong, fine = torch.isnan(numbers), torch.isfinite(numbers)
+    finite = torch.where(fine, numbers, 0)
+    sums[0] = torch.where(fine, numbers, float("inf")).min()
+    sums[1] = torch.where(fine, numbers, -float("inf")).max()
+    sums[2] = finite.sum(dtype=sums.dtype)
+    sums[3] = finite.square().sum(dtype=sums.dtype)
+    counts[1] = (numbers == 0).sum()
+    counts[2] = wrong.sum()
+    counts[3] = numbers.numel() - counts[2] - fine.sum()
+    alarm += counts[2] + counts[3]
+    if fingerprint:
+        counts[_COUNTS:] = lanes_of(torch.where(wrong, plain_nan(flat.dtype).to(flat.device), flat))
+
+
+def _to_host(table: Any) -> Any:
+    if not table.is_cuda:
+        return table.cpu()
+    host = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
+    return host.copy_(table, non_blocking=True)
+
+
+def _fused(device: torch.device, fill: str) -> Callable[..., bool] | None:
+    """The one-pass kernel, where Triton is there; it ships with torch's CUDA builds."""
+    if device.type != "cuda":
+        return None
+    try:
+        from sightline.recording.kernels import count, fits, measure
+    except ImportError:
+        return None
+    kernel = count if fill == "odd" else partial(measure, fingerprint=fill == "fingerprints")
+
+    def fused(tensor: Any, *row: Any) -> bool:
+        if not fits(tensor):
+            return False
+        if device.index == torch.cuda.current_device():
+            kernel(tensor, *row)
+        else:
+            with torch.cuda.device(device):
+                kernel(tensor, *row)
+        return True
+
+    return fused

@@ -1,0 +1,111 @@
+"""A 64-bit fingerprint of a tensor: equal for equal bits on every device, in every process and memory layout.
+
+The elements in row-major order, their NaNs made alike, are rows of `ROW` bytes (the last one filled up with
+zeros). Each row is multiplied with a fixed matrix of small integers, which gives four *lanes* per row that
+no change, no swap and no sign flip of elements leaves alone; the lanes of all rows are added up with a
+weight for each row. All of it is exact integer arithmetic, so that the order in which a device adds does not
+matter, and the multiplication is one that CPUs and GPUs have units for. Shape and dtype are mixed in when
+the trace is built (`fingerprints_of`), so that a view that only relabels its elements needs no second pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sightline.recording.torchapi import int_mm
+
+ROW: Final = 1024  #: bytes
+LANES: Final = 4
+
+U64 = NDArray[np.uint64]
+
+
+def lanes_of(flat: Any) -> Any:
+    """The lanes of a flat contiguous tensor without NaNs of odd payload: four int64 on its own device."""
+    octets = flat.view(torch.int8)
+    rows = octets.numel() // ROW
+    matrix, weights = matrix_on(flat.device), row_weights_on(flat.device, rows + 1)
+    lanes = None
+    if rows:
+        products = _multiplied(octets[: rows * ROW].view(rows, ROW), matrix)
+        lanes = (products.to(torch.int64) * weights[:rows, None]).sum(0)
+    rest = octets[rows * ROW :]
+    if len(rest):
+        products = _multiplied(rest.view(1, -1), matrix[: len(rest)])
+        last = products[0].to(torch.int64) * weights[rows]
+        lanes = last if lanes is None else lanes + last
+    return lanes
+
+
+def _multiplied(octets: Any, matrix: Any) -> Any:
+    if octets.is_cuda:  # cuBLAS takes no smaller ones than these
+        padded = octets.new_zeros((max(len(octets), 32), -(-octets.shape[1] // 8) * 8))
+        padded[: len(octets), : octets.shape[1]] = octets
+        wide = matrix.new_zeros((padded.shape[1], 8))
+        wide[: len(matrix), :LANES] = matrix
+        return int_mm(padded, wide)[: len(octets), :LANES]
+    return int_mm(octets, matrix)
+
+
+@lru_cache(maxsize=64)
+def plain_nan(dtype: torch.dtype) -> Any:
+    """The NaN that stands for all NaNs of a dtype."""
+    return torch.tensor(float("nan"), dtype=dtype)
+
+
+@lru_cache(maxsize=16)
+def matrix_on(device: torch.device) -> Any:
+    """Weights of the bytes of a row, none of them zero."""
+    drawn = _scrambled(np.arange(ROW * LANES, dtype=np.uint64)) % np.uint64(254)
+    weights = drawn.astype(np.int16) - 127
+    weights[weights >= 0] += 1
+    return torch.from_numpy(weights.astype(np.int8).reshape(ROW, LANES)).to(device)
+
+
+_weights: Final[dict[torch.device, Any]] = {}
+
+
+def row_weights_on(device: torch.device, count: int) -> Any:
+    """Odd 32-bit weights of the rows; there are as many as were ever needed."""
+    found = _weights.get(device)
+    if found is None or len(found) < count:
+        size = max(1024, 1 << (count - 1).bit_length())
+        drawn = _scrambled(np.arange(1 << 40, (1 << 40) + size, dtype=np.uint64)).astype(np.uint32)
+        found = _weights[device] = torch.from_numpy((drawn | np.uint32(1)).view(np.int32)).to(device)
+    return found
+
+
+def fingerprints_of(lanes: NDArray[np.int64], looks: Iterable[tuple[str, tuple[int, ...]]]) -> U64:
+    """From the lanes of many tensors, a row each, and their dtypes and shapes; never zero.
+
+    >>> a, b = fingerprints_of(np.zeros((2, 4), dtype=np.int64), [("float32", (2,)), ("float32", (1, 2))])
+    >>> bool(a != b)
+    True
+    """
+    mixed = np.array([_look_bits(dtype, shape) for dtype, shape in looks], dtype=np.uint64)
+    for lane in lanes.view(np.uint64).T:
+        mixed = _scrambled(mixed ^ lane)
+    mixed[mixed == 0] = 1
+    return mixed
+
+
+@lru_cache(maxsize=65536)
+def _look_bits(dtype: str, shape: tuple[int, ...]) -> int:
+    text = f"{dtype}{list(shape)}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def _scrambled(numbers: U64) -> U64:
+    """splitmix64, which turns counting numbers into random-looking ones."""
+    with np.errstate(over="ignore"):
+        mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))

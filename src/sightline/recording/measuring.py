@@ -1,0 +1,215 @@
+"""``stats=``: the numbers of every floating result, read while the tensor is there.
+
+On a CPU they are read at once. On any other device they are computed there and stay there: `deferred` keeps
+them, and fetches them when the recording is over. A view that only relabels the elements of a tensor is
+never read: it has the numbers of its base, which the build gives it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sightline.options import Stats
+from sightline.patterns import PathPattern, op_matches, segments_of
+from sightline.recording.deferred import Deferred
+from sightline.recording.fingerprints import LANES
+from sightline.recording.observing import Observer
+from sightline.recording.operations import OP, OpInfo
+from sightline.recording.readings import Reading, read
+from sightline.recording.torchapi import Tensor, is_functorch_wrapped, storage_address
+from sightline.recording.values import PLAIN_TENSORS
+
+if TYPE_CHECKING:
+    from sightline.recording.lanes import Lane, OpenCall
+    from sightline.recording.session import Session
+
+_STRIDED: Final = torch.strided
+FLOATS: Final = 5  #: min, max, mean, std, l2
+COUNTS: Final = 4  #: value, zeros, nans, infs; the lanes of the fingerprint follow
+
+
+class Readings:
+    """The numbers read so far, by value."""
+
+    def __init__(self) -> None:
+        self.floats = array("d")
+        self.counts = array("q")
+        self.taken = bytearray()  # by value id: whether it was looked at
+        self.bad: dict[int, tuple[int, int]] = {}  #: NaNs and infinities, of values that have any
+
+    def first_time(self, value: int) -> bool:
+        """Whether a value has not been read; from now on it has."""
+        if value >= len(self.taken):
+            self.taken.extend(bytes(max(4096, value + 1 - len(self.taken))))
+        if self.taken[value]:
+            return False
+        self.taken[value] = 1
+        return True
+
+    def known(self, value: int) -> bool:
+        """Whether a value was looked at."""
+        return value < len(self.taken) and bool(self.taken[value])
+
+    def add(self, value: int, reading: Reading) -> None:
+        """Keep what was read."""
+        self.floats.fromlist([reading.min, reading.max, reading.mean, reading.std, reading.l2])
+        self.counts.fromlist([value, reading.zeros, reading.nans, reading.infs, *reading.lanes])
+        if reading.nans or reading.infs:
+            self.bad[value] = (reading.nans, reading.infs)
+
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """What was read: a row each."""
+        floats = np.frombuffer(self.floats[:], dtype=np.float64).reshape(-1, FLOATS)
+        counts = np.frombuffer(self.counts[:], dtype=np.int64).reshape(-1, COUNTS + LANES)
+        return floats, counts
+
+
+def measurable(tensor: Any) -> bool:
+    """Whether a tensor has numbers of its own that can be read: floating, strided, not fake, not empty."""
+    return (
+        type(tensor) in PLAIN_TENSORS
+        and (tensor.is_floating_point() or tensor.is_complex())
+        and tensor.layout is _STRIDED
+        and not tensor.is_meta
+        and tensor.numel() > 0
+        and not is_functorch_wrapped(tensor)
+    )
+
+
+class Measurer(Observer):
+    """Reads the numbers of what ops and module calls return."""
+
+    def __init__(self, session: Session, wanted: Stats) -> None:
+        self._session = session
+        self.fingerprint = wanted.fingerprint
+        self._chosen = Chosen(session, wanted.modules, wanted.ops)
+        self._parameters = wanted.parameters
+        self._aten = session.level in ("aten", "both")
+        self._rewritten: set[int] = set()  # storages that were changed through a view of them
+        self.readings = Readings()
+        self.deferred = Deferred("fingerprints" if wanted.fingerprint else "numbers")
+
+    def op(
+        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
+        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
+    ) -> None:  # fmt: skip
+        """Read the results of an op."""
+        if raised or info.uninitialized or (self._aten and info.flavour != OP):
+            return  # what an API call returns, its ops have made
+        if info.relabels and not self._is_rewritten(result):
+            return
+        if not self._chosen(lane, info):
+            return
+        if type(result) is Tensor and not info.mutates:
+            self.take(result)
+            return
+        for tensor in results_of(self._session, info, args, kwargs, result):
+            self.take(tensor)
+        if info.mutates:
+            self._note_rewritten(info, args, kwargs)
+
+    def _note_rewritten(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """What was changed through a view has a new version, which nobody has read."""
+        for tensor in self._session.arguments.at(info.mutates, args, kwargs):
+            if type(tensor) is Tensor and tensor._is_view():
+                self._rewritten.add(storage_address(tensor))
+
+    def _is_rewritten(self, view: Any) -> bool:
+        return bool(self._rewritten) and type(view) is Tensor and storage_address(view) in self._rewritten
+
+    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+        """Read what a module is given, where no op has made it."""
+        if not self._chosen.call(call):
+            return
+        kwargs = call.frame.f_locals.get("kwargs") if call.frame is not None else None
+        for tensor in session.arguments.tensors((args, kwargs or {}), []):
+            self.take(tensor)
+        module = session.modules.all[call.module].ref() if self._parameters else None
+        for parameter in module._parameters.values() if module is not None else ():
+            self.take(parameter)
+
+    def leave(
+        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
+    ) -> None:
+        """Read what a module returns, where ops are not seen."""
+        if self._aten or raised or not self._chosen.call(call):
+            return
+        for tensor in session.arguments.tensors(result, []):
+            self.take(tensor)
+
+    def take(self, tensor: Any) -> None:
+        """Read a tensor, if it was not read before."""
+        if not measurable(tensor):
+            return
+        value = self._session.values.known(tensor)
+        if value is None or not self.readings.first_time(value):
+            return
+        if tensor.is_cpu:
+            self.readings.add(value, read(tensor, self.fingerprint))
+        else:
+            self.deferred.add(value, tensor)
+
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Everything read so far; waits for the devices."""
+        floats, counts = self.readings.columns()
+        more_floats, more_counts = self.deferred.columns()
+        return np.concatenate([floats, more_floats]), np.concatenate([counts, more_counts])
+
+
+class Chosen:
+    """Which ops and calls are meant by globs; each op and module is looked at once."""
+
+    def __init__(self, session: Session, modules: Any, ops: Any) -> None:
+        self._session = session
+        self._modules = None if modules is None else [PathPattern(glob) for glob in modules]
+        self._ops = ops
+        self._known_ops: dict[int, bool] = {}
+        self._known_modules: dict[tuple[int, bool], bool] = {}
+
+    def __call__(self, lane: Lane, info: OpInfo) -> bool:
+        if self._ops is not None and not self.op(info):
+            return False
+        if self._modules is None:
+            return True
+        calls = lane.calls()
+        return bool(calls) and self.module(calls[-1].module)
+
+    def op(self, info: OpInfo) -> bool:
+        """Whether an op is meant."""
+        found = self._known_ops.get(info.number)
+        if found is None:
+            level = "aten" if info.flavour == OP else "api"
+            found = any(op_matches(glob, info.name, level) for glob in self._ops or ())
+            self._known_ops[info.number] = found
+        return found
+
+    def call(self, call: OpenCall) -> bool:
+        """Whether a call is of a module that is meant."""
+        return self._modules is None or self.module(call.module)
+
+    def module(self, number: int, exactly: bool = False) -> bool:
+        """Whether a module is meant, or with one of the modules that hold it; under any of its paths."""
+        found = self._known_modules.get((number, exactly))
+        if found is None:
+            known = self._session.modules.all[number]
+            paths = [segments_of(path) for path in known.aliases or (known.path,)]
+            found = any(
+                (meant.exactly(path) if exactly else meant(path))
+                for meant in self._modules or ()
+                for path in paths
+            )
+            self._known_modules[number, exactly] = found
+        return found
+
+
+def results_of(
+    session: Session, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
+) -> list[Any]:
+    """The tensors an op returned, and those it changed in place without returning them."""
+    arguments = session.arguments
+    return arguments.tensors(result, []) + arguments.at(info.mutates, args, kwargs)

@@ -1,0 +1,100 @@
+"""The numbers of one tensor on the CPU, in as few passes over its elements as there can be.
+
+Five fast passes (extremes, sum, squares, zeros, fingerprint), and more only for what is not finite or not
+precise enough in single precision.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from sightline.recording.fingerprints import LANES, lanes_of, plain_nan
+
+#: A variance this much smaller than the square of the mean has lost its digits in one pass.
+_CANCELLED: Final = 1e-4
+_TINY: Final = 1e-30
+_NO_LANES: Final = [0] * LANES
+
+
+class Reading(NamedTuple):
+    """What was read off one tensor; all but the counts are over the finite elements."""
+
+    min: float
+    max: float
+    mean: float
+    std: float
+    l2: float
+    zeros: int
+    nans: int
+    infs: int
+    lanes: list[int]
+
+
+def is_finite(tensor: Any) -> bool:
+    """Whether all elements are finite, in one pass: a sum of finite numbers is finite unless it overflows."""
+    total = tensor.sum().item()
+    if isinstance(total, complex):
+        total = total.real + total.imag
+    return math.isfinite(total) or bool(_finite(tensor).all())
+
+
+def read(tensor: Any, fingerprint: bool) -> Reading:
+    """The numbers of a floating or complex tensor with at least one element."""
+    flat = flattened(tensor)
+    numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    low, high = torch.aminmax(numbers)
+    least, most = low.item(), high.item()
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return _read_odd(flat, numbers, fingerprint)
+    count = numbers.numel()
+    total, squares = numbers.sum().item(), torch.dot(numbers, numbers).item()
+    if not (math.isfinite(total) and math.isfinite(squares)) or (squares < _TINY and (most or least)):
+        total, squares = _in_double(numbers)
+    mean = total / count
+    spread = squares - total * mean
+    if spread < _CANCELLED * squares and least != most:
+        centred = numbers - mean
+        spread = torch.dot(centred, centred).item()
+    return Reading(
+        least, most, mean, math.sqrt(max(spread, 0.0) / (count - 1)) if count > 1 else 0.0,
+        math.sqrt(squares), count - int(torch.count_nonzero(numbers)), 0, 0,
+        lanes_of(flat).tolist() if fingerprint else _NO_LANES,
+    )  # fmt: skip
+
+
+def flattened(tensor: Any) -> Any:
+    """The elements in row-major order; of complex ones the real and imaginary parts."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    return tensor.contiguous().view(-1)
+
+
+def _finite(tensor: Any) -> Any:
+    return torch.isfinite(tensor if tensor.dtype.itemsize > 1 else tensor.float())
+
+
+def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> Reading:
+    """With NaNs or infinities in it: the rest is read by itself."""
+    wrong = torch.isnan(numbers)
+    fine = torch.isfinite(numbers)
+    nans = int(wrong.sum())
+    infs = numbers.numel() - nans - int(fine.sum())
+    lanes = _NO_LANES
+    if fingerprint:
+        lanes = lanes_of(torch.where(wrong, plain_nan(flat.dtype), flat) if nans else flat).tolist()
+    rest = numbers[fine]
+    if not len(rest):
+        nan = float("nan")
+        return Reading(nan, nan, nan, nan, nan, 0, nans, infs, lanes)
+    read_rest = read(rest, fingerprint=False)
+    return read_rest._replace(nans=nans, infs=infs, lanes=lanes)
+
+
+def _in_double(numbers: Any) -> tuple[float, float]:
+    wide = numbers.double()
+    return wide.sum().item(), torch.dot(wide, wide).item()

@@ -1,0 +1,321 @@
+"""One shard of captured tensors on disk: a safetensors file that also says where each tensor belongs.
+
+`ShardFile` writes one, `read_shard` reads the head of one and believes none of it unchecked. A shard is
+written under a temporary name with room left at its start for the header, so that bytes go straight to disk;
+the header is filled in last, and only then does the file get its name. Used by `sightline.trace.writer` and
+`sightline.trace.stores`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import stat
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import DamagedFile
+from sightline.trace.data import ROLES, CaptureInfo
+from sightline.trace.dtypes import STORED_SIZES, nbytes_of, stored_as
+
+Bytes = NDArray[np.uint8]
+
+VERSION: Final = "1"
+SUFFIX: Final = ".safetensors"
+UNFINISHED: Final = ".part"  #: the end of every temporary name
+MAX_HEADER: Final = 100_000_000  #: the format's own limit
+PAGE: Final = 4096
+
+_HEAD: Final = f'{{"__metadata__":{{"sightline":"{VERSION}","captures":"['.encode()
+_MIDDLE: Final = b']"}'
+_TAIL: Final = b"}"
+_HEADER_SIZE: Final = 8 + len(_HEAD) + len(_MIDDLE) + len(_TAIL)  #: of a header that describes nothing
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(CaptureInfo))
+
+
+def shard_name(number: int) -> str:
+    """The name of a shard: ``000007.safetensors``."""
+    return f"{number:06d}{SUFFIX}"
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file in the folder is a finished shard, by its name."""
+    return name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal()
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor as the header of a shard will describe it."""
+
+    nbytes: int
+    alignment: int  #: what the place of its bytes in the file must be a multiple of
+    entry: bytes  #: its part of the header, up to the offsets
+    capture: bytes  #: where it belongs, as JSON inside a JSON text
+
+    @classmethod
+    def of(cls, info: CaptureInfo, nbytes: int, order: int) -> Described:
+        """The description of a capture; ``order`` is its place among all, over all shards."""
+        stored, shape = stored_as(info.dtype, info.shape, nbytes)
+        entry = f'{json.dumps(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
+        fields = {name: getattr(info, name) for name in _FIELDS} | {"order": order}
+        capture = json.dumps(json.dumps(fields, separators=(",", ":")))[1:-1]
+        return cls(nbytes, STORED_SIZES[stored], entry.encode("ascii"), capture.encode("ascii"))
+
+    @property
+    def header_size(self) -> int:
+        """Bytes of a header that it takes at most: the offsets are not known yet."""
+        return len(self.entry) + len(self.capture) + 48
+
+
+class ShardFile:
+    """A shard being written.
+
+    All its tensors have the same alignment: the format allows no gaps, and readers want none misaligned.
+
+    >>> import tempfile
+    >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     shard = ShardFile(Path(folder) / shard_name(0), room=PAGE)
+    ...     shard.add(Described.of(info, 8, order=0), np.zeros(8, dtype=np.uint8))
+    ...     shard.finish()
+    ...     [capture.key for capture in read_shard(shard.path).captures]
+    ['fc/output/0/0']
+    """
+
+    def __init__(self, path: Path, room: int) -> None:
+        """Open it with at least ``room`` bytes for what the header says of tensors."""
+        self.path = path
+        self.opened = time.monotonic()
+        self.size = 0  #: bytes of whole tensors
+        self.header_size = 0  #: bytes of the header that they take
+        # Whole pages: the arrays of a mapped file are aligned.
+        self._start = -(-(_HEADER_SIZE + room) // PAGE) * PAGE
+        self._room = self._start - _HEADER_SIZE
+        self._captures: list[bytes] = []
+        self._entries: list[bytes] = []
+        self._temporary = path.with_name(f".{path.name}{UNFINISHED}")
+        # Unbuffered: the arrays are written from where they are, and a forked child has nothing to flush.
+        self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115  # closed by finish or discard
+        try:
+            # Written, not skipped: a disk that fills up later still has the place for the header.
+            write_all(self._file, memoryview(bytes(self._start)))
+        except BaseException:
+            self.discard()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def room_for(self, tensor: Described) -> bool:
+        """Whether the header has room for one more tensor."""
+        return self.header_size + tensor.header_size <= self._room
+
+    def add(self, tensor: Described, data: Bytes) -> None:
+        """Write a tensor; one that fails half-way is taken back."""
+        try:
+            write_all(self._file, data.reshape(-1).data)
+        except BaseException:
+            self._file.seek(self._start + self.size)
+            self._file.truncate()
+            raise
+        end = self.size + tensor.nbytes
+        self._entries.append(tensor.entry + b"[%d,%d]}" % (self.size, end))
+        self._captures.append(tensor.capture)
+        self.header_size += tensor.header_size
+        self.size = end
+
+    def finish(self) -> None:
+        """Fill in the header and give the file its name; a shard without tensors is none."""
+        if not self._entries:
+            self.discard()
+            return
+        parts = (_HEAD, b",".join(self._captures), _MIDDLE, *(b"," + entry for entry in self._entries), _TAIL)
+        header = b"".join(parts).ljust(self._start - 8)
+        try:
+            self._file.seek(0)
+            write_all(self._file, memoryview(struct.pack("<Q", len(header)) + header))
+            self._file.close()
+            os.replace(self._temporary, self.path)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Leave no trace of it."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def write_all(file: Any, view: memoryview) -> None:
+    """Write every byte: a raw file may take fewer at a time, as a disk that is about to be full does."""
+    while view.nbytes:
+        view = view[file.write(view) :]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What the header of a shard says, checked."""
+
+    path: Path
+    spans: dict[str, tuple[int, int]]  #: of each key, where in the file its bytes begin and end
+    captures: list[CaptureInfo]
+    orders: list[int]  #: of each capture, its place among all
+
+
+def read_shard(path: Path) -> Shard:
+    """Read and check the header of a shard, or say in one sentence why it cannot be trusted."""
+    try:
+        header, start, size = _read_header(path)
+        spans = _spans(header, size)
+        captures, orders = _captures(header, spans)
+    except _Damage as why:
+        raise DamagedFile(f"{path} is damaged: {why}.") from None
+    except OSError as error:
+        raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
+    placed = {key: (start + begin, start + end) for key, (_, _, begin, end) in spans.items()}
+    return Shard(path, placed, captures, orders)
+
+
+class _Damage(Exception):
+    """What is wrong with a file, without its name."""
+
+
+Span = tuple[str, tuple[int, ...], int, int]  # dtype, shape, begin, end
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, where the bytes of the tensors start, and how many there are."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise _Damage("it is not a regular file")  # opening a pipe would wait for ever
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise _Damage(f"it has {size} bytes, too few for a header")
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > MAX_HEADER:
+            raise _Damage(f"it claims a header of {length} bytes, more than the {MAX_HEADER} allowed")
+        if length > size - 8:
+            raise _Damage(f"it claims a header of {length} bytes, but has only {size - 8}")
+        header = _parse(file.read(length), "its header")
+    if not isinstance(header, dict):
+        raise _Damage("its header is not a JSON object")
+    return header, 8 + length, size - 8 - length
+
+
+def _parse(text: bytes | str, what: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, absurd numbers, absurd nesting
+        raise _Damage(f"{what} is not valid JSON ({type(error).__name__})") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise _Damage(f"{_short(twice)} is there twice")
+    return found
+
+
+def _spans(header: dict[str, Any], size: int) -> dict[str, Span]:
+    """Every tensor of the header; together they fill the file, each with as many bytes as its shape needs."""
+    spans = {key: _span(key, entry) for key, entry in header.items() if key != "__metadata__"}
+    reached = 0
+    for key, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
+        if end > size:
+            raise _Damage(f"{_short(key)} ends at byte {end} of {size}: the file was cut short or altered")
+        if begin != reached:
+            word = "overlaps another tensor" if begin < reached else "leaves a gap before it"
+            raise _Damage(f"{_short(key)} {word}")
+        if math.prod(shape) * STORED_SIZES[dtype] != end - begin:
+            raise _Damage(f"{_short(key)} has {end - begin} bytes, which do not make {dtype} of its shape")
+        reached = end
+    if reached != size:
+        raise _Damage(f"{size - reached} bytes belong to no tensor")
+    return spans
+
+
+def _span(key: str, entry: Any) -> Span:
+    fields = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (fields.get(name, "") for name in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(offsets):
+        raise _Damage(f"{_short(key)} is not described by a dtype, a shape and offsets")
+    if dtype not in STORED_SIZES:
+        raise _Damage(f"{_short(key)} has the unknown dtype {_short(dtype)}")
+    if len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _Damage(f"{_short(key)} has offsets that are no range")
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _captures(header: dict[str, Any], spans: dict[str, Span]) -> tuple[list[CaptureInfo], list[int]]:
+    """Where each tensor belongs, from the metadata; they must agree with the tensors that are there."""
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict) or "sightline" not in metadata:
+        raise _Damage("it was not written by sightline")
+    if metadata["sightline"] != VERSION:
+        raise _Damage(
+            f"it has version {_short(metadata['sightline'])}, and this sightline reads version {VERSION}"
+        )
+    listed = metadata.get("captures")
+    rows = _parse(listed, "its list of captures") if isinstance(listed, str) else None
+    if not isinstance(rows, list):
+        raise _Damage("it has no list of captures")
+    found = [_capture(row) for row in rows]
+    captures = [info for info, _ in found]
+    if len(captures) != len(spans) or {info.key for info in captures} != spans.keys():
+        raise _Damage("its tensors are not those of its list of captures")
+    for info in captures:
+        dtype, shape, begin, end = spans[info.key]
+        known = nbytes_of(info.dtype, info.shape)
+        if known not in (None, end - begin) or (dtype, shape) != stored_as(
+            info.dtype, info.shape, end - begin
+        ):
+            raise _Damage(f"{_short(info.key)} is not stored as {_short(info.dtype)} of its shape would be")
+    return captures, [order for _, order in found]
+
+
+def _capture(row: Any) -> tuple[CaptureInfo, int]:
+    """A capture and its place among all from JSON; fields that a later version added are left alone."""
+    if not isinstance(row, dict) or not _is_size(row.get("order")):
+        raise _Damage("its list of captures has an entry that is none")
+    given = {}
+    for field in dataclasses.fields(CaptureInfo):
+        if field.name not in row:
+            if field.default is dataclasses.MISSING:
+                raise _Damage(f"a capture has no {field.name}")
+            continue
+        value = row[field.name]
+        if field.name == "shape":
+            fits, value = _is_sizes(value), tuple(value) if isinstance(value, list) else ()
+        else:
+            fits = type(value).__name__ == field.type
+        if not fits:
+            raise _Damage(f"a capture has the {field.name} {_short(value)}")
+        given[field.name] = value
+    info = CaptureInfo(**given)
+    if info.role not in ROLES:
+        raise _Damage(f"a capture has the role {_short(info.role)}")
+    return info, row["order"]
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # True is an int, but no size
+
+
+def _is_sizes(values: Any) -> bool:
+    return isinstance(values, list) and len(values) <= 64 and all(map(_is_size, values))
+
+
+def _short(value: Any) -> str:
+    """Something out of a file for a sentence: quoted, escaped, and never long."""
+    text = ascii(value[:60] if isinstance(value, str) else value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

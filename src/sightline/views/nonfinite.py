@@ -1,0 +1,143 @@
+"""``t.nonfinite()``: the op that made the first NaN or infinity, where it came from and how far it went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sightline.analysis.nonfinite import (
+    Finding,
+    counts_text,
+    findings,
+    first_call,
+    measured_all,
+    reached_from,
+)
+from sightline.notation import value_text
+from sightline.options import Globs
+from sightline.trace.data import KINDS
+from sightline.trace.tables import Index, Op, Value
+from sightline.views.lineage import lineage_lines
+from sightline.views.outline import Line, View, cut, line
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+_WIDTH: Final = 100
+_LATER: Final = 6  #: as many later ones are listed
+_BACKWARD: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
+
+
+def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
+    """Where the first NaN or infinity was made; see `Trace.nonfinite`."""
+    index = trace.index
+    globs = (allow,) if isinstance(allow, str) else tuple(allow or ())
+    count = len(index.raw.stats)
+    if not count and index.raw.info.get("check"):
+        return View((line("no NaN or Inf in the results of the ops that were checked"),))
+    if not count:
+        return View((line('Nothing was measured: record with stats=True or check="nonfinite".'),))
+    found = findings(index, globs)
+    given = list(_given(index))
+    if not found:
+        return View((*given, _nothing(index, bool(given))))
+    return View((*given, *_first(found[0]), *_later(found[1:]), line(_spread(index, found[0]))))
+
+
+def _given(index: Index) -> Iterator[Line]:
+    """Parameters and inputs that held a NaN before any op ran."""
+    stats = index.raw.stats
+    kinds = [KINDS.index(kind) for kind in ("input", "parameter")]
+    for value in stats.value[(stats.nans > 0) & np.isin(index.raw.values.kind[stats.value], kinds)].tolist():
+        row = index.values[value]
+        if row.producer is None and row.previous is None:
+            name = row.name or value_text(value)
+            yield line((f"{row.kind} {name} came with {counts_text(row)} in {row}", "error"))
+
+
+def _nothing(index: Index, given: bool) -> Line:
+    """No op is to blame: because all is well, or because what ran was not recorded."""
+    hidden = first_call(index)
+    if hidden is not None:
+        call, value = hidden
+        told = f"{call.module.label} returned {counts_text(value)} in {value}, out of inputs without"
+        return line((told, "error"), '; ops="both" records the op that made it')
+    stats = index.raw.stats
+    count = f"{len(stats):,} measured value{'' if len(stats) == 1 else 's'}"
+    odd = stats.value[(stats.nans > 0) | (stats.infs > 0)].tolist()
+    if given:
+        return line(f"no op made a NaN or Inf in {count}")
+    if not odd:
+        return line(f"no NaN or Inf in {count}")
+    maker = index.values[odd[0]].producer
+    first = f", the first from {maker.name}" if maker is not None else ""
+    return line(f"no NaN or Inf in {count} but {len(odd):,} given, meant or allowed{first}")
+
+
+def _first(finding: Finding) -> Iterator[Line]:
+    yield line((finding.headline(), "error"))
+    for given in finding.inputs:
+        yield line(str(given), prefix="  ")
+    yield line()
+    yield from lineage_lines(finding.lineage)
+    yield line()
+
+
+def _later(found: Sequence[Finding]) -> Iterator[Line]:
+    if not found:
+        return
+    many = "one more op" if len(found) == 1 else f"{len(found):,} more ops"
+    yield line((f"{many} made one later, not out of this one:", "title"))
+    told = Counter(finding.headline() for finding in found)  # in a loop they are alike
+    for text, times in list(told.items())[:_LATER]:
+        mark = f" ×{times:,}" if times > 1 else ""
+        yield line(cut(text, _WIDTH - 2 - len(mark)), (mark, "number"), prefix="  ")
+    if len(told) > _LATER:
+        yield line((f"… {sum(list(told.values())[_LATER:]):,} more", "dim"), prefix="  ")
+    yield line()
+
+
+def _spread(index: Index, finding: Finding) -> str:
+    """How many of the values measured later have it from there, and what matters most among them."""
+    stats, values = index.raw.stats, index.raw.values
+    bad = stats.nans > 0 if finding.nans else (stats.nans > 0) | (stats.infs > 0)
+    later = values.producer[stats.value] > finding.op.id
+    many = int(later.sum())
+    if not many:
+        return "no value was measured after it" if measured_all(index) else "it went no further"
+    behind = reached_from(index, finding.value.id)
+    reached = [value for value in stats.value[bad & later].tolist() if value in behind]
+    if not reached:
+        return f"it went no further: none of the {many:,} values measured later has it from there"
+    whole = f" of {many:,}" if measured_all(index) else ""
+    told = f"then in {len(reached):,}{whole} later value{'s' if max(many, len(reached)) > 1 else ''}"
+    gradients = sum(index.values[value].name.endswith(".grad") for value in reached)
+    ends = [f"{gradients:,} gradient{'s' if gradients > 1 else ''}"] if gradients else []
+    loss = _loss(index)
+    if loss is not None and loss.id in reached:
+        ends.insert(0, "the loss")
+    if not ends:
+        ends = [_told(index.values[max(reached, key=lambda value: int(values.producer[value]))])]
+    return f"{told}, up to {' and '.join(ends)}"
+
+
+def _loss(index: Index) -> Value | None:
+    """What ``backward`` was called on."""
+    ops = index.raw.ops
+    names = [id for id, name in enumerate(index.raw.names) if name in _BACKWARD]
+    starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
+    if not starts:
+        starts = np.flatnonzero((ops.phase == 1) & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
+    for start in starts:
+        op: Op = index.ops[start]
+        if len(op.inputs) and op.inputs[0].meta.numel == 1:
+            return op.inputs[0]
+    return None
+
+
+def _told(value: Value) -> str:
+    maker = value.producer
+    return f"{value_text(value.id)} {value}" + (f" of {maker.name}" if maker is not None else "")

@@ -1,0 +1,93 @@
+"""``t.problems()``: what looks wrong in a run, the most serious first, each with its line and module."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from sightline.analysis.problems import KINDS, Problem, Severity, find, not_looked_at
+from sightline.analysis.select import listed, nearest
+from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import path_matches
+from sightline.trace.data import ModuleInfo
+from sightline.views.outline import Line, Span, View, cut, line, printable
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+_WIDTH: Final = 100
+_MARGIN: Final = 9  #: the longest word for a severity, and two spaces
+_STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Severity.NOTE: "number"}
+
+
+def problems(trace: Trace, module: str | None = None, kind: str | None = None) -> View:
+    """What looks wrong; ``module`` and ``kind`` choose some of it."""
+    found = [each for each in find(trace.index) if kind in (None, each.kind)]
+    if kind is not None and kind not in KINDS:
+        raise UsageError(f"kind={kind!r} is no kind of problem; choose {listed(KINDS)}.")
+    if module is not None:
+        meant = _meant(trace.data.modules, module)
+        found = [each for each in found if not meant.isdisjoint(each.modules)]
+    blocks = [_head(found, len(trace.ops), module, kind)]
+    for each in found:
+        blocks += [line(), *_block(each)]
+    unseen = [] if kind is not None else not_looked_at(trace.index)
+    if found and unseen:
+        blocks.append(line())
+    return View((*blocks, *(line((cut(told, _WIDTH), "dim")) for told in unseen)))
+
+
+def _meant(modules: list[ModuleInfo], pattern: str) -> set[str]:
+    """The paths of the modules that a pattern means."""
+    if not isinstance(pattern, str):
+        raise UsageError(f"module={pattern!r} must be a string.")
+    found = {
+        info.path
+        for info in modules
+        if any(path_matches(pattern, path) for path in info.aliases or (info.path,))
+        or (not info.path and info.type == pattern)
+    }
+    if not found:
+        known = nearest(pattern, (path for info in modules for path in info.aliases))
+        raise NothingMatched(f"module={pattern!r} matches no module of this trace{known}")
+    return found
+
+
+def _head(found: list[Problem], ops: int, module: str | None, kind: str | None) -> Line:
+    asked = [f"{name}={text!r}" for name, text in (("module", module), ("kind", kind)) if text is not None]
+    scope = f" with {', '.join(asked)}" if asked else ""
+    if not found:
+        return line(
+            ("problems: ", "dim"), ("none", "title"), cut(f" found in {ops:,} ops{scope}", _WIDTH - 14)
+        )
+    counts = [
+        (severity, sum(each.severity is severity for each in found)) for severity in sorted(Severity)[::-1]
+    ]
+    told = ", ".join(f"{count} {each.word}{'s' * (count > 1)}" for each, count in counts if count)
+    return line(
+        ("problems: ", "dim"), (told, "title"), cut(f" in {ops:,} ops{scope}", _WIDTH - 10 - len(told))
+    )
+
+
+def _block(problem: Problem) -> Iterator[Line]:
+    """A problem: what, where, why."""
+    word = Span(f"{problem.severity.word:<{_MARGIN}}", _STYLES[problem.severity])
+    title, *rest = _wrapped(problem.title)
+    yield line(word, (title, "title"))
+    yield from (_below(Span(text, "title")) for text in rest)
+    times = f"  ×{problem.count:,}" if problem.count > 1 else ""
+    if problem.place or times:
+        yield _below(Span(cut(problem.place, _WIDTH - _MARGIN - len(times)), "op"), Span(times, "number"))
+    if problem.module:
+        yield from (_below(Span(text, "module")) for text in _wrapped(f"in {problem.module}"))
+    for text in _wrapped(f"{problem.why} [{problem.kind}]"):
+        yield _below(Span(text, "dim"))
+
+
+def _below(*spans: Span) -> Line:
+    return line(" " * _MARGIN, *spans)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(printable(text), _WIDTH - _MARGIN) or [""]

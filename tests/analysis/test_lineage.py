@@ -1,0 +1,303 @@
+"""What a value came from: which steps are told, in which order, and what is only counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sightline as sl
+from sightline.analysis.lineage import Lineage, lineage_of
+from sightline.analysis.wanted import wanted_value
+from sightline.api import Trace
+from sightline.errors import NothingMatched, UsageError
+from sightline.trace.data import CaptureInfo
+from tests.builders import Ref, TraceBuilder, make_trace
+from tests.views.odd_traces import crashed, hostile, nested
+
+
+class Residual(nn.Module):
+    """A residual stream with a branch, a view and a change in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc(x)
+        h.relu_()
+        turned = h.transpose(0, 1)
+        back: Tensor = turned.transpose(0, 1)
+        return x + back
+
+
+def recorded(ops: Any = "both") -> Trace:
+    model = Residual()
+    with sl.trace(model, ops=ops) as t:
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+    return t
+
+
+def told(trace: Trace, value: object, **options: object) -> Lineage:
+    row = wanted_value(trace.index, value)
+    return lineage_of(row._data, row.id, **options)  # type: ignore[arg-type]
+
+
+def names(trace: Trace, value: object, **options: object) -> list[str]:
+    return [making.name for making in told(trace, value, **options).makings]
+
+
+def test_steps_are_the_calls_the_user_wrote() -> None:
+    assert names(recorded(), "Residual") == [
+        "+", "Tensor.transpose", "Tensor.transpose", "Tensor.relu_", "F.linear", "torch.ones",
+    ]  # fmt: skip
+
+
+def test_aten_ops_when_asked_for() -> None:
+    t = recorded()
+    assert names(t, "Residual", ops="aten") == [
+        "add.Tensor", "transpose.int", "transpose.int", "relu_", "addmm", "t", "ones",
+    ]  # fmt: skip
+    assert names(t, "Residual", ops="aten") == names(recorded("aten"), "Residual")
+
+
+def test_api_calls_alone_and_module_calls_alone() -> None:
+    assert names(recorded("api"), "Residual") == names(recorded(), "Residual")
+    t = recorded("none")
+    (whole,) = told(t, "Residual").makings
+    assert (whole.name, whole.call, whole.op) == ("Residual", 0, -1)
+    assert [t.values[value].kind for value in whole.leaves] == ["input"]
+
+
+def test_each_step_has_its_line_and_module() -> None:
+    linear = told(recorded(), "fc").makings[0]
+    assert (linear.code, linear.function, linear.module) == ("h = self.fc(x)", "Residual.forward", "fc")
+    assert linear.file == __file__
+
+
+def test_the_trunk_comes_after_what_branched_off() -> None:
+    """``x`` went into the sum directly and through the branch: it is told once, below both."""
+    makings = told(recorded(), "Residual").makings
+    assert makings[0].children == (1, 5)
+    assert [makings[at].children for at in range(1, 5)] == [(2,), (3,), (4,), ()]
+    assert makings[4].sources == makings[5].values
+
+
+def test_a_gradient_is_told_by_the_backward_passes_that_made_it() -> None:
+    t = recorded()
+    makings = told(t, "fc.weight.grad").makings
+    assert [making.name for making in makings] == [
+        "F.linear backward", "Tensor.relu_ backward", "Tensor.transpose backward",
+        "Tensor.transpose backward", "Tensor.sum backward",
+    ]  # fmt: skip
+    assert makings[0].code == "h = self.fc(x)"
+    assert {making.phase for making in makings} == {"backward"}
+    (saved,) = makings[0].saved
+    maker = t.values[saved].producer
+    assert maker is not None
+    assert maker.name == "ones"  # the input, not the view of it inside the linear
+
+
+def test_a_backward_op_has_the_line_of_its_forward_op() -> None:
+    for making in told(recorded(), "fc.weight.grad", ops="aten").makings[:3]:
+        assert (making.code, making.phase) == ("h = self.fc(x)", "backward")
+
+
+def test_a_parameter_that_was_updated_is_told_by_its_update() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model) as t:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert names(t, "weight") == ["Tensor.add_", "F.linear backward", "Tensor.sum backward"]
+    assert told(t, t.values.where(name="bias", kind="parameter")[0]).makings == ()
+
+
+def test_depth_counts_steps_and_says_how_many_are_left() -> None:
+    t = recorded()
+    makings = told(t, "Residual", depth=2).makings
+    assert [making.name for making in makings] == ["+", "Tensor.transpose", "torch.ones"]
+    assert (makings[1].before, len(makings[1].cut)) == (3, 1)  # ``x`` itself is told
+    assert told(t, "Residual", depth=1).makings[0].before == 5
+    assert all(making.before == 0 for making in told(t, "Residual").makings)
+
+
+def test_what_is_behind_two_cuts_counts_for_both() -> None:
+    b = TraceBuilder()
+    x = b.op("relu", b.op("exp", b.value(2), out=(2,)), out=(2,))
+    one, other = b.op("sin", x, out=(2,)), b.op("cos", x, out=(2,))
+    y = b.op("add.Tensor", b.op("neg", one, out=(2,)), b.op("abs", other, out=(2,)), out=(2,))
+    makings = told(b.build(), int(y), depth=2).makings
+    assert [(making.name, making.before) for making in makings] == [("add.Tensor", 0), ("abs", 3), ("neg", 3)]
+
+
+def test_only_the_most_recent_when_there_are_too_many() -> None:
+    makings = told(make_trace(), "Net", most=3).makings
+    assert len(makings) == 3
+    assert sum(making.before for making in makings) > 0
+
+
+def test_an_op_with_several_results_is_one_step() -> None:
+    t = make_trace(1, backward=False)
+    chunks = [making for making in told(t, "Net").makings if making.name == "Tensor.chunk"]
+    assert [len(making.values) for making in chunks] == [3]
+
+
+def test_what_was_read_inside_a_call_without_being_passed_is_a_source() -> None:
+    b = TraceBuilder()
+    x = b.value(2)
+    cache = b.op("exp", x, out=(2,))
+    with b.api("F.cached", x):
+        y = b.op("add.Tensor", x, cache, out=(2,))
+    assert names(b.build(), int(y)) == ["F.cached", "exp"]
+
+
+# -- which value ---------------------------------------------------------------------------------------
+
+
+def test_the_ways_to_name_a_value() -> None:
+    t = recorded()
+    linear = t.ops.where(name="F.linear")[0]
+    value = linear.outputs[0]
+    for wanted in (value, value.id, f"${value.id}", linear, "fc", t.module_calls.where(module="fc")[0],
+                   t.modules.where(path="fc")[0], "h", "Residual.h"):  # fmt: skip
+        assert wanted_value(t.index, wanted).id in (value.id, value.consumers[0].outputs[0].id), wanted
+    assert wanted_value(t.index, "fc.weight").kind == "parameter"
+    assert wanted_value(t.index, "loss").shape == ()
+    assert wanted_value(t.index, "turned").shape == (4, 2)
+
+
+def test_a_variable_in_a_module() -> None:
+    t = make_trace(2, backward=False)
+    found = wanted_value(t.index, "blocks.1.scores")
+    assert (found.shape, found.producer and found.producer.name) == ((2, 8, 8), "bmm")
+    assert found.id > wanted_value(t.index, "blocks.0.scores").id
+
+
+def test_a_capture_by_its_key() -> None:
+    t = make_trace()
+    info = CaptureInfo("step0", "blocks.0", "output", 0, 0, "output", "", 7, (2, 8), "float32")
+    kept = Trace(dataclasses.replace(t.data, captures=[info]))
+    assert wanted_value(kept.index, "step0/blocks.0/output/0/0").id == 7
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (
+            "blocks.0.atn",
+            r"'blocks.0.atn' names no value, module or variable .*; did you mean 'blocks.0.attn'",
+        ),
+        ("$9999", r"There is no value \$9999 in this trace; its values are \$0 … \$\d+\."),
+        (-1, r"There is no value \$-1 in this trace"),
+        (1.5, r"1.5 is no value of a trace; give a row of t.values or t.ops, an id like '\$12' or a name\."),
+        (True, r"True is no value of a trace"),
+        ("", r"'' names no value|returned"),
+    ],
+)
+def test_what_is_no_value_is_one_sentence(wanted: object, sentence: str) -> None:
+    t = make_trace()
+    if wanted == "":  # the model itself
+        assert wanted_value(t.index, wanted).id == t.module_calls[0].outputs[0].id
+        return
+    with pytest.raises(UsageError, match=sentence) as caught:
+        wanted_value(t.index, wanted)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_op_that_returned_nothing() -> None:
+    t = recorded()
+    with pytest.raises(NothingMatched, match="returned no tensor"):
+        wanted_value(t.index, t.ops.where(name="Tensor.backward")[0])
+
+
+def test_wrong_options_are_one_sentence() -> None:
+    t = recorded("aten")
+    with pytest.raises(UsageError, match="depth=0 must be a whole number from 1 up"):
+        told(t, "fc", depth=0)
+    with pytest.raises(UsageError, match="ops='both' is no level; choose 'api' or 'aten'"):
+        told(t, "fc", ops="both")
+    with pytest.raises(NothingMatched, match="ops='api': this trace has no api ops; it has aten ops"):
+        told(t, "fc", ops="api")
+
+
+def test_a_row_of_an_earlier_snapshot_is_looked_up_there() -> None:
+    with sl.trace() as t:
+        h = torch.ones(2).exp()
+        row = t.values[-1]
+        h.add_(1)
+        assert names(t, row) == ["Tensor.exp", "torch.ones"]
+    assert names(t, row) == ["Tensor.exp", "torch.ones"]
+
+
+# -- as a graph ----------------------------------------------------------------------------------------
+
+
+def test_nodes_and_edges_are_plain_data() -> None:
+    found = told(recorded(), "Residual")
+    nodes = {node["id"]: node for node in json.loads(json.dumps(found.nodes))}
+    edges = json.loads(json.dumps(found.edges))
+    assert nodes[found.value]["op"] == "+"
+    assert {node["name"] for node in nodes.values()} >= {"fc.weight", "fc.bias"}
+    assert all(edge["source"] in nodes and edge["target"] in nodes for edge in edges)
+    graph = found.to_networkx()
+    assert sorted(graph.nodes) == sorted(nodes)
+    assert graph.nodes[found.value]["module"] == "Residual"
+    assert len(graph.edges) == len(edges)
+
+
+def test_what_a_gradient_read_is_marked_in_the_graph() -> None:
+    found = told(recorded(), "fc.weight.grad")
+    assert {edge["saved"] for edge in found.edges} == {True, False}
+
+
+def test_a_value_that_nothing_made_is_one_node() -> None:
+    found = told(recorded(), "fc.bias")
+    assert ([node["kind"] for node in found.nodes], found.edges, found.makings) == (["parameter"], [], ())
+
+
+# -- size and oddity -----------------------------------------------------------------------------------
+
+
+def long_run(count: int, *, residual: bool) -> tuple[Trace, Ref]:
+    b = TraceBuilder()
+    x = before = b.value(2)
+    for at in range(count):
+        after = b.op("add.Tensor", x, before, out=(2,)) if residual and at % 2 else b.op("exp", x, out=(2,))
+        before, x = x, after
+    return b.build(), x
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_a_chain_of_100000_ops_is_quick_and_counted(residual: bool) -> None:
+    t, last = long_run(100_000, residual=residual)
+    began = time.perf_counter()
+    makings = told(t, int(last), depth=8).makings
+    assert sum(making.before for making in makings[-1:]) + len(makings) == 100_000
+    assert len(told(t, int(last), depth=100_001).makings) == 100_000
+    assert time.perf_counter() - began < 30  # no recursion, nothing quadratic
+
+
+@pytest.mark.parametrize("make", [hostile, nested, crashed, make_trace])
+@pytest.mark.parametrize("ops", ["api", "aten"])
+def test_every_value_of_an_odd_trace_has_a_lineage(make: object, ops: str) -> None:
+    t = make()  # type: ignore[operator]
+    for value in t.values:
+        found = told(t, value, ops=ops)
+        positions = [child for making in found.makings for child in making.children]
+        assert sorted(positions) == list(range(1, len(found.makings)))  # each is told once
+        assert all(making.values for making in found.makings)
+
+
+def test_a_view_that_no_recorded_op_made() -> None:
+    b = TraceBuilder()
+    base = b.op("exp", b.value(4), out=(4,))
+    view = b.value(2, kind="activation", base=base)
+    makings = told(b.build(), int(view)).makings
+    assert [(making.name, making.sources) for making in makings] == [("", (int(base),)), ("exp", ())]

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sightline.api import Trace
+from sightline.errors import NothingMatched, UsageError
+from sightline.views.outline import width
+from sightline.views.problems import problems
+from tests.builders import TraceBuilder, make_trace
+from tests.views.odd_traces import crashed, hostile, nested
+
+MIXED = """\
+problems: 1 error, 1 note in 8 ops
+
+error    add.Tensor failed on tensors of cpu and cuda:0: f32[4], f32[4]@cuda:0
+         net.py:11 in Net.forward
+         An op works on one device: move its tensors there, or make them there. [mixed-devices]
+
+note     _local_scalar_dense of f32[4]@cuda:0: a tensor is read as a Python number
+         net.py:3 in Layer.forward  ×7
+         in layers.0 … layers.6
+         The host waits until the device has caught up, so the device runs dry in every forward.
+         [host-sync]
+
+no backward pass ran: with one, parameters without a gradient are found
+statistics were not taken: stats=True finds NaN and dead layers"""
+
+
+def mixed(layer: str = "layers") -> Trace:
+    """Seven layers that wait for a device, and an op that was given two."""
+    b = TraceBuilder()
+    x, away = b.value(4), b.value(4, device="cuda:0")
+    for at in range(7):
+        b.module(f"{layer}.{at}", "Layer")
+        with b.at("net.py", 9, "Net.forward"), b.call(f"{layer}.{at}", away):
+            with b.at("net.py", 3, "Layer.forward"):
+                b.op("_local_scalar_dense", away)
+    with b.at("net.py", 11, "Net.forward"):
+        b.op("add.Tensor", x, away, raised=True)
+    return b.build()
+
+
+def test_what_where_and_why() -> None:
+    assert str(problems(mixed())) == MIXED
+
+
+def test_nothing_wrong_says_so_and_what_was_not_looked_at() -> None:
+    assert str(problems(make_trace(backward=False))).splitlines() == [
+        "problems: none found in 46 ops",
+        "no backward pass ran: with one, parameters without a gradient are found",
+        "statistics were not taken: stats=True finds NaN and dead layers",
+    ]
+
+
+def test_module_calls_alone_tell_little() -> None:
+    b = TraceBuilder(ops="none")
+    with b.call("", b.value(4)):
+        pass
+    assert 'aten ops were not recorded: ops="both" finds' in str(problems(b.build()))
+
+
+def test_filters() -> None:
+    assert "1 note in 8 ops with kind='host-sync'" in str(problems(mixed(), kind="host-sync"))
+    assert "1 note in 8 ops with module='layers.3'" in str(problems(mixed(), module="layers.3"))
+    healthy = str(problems(mixed(), module="layers.3", kind="broadcast"))
+    assert healthy == "problems: none found in 8 ops with module='layers.3', kind='broadcast'"
+
+
+def test_a_filter_that_means_nothing_says_what_there_is() -> None:
+    with pytest.raises(NothingMatched, match=r"module='layer' matches no module of this trace; did you mean"):
+        problems(mixed(), module="layer")
+    with pytest.raises(UsageError, match="kind='nan' is no kind of problem; choose 'non-finite', "):
+        problems(mixed(), kind="nan")
+    with pytest.raises(UsageError, match="module=3 must be a string"):
+        problems(mixed(), module=3)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(
+    "make", [make_trace, nested, crashed, hostile, mixed, TraceBuilder().build, lambda: mixed("x" * 150)]
+)
+def test_it_fits_a_hundred_columns(make: Callable[[], Trace]) -> None:
+    assert max(map(width, str(problems(make())).splitlines())) <= 100
+
+
+def test_hostile_names_stay_text() -> None:
+    view = problems(mixed("<script>\x1b[31m"))
+    assert "\x1b" not in str(view)
+    assert "<script>" in str(view)
+    assert "<script>" not in view._repr_html_()
