@@ -171,8 +171,8 @@ class Namespaces:
         ]
 
 
-#: What Dynamo marks a class with when it compiles a module of it.
-_DYNAMOS_OWN: Final = frozenset({"___needs_generation_tag_patch"})
+#: What Dynamo marks a class with when it compiles a module of it, and Python when it pickles an instance.
+_NOT_OURS: Final = frozenset({"___needs_generation_tag_patch", "__slotnames__"})
 
 
 def _patches(name: str, before: dict[str, Any], now: Any) -> list[str]:
@@ -180,7 +180,7 @@ def _patches(name: str, before: dict[str, Any], now: Any) -> list[str]:
     for key, value in list(now.items()):
         if key in before and (value is before[key] or _equal_plain(value, before[key])):
             continue
-        if not _is_torchs_own(value) and key not in _DYNAMOS_OWN:
+        if not _is_torchs_own(value) and key not in _NOT_OURS:
             found.append(f"{name}.{key} {'was replaced' if key in before else 'is new'}: {value!r}.")
     return found
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.recording.columns import Numbers, i32
+from sightline.recording.columns import Numbers, i32, offsets_of
 from sightline.recording.fingerprints import fingerprints_of
 from sightline.recording.measuring import COUNTS, FLOATS
 from sightline.trace.data import StatColumns, TensorMeta
@@ -53,8 +53,9 @@ def _relabelled(
     relabels = np.array([info.relabels for info in session.infos] or [False])
     ordered = np.array([info.keeps_order for info in session.infos] or [False])
     made = values.producer >= 0
-    candidate = made & (values.base >= 0) & (values.previous < 0)
+    candidate = made & (values.previous < 0)
     candidate[made] &= relabels[ops.info[values.producer[made]]]
+    starts = offsets_of(ops.input_counts)
     row = {value: at for at, value in enumerate(owner.tolist())}
     order_kept = dict.fromkeys(row, True)
     heirs: list[int] = []
@@ -62,6 +63,8 @@ def _relabelled(
     keeps: list[bool] = []
     for view in np.flatnonzero(candidate).tolist():
         base = int(values.base[view])
+        if base < 0:  # `_unsafe_view`, which does not say that it is one
+            base = int(ops.inputs[starts[values.producer[view]]])
         source = row.get(base)
         if source is None or view in row:
             continue
