@@ -35,12 +35,14 @@ class SelfAttention(nn.Module):
 class Layer(nn.Module):
     """Attention and a two-layer network, each added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, growth: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attn = SelfAttention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, growth * width), nn.GELU(), nn.Linear(growth * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
@@ -50,10 +52,10 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Layers over an embedding, and a head."""
 
-    def __init__(self, layers: int, width: int, heads: int, vocabulary: int = 64) -> None:
+    def __init__(self, layers: int, width: int, heads: int, vocabulary: int = 64, growth: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(width, heads, growth) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary)
 

@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 
 from sightline import spying
 from sightline.options import Capture
-from sightline.recording.copies import StoredFiles, as_bytes, kept_copy, kept_size, save_one
+from sightline.recording.copies import Pool, StoredFiles, as_bytes, kept_copy, kept_size, save_one, to_keep
 from sightline.recording.measuring import Chosen, results_of
 from sightline.recording.observing import Observer, Spied
 from sightline.recording.operations import OP, OpInfo
@@ -62,6 +62,7 @@ class Capturer(Observer):
             self._files = StoredFiles(self._folder) if wanted.format == "pt" else None
         self._held: dict[str, Any] = {}
         self._keys: set[str] = set()
+        self._pool = Pool()
         self.infos: list[CaptureInfo] = []  # with the ids values have while recording
         self._times: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._calls: dict[int, int] = {}  # open call -> which call of its module it is
@@ -111,7 +112,7 @@ class Capturer(Observer):
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
     ) -> None:  # fmt: skip
         """Keep the results of an op that is meant."""
-        if raised or not self._wanted.ops or not self._chosen(lane, info):
+        if not self._chosen(lane, info):
             return
         calls = lane.calls()
         label = self._label(calls[-1].module) if calls else ""
@@ -120,6 +121,10 @@ class Capturer(Observer):
         if fresh:
             phase = lane.phase if node is None else PHASES.index("backward")
             self._keep_all(label, name, self._time(label, name), "op", fresh, phase, flat=True)
+
+    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+        """Only ops that were asked for."""
+        return bool(self._wanted.ops) and self._chosen.op(info)
 
     def _is_new(self, tensor: Any) -> bool:
         """Whether a result was not kept before: an API call returns what its last op has made."""
@@ -206,7 +211,7 @@ class Capturer(Observer):
             return False
         self._bytes += size
         value = self._session.values.known(tensor)
-        copy = kept_copy(tensor, wanted)
+        copy, octets = self._copied(tensor)
         info = CaptureInfo(
             step, label, name, index, slot, role, path, -1 if value is None else value, tuple(copy.shape),
             str(copy.dtype).removeprefix("torch."), wanted.sample is None or tensor.numel() <= wanted.sample,
@@ -215,17 +220,26 @@ class Capturer(Observer):
             info = replace(info, call=info.call + 1)
         self._keys.add(info.key)
         self.infos.append(info)
-        self._put(info, copy)
+        self._put(info, copy, octets)
         return True
 
-    def _put(self, info: CaptureInfo, copy: Any) -> None:
+    def _copied(self, tensor: Any) -> tuple[Any, Any]:
+        """A copy of its own; on its way to the disk in memory that was used before, with its bytes."""
+        wanted = self._wanted
+        if self._writer is None or self._files is not None or not tensor.is_cpu or wanted.device is not None:
+            return kept_copy(tensor, wanted), None
+        kept = to_keep(tensor, wanted)
+        return self._pool.copy(kept, wanted.dtype or kept.dtype)
+
+    def _put(self, info: CaptureInfo, copy: Any, octets: Any) -> None:
         if self._writer is None:
             self._held[info.key] = copy
         elif self._files is not None:
             name = self._writer.put_file(file_name(info.key), save_one(copy), copy.nbytes)
             self._files.names[info.key] = name
         else:
-            self._writer.put(info.key, info.dtype, info.shape, as_bytes(copy), info)
+            data = as_bytes(copy) if octets is None else octets
+            self._writer.put(info.key, info.dtype, info.shape, data, info)
 
     # -- afterwards --------------------------------------------------------------------------------------
 

@@ -60,6 +60,13 @@ class Checker(Observer):
         self._alarm_at = 0  #: the alarm at which it is worth looking again
         self._patience = 1
 
+    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+        """Not what an API call returns, which its ops have made, nor a view of what is fine."""
+        if info.uninitialized or (self._aten and info.flavour != OP):
+            return False
+        bad = self.readings.bad
+        return info.aliases < 0 or info.maybe or (bool(bad) and any(one in bad for one in ids))
+
     # -- where the numbers are at hand -------------------------------------------------------------------
 
     def op(
@@ -67,11 +74,6 @@ class Checker(Observer):
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
     ) -> None:  # fmt: skip
         """Look at the results of an op."""
-        if raised or info.uninitialized or (self._aten and info.flavour != OP):
-            return
-        bad = self.readings.bad
-        if info.aliases >= 0 and not info.maybe and not (bad and any(one in bad for one in ids)):
-            return  # a view of what is fine
         nans = infs = 0
         results = (
             (result,) if type(result) is Tensor else results_of(self._session, info, args, kwargs, result)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,14 +35,51 @@ def _is_plain(tensor: Any) -> bool:
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
+class Pool:
+    """Memory that copies on their way to disk use again and again: new memory costs more than the copying.
+
+    A buffer comes back when nobody holds the bytes of its copy any more.
+    """
+
+    def __init__(self, most: int = 256 << 20) -> None:
+        self._free: defaultdict[int, list[Any]] = defaultdict(list)
+        self._room = most  # bytes that may lie idle
+
+    def copy(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Bytes]:
+        """A dense copy on the CPU, and its bytes."""
+        size = tensor.numel() * dtype.itemsize
+        free = self._free[size]
+        if free:
+            buffer = free.pop()
+            self._room += size
+        else:
+            buffer = torch.empty(size, dtype=torch.uint8)
+        copy = buffer.view(dtype).view(tensor.shape).copy_(tensor)
+        octets: Bytes = buffer.numpy()
+        weakref.finalize(octets, self._give_back, buffer).atexit = False
+        return copy, octets
+
+    def _give_back(self, buffer: Any) -> None:
+        if buffer.nbytes <= self._room:  # called by whichever thread dropped the bytes: each step is atomic
+            self._room -= buffer.nbytes
+            self._free[buffer.nbytes].append(buffer)
+
+
 def kept_copy(tensor: Any, wanted: Capture) -> Any:
     """A copy of its own, dense, with the elements in order."""
-    copy = tensor.detach().as_subclass(Tensor)
-    if wanted.sample is not None and copy.numel() > wanted.sample:
-        copy = copy.reshape(-1)[:: -(-copy.numel() // wanted.sample)]
-    if copy.is_conj() or copy.is_neg():
-        copy = copy.resolve_conj().resolve_neg()
-    return copy.to(device=wanted.device, dtype=wanted.dtype, copy=True, memory_format=torch.contiguous_format)
+    return to_keep(tensor, wanted).to(
+        device=wanted.device, dtype=wanted.dtype, copy=True, memory_format=torch.contiguous_format
+    )
+
+
+def to_keep(tensor: Any, wanted: Capture) -> Any:
+    """The elements that are kept, still in the memory of the tensor."""
+    kept = tensor.detach().as_subclass(Tensor)
+    if wanted.sample is not None and kept.numel() > wanted.sample:
+        kept = kept.reshape(-1)[:: -(-kept.numel() // wanted.sample)]
+    if kept.is_conj() or kept.is_neg():
+        kept = kept.resolve_conj().resolve_neg()
+    return kept
 
 
 def as_bytes(copy: Any) -> Bytes | Callable[[], Bytes]:

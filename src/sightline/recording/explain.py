@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sightline.notation import position_text
 from sightline.recording.inplace import culprits, is_inplace_error
 from sightline.recording.session import Session
 from sightline.trace.data import TraceData
+from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
 
@@ -23,7 +22,8 @@ def explain(session: Session, data: TraceData, error: BaseException) -> None:
         lines += _changed_in_place(*changed)
     elif op is not None:
         lines.append(f"sightline: {op.name} failed{_where(op)}")
-        lines += _inputs(op)
+        given = zip(argument_names(op), op.inputs, strict=False)
+        lines += (f"  {name} {value} = {origin(value, op)}" for name, value in given)
         if is_inplace_error(error) and session.level == "api":
             lines.append('  record with ops="both" to see which op saved the tensor and which changed it')
     else:
@@ -73,50 +73,5 @@ def _failed_op(session: Session, index: Index, error: BaseException | None) -> O
 
 
 def _where(op: Op) -> str:
-    frame = user_frame(op)
-    module = op.module
-    place = f" at {frame.position} in {frame.function}" if frame is not None else ""
-    return place + (f" ({module.label})" if module is not None else "")
-
-
-def user_frame(op: Op) -> Any:
-    """The innermost frame of an op that is not torch's own."""
-    frame = op.frame
-    while frame is not None and "/torch/" in frame.file.replace("\\", "/"):
-        frame = frame.parent
-    return frame if frame is not None else op.frame
-
-
-def _inputs(op: Op) -> list[str]:
-    names = op._data.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
-    lines = []
-    for path, value in zip(op.form.slots(), op.inputs, strict=False):
-        lines.append(f"  {_argument(path, names)} {value} = {_origin(value, op)}")
-    return lines
-
-
-def _argument(path: str, names: tuple[str, ...]) -> str:
-    """``[1]`` as the schema calls it: ``mat1``."""
-    if not path.startswith("["):
-        return path
-    index, _, rest = path[1:].partition("]")
-    return (names[int(index)] if int(index) < len(names) else f"argument {index}") + rest
-
-
-def _origin(value: Value, reader: Op) -> str:
-    # A view made inside the same call (the transpose in a linear) says less than what it is a view of.
-    while value.base is not None and (
-        value.producer is None or (value.producer.parent == reader.parent and reader.parent is not None)
-    ):
-        value = value.base
-    if value.kind in ("parameter", "buffer", "state"):
-        return f"{value.kind} {value.name}"
-    maker = value.producer
-    if maker is None:
-        return f"{value.kind}{' ' + value.name if value.name else ''}"
-    shown = maker.parent or maker
-    name = shown.name.removeprefix("torch.").removeprefix("F.").removeprefix("Tensor.")
-    frame = user_frame(shown)
-    place = f", {frame.position} in {frame.function}" if frame is not None else ""
-    module = shown.module
-    return f"{name}{place}" + (f" ({module.label})" if module is not None else "")
+    place = place_text(op)
+    return f" at {place}" if place and not place.startswith("(") else f" {place}" if place else ""

@@ -94,15 +94,17 @@ class Measurer(Observer):
         self.readings = Readings()
         self.deferred = Deferred("fingerprints" if wanted.fingerprint else "numbers")
 
+    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+        """Not what an API call returns, which its ops have made, nor what shows what was read."""
+        if info.uninitialized or (self._aten and info.flavour != OP):
+            return False
+        return not info.relabels or self._is_rewritten(result)
+
     def op(
         self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
     ) -> None:  # fmt: skip
         """Read the results of an op."""
-        if raised or info.uninitialized or (self._aten and info.flavour != OP):
-            return  # what an API call returns, its ops have made
-        if info.relabels and not self._is_rewritten(result):
-            return
         if not self._chosen(lane, info):
             return
         if type(result) is Tensor and not info.mutates:

@@ -31,6 +31,10 @@ class Observer:
 
     silent: ClassVar = True
 
+    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+        """Whether it would look at an op; asked first, since making silence costs microseconds."""
+        return True
+
     def op(
         self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
@@ -63,14 +67,18 @@ class Observers(Observer):
         self._silent = [one for one in observers if one.silent]
         self.all = observers
 
-    def op(self, lane: Lane, *event: Any, **flags: Any) -> None:
+    def op(
+        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
+        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
+    ) -> None:  # fmt: skip
         """Tell each."""
         for one in self._loud:
-            one.op(lane, *event, **flags)
-        if self._silent:
+            one.op(lane, info, node, stack, number, ids, args, kwargs, result, raised)
+        asking = [] if raised else [one for one in self._silent if one.wants(info, ids, result)]
+        if asking:
             with quiet(), no_dispatch(), below_autograd():
-                for one in self._silent:
-                    one.op(lane, *event, **flags)
+                for one in asking:
+                    one.op(lane, info, node, stack, number, ids, args, kwargs, result)
 
     def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
         """Tell each."""
