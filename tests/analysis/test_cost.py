@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.analysis.cost import cost_of, parameters_in
+from sightline.analysis.cost import cost_of, not_finite, parameters_in
 from sightline.analysis.scopes import OUTSIDE, own_ops, scopes_of
 from sightline.api import Trace
 from sightline.trace.data import ParameterInfo
+from tests.analysis.test_nonfinite import measured
 from tests.builders import TraceBuilder, make_trace
 
 
@@ -212,3 +213,22 @@ def test_scopes_are_nested_ranges_in_the_order_they_ran(trace: Trace) -> None:
             assert scope.depth == scopes.rows[scope.parent].depth + 1
     called = [scopes.rows[scope].module for scope in scopes.of_call.tolist()]
     assert np.array_equal(called, trace.data.calls.module)
+
+
+def test_what_is_not_finite_adds_up_and_belongs_to_a_phase() -> None:
+    b = TraceBuilder()
+    x = b.value(4)
+    with b.call("", x):
+        with b.call("a", x):
+            y = b.op("log", x, out=(4,))
+        z = b.op("neg", y, out=(4,))
+    with b.phase("backward"):
+        g = b.op("div.Tensor", z, out=(4,), forward=y)
+    readings = {x: {"nans": 9}, y: {"nans": 3}, z: {"nans": 1, "infs": 2}, g: {"infs": 4}}
+    data = measured(b.build(), readings).data
+    scopes = cost_of(data).scopes
+    forward, backward = (not_finite(data, scopes, phase) for phase in ("forward", "backward"))
+    assert [forward.in_scope(scope) for scope in (0, 1)] == [(4, 2), (3, 0)]
+    assert [forward.in_scope(scope, own=True) for scope in (0, 1)] == [(1, 2), (3, 0)]
+    assert [backward.in_scope(scope) for scope in (0, 1)] == [(0, 4), (0, 4)]
+    assert backward.in_scope(0, own=True) == (0, 0)

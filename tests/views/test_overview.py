@@ -2,8 +2,13 @@ from __future__ import annotations
 
 import io
 
+import pytest
+import torch
+
+import sightline as sl
 from sightline.views.outline import width
 from sightline.views.overview import overview
+from tests.analysis.test_nonfinite import INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
 from tests.views.odd_traces import crashed, hostile, nested
@@ -60,3 +65,71 @@ def test_hostile_names_stay_text() -> None:
     view = overview(hostile())
     assert "\x1b" not in str(view)
     assert "<script>" not in view._repr_html_()
+
+
+def fact(view: object, title: str) -> str:
+    """The fact under a title, or nothing."""
+    lines = [line for line in str(view).splitlines() if line.startswith(title.ljust(10))]
+    return lines[0].removeprefix(title).strip() if lines else ""
+
+
+def test_all_shares_are_of_one_stated_total() -> None:
+    text = str(overview(make_trace()))
+    assert fact(text, "host time") == (
+        "116 µs (forward 72.0 µs · backward 43.0 µs · optimizer 1.00 µs); shares are of this"
+    )
+    model = next(line for line in text.splitlines() if line.startswith("Net "))
+    heaviest = next(line for line in text.splitlines() if line.startswith("net.py:11"))
+    assert "112 µs   97 %" in model  # 112 of 116
+    assert "34.0 µs   29 %" in heaviest  # 34 of 116
+
+
+def test_problems_are_counted() -> None:
+    layer, target = torch.nn.Linear(3, 1), torch.ones(5)
+    with sl.trace(layer) as t:
+        ((layer(torch.ones(5, 3)) - target) ** 2).mean()
+    view = overview(t)
+    assert fact(view, "problems") == "1 error: t.problems()"
+    out = io.StringIO()
+    view.print(color=True, file=out)
+    assert "\x1b[1;31m1 error\x1b[0m" in out.getvalue()
+    with sl.trace() as t:
+        torch.ones(2).relu()
+    assert not fact(overview(t), "problems")
+
+
+def test_in_a_long_run_problems_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fact(overview(make_trace()), "problems")
+    monkeypatch.setattr("sightline.views.overview._MANY_OPS", len(make_trace().ops) - 1)
+    assert not fact(overview(make_trace()), "problems")
+
+
+def test_steps_tensors_statistics_and_checks() -> None:
+    model = torch.nn.Linear(3, 2)
+    with sl.trace(model, capture=True, stats=True) as t:
+        for number in range(2):
+            with sl.step(f"step{number}"):
+                model(torch.ones(4, 3)).log()
+    view = overview(t)
+    assert fact(view, "steps") == "2: step0, step1"
+    assert fact(view, "tensors") == "2 kept, 64 B"
+    assert "values measured" in fact(view, "stats")
+    assert not fact(view, "check")
+    with sl.trace(check="nonfinite") as t:
+        torch.ones(2).relu()
+    assert fact(overview(t), "check") == "nonfinite: 2 results · all finite"
+    for title in ("steps", "tensors", "stats", "check"):
+        assert not fact(overview(make_trace()), title)
+
+
+def test_values_that_are_not_finite_are_counted() -> None:
+    b = TraceBuilder()
+    x, y = b.op("log", b.value(4), out=(4,)), b.op("exp", b.value(4), out=(4,))
+    view = overview(measured(b.build(), {x: NANS, y: INFS}))
+    assert fact(view, "stats") == "2 of 4 values measured · 1 with NaN · 1 with Inf: t.nonfinite()"
+
+
+def test_what_is_short_is_explained_where_it_appears() -> None:
+    assert fact(overview(nested()), "key")
+    assert not fact(overview(make_trace()), "key")
+    assert "×N: N times" in fact(overview(make_trace(48)), "key")

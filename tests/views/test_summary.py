@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
-from sightline.trace.data import TensorMeta
+from sightline.trace.data import ParameterInfo, TensorMeta
 from sightline.views.outline import width
 from sightline.views.summary import summary
+from tests.analysis.test_nonfinite import NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
 from tests.views.odd_traces import crashed, hostile, nested
@@ -108,3 +110,59 @@ def test_hostile_names_stay_text() -> None:
 
 def test_an_empty_trace_has_an_empty_table() -> None:
     assert "total" in str(summary(TraceBuilder().build()))
+
+
+def deep() -> Trace:
+    """Long names, six levels deep, forward and backward, with more inputs than have room."""
+    b = TraceBuilder()
+    x, mask = b.value(12, 512, 1024), b.value(12, 16, 512, 512, dtype="bool")
+    path, made = "", []
+    with ExitStack() as stack:
+        stack.enter_context(b.call("", x, attention_mask=mask))
+        for key, name in enumerate(("encoder", "layers", "0", "self_attention", "output_projection_layer")):
+            path = f"{path}.{name}".lstrip(".")
+            weight = ParameterInfo("w", f"{path}.w", (9,), "float32", 10**6, 4 * 10**6, True, False, key)
+            b.module(path, f"{name.title()}WithAVeryLongClassName", parameters=(weight,))
+            stack.enter_context(b.call(path, x, attention_mask=mask))
+            made.append(b.op("addmm", x, out=(12, 512, 4096), flops=10**9, duration=123_456))
+    with b.phase("backward"):
+        for y in made:
+            b.op("mm", y, out=(12, 512, 1024), forward=y, flops=2 * 10**9, duration=234_567)
+    return b.build()
+
+
+@pytest.mark.parametrize("depth", [None, 2, 4, 5])
+@pytest.mark.parametrize("stats", [False, True])
+def test_a_deep_model_fits_and_shows_what_came_out(depth: int | None, stats: bool) -> None:
+    t = deep()
+    if stats:
+        made = t.values.where(lambda value: value.producer is not None)
+        t = measured(t, {value.id: NANS for value in made})
+    text = str(summary(t, depth=depth))
+    assert max(map(width, text.splitlines())) <= 100
+    table = text.partition("\n\n")[0].splitlines()[1:]
+    assert all("4096]" in line for line in table if "→" in line)
+    assert ("no room for backward FLOPs" in text) == (stats or depth is None or depth > 4)
+
+
+def test_what_had_no_room_is_there_without_a_limit() -> None:
+    text = str(summary(deep(), width=None))
+    assert "no room for" not in text
+    assert "(Output_Projection_LayerWithAVeryLongClassName)" in text
+
+
+def test_names_go_on_without_their_class_where_room_is_short() -> None:
+    text = str(summary(deep()))
+    assert "output_projection_la" in text
+    assert "WithAVery…" not in text
+
+
+def test_a_wide_table_has_every_column() -> None:
+    head = str(summary(deep(), width=200)).splitlines()[0].split()
+    assert head[-6:] == ["params", "FLOPs", "bwd", "time", "bwd", "memory"]
+
+
+def test_the_key_explains_what_appears_and_nothing_else() -> None:
+    assert str(summary(make_trace())).splitlines()[-1] == "key         +N: N more · same: as the input"
+    assert "key" not in str(summary(crashed(), width=None))
+    assert "(N): counted above" in str(summary(nested(), width=None))

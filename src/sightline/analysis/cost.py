@@ -73,6 +73,32 @@ def cost_of(data: TraceData) -> Costs:
     return Costs(scopes, own, total, _parameters(data, scopes), int(data.ops.duration[optimizer].sum()))
 
 
+@dataclass(frozen=True)
+class NotFinite:
+    """Elements of op results that are NaN or infinite, a row per scope; own and total as in `Costs`."""
+
+    phase: str
+    own: tuple[I64, I64]  #: NaN, then Inf
+    total: tuple[I64, I64]
+
+    def in_scope(self, scope: int, *, own: bool = False) -> tuple[int, int]:
+        """NaN and Inf of a scope and those inside it, or of its own part only."""
+        nans, infs = self.own if own else self.total
+        return int(nans[scope]), int(infs[scope])
+
+
+def not_finite(data: TraceData, scopes: Scopes, phase: str) -> NotFinite:
+    """How many NaN and Inf the ops of a phase made or handed on, as far as their results were measured."""
+    stats = data.stats
+    producer = data.values.producer[stats.value]
+    known = producer >= 0
+    known[known] = data.ops.phase[producer[known]] == PHASES.index(phase)
+    scope = op_scopes(data, scopes)[producer[known]]
+    nans, infs = (_added(scope, counts[known], len(scopes.rows)) for counts in (stats.nans, stats.infs))
+    ends = np.array([row.end for row in scopes.rows], dtype=np.int64)
+    return NotFinite(phase, (nans, infs), (_inclusive(nans, ends), _inclusive(infs, ends)))
+
+
 def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
     """Which ops have no op inside: counting only these, nothing is counted at two levels."""
     leaf = np.ones(len(data.ops), dtype=bool)

@@ -24,6 +24,7 @@ class Tally:
 
     ops: Counter[str] = field(default_factory=Counter)
     shapes: dict[str, None] = field(default_factory=dict)  #: distinct results, in the order they came
+    values: list[int] = field(default_factory=list)  #: every result
     time: int = 0
     raised: int = 0
 
@@ -77,7 +78,9 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool]) -> Lines
         tally.ops[data.names[columns.name[id]]] += 1
         tally.time += time
         tally.raised += int(columns.flags[id]) & RAISED
-        for meta in dict.fromkeys(meta_of[flat[bounds[id] : bounds[id + 1]]].tolist()):
+        made = flat[bounds[id] : bounds[id + 1]]
+        tally.values += made.tolist()
+        for meta in dict.fromkeys(meta_of[made].tolist()):
             tally.shapes[metas[meta]] = None
     _count_calls(data, chains, lines)
     return lines

@@ -10,26 +10,15 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import numpy as np
 
 from sightline.trace.data import I32, PHASES, TraceData
+from sightline.trace.origins import torch_file
 
-_TORCH = re.compile(r"/(site|dist)-packages/(torch|torchgen|functorch)/")
+__all__ = ["Chains", "first_own", "installed_file", "shown_frames", "torch_file"]
+
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
-_OWN = str(Path(__file__).resolve().parent.parent).replace("\\", "/") + "/"
-
-
-@lru_cache(maxsize=4096)
-def torch_file(path: str) -> bool:
-    """Whether a file is torch's own, or sightline's: nothing the user wrote or calls by name.
-
-    >>> torch_file("/venv/lib/site-packages/torch/nn/modules/linear.py"), torch_file("/home/me/torch/net.py")
-    (True, False)
-    """
-    path = path.replace("\\", "/")
-    return bool(_TORCH.search(path)) or path.startswith((_OWN, "<frozen "))
 
 
 @lru_cache(maxsize=4096)

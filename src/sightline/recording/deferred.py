@@ -177,14 +177,20 @@ def _fused(device: torch.device, fill: str) -> Callable[..., bool] | None:
         return None
     kernel = count if fill == "odd" else partial(measure, fingerprint=fill == "fingerprints")
 
+    broken = False
+
     def fused(tensor: Any, *row: Any) -> bool:
-        if not fits(tensor):
+        nonlocal broken
+        if broken or not fits(tensor):
             return False
-        if device.index == torch.cuda.current_device():
-            kernel(tensor, *row)
-        else:
-            with torch.cuda.device(device):
+        try:
+            if device.index == torch.cuda.current_device():
                 kernel(tensor, *row)
-        return True
+            else:
+                with torch.cuda.device(device):
+                    kernel(tensor, *row)
+        except Exception:  # a Triton that does not compile it: torch's own reductions do
+            broken = True
+        return not broken
 
     return fused

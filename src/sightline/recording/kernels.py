@@ -32,7 +32,7 @@ _MAGNITUDE: Final = {4: 0x7FFFFFFF, 2: 0x7FFF7FFF, 1: 0x7F7F7F7F}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _number(words: Any, part: tl.constexpr, form: tl.constexpr) -> Any:
+def _number(words, part: tl.constexpr, form: tl.constexpr):  # type: ignore[no-untyped-def]
     """One of the numbers in each word, in single precision."""
     if form == "float32":
         return words.to(tl.float32, bitcast=True)
@@ -79,8 +79,8 @@ def _count(  # type: ignore[no-untyped-def]
         tl.atomic_add(alarm, odd)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _product(word: Any, weight: Any) -> Any:
+@triton.jit
+def _product(word, weight):  # type: ignore[no-untyped-def]
     """Four products of signed bytes, added up."""
     return tl.inline_asm_elementwise(
         "dp4a.s32.s32 $0, $1, $2, 0;", "=r,r,r", [word, weight], dtype=tl.int32, is_pure=True, pack=1

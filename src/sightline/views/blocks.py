@@ -9,23 +9,25 @@
     └─ Output: Tensor [10, 20, 3, 2] @ cpu
 
 A container is opened with its inputs, holds the blocks of what ran inside it, and is closed with its
-outputs. Blocks are made from plain events, so that a finished trace (`views.log`) and a running model
-(`views.live_log`) print the same.
+outputs. Where statistics were taken, those of a tensor follow it. Blocks are made from plain events, so that
+a finished trace (`views.log`) and a running model (`views.live_log`) print the same.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sightline.notation import constant_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
-from sightline.views.outline import Line, Span
+from sightline.views.outline import Line, Span, printable, width
 
 Tensors = Sequence[TensorMeta]
+#: The statistics of each tensor, ready to be written; empty where there are none.
+Numbers = Sequence[tuple[Span, ...]]
 TensorText = Callable[[TensorMeta], str]
 
 OK: Final = ""
@@ -60,6 +62,8 @@ class ModuleEvent:
     outputs: Tensors = ()
     state: str = OK
     root: bool = False
+    input_numbers: Numbers = ()
+    output_numbers: Numbers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,22 @@ class OpEvent:
     outputs: Tensors = ()
     state: str = OK
     note: str = ""  #: what else is to be said: ``backward of fc``
+    input_numbers: Numbers = ()
+    output_numbers: Numbers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A branch of a block: ``Input: Tensor [2, 6] @ cpu``, and the statistics of that tensor."""
+
+    label: str
+    text: str
+    style: str = ""
+    numbers: tuple[Span, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return width(printable(self.label)) + 2 + width(printable(self.text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +115,7 @@ class BlockStyle:
 
     def opened(self, event: ModuleEvent) -> list[Line]:
         """The head of a container with its inputs; its children follow, one deeper."""
-        inputs = self._inputs(event.form, event.inputs, named=True)
+        inputs = self._inputs(event, named=True)
         return [
             self._head(event.depth, _module_head(event)),
             *self._branches(event.depth, inputs, closed=False),
@@ -103,14 +123,11 @@ class BlockStyle:
 
     def closed(self, event: ModuleEvent) -> list[Line]:
         """The foot of a container: its outputs."""
-        return self._branches(
-            event.depth, self._results(event.result, event.outputs, event.state), closed=True
-        )
+        return self._branches(event.depth, self._results(event), closed=True)
 
     def leaf(self, event: ModuleEvent) -> list[Line]:
         """A module call in one block."""
-        parts = self._inputs(event.form, event.inputs, named=True)
-        parts += self._results(event.result, event.outputs, event.state)
+        parts = self._inputs(event, named=True) + self._results(event)
         return [
             self._head(event.depth, _module_head(event)),
             *self._branches(event.depth, parts, closed=True),
@@ -119,8 +136,8 @@ class BlockStyle:
     def op(self, event: OpEvent) -> list[Line]:
         """An operation in one block."""
         binary = event.name.removeprefix("Tensor.") in _BINARY and len(event.form.args) == 2
-        parts = self._sides(event) if binary else self._inputs(event.form, event.inputs, named=False)
-        parts += self._results(event.result, event.outputs, event.state)
+        parts = self._sides(event) if binary else self._inputs(event, named=False)
+        parts += self._results(event)
         return [
             self._head(event.depth, _op_head(event, binary)),
             *self._branches(event.depth, parts, closed=True),
@@ -134,43 +151,53 @@ class BlockStyle:
     def _head(self, depth: int, spans: tuple[Span, ...]) -> Line:
         return Line((Span("● "), *spans), self._inner(depth))
 
-    def _branches(self, depth: int, parts: Sequence[tuple[str, str, str]], *, closed: bool) -> list[Line]:
+    def _branches(self, depth: int, parts: Sequence[_Part], *, closed: bool) -> list[Line]:
         lead = self._inner(depth)
         last = len(parts) - 1
+        column = max((part.width for part in parts if part.numbers), default=0)
         return [
             Line(
-                (Span(f"{label}: ", "dim"), Span(text, style)),
+                (Span(f"{part.label}: ", "dim"), Span(part.text, part.style), *_after(part, column)),
                 lead + ("└─ " if closed and i == last else "├─ "),
             )
-            for i, (label, text, style) in enumerate(parts)
+            for i, part in enumerate(parts)
         ]
 
-    def _inputs(self, form: Form, inputs: Tensors, *, named: bool) -> list[tuple[str, str, str]]:
-        texts = [self.tensor(meta) for meta in inputs]
-        parts = [
-            (label, text, "shape")
-            for label, text in zip(slot_labels("Input", form, len(texts)), texts, strict=True)
-        ]
-        constants = constants_text(form) if named else ""  # an op has them in its head
-        return [*parts, ("With", constants, "")] if constants else parts
+    def _inputs(self, event: ModuleEvent | OpEvent, *, named: bool) -> list[_Part]:
+        labels = slot_labels("Input", event.form, len(event.inputs))
+        parts = self._tensors(labels, event.inputs, event.input_numbers)
+        constants = constants_text(event.form) if named else ""  # an op has them in its head
+        return [*parts, _Part("With", constants)] if constants else parts
 
-    def _sides(self, event: OpEvent) -> list[tuple[str, str, str]]:
-        metas = iter(event.inputs)
+    def _tensors(self, labels: Sequence[str], metas: Tensors, numbers: Numbers) -> list[_Part]:
+        supply = iter(numbers)
+        return [
+            _Part(label, self.tensor(meta), "shape", next(supply, ()))
+            for label, meta in zip(labels, metas, strict=True)
+        ]
+
+    def _sides(self, event: OpEvent) -> list[_Part]:
+        tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_numbers))
         parts = []
         for label, side in zip(("Left", "Right"), event.form.args, strict=True):
-            meta = next(metas, None) if side is SLOT else None
-            parts.append((label, self.tensor(meta), "shape") if meta else (label, constant_text(side), ""))
+            known = next(tensors, None) if side is SLOT else None
+            parts.append(replace(known, label=label) if known else _Part(label, constant_text(side)))
         return parts
 
-    def _results(self, form: Form, outputs: Tensors, state: str) -> list[tuple[str, str, str]]:
-        if state == RAISED:
-            return [("Raised", "it ended in an exception", "error")]
-        if state == UNFINISHED:
-            return [("Unfinished", "the recording ended inside", "warn")]
-        if not outputs:
-            return [("Output", constants_text(form) or "None", "")]
-        labels = slot_labels("Output", form, len(outputs))
-        return [(label, self.tensor(meta), "shape") for label, meta in zip(labels, outputs, strict=True)]
+    def _results(self, event: ModuleEvent | OpEvent) -> list[_Part]:
+        if event.state == RAISED:
+            return [_Part("Raised", "it ended in an exception", "error")]
+        if event.state == UNFINISHED:
+            return [_Part("Unfinished", "the recording ended inside", "warn")]
+        if not event.outputs:
+            return [_Part("Output", constants_text(event.result) or "None")]
+        labels = slot_labels("Output", event.result, len(event.outputs))
+        return self._tensors(labels, event.outputs, event.output_numbers)
+
+
+def _after(part: _Part, column: int) -> tuple[Span, ...]:
+    """The statistics of a tensor, those of one block below each other."""
+    return (Span(" " * (column - part.width) + "  "), *part.numbers) if part.numbers else ()
 
 
 def slot_labels(what: str, form: Form, count: int) -> list[str]:

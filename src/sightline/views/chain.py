@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Final, Protocol
 
 from sightline.notation import position_text
-from sightline.views.outline import Line, Span
+from sightline.views.outline import Line, Span, printable, width
 
 ARROW: Final = "⬇️"
+_ALIGNED: Final = 72  #: numbers stand below each other, but for those of ops wider than this
 #: What an op line begins with in these phases.
 PHASE_MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
@@ -76,9 +78,11 @@ class Note:
 
     depth: int
     content: tuple[Span, ...]
+    numbers: tuple[Span, ...] = ()  #: the statistics of an op's result, which stand after it
+    pad: int = 0  #: columns of space before them, to have those of several ops below each other
 
     def spans(self) -> tuple[Span, ...]:
-        return self.content
+        return (*self.content, Span(" " * (1 + self.pad)), *self.numbers) if self.numbers else self.content
 
 
 Entry = SourceLine | Note
@@ -103,12 +107,18 @@ class ChainWriter:
         """How many of the open lines the chain begins with."""
         return shared_lines(self._chain, chain)
 
-    def op(self, chain: Sequence[PlaceLike], phase: str, content: tuple[Span, ...]) -> list[Entry]:
+    def op(
+        self,
+        chain: Sequence[PlaceLike],
+        phase: str,
+        content: tuple[Span, ...],
+        numbers: tuple[Span, ...] = (),
+    ) -> list[Entry]:
         """The lines of one op: what differs in its chain from the one before, and the op itself."""
         chain = chain or (NO_SOURCE,)
         entries = self.turn(phase)
         entries += self.descend(chain, len(chain), further=False)
-        entries.append(Note(len(chain), content))
+        entries.append(Note(len(chain), content, numbers))
         self._descended = False
         return entries
 
@@ -178,6 +188,40 @@ def op_spans(name: str, arguments: str, outputs: str, phase: str = "forward", *,
     if times > 1:
         spans.append(Span(f" ×{times}", "number"))
     return tuple(spans)
+
+
+#: An entry of the view, or a line already made, with the depths of the repeats open around it.
+Placed = tuple[Entry | Line, tuple[int, ...]]
+
+
+def aligned(placed: Sequence[Placed]) -> list[Placed]:
+    """The entries with the numbers of ops that follow each other set in one column.
+
+    An op that is wider than most leaves the column alone: its numbers follow it.
+    """
+    made: list[Placed] = []
+    for notes, group in groupby(placed, key=lambda item: isinstance(item[0], Note) and item[0].depth):
+        entries = list(group)
+        if notes is not False:
+            entries = _in_a_column(entries)
+        made += entries
+    return made
+
+
+def _in_a_column(entries: list[Placed]) -> list[Placed]:
+    widths = [_columns(entry) if isinstance(entry, Note) else 0 for entry, _ in entries]
+    column = max((wide for wide in widths if wide <= _ALIGNED), default=0)
+    return [
+        (replace(entry, pad=column - wide), repeats)
+        if isinstance(entry, Note) and wide < column
+        else (entry, repeats)
+        for (entry, repeats), wide in zip(entries, widths, strict=True)
+    ]
+
+
+def _columns(note: Note) -> int:
+    """How wide an op is that has numbers after it."""
+    return sum(width(printable(span.text)) for span in note.content) if note.numbers else 0
 
 
 def as_line(entry: Entry, repeats: Sequence[int] = ()) -> Line:

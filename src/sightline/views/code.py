@@ -3,7 +3,8 @@
     h = self.norm(x)  # net.py:8 in Block.forward:
     │ # native_layer_norm(f32[2, 8], [8], f32[8], f32[8], 1e-05) -> (f32[2, 8], f32[2, 1], f32[2, 1]);
 
-Only what differs from the op before is written. A backward op stands under the line of its forward op.
+Only what differs from the op before is written. A backward op stands under the line of its forward op. Where
+statistics were taken, an op ends with those of its result: ``0 … 1.42, mean 0.406, std 0.467``.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from sightline.trace.tables import Index
 from sightline.views.chain import (
     NO_SOURCE,
     ChainWriter,
-    Entry,
     Place,
+    Placed,
+    aligned,
     as_line,
     gutter,
     op_spans,
     shared_lines,
 )
+from sightline.views.growing import Looks, grown
+from sightline.views.numbers import Reading, Readings
 from sightline.views.outline import Line, Span, View, line
 
 if TYPE_CHECKING:
@@ -39,18 +43,19 @@ if TYPE_CHECKING:
 
 def code(trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
          phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
-         torch_frames: bool = False, names: bool = False) -> View:  # fmt: skip
+         torch_frames: bool = False, names: bool = False, stats: bool | None = None) -> View:  # fmt: skip
     """Ops and shapes under the source lines that ran them; see `Trace.code` for the options."""
     index = trace.index
     selection = Selection(module, op, phase, depth, tail)
     level = chosen_level(index, ops)
+    readings = Readings(index.raw, stats)
     ids = selection.ops(index, level).nonzero()[0].tolist()
     if not ids:
         return View((line(("(no ops were recorded)", "dim")),))
-    listing = _Listing(index, torch_frames=torch_frames, names=names)
+    listing = _Listing(index, readings, torch_frames=torch_frames, names=names)
     nodes: Sequence[Node] = range(len(ids))
     if fold:
-        nodes = folded([listing.key(id) for id in ids])
+        nodes = grown(folded([listing.key(id) for id in ids]), lambda at: listing.loose(ids[at]))
     return View(tuple(listing.lines(ids, nodes)))
 
 
@@ -64,21 +69,20 @@ def chosen_level(index: Index, ops: str | None) -> str | None:
     return ops
 
 
-#: An entry of the view, or a line already made, with the depths of the repeats open around it.
-_Placed = tuple[Entry | Line, tuple[int, ...]]
-
-
 class _Listing:
     """The lines of the view, made from the columns of a trace."""
 
-    def __init__(self, index: Index, *, torch_frames: bool, names: bool) -> None:
+    def __init__(self, index: Index, readings: Readings, *, torch_frames: bool, names: bool) -> None:
         self._data = index.raw
+        self._readings = readings
+        self._sizes = Looks(index.raw)
         self._frames = shown_frames(index.raw).tolist()
         self._chains = Chains(index.raw, (lambda _: False) if torch_frames else torch_file)
         self._metas = [str(meta) for meta in index.raw.metas]
         self._names = value_names(index) if names else None
         self._writer = ChainWriter()
         self._repeats: list[int] = []
+        self._runs = [0]  # how much later, by position, each run of the open repeats is than the first
         ops = index.raw.ops
         self._calls = ops.call.tolist()
         self._inputs, self._outputs = ops.input_offsets.tolist(), ops.output_offsets.tolist()
@@ -93,11 +97,18 @@ class _Listing:
     def lines(self, ids: Sequence[int], nodes: Sequence[Node]) -> list[Line]:
         """The finished lines; made last, since a later op may widen the mark on an open source line."""
         made = list(self._entries(ids, nodes, after=()))
+        if self._readings:
+            made = aligned(made)
         return [as_line(entry, repeats) if not isinstance(entry, Line) else entry for entry, repeats in made]
 
     def key(self, id: int) -> Hashable:
         """What makes two ops the same to a reader: the line, the name, the arguments and the shapes."""
         return self._frames[id], self._look(id)
+
+    def loose(self, id: int) -> tuple[Hashable, tuple[int, ...]]:
+        """The same without its sizes, and the sizes."""
+        look, sizes = self._sizes.loose(id)
+        return (self._frames[id], look), sizes
 
     def _look(self, id: int) -> Hashable:
         """What the text of an op is made of, names of values left out."""
@@ -109,9 +120,7 @@ class _Listing:
             tuple([meta[value] for value in ops.outputs[outputs[0] : outputs[1]].tolist()]),
         )
 
-    def _entries(
-        self, ids: Sequence[int], nodes: Sequence[Node], after: Sequence[Place]
-    ) -> Iterator[_Placed]:
+    def _entries(self, ids: Sequence[int], nodes: Sequence[Node], after: Sequence[Place]) -> Iterator[Placed]:
         writer = self._writer
         for position, node in enumerate(nodes):
             leaf, times = _single(node)
@@ -123,10 +132,13 @@ class _Listing:
             id = ids[leaf]
             phase = PHASES[self._data.ops.phase[id]]
             repeats = tuple(self._repeats)
-            for entry in writer.op(self._chain(id), phase, self._spans(id, phase, times)):
+            same = [ids[leaf + later + run] for later in self._runs for run in range(times)]
+            spans = self._spans(same, phase, times)
+            numbers = self._numbers(same) if self._readings else ()
+            for entry in writer.op(self._chain(id), phase, spans, numbers):
                 yield entry, repeats
 
-    def _repeat(self, ids: Sequence[int], node: Repeat, after: Sequence[Place]) -> Iterator[_Placed]:
+    def _repeat(self, ids: Sequence[int], node: Repeat, after: Sequence[Place]) -> Iterator[Placed]:
         """A body of several ops, set in a bracket that says how often it ran."""
         writer = self._writer
         chains = {self._chain(ids[leaf]) for leaf in _leaves(node)}
@@ -140,9 +152,12 @@ class _Listing:
         header = _header(first[depth] if depth < len(first) else None, node.count)
         yield Line(header, gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
+        runs, period = self._runs, sum(map(_length, node.body))
+        self._runs = [later + run * period for later in runs for run in range(node.count)]
         self._repeats.append(depth)
         yield from self._entries(ids, node.body, first[:depth])
         self._repeats.pop()
+        self._runs = runs
         writer.floor = floor
         writer.close(depth)
         yield Line((), gutter(depth, outer) + "└"), outer
@@ -160,26 +175,44 @@ class _Listing:
                 return at
         return max(low, common - 1)
 
-    def _spans(self, id: int, phase: str, times: int) -> tuple[Span, ...]:
-        key = (id if self._names is not None else self._look(id), times)
+    def _spans(self, ids: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
+        """The text of an op, for all its runs: ``ids`` are the op in each of them."""
+        first, last = ids[0], ids[-1]
+        grows = len(ids) > 1 and self._look(first) != self._look(last)
+        key = (first if grows or self._names is not None else self._look(first), times)
         if key not in self._made:
-            self._made[key] = self._new_spans(id, phase, times)
+            self._made[key] = self._new_spans(first, last if grows else first, phase, times)
         return self._made[key]
 
-    def _new_spans(self, id: int, phase: str, times: int) -> tuple[Span, ...]:
-        data, ops = self._data, self._data.ops
-        inputs = ops.inputs[self._inputs[id] : self._inputs[id + 1]].tolist()
-        outputs = ops.outputs[self._outputs[id] : self._outputs[id + 1]].tolist()
-        arguments = data.forms[ops.form[id]].fill([self._value(value) for value in inputs])
-        result = ""
-        if ops.result[id] >= 0:
-            result = data.forms[ops.result[id]].fill([self._value(value) for value in outputs])
-        raised = bool(ops.flags[id] & RAISED)
-        return op_spans(data.names[ops.name[id]], arguments, result, phase, raised=raised, times=times)
+    def _new_spans(self, first: int, last: int, phase: str, times: int) -> tuple[Span, ...]:
+        """The text of an op; of two that differ in sizes, with both: ``5…9``."""
+        ops, sizes = self._data.ops, self._sizes
+        inputs = map(self._value, sizes.inputs(first), sizes.inputs(last))
+        outputs = map(self._value, sizes.outputs(first), sizes.outputs(last))
+        arguments = sizes.form(ops.form, first, last).fill([*inputs])
+        result = sizes.form(ops.result, first, last).fill([*outputs]) if ops.result[first] >= 0 else ""
+        raised = bool(ops.flags[first] & RAISED)
+        name = self._data.names[ops.name[first]]
+        return op_spans(name, arguments, result, phase, raised=raised, times=times)
 
-    def _value(self, id: int) -> str:
+    def _numbers(self, ids: Sequence[int]) -> tuple[Span, ...]:
+        """The statistics of the first result that has any, over all runs of an op.
+
+        Of the others only what is not finite, and only where the first one is.
+        """
+        first: Reading | None = None
+        for slot, made in enumerate(zip(*map(self._sizes.outputs, ids), strict=False)):
+            reading = self._readings.of(made)
+            if reading is not None and first is None:
+                first = reading
+            elif first is not None and reading is not None and reading.wrong and not first.wrong:
+                return (*first.spans, Span(", "), *reading.wrong, Span(f" in result {slot}", "dim"))
+        return first.spans if first is not None else ()
+
+    def _value(self, id: int, last: int) -> str:
         values = self._data.values
-        text: str = self._metas[values.meta[id]]
+        alike = values.meta[id] == values.meta[last]
+        text: str = self._metas[values.meta[id]] if alike else self._sizes.tensor(id, last)
         if self._names is None:
             return text
         known = int(values.name[id])
@@ -234,6 +267,11 @@ def _leaves(node: Node) -> Iterator[int]:
             yield from _leaves(part)
     else:
         yield node
+
+
+def _length(node: Node) -> int:
+    """How many ops of the sequence a node stands for."""
+    return node.count * sum(map(_length, node.body)) if isinstance(node, Repeat) else 1
 
 
 def _first(node: Node) -> int:

@@ -25,7 +25,8 @@ from sightline.views.blocks import (
     TensorText,
     tensor_block_text,
 )
-from sightline.views.outline import Line, View
+from sightline.views.numbers import Readings
+from sightline.views.outline import Line, Span, View
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -40,10 +41,12 @@ def log(
     trace: Trace, *, module: str | None = None, op: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, inside: bool = False, root: bool = True,
     title: str | None = None, tensor: TensorText = tensor_block_text, margin: str = "",
+    stats: bool | None = None,
 ) -> View:  # fmt: skip
     """The blocks of a trace; without ``phase``, those of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
-    story = _Story(trace, selection, inside=inside or op is not None, root=root)
+    readings = Readings(trace.data, stats)
+    story = _Story(trace, selection, readings, inside=inside or op is not None, root=root)
     steps = list(story.steps())
     if not steps and selection.given:
         given = ", ".join(f"{name}={value!r}" for name, value in selection.given.items())
@@ -85,8 +88,11 @@ def _tail(steps: Sequence[Step], count: int) -> list[Step]:
 class _Story:
     """What happened in a trace, as steps, and the block of each step."""
 
-    def __init__(self, trace: Trace, selection: Selection, *, inside: bool, root: bool) -> None:
+    def __init__(
+        self, trace: Trace, selection: Selection, readings: Readings, *, inside: bool, root: bool
+    ) -> None:
         self._index = trace.index
+        self._readings = readings
         self._data = data = trace.data
         self._phase = _FORWARD if selection.phase is None else d.PHASES.index(selection.phase)
         self._inside = inside
@@ -181,24 +187,32 @@ class _Story:
         """The lines of a step; steps that look alike share them."""
         what, id, depth = step
         columns = self._data.ops if what == _OP else self._data.calls
-        metas = self._data.values.meta
-        inputs = metas[columns.inputs[columns.input_offsets[id] : columns.input_offsets[id + 1]]]
-        outputs = metas[columns.outputs[columns.output_offsets[id] : columns.output_offsets[id + 1]]]
-        key: tuple[object, ...] = (what, depth, int(columns.flags[id]), inputs.tobytes(), outputs.tobytes())
+        inputs = columns.inputs[columns.input_offsets[id] : columns.input_offsets[id + 1]]
+        outputs = columns.outputs[columns.output_offsets[id] : columns.output_offsets[id + 1]]
+        key: tuple[object, ...] = (what, depth, int(columns.flags[id]))
+        for values in (inputs, outputs):
+            seen = values if self._readings else self._data.values.meta[values]
+            key = (*key, seen.tobytes())
         key += self._op_key(id) if what == _OP else self._call_key(id)
         known = self._blocks.get(key)
         if known is None:
-            given, made = self._metas(inputs.tolist()), self._metas(outputs.tolist())
             if what == _OP:
-                known = style.op(self._op_event(id, depth, given, made))
+                known = style.op(self._op_event(id, depth, inputs, outputs))
             else:
-                event = self._module_event(id, depth, given, made)
+                event = self._module_event(id, depth, inputs, outputs)
                 known = (style.opened, style.closed, style.leaf)[what](event)
             self._blocks[key] = known
         return known
 
-    def _metas(self, ids: list[int]) -> list[d.TensorMeta]:
-        return [self._data.metas[id] for id in ids]
+    def _metas(self, values: d.I32) -> list[d.TensorMeta]:
+        return [self._data.metas[meta] for meta in self._data.values.meta[values].tolist()]
+
+    def _numbers(self, values: d.I32) -> list[tuple[Span, ...]]:
+        """The statistics of each value, where there are any."""
+        if not self._readings:
+            return []
+        readings = map(self._readings.one, values.tolist())
+        return [reading.spans if reading else () for reading in readings]
 
     def _op_key(self, op: int) -> tuple[object, ...]:
         ops = self._data.ops
@@ -209,9 +223,7 @@ class _Story:
         calls = self._data.calls
         return (int(calls.module[call]), int(calls.input_form[call]), int(calls.output_form[call]))
 
-    def _op_event(
-        self, op: int, depth: int, inputs: list[d.TensorMeta], outputs: list[d.TensorMeta]
-    ) -> OpEvent:
+    def _op_event(self, op: int, depth: int, inputs: d.I32, outputs: d.I32) -> OpEvent:
         row = self._index.ops[op]
         chain = self._chains.of(int(self._frames[op]))
         function = self._index.frames[chain[-1]].function if chain else ""
@@ -220,18 +232,18 @@ class _Story:
             note += f" of {row.module.label}"
         state = RAISED if row.raised else OK
         return OpEvent(
-            row.name, row.flavour, function, depth, row.form, inputs, row.result, outputs, state, note
-        )
+            row.name, row.flavour, function, depth, row.form, self._metas(inputs), row.result,
+            self._metas(outputs), state, note, self._numbers(inputs), self._numbers(outputs),
+        )  # fmt: skip
 
-    def _module_event(
-        self, call: int, depth: int, inputs: list[d.TensorMeta], outputs: list[d.TensorMeta]
-    ) -> ModuleEvent:
+    def _module_event(self, call: int, depth: int, inputs: d.I32, outputs: d.I32) -> ModuleEvent:
         row = self._index.module_calls[call]
         module = row.module
         state = RAISED if row.raised else UNFINISHED if row.unfinished else OK
         return ModuleEvent(
-            module.label, module.type, module.extra, depth, bool(self._leaf[call]), row.input_form, inputs,
-            row.output_form, outputs, state, root=not module.path,
+            module.label, module.type, module.extra, depth, bool(self._leaf[call]), row.input_form,
+            self._metas(inputs), row.output_form, self._metas(outputs), state, not module.path,
+            self._numbers(inputs), self._numbers(outputs),
         )  # fmt: skip
 
 

@@ -96,6 +96,21 @@ def line(*parts: str | Span | tuple[str, str], prefix: str = "") -> Line:
     return Line(tuple(_span(part) for part in parts), prefix)
 
 
+def wrapped(title: str, told: Sequence[str], margin: int, room: int) -> list[Line]:
+    """A fact about a view in as many lines as it needs, all of it dim; none where nothing is told.
+
+    >>> [made.text for made in wrapped("key", ["+N: N more", "×N: N times"], 5, 20)]
+    ['key  +N: N more', '     ×N: N times']
+    """
+    rows: list[str] = []
+    for part in told:
+        if rows and width(f"{rows[-1]} · {part}") <= room - margin:
+            rows[-1] += f" · {part}"
+        else:
+            rows.append(part)
+    return [line((f"{'' if at else title:<{margin}}{row}", "dim")) for at, row in enumerate(rows)]
+
+
 def _span(part: str | Span | tuple[str, str]) -> Span:
     if isinstance(part, Span):
         return part

@@ -1,12 +1,13 @@
 """``print(t)``: what a trace holds, on one screen.
 
 What was recorded and how, whether anything went wrong, where the time went by module and by line, and which
-views show more.
+views show more. All shares are of one total, the host time of the modules, of the ops outside them and of the
+optimizer, which has its own line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -15,12 +16,15 @@ import numpy as np
 
 from sightline.analysis.cost import Costs, cost_of, leaf_ops
 from sightline.analysis.places import Chains, shown_frames, torch_file
+from sightline.analysis.problems import Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
-from sightline.views.outline import Cell, Column, Grid, Line, Span, View, cut, grid, line, width
-from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Exchanges
+from sightline.trace.dtypes import nbytes_of
+from sightline.views.numbers import WRONG
+from sightline.views.outline import Cell, Column, Grid, Line, Span, View, cut, grid, line, width, wrapped
+from sightline.views.shapes import Exchanges, key
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -30,20 +34,26 @@ _LINE_ROWS: Final = 5
 _NAME_WIDTH, _SHAPE_WIDTH, _PLACE_WIDTH, _CODE_WIDTH = 32, 38, 34, 36
 _BAR: Final = 10
 _FAULTS: Final = 3
-_VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()"
+_SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
+_MARGIN: Final = 10  #: columns for the titles of facts
+_WIDTH: Final = 100
+_MANY_OPS: Final = 100_000  #: in a longer run, looking for problems takes too long for a first look
+_VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()  t.problems()"
 
 
 def overview(trace: Trace) -> View:
     """One screen about a trace."""
     data = trace.data
     costs = cost_of(data)
-    blocks: list[Line | Grid] = [*_head(data), *_counts(data), *_trouble(data)]
-    modules = _modules(trace, costs)
-    lines = _heaviest(trace)
-    for block in (modules, lines):
+    whole = _Time.of(costs)
+    blocks: list[Line | Grid] = [*_head(data), *_counts(data), *_taken(data), *whole.told()]
+    blocks += [*_trouble(data), *_problems(trace)]
+    modules = _modules(trace, costs, whole.total)
+    for block in (modules, _heaviest(trace, whole.total)):
         if block is not None:
             blocks += [line(), block]
-    return View((*blocks, line(), line(("more  ", "dim"), _VIEWS)))
+    texts = [span.text for row in modules.rows for span in _spans(row)] if modules else []
+    return View((*blocks, line(), *wrapped("key", key(texts), _MARGIN, _WIDTH), _fact("more", _VIEWS)))
 
 
 def _head(data: TraceData) -> Iterator[Line]:
@@ -84,7 +94,80 @@ def _counts(data: TraceData) -> Iterator[Line]:
 
 
 def _fact(title: str, text: str, warning: str = "") -> Line:
-    return line((f"{title:<10}", "dim"), text, (warning, "warn"))
+    return line((f"{title:<{_MARGIN}}", "dim"), text, (warning, "warn"))
+
+
+def _taken(data: TraceData) -> Iterator[Line]:
+    """What was asked for besides the ops: steps, statistics, checks, tensors."""
+    if data.steps:
+        names = ", ".join(step.name for step in data.steps)
+        yield _fact("steps", cut(f"{len(data.steps):,}: {names}", _WIDTH - _MARGIN))
+    yield from _measured(data)
+    if data.captures:
+        size = sum(nbytes_of(kept.dtype, kept.shape) or 0 for kept in data.captures)
+        left_out = int(data.info.get("left_out") or 0)
+        missing = f" · {left_out:,} left out" if left_out else ""
+        yield _fact("tensors", f"{len(data.captures):,} kept, {bytes_text(size)}", missing)
+
+
+def _measured(data: TraceData) -> Iterator[Line]:
+    """How many values were measured or checked, and how many of them are not finite."""
+    stats = data.stats
+    found = []
+    for (name, style), counts in zip(WRONG, (stats.nans, stats.infs), strict=True):
+        if counts.any():
+            found += [Span(" · "), Span(f"{int((counts > 0).sum()):,} with {name}", style)]
+    if found:
+        found.append(Span(": t.nonfinite()"))
+    title, told = "stats", f"{len(stats):,} of {len(data.values):,} values measured"
+    if data.info.get("check"):
+        title, told = "check", f"{data.info['check']}: {int(data.info.get('checked') or 0):,} results"
+        found = found or [Span(" · all finite")]
+    if data.info.get("check") or len(stats):
+        yield line((f"{title:<{_MARGIN}}", "dim"), told, *found)
+
+
+def _problems(trace: Trace) -> Iterator[Line]:
+    """How many problems there are, if any and if they are found quickly."""
+    if len(trace.ops) > _MANY_OPS:
+        return
+    found = find(trace.index)
+    parts: list[Span] = []
+    for severity in sorted(Severity, reverse=True):
+        count = sum(each.severity is severity for each in found)
+        if count:
+            told = f"{count} {severity.word}{'s' * (count > 1)}"
+            parts += [Span(", "), Span(told, _SEVERE.get(severity, ""))]
+    if parts:
+        yield line((f"{'problems':<{_MARGIN}}", "dim"), *parts[1:], ": t.problems()")
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """Where the host time of a run went; shares are of its total."""
+
+    parts: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, costs: Costs) -> _Time:
+        tops, total = costs.scopes.children(-1), costs.total
+        columns = (
+            ("forward", total.time),
+            ("backward", total.backward_time),
+            ("recompute", total.recompute_time),
+        )
+        parts = [(name, sum(int(column[top]) for top in tops)) for name, column in columns]
+        return cls(tuple(part for part in (*parts, ("optimizer", costs.optimizer_time)) if part[1]))
+
+    @property
+    def total(self) -> int:
+        return sum(time for _, time in self.parts)
+
+    def told(self) -> Iterator[Line]:
+        if self.total:
+            split = " · ".join(f"{name} {time_text(time)}" for name, time in self.parts)
+            split = f" ({split})" if len(self.parts) > 1 else f" {self.parts[0][0]}"
+            yield _fact("host time", f"{time_text(self.total)}{split}; shares are of this")
 
 
 def _trouble(data: TraceData) -> Iterator[Line]:
@@ -111,31 +194,25 @@ class _Group:
     depth: int
 
 
-def _modules(trace: Trace, costs: Costs) -> Grid | None:
+def _modules(trace: Trace, costs: Costs, whole: int) -> Grid | None:
     data = trace.data
     rows = costs.scopes.rows
     groups = _Shallow(data, costs).groups()
     if not groups:
         return None
     spent = costs.total.time + costs.total.backward_time + costs.total.recompute_time
-    whole = sum(int(spent[scope]) for scope in costs.scopes.children(-1))
     exchanges = Exchanges(trace.index)
     made: list[list[Cell]] = []
     for group in groups:
         calls = [call for scope in group.scopes for call in rows[scope].calls]
         time = sum(int(spent[scope]) for scope in group.scopes)
-        shapes = _fitting(exchanges.of(calls))
+        shapes = exchanges.of(calls).fitted(_SHAPE_WIDTH)
         made.append([_name(data, costs, group), Span(shapes, "shape"), *_share(time, whole)])
     return grid((Column("module"), Column("input → output"), *_SHARE_COLUMNS), made)
 
 
-def _fitting(exchange: Exchange) -> str:
-    """The longest text of an exchange that has room."""
-    for brevity in (FULL, SHORT):
-        text = exchange.text(brevity)
-        if width(text) <= _SHAPE_WIDTH:
-            return text
-    return cut(exchange.text(SHORTEST), _SHAPE_WIDTH)
+def _spans(row: Sequence[Cell]) -> list[Span]:
+    return [span for cell in row for span in (cell if isinstance(cell, tuple) else (cell,))]
 
 
 _SHARE_COLUMNS: Final = (Column("time", right=True), Column("share", right=True), Column(""))
@@ -145,7 +222,8 @@ def _share(time: int, whole: int) -> list[Cell]:
     if not time or not whole:
         return [Span(""), Span(""), Span("")]
     part = time / whole
-    return [Span(time_text(time)), Span(f"{100 * part:.0f} %"), Span("▇" * round(_BAR * part), "number")]
+    bar = "▇" * round(_BAR * min(part, 1))
+    return [Span(time_text(time)), Span(f"{100 * part:.0f} %"), Span(bar, "number")]
 
 
 class _Shallow:
@@ -205,13 +283,12 @@ def _name(data: TraceData, costs: Costs, group: _Group) -> Cell:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def _heaviest(trace: Trace) -> Grid | None:
+def _heaviest(trace: Trace, whole: int) -> Grid | None:
     """The source lines the ops of which took longest; backward ops count for the line of their forward op."""
     data = trace.data
     leaf = leaf_ops(data)
     times = np.where(leaf, data.ops.duration, 0)
-    whole = int(times.sum())
-    if not whole:
+    if not times.any():
         return None
     made = []
     for frame, time, count in _by_line(data, times, leaf)[:_LINE_ROWS]:

@@ -2,23 +2,32 @@
 
 Several calls are written as one: a size that differs becomes ``5…9``. Tensors inside dicts, keyword
 arguments and model outputs carry their name: ``mask=b8[2, 8]``. The table of a wide model has little
-room, so the same exchange can be written at three levels of brevity.
+room, so the same exchange can be written at four levels of brevity, and `key` says what the short forms mean.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from sightline.notation import dtype_name
 from sightline.trace.data import RAISED, TensorMeta, TraceData
 from sightline.trace.tables import Index
+from sightline.views.outline import cut, width
 
 ARROW: Final = " → "
-#: In full; without what the result repeats; only what the result changes.
-FULL, SHORT, SHORTEST = range(3)
+#: In full; without what the result repeats; only what the result changes; only the result.
+FULL, SHORT, SHORTEST, RESULT = range(4)
+#: What a short form looks like, and what it means.
+_KEY: Final = (
+    (re.compile(r"\+\d"), "+N: N more"),
+    (re.compile(r"×\d"), "×N: N times"),
+    (re.compile(r"→ same"), "same: as the input"),
+    (re.compile(r"\[…, "), "[…, N]: leading sizes as in the input"),
+    (re.compile(r"^→ "), "→ alone: what came out"),
+)
 _NAME = re.compile(r"[^\W\d]\w*")
 
 
@@ -53,14 +62,16 @@ class Exchange:
         """The exchange in one line.
 
         >>> linear = Exchange((Item("", "f32", ("2", "8"), ""),), (Item("", "f32", ("2", "4"), ""),))
-        >>> [linear.text(brevity) for brevity in (FULL, SHORT, SHORTEST)]
-        ['f32[2, 8] → f32[2, 4]', 'f32[2, 8] → [2, 4]', 'f32[2, 8] → […, 4]']
+        >>> [linear.text(brevity) for brevity in (FULL, SHORT, SHORTEST, RESULT)]
+        ['f32[2, 8] → f32[2, 4]', 'f32[2, 8] → [2, 4]', 'f32[2, 8] → […, 4]', '→ f32[2, 4]']
         """
         if not self.inputs and not self.outputs:
             return ""
         more = f" +{self.others} other" if self.others else ""
         if self.raised:
             return f"{', '.join(item.text() for item in self.inputs) or '()'}{ARROW}raised{more}"
+        if brevity == RESULT:
+            return f"{ARROW.lstrip()}{_few(self.outputs)}{more}"
         if brevity == SHORTEST:
             return _few(self.inputs) + ARROW + self._shortest() + more
         inputs = ", ".join(item.text() for item in self.inputs) or "()"
@@ -68,6 +79,11 @@ class Exchange:
             return f"{inputs}{ARROW}same{more}"
         outputs = ", ".join(item.text(dtype=brevity == FULL or not self._same_dtype) for item in self.outputs)
         return f"{inputs}{ARROW}{outputs or '()'}{more}"
+
+    def fitted(self, room: int, brevity: int = FULL) -> str:
+        """The longest text, of this brevity or shorter, that has room; at last only the result, cut."""
+        texts = [self.text(each) for each in range(brevity, RESULT + 1)]
+        return next((text for text in texts if width(text) <= room), cut(texts[-1], room))
 
     @property
     def _same(self) -> bool:
@@ -90,6 +106,16 @@ class Exchange:
             skip += 1
         text = first.text(dtype=first.dtype != given.dtype, label=False, skip=skip)
         return text + _rest(self.outputs)
+
+
+def key(texts: Iterable[str]) -> list[str]:
+    """What the short forms in some texts mean, for those that appear.
+
+    >>> key(["f32[2, 8] +1 → same"])
+    ['+N: N more', 'same: as the input']
+    """
+    seen = list(texts)
+    return [meaning for sign, meaning in _KEY if any(sign.search(text) for text in seen)]
 
 
 def _bare(item: Item) -> Item:

@@ -2,7 +2,8 @@
 
 Only functions that ran are shown. Under a line stand the ops that ran on it and the shapes they made, at
 its right how often it ran and how long its ops took, those inside what it calls included. What the
-backward pass did for a line has its own row, marked ``⟵``; rows show their part of the line's time.
+backward pass did for a line has its own row, marked ``⟵``; rows show their part of the line's time. Where
+statistics were taken, the range over all results follows their shapes: ``-> f32[2, 8]; -3.1 … 2.9``.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sightline.notation import short_path, time_text
 from sightline.trace.data import PHASES, FileInfo, TraceData
 from sightline.views.chain import PHASE_MARKS
 from sightline.views.code import chosen_level
+from sightline.views.numbers import Reading, Readings
 from sightline.views.outline import Line, Span, View, line, printable
 from sightline.views.outline import width as text_width
 
@@ -37,17 +39,18 @@ _MOST_OPS, _MOST_SHAPES = 16, 12  # more of them on one line say nothing to a re
 
 def source(trace: Trace, *, file: str | None = None, ops: str | None = None, module: str | None = None,
            op: str | None = None, phase: str | None = None, depth: int | None = None, tail: int | None = None,
-           width: int = 100) -> View:  # fmt: skip
+           width: int = 100, stats: bool | None = None) -> View:  # fmt: skip
     """The user's files, annotated line by line; see `Trace.source` for the options."""
     if type(width) is not int or width < 40:
         raise UsageError(f"width={width!r} must be a whole number from 40 up.")
     index = trace.index
+    readings = Readings(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
     meant = _meant_files(index.raw, file)
     lines = tally_lines(index, mask, lambda path: path not in meant)
     blocks: list[Line] = []
     for path, records in lines.files.items():
-        blocks += [*_file_lines(path, records, index.raw.files.get(path), width), Line()]
+        blocks += [*_file_lines(path, records, index.raw.files.get(path), readings, width), Line()]
     blocks += _elsewhere(lines, named=file is not None)
     return View(tuple(blocks[:-1] if blocks and not blocks[-1].spans else blocks))
 
@@ -79,7 +82,7 @@ def _elsewhere(lines: Lines, *, named: bool) -> list[Line]:
 
 
 def _file_lines(
-    path: str, records: dict[int, LineRecord], seen: FileInfo | None, width: int
+    path: str, records: dict[int, LineRecord], seen: FileInfo | None, readings: Readings, width: int
 ) -> Iterator[Line]:
     """One file: its header, then the functions that ran."""
     yield _header(path, records, width)
@@ -94,7 +97,7 @@ def _file_lines(
             yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
         last = number
         text = texts[number - 1] if 0 < number <= len(texts) else ""
-        yield from _annotated(number, text, records.get(number), digits, width)
+        yield from _annotated(number, text, records.get(number), readings, digits, width)
     if last < len(texts):
         yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
 
@@ -133,7 +136,9 @@ def _changed(path: str, seen: FileInfo | None) -> str:
     return ""
 
 
-def _annotated(number: int, text: str, record: LineRecord | None, digits: int, width: int) -> Iterator[Line]:
+def _annotated(
+    number: int, text: str, record: LineRecord | None, readings: Readings, digits: int, width: int
+) -> Iterator[Line]:
     """A source line, and below it what ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
     room = width - digits - 3 - _CALLS - _TIME
@@ -151,10 +156,13 @@ def _annotated(number: int, text: str, record: LineRecord | None, digits: int, w
     for phase in PHASES:
         if phase in record.phases:
             tally = record.phases[phase]
-            yield from _ops_lines(below, tally, phase, width, timed=tally.time != total)
+            reading = readings.of_made(tally.values)
+            yield from _ops_lines(below, tally, reading, phase, width, timed=tally.time != total)
 
 
-def _ops_lines(gutter: Span, tally: Tally, phase: str, width: int, *, timed: bool) -> Iterator[Line]:
+def _ops_lines(
+    gutter: Span, tally: Tally, reading: Reading | None, phase: str, width: int, *, timed: bool
+) -> Iterator[Line]:
     """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where it is a part of the line's."""
     head = f"# {PHASE_MARKS.get(phase, '')}"
     room = width - text_width(gutter.text) - len(_MORE) - _TIME
@@ -163,6 +171,8 @@ def _ops_lines(gutter: Span, tally: Tally, phase: str, width: int, *, timed: boo
     if tally.shapes:
         shapes = _listed([*tally.shapes], _MOST_SHAPES, room - len("-> "))
         words += [Span("-> " + shapes[0], "shape"), *(Span(word, "shape") for word in shapes[1:])]
+    if reading is not None:
+        words = _with_numbers(words, reading)
     if tally.raised:
         words.append(Span(f"!! raised{f' ×{tally.raised}' if tally.raised > 1 else ''}", "error"))
     for number, row in enumerate(_rows(words, room)):
@@ -171,6 +181,17 @@ def _ops_lines(gutter: Span, tally: Tally, phase: str, width: int, *, timed: boo
             used = sum(text_width(span.text) for span in parts)
             parts.append(Span(f"{time_text(tally.time):>{width - used}}", "dim"))
         yield Line(tuple(parts))
+
+
+def _with_numbers(words: list[Span], reading: Reading) -> list[Span]:
+    """The words of a row, and after a semicolon the range of the results and what of them is not finite."""
+    wrong = [span for span in reading.wrong if span.style]
+    told = [*([Span(reading.range)] if reading.range else []), *wrong]
+    if not told:
+        return words
+    last = words[-1]
+    told = [Span(word.text + ",", word.style) for word in told[:-1]] + told[-1:]
+    return [*words[:-1], Span(last.text + ";", last.style), *told]
 
 
 def _listed(items: Sequence[str], most: int, room: int) -> list[str]:

@@ -2,58 +2,64 @@
 
 One row per module in the order they first ran, and one row for the operations a container runs itself,
 between its submodules: nothing is left out, so the rows inside a module add up to its own numbers. What an
-earlier row has counted already, a shared parameter, stands in parentheses.
+earlier row has counted already, a shared parameter, stands in parentheses. Where statistics were taken, a
+column has mean and deviation of what the module gave out, and one the NaN and Inf in it, if there are any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.cost import Costs, Parameters, cost_of, parameters_in
+from sightline.analysis.cost import Costs, Parameters, cost_of, not_finite, parameters_in
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import path_matches
-from sightline.trace.data import ModuleInfo, TraceData
-from sightline.views.outline import Cell, Column, Grid, Line, Span, View, cut, grid, line, printable
+from sightline.trace.data import PHASES, ModuleInfo, TraceData
+from sightline.views.columns import OPS_ROOM, Figures, Fitted, fitted
+from sightline.views.numbers import WRONG, Reading, Readings
+from sightline.views.outline import Cell, Line, Span, View, line, printable, wrapped
 from sightline.views.outline import width as columns
-from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Exchanges
+from sightline.views.shapes import Exchange, Exchanges, key
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-_OPS_ROOM: Final = 40  #: op names are cut here: the longest list must not set the width of the table
-_OPS_LEAST: Final = 32  #: below this, shapes are written shorter to make room for op names
+_MARGIN: Final = 12  #: columns for the titles of what stands below the table
+_SPREAD: Final = "mean ± std"
+_WRONG: Final = "NaN/Inf"
 _NO_LIMIT: Final = 10_000
-_LEAST_NAME: Final = 22  #: columns are not cut narrower than this; the table sticks out instead
-_LEAST_SHAPES: Final = 20
-_GOOD_SHAPES: Final = 28  #: shapes are more worth than class names, up to here
 
-#: Costs that come from the tally: title, column, how it is written, the phases it belongs to.
-_TALLIED: Final[tuple[tuple[str, str, Callable[[float], str], str], ...]] = (
-    ("FLOPs", "flops", count_text, "forward"),
-    ("bwd", "backward_flops", count_text, "backward"),
-    ("FLOPs again", "recompute_flops", count_text, "recompute"),
-    ("time", "time", time_text, "forward"),
-    ("bwd", "backward_time", time_text, "backward"),
-    ("time again", "recompute_time", time_text, "recompute"),
-    ("memory", "memory", bytes_text, "forward"),
+#: Costs that come from the tally: title, column, how it is written, the phases it belongs to, and how soon it
+#: goes where there is no room for it.
+_TALLIED: Final[tuple[tuple[str, str, Callable[[float], str], str, int], ...]] = (
+    ("FLOPs", "flops", count_text, "forward", 1),
+    ("bwd", "backward_flops", count_text, "backward", 4),
+    ("FLOPs again", "recompute_flops", count_text, "recompute", 4),
+    ("time", "time", time_text, "forward", 0),
+    ("bwd", "backward_time", time_text, "backward", 2),
+    ("time again", "recompute_time", time_text, "recompute", 2),
+    ("memory", "memory", bytes_text, "forward", 3),
 )
+#: What a column of costs is called where it is not in the table.
+_FULL_NAMES: Final = {"backward_flops": "backward FLOPs", "backward_time": "backward time"}
 
 
 def summary(
     trace: Trace, *, module: str | None = None, depth: int | None = None, phase: str | None = None,
-    width: int | None = 100,
+    width: int | None = 100, stats: bool | None = None,
 ) -> View:  # fmt: skip
     """The cost table of a trace; ``width`` is the columns it has, None for all it wants."""
     Selection(module=module, depth=depth, phase=phase)  # says what is wrong with a filter, if anything is
-    table = _Table(trace)
+    table = _Table(trace, Readings(trace.data, stats))
     tops = table.tops(module)
     rows = [row for top in tops for row in table.rows(top, depth)]
-    return View((table.laid_out(rows, tops, phase, width), line(), *table.facts(tops)))
+    laid = table.laid_out(rows, tops, phase, width)
+    return View((laid.grid, line(), *table.facts(tops), *table.notes(laid, width)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +74,10 @@ class _Row:
 class _Table:
     """The rows, columns and facts of one summary."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, readings: Readings) -> None:
         self._data: TraceData = trace.data
+        self._readings = readings
+        self._wrong_in = ""  # the phase whose NaN and Inf are shown
         self._costs: Costs = cost_of(trace.data)
         self._scopes = self._costs.scopes
         self._exchanges = Exchanges(trace.index)
@@ -121,8 +129,8 @@ class _Table:
 
     # -- cells ---------------------------------------------------------------------------------
 
-    def _name(self, row: _Row, room: int) -> tuple[Span, ...]:
-        """The first cell; the names of a container's own ops take as much room as there is."""
+    def _name(self, row: _Row, room: int, whole: bool) -> tuple[Span, ...]:
+        """The first cell, ``whole`` with the class; the names of own ops take as much room as there is."""
         scope = self._scopes.rows[row.scope]
         lead = Span(row.prefix, "dim")
         if row.own:
@@ -136,7 +144,8 @@ class _Table:
         name = info.path.rpartition(".")[2] if at_home and row.prefix else info.path
         others = [path for path in info.aliases if path != info.path]
         shared = f" shared: {', '.join(others)}" if others else ""
-        return (lead, Span(name, "module"), Span(f" ({info.type})", "dim"), Span(shared, "warn"))
+        kind = f" ({info.type})" if whole else ""
+        return (lead, Span(name, "module"), Span(kind, "dim"), Span(shared if whole else "", "warn"))
 
     def _calls(self, row: _Row) -> str:
         return "" if row.own or self._only_holds(row.scope) else str(len(self._scopes.rows[row.scope].calls))
@@ -146,13 +155,15 @@ class _Table:
         rows = self._scopes.rows
         return not rows[scope].calls and any(inner.calls for inner in rows[scope : rows[scope].end])
 
-    def _shapes(self, row: _Row, brevity: int) -> str:
+    def _shapes(self, row: _Row, brevity: int, room: int) -> str:
         if row.own or self._only_holds(row.scope):
             return ""
         calls = self._scopes.rows[row.scope].calls
         if row.scope not in self._exchanged:
             self._exchanged[row.scope] = self._exchanges.of(calls)
-        return self._exchanged[row.scope].text(brevity) if calls else "not called"
+        exchange = self._exchanged[row.scope]
+        text = exchange.text(brevity) if calls else "not called"
+        return text if columns(text) <= room else exchange.fitted(room, brevity)
 
     def _parameters(self, row: _Row) -> str:
         counts = self._costs.parameters[row.scope]
@@ -166,27 +177,52 @@ class _Table:
         total = counts.own if row.own else counts.total
         return count_text(counts.own_trainable if row.own else counts.trainable) if total else ""
 
+    def _outputs(self, row: _Row) -> Reading | None:
+        """What the numbers a module gave out were like: its first measured result, over all calls."""
+        if row.own:
+            return None
+        calls = self._data.calls
+        firsts = []
+        for call in self._scopes.rows[row.scope].calls:
+            made = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+            firsts += [value for value in made if self._readings.one(value) is not None][:1]
+        return self._readings.of(firsts)
+
     # -- columns -------------------------------------------------------------------------------
 
-    def _numbers(
-        self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None
-    ) -> list[tuple[str, list[str], str]]:
-        """The columns of numbers that have any: title, cells, total."""
+    def _figures(self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None) -> list[Figures]:
+        """The columns of numbers that have any."""
         counts = parameters_in(self._data, self._scopes, tops)
         found = []
         calls = [self._calls(row) for row in rows]
         if not set(calls) <= {"", "0", "1"}:  # else the facts below say that each was called once
-            found.append(("calls", calls, ""))
+            found.append(Figures("calls", _plain(calls)))
         if counts.total:
-            found.append(("params", [self._parameters(row) for row in rows], count_text(counts.total)))
+            cells = [self._parameters(row) for row in rows]
+            found.append(Figures("params", _plain(cells), count_text(counts.total)))
         if counts.trainable != counts.total:
-            found.append(("trainable", [self._trainable(row) for row in rows], count_text(counts.trainable)))
-        for title, column, text, belongs in _TALLIED:
+            cells = [self._trainable(row) for row in rows]
+            found.append(Figures("trainable", _plain(cells), count_text(counts.trainable)))
+        for title, column, text, belongs, spare in _TALLIED:
             total = self._sum(column, tops)
             if total and (belongs == phase if phase else belongs != "recompute"):
                 own, whole = getattr(self._costs.own, column), getattr(self._costs.total, column)
                 amounts = [int((own if row.own else whole)[row.scope]) for row in rows]
-                found.append((title, [text(amount) if amount else "" for amount in amounts], text(total)))
+                cells = [text(amount) if amount else "" for amount in amounts]
+                name = _FULL_NAMES.get(column, title)
+                found.append(Figures(title, _plain(cells), text(total), 0 if phase else spare, name))
+        return found + (self._statistics(rows, tops, phase) if self._readings else [])
+
+    def _statistics(self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None) -> list[Figures]:
+        """What the numbers were like: mean and deviation of outputs, and what is not finite, if anything."""
+        spreads = [reading.spread if reading else ("", "") for reading in map(self._outputs, rows)]
+        found = [Figures(_SPREAD, _in_line(spreads))] if any(mean for mean, _ in spreads) else []
+        for each in (phase,) if phase else PHASES:  # the first that has any: it began there
+            wrong = not_finite(self._data, self._scopes, each)
+            if any(any(wrong.in_scope(top)) for top in tops):
+                self._wrong_in = each
+                pairs = [wrong.in_scope(row.scope, own=row.own) for row in rows]
+                return [*found, Figures(_WRONG, [_not_finite(nans, infs) for nans, infs in pairs])]
         return found
 
     def _sum(self, column: str, tops: Sequence[int]) -> int:
@@ -195,23 +231,11 @@ class _Table:
 
     def laid_out(
         self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None, room: int | None
-    ) -> Grid:
-        """The table in the room there is: shapes are written shorter first, then cells are cut."""
-        numbers = self._numbers(rows, tops, phase)
-        taken = sum(2 + max(map(columns, (title, total, *cells))) for title, cells, total in numbers)
-        left = None if room is None else room - taken - 2
-        names = [self._name(row, _OPS_LEAST) for row in rows]
-        shapes: list[str] = []
-        for brevity in (FULL, SHORT, SHORTEST):
-            shapes = [self._shapes(row, brevity) for row in rows]
-            if left is None or _widest(names) + _widest(shapes) <= left:
-                break
-        else:
-            for_names, for_shapes = _shares(_widest(names), _widest(shapes), left or 0)
-            names = [_cut(self._name(row, for_names), for_names) for row in rows]
-            return _grid(names, [cut(shape, for_shapes) for shape in shapes], numbers)
-        spare = _NO_LIMIT if left is None else min(left - _widest(shapes), _OPS_ROOM)
-        return _grid([self._name(row, spare) for row in rows], shapes, numbers)
+    ) -> Fitted:
+        """The table in the room there is."""
+        names = [partial(self._name, row) for row in rows]
+        shapes = [partial(self._shapes, row) for row in rows]
+        return fitted(names, shapes, self._figures(rows, tops, phase), room)
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -235,6 +259,22 @@ class _Table:
             made.append(_fact("memory", [f"made by forward ops {bytes_text(memory)}", *self._device()]))
         return made
 
+    def notes(self, laid: Fitted, room: int | None) -> list[Line]:
+        """What had no room, and what the short forms in the table mean."""
+        rows = [cell if isinstance(cell, tuple) else (cell,) for row in laid.grid.rows for cell in row]
+        cells = [span.text for spans in rows for span in spans if span.text]
+        told = key(cells)
+        if any(text.startswith("(") and text.endswith(")") for text in cells):
+            told.append("(N): counted above")
+        titles = {column.title for column in laid.grid.columns}
+        if _SPREAD in titles:
+            told.append(f"{_SPREAD}: of what came out, all calls")
+        if _WRONG in titles:
+            told.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
+        left_out = [", ".join(laid.left_out), "width=None shows all"] if laid.left_out else []
+        limit = _NO_LIMIT if room is None else room
+        return [*wrapped("no room for", left_out, _MARGIN, limit), *wrapped("key", told, _MARGIN, limit)]
+
     def _call_facts(self, tops: Sequence[int]) -> list[str]:
         scopes = [scope for top in tops for scope in self._scopes.rows[top : self._scopes.rows[top].end]]
         counts = [len(scope.calls) for scope in scopes if scope.calls]
@@ -252,7 +292,7 @@ def _meant(info: ModuleInfo, pattern: str) -> bool:
     return any(path_matches(pattern, path) for path in paths) or (not info.path and info.type == pattern)
 
 
-def ops_text(ops: OwnOps | None, room: int = _OPS_ROOM) -> str:
+def ops_text(ops: OwnOps | None, room: int = OPS_ROOM) -> str:
     """The names of ops with how often each ran, cut to the room: ``softmax, @ ×2, …``."""
     if ops is None:
         return "own parameters"
@@ -280,48 +320,29 @@ def _parameter_facts(counts: Parameters) -> list[str]:
 
 
 def _fact(title: str, told: Sequence[str]) -> Line:
-    return line((f"{title:<12}", "dim"), " · ".join(told))
+    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(told))
 
 
-def _grid(
-    names: Sequence[Cell], shapes: Sequence[str], numbers: Sequence[tuple[str, list[str], str]]
-) -> Grid:
-    shaped = any(shapes)
-    titles = [Column("module"), *([Column("input → output")] if shaped else [])]
-    titles += [Column(title, right=True) for title, _, _ in numbers]
-    rows: list[list[Cell]] = []
-    for at, name in enumerate(names):
-        cells: list[Cell] = [name, *([Span(shapes[at], "shape")] if shaped else [])]
-        rows.append([*cells, *(Span(column[at]) for _, column, _ in numbers)])
-    foot: list[Cell] = [Span("total", "title"), *([Span("")] if shaped else [])]
-    return grid(titles, rows, [*foot, *(Span(total, "title") for _, _, total in numbers)])
+def _in_line(spreads: Sequence[tuple[str, str]]) -> list[Cell]:
+    """Means and deviations with every ``±`` in one column."""
+    right = max(columns(deviation) for _, deviation in spreads)
+    made: list[Cell] = []
+    for mean, deviation in spreads:
+        rest = f" ± {deviation:<{right}}" if deviation else " " * (right + 3 if right else 0)
+        style = dict(WRONG).get(mean, "")
+        made.append(Span(mean + rest if mean else "", style))
+    return made
 
 
-def _width(text: str | Sequence[Span]) -> int:
-    spans = (Span(text),) if isinstance(text, str) else text
-    return sum(columns(printable(span.text)) for span in spans)
+def _plain(texts: Sequence[str]) -> list[Cell]:
+    return [Span(text) for text in texts]
 
 
-def _widest(texts: Sequence[str] | Sequence[tuple[Span, ...]]) -> int:
-    return max(map(_width, texts), default=0)
-
-
-def _shares(names: int, shapes: int, room: int) -> tuple[int, int]:
-    """How wide the two text columns may be; class names go before sizes."""
-    for_shapes = min(shapes, max(_GOOD_SHAPES, room - names))
-    for_names = min(names, max(_LEAST_NAME, room - for_shapes))
-    return for_names, max(_LEAST_SHAPES, room - for_names)
-
-
-def _cut(spans: tuple[Span, ...], room: int) -> tuple[Span, ...]:
-    """The spans in the room there is, with ``…`` where something is missing."""
-    if _width(spans) <= room:
-        return spans
-    kept: list[Span] = []
-    for span in spans:
-        wide = _width((span,))
-        if wide >= room:  # nothing may follow without a sign that something is missing
-            return (*kept, Span(cut(span.text + " ", room), span.style))
-        kept.append(span)
-        room -= wide
-    return tuple(kept)
+def _not_finite(nans: int, infs: int) -> Cell:
+    """``14 NaN 3 Inf``, in spans that stand out."""
+    told = [
+        Span(f"{count_text(count)} {name}", style)
+        for count, (name, style) in zip((nans, infs), WRONG, strict=True)
+        if count
+    ]
+    return (told[0], Span(" "), told[1]) if len(told) == 2 else told[0] if told else Span("")
