@@ -121,13 +121,15 @@ class Trace:
         fold: bool = False,
         torch_frames: bool = False,
         names: bool = False,
+        stats: bool | None = None,
     ) -> View:
         """Ops and shapes under the chain of source lines that ran them.
 
         ``ops`` is "aten" (where recorded, the default) or "api". ``module``, ``op``, ``phase``, ``depth``
         and ``tail`` choose ops (see `sightline.analysis.select`). ``fold=True`` writes the repeats of a loop
         body once, with ×N. ``torch_frames=True`` shows torch's own source lines too; ``names=True`` puts the
-        names of parameters and variables before their shapes.
+        names of parameters and variables before their shapes. Where statistics were taken, an op ends with
+        those of its result, over all its runs where it is folded; ``stats=False`` hides them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -139,7 +141,7 @@ class Trace:
         from sightline.views.code import code
 
         return code(self, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail, fold=fold,
-                    torch_frames=torch_frames, names=names)  # fmt: skip
+                    torch_frames=torch_frames, names=names, stats=stats)  # fmt: skip
 
     def source(
         self,
@@ -152,11 +154,14 @@ class Trace:
         depth: int | None = None,
         tail: int | None = None,
         width: int = 100,
+        stats: bool | None = None,
     ) -> View:
         """Your own files with, per line, the ops that ran there, their shapes, runs and time.
 
         Loops and calls are taken together, and only functions that ran are shown. ``file`` chooses other
-        files by a part of their path or a glob; the other filters choose ops. ``width`` is in columns.
+        files by a part of their path or a glob; the other filters choose ops. ``width`` is in columns. Where
+        statistics were taken, the range over all results of a line follows their shapes; ``stats=False``
+        hides it.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -167,7 +172,7 @@ class Trace:
         from sightline.views.source import source
 
         return source(self, file=file, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
-                      width=width)  # fmt: skip
+                      width=width, stats=stats)  # fmt: skip
 
     def log(
         self,
@@ -179,11 +184,13 @@ class Trace:
         tail: int | None = None,
         inside: bool = False,
         tensor: Callable[[TensorMeta], str] | None = None,
+        stats: bool | None = None,
     ) -> View:
         """Module calls and operations as blocks, with what went in and what came out.
 
         A module without module calls inside is one block; ``inside=True`` also shows the ops that ran in it.
-        Without ``phase`` it is the forward pass. ``tensor=str`` writes tensors as ``f32[2, 3]``.
+        Without ``phase`` it is the forward pass. ``tensor=str`` writes tensors as ``f32[2, 3]``. Where
+        statistics were taken they follow each tensor; ``stats=False`` hides them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -198,7 +205,7 @@ class Trace:
         from sightline.views.log import log
 
         return log(self, module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
-                   tensor=tensor or tensor_block_text)  # fmt: skip
+                   tensor=tensor or tensor_block_text, stats=stats)  # fmt: skip
 
     def call_order(
         self,
@@ -236,11 +243,14 @@ class Trace:
         phase: str | None = None,
         depth: int | None = None,
         width: int | None = 100,
+        stats: bool | None = None,
     ) -> View:
         """Per module: calls, shapes, parameters, FLOPs, time and activation memory, as a table.
 
         Ops that run between modules have their own rows, so that the rows of a module add up to its numbers.
-        Columns that would be empty are left out. ``width`` is in columns, None for no limit.
+        Columns that would be empty are left out. ``width`` is in columns, None for no limit; what has no room
+        is named below the table. Where statistics were taken there are columns for mean ± std of what each
+        module gave out and for NaN and Inf; ``stats=False`` hides them.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Linear(3, 4)
@@ -252,7 +262,7 @@ class Trace:
         """
         from sightline.views.summary import summary
 
-        return summary(self, module=module, phase=phase, depth=depth, width=width)
+        return summary(self, module=module, phase=phase, depth=depth, width=width, stats=stats)
 
     def problems(self, *, module: str | None = None, kind: str | None = None) -> View:
         """What looks wrong in this run, the most serious first, each with its line and why it matters.

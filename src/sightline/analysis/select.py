@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import NothingMatched, UsageError
-from sightline.patterns import PathPattern, op_matches, path_matches, segments_of  # noqa: F401
+from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
 from sightline.trace.tables import Index
 

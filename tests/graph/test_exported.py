@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sightline.errors import UsageError
+from sightline.graph.exported import ExportedGraph, ExportError, export
+from tests import leftovers
+from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs
+from tests.recording.architectures import ZOO
+
+torch.set_num_threads(1)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Equal in structure and, within torch's tolerances, in numbers."""
+    if dataclasses.is_dataclass(one) and not isinstance(one, dict):
+        assert type(one) is type(other)
+        one, other = vars(one), vars(other)
+    left, left_spec = pytree.tree_flatten(one)
+    right, right_spec = pytree.tree_flatten(other)
+    assert left_spec == right_spec
+    for mine, theirs in zip(left, right, strict=True):
+        if isinstance(mine, Tensor):
+            torch.testing.assert_close(mine, theirs)
+        else:
+            assert mine == theirs
+
+
+# -- models -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_run_equals_the_model_at_the_example_and_at_other_sizes(case: Case) -> None:
+    torch.manual_seed(0)
+    model = case.build().eval()
+    calls = case.calls()
+    with leftovers.same_model(model), leftovers.same_rng():
+        g = export(model, *calls[0])
+    for args, kwargs in calls:
+        with torch.no_grad():
+            eager = model(*args, **kwargs)
+            io = g.run(*args, **kwargs)
+        assert_same(io.output, eager)
+        assert_same(io["output"].outputs, eager)
+    assert g.verify(*calls[0][0], **calls[0][1])
+    g.lint()
+
+
+@pytest.fixture(scope="module")
+def transformers() -> None:
+    ZOO[0].build()  # the first model built adds a method to nn.Module, for good
+
+
+TRANSFORMERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "gpt2": {"input_ids": (2, 9)},
+    "bert": {"input_ids": (3, 9), "attention_mask": (3, 9)},
+    "llama": {"input_ids": (3, 9), "attention_mask": (3, 9)},
+    "vit": {"pixel_values": (3, 3, 16, 16)},
+    "t5": {"input_ids": (3, 9), "attention_mask": (3, 9), "decoder_input_ids": (3, 4)},
+    "whisper": {"input_features": (3, 8, 24)},
+    "mixtral": {"input_ids": (3, 9)},
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.usefixtures("transformers")
+def test_transformers(name: str) -> None:
+    torch.manual_seed(0)
+    model, kwargs = next(one for one in ZOO if one.name == name).build()
+    model.eval()
+    kwargs = {key: value for key, value in kwargs.items() if key in TRANSFORMERS[name]}
+    if name == "t5":
+        kwargs["decoder_input_ids"] = kwargs["input_ids"][:, :5]
+    if name == "whisper":
+        model = model.model.encoder  # type: ignore[union-attr, assignment]
+    g = export(model, (), kwargs)
+    other = {
+        key: torch.randn(shape)
+        if key.startswith(("pixel", "input_feat"))
+        else torch.ones(shape, dtype=torch.long)
+        if "mask" in key
+        else torch.randint(3, 60, shape)
+        for key, shape in TRANSFORMERS[name].items()
+    }
+    eager: Any = None
+    for call in (kwargs, other):
+        with torch.no_grad():
+            eager = model(**call)
+            io = g.run(**call)
+        assert type(io.output) is type(eager)
+        for key, value in io.output.items():
+            assert_same(value, eager[key])
+        assert set(eager) - set(io.output) <= {"past_key_values"}
+    if "past_key_values" in eager:
+        assert [text.partition(" ")[0] for text in g.info["left_out"]] == ["output['past_key_values']"]
+
+
+# -- the graph -----------------------------------------------------------------------------------
+
+
+def test_nodes_know_their_arguments_module_and_line() -> None:
+    g = export(Convolutional().eval(), torch.randn(2, 3, 8, 8))
+    conv = g["conv2d"]
+    assert (conv.kind, conv.op) == ("call", "conv2d")
+    assert conv.target == "aten.conv2d.default"
+    assert list(conv.args) == ["input", "weight", "bias", "stride", "padding", "dilation", "groups"]
+    assert conv.args["padding"] == [1, 1]
+    assert conv.args["groups"] == 1  # a default, from the schema
+    assert conv.module == "conv"
+    assert conv.source.startswith("tests/graph/exportable.py:")
+    assert conv.source.endswith(" in Convolutional.forward")
+    assert str(conv.outputs[0]) == "f32[2, 8, 8, 8]"
+    assert conv.info["symbolic"].startswith("f32[s")
+    assert g["p_fc_weight"].kind == "parameter"
+    assert g["p_fc_weight"].op == "fc.weight"
+    assert g.modules == {
+        "": "Convolutional",
+        "conv": "Conv2d",
+        "relu": "ReLU",
+        "pool": "AdaptiveAvgPool2d",
+        "fc": "Linear",
+    }
+    assert [edge.argument for edge in g.incoming("conv2d")] == ["input", "weight", "bias"]
+
+
+def test_defaults_and_keywords_are_bound_by_the_schema() -> None:
+    g = export(Keywords(), torch.randn(2, 3, 6, 6))
+    assert g["add"].args["alpha"] == 3
+    assert g["gelu"].args["approximate"] == "tanh"
+    assert g["max_pool2d"].args["stride"] == []
+    assert [edge.argument for edge in g.incoming("mul")] == ["self", "other"]  # x * x
+
+
+def test_the_pieces_of_a_tuple_know_their_slot() -> None:
+    g = export(nn.LSTM(4, 5), torch.randn(3, 2, 4))
+    assert [(edge.slot, g.by_id[edge.target].args["index"]) for edge in g.outgoing("lstm")] == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
+    assert len(g["lstm"].outputs) == 3
+
+
+# -- sizes -----------------------------------------------------------------------------------
+
+
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        z = self.fc(x)
+        if x.shape[0] > 5:
+            z = z * 2
+        return z.sum() + y.sum()
+
+
+def test_the_report_says_which_line_fixed_a_size(capfd: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        g = export(Asks().eval(), (torch.randn(8, 8), torch.randn(1, 6)))
+    assert capfd.readouterr() == ("", "")  # nothing is printed
+    line = Asks.forward.__code__.co_firstlineno
+    symbol = g.dynamic.dimensions[0].symbol
+    assert str(g.dynamic).splitlines() == [
+        f"x  f32[{symbol}, 8]",
+        f"  dimension 0 is dynamic ({symbol}; 8 in the example)",
+        f"  dimension 1 is fixed at 8 by tests/graph/test_exported.py:{line + 1} in Asks.forward",
+        f"y  f32[1, {g.dynamic.dimensions[3].symbol}]",
+        f"  {g.dynamic.dimensions[2]}",
+        f"  dimension 1 is dynamic ({g.dynamic.dimensions[3].symbol}; 6 in the example)",
+        "made for",
+        f"  x.shape[0] > 5  (tests/graph/test_exported.py:{line + 2} in Asks.forward)",
+    ]
+    assert [(one.input, one.dim) for one in g.dynamic.dynamic] == [("x", 0), ("y", 1)]
+    assert str(g.dynamic.dimensions[2]) == (
+        "dimension 0 is fixed at 1: torch fixes the sizes 0 and 1 of an example; export with a size of 2 or "
+        "more to have it dynamic"
+    )
+
+
+def test_a_condition_of_the_model_is_kept() -> None:
+    g = export(Asks().eval(), (torch.randn(8, 8), torch.randn(2, 6)))
+    with pytest.raises(
+        UsageError, match=r"made for x\.shape\[0\] > 5 \(.*\), which does not hold for x of shape \(3, 8\)"
+    ):
+        g.run(torch.randn(3, 8), torch.randn(2, 6))
+
+
+def test_sizes_that_must_agree() -> None:
+    g = export(TwoInputs().eval(), (torch.randn(2, 3, 8, 8), torch.randn(2, 5)))
+    with pytest.raises(
+        UsageError, match=r"table\.shape\[0\] must equal image\.shape\[0\], which is 3, but is 4"
+    ):
+        g.run(torch.randn(3, 3, 8, 8), torch.randn(4, 5))
+
+
+def test_fixed_sizes_and_torchs_own_description() -> None:
+    x = torch.randn(2, 3)
+    fixed = export(nn.ReLU(), x, dynamic=None)
+    assert not fixed.dynamic.dynamic
+    with pytest.raises(
+        UsageError, match=r"input must be f32\[2, 3\], but is f32\[4, 3\]: dimension 0 is fixed at 2"
+    ):
+        fixed.run(torch.randn(4, 3))
+    ranged = export(nn.ReLU(), x, dynamic=({0: torch.export.Dim("batch", min=2, max=6)},))
+    assert ranged.run(torch.randn(6, 3)).output.shape == (6, 3)
+    with pytest.raises(UsageError, match=r"made for input\.shape\[0\] <= 6"):
+        ranged.run(torch.randn(7, 3))
+
+
+# -- failures -----------------------------------------------------------------------------------
+
+
+class DependsOnNumbers(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        random.random()
+        np.random.random()
+        torch.set_grad_enabled(False)
+        torch.rand(3)
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+def test_one_error_names_the_line_and_nothing_is_left_changed(capfd: pytest.CaptureFixture[str]) -> None:
+    model = DependsOnNumbers()
+    configuration = dynamo_configuration()
+    line = DependsOnNumbers.forward.__code__.co_firstlineno + 5
+    x = torch.randn(2, 3)
+    with leftovers.same_rng(), leftovers.same_model(model), pytest.raises(ExportError) as caught:
+        export(model, x)
+    assert str(caught.value) == (
+        f"The model cannot be exported: tests/graph/test_exported.py:{line} in forward (`if x.sum() > 0:`): "
+        "what happens there depends on the numbers in a tensor, which an export does not have. A recorded "
+        "run has a graph too: `with sl.trace(model) as t: model(…)`, then `t.graph()`."
+    )
+    assert caught.value.__cause__ is not None
+    assert capfd.readouterr() == ("", "")
+    assert torch.is_grad_enabled()
+    assert dynamo_configuration() == configuration
+
+
+def dynamo_configuration() -> Any:
+    from torch.fx.experimental import _config
+
+    return torch._dynamo.config.get_config_copy(), _config.get_config_copy()  # type: ignore[attr-defined]
+
+
+class Opaque(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return iter([x])
+
+
+def test_an_output_torch_does_not_know() -> None:
+    with pytest.raises(ExportError, match="forward returns list_iterator, which torch cannot take apart"):
+        export(Opaque(), torch.randn(2, 3))
+
+
+def test_an_error_of_the_model_is_the_reason() -> None:
+    with pytest.raises(ExportError, match=r"RuntimeError: .*\[.*\] X \[.*\]|RuntimeError: .*mat"):
+        export(nn.Linear(3, 4), torch.randn(2, 5))
+
+
+def test_wrong_calls() -> None:
+    with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module, not a builtin_function_or_method"):
+        export(torch.relu, torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="kwargs must be a dict"):
+        export(nn.ReLU(), (), [1])  # type: ignore[arg-type]
+
+
+def test_train_mode_is_said_once_and_seen_as_it_is() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5))
+    with pytest.warns(UserWarning, match="exported in train mode") as said:
+        g = export(model, torch.randn(4, 3))
+    assert len(said) == 1
+    assert g.info["training"] is True
+    assert all(module.training for module in model.modules())
+    before = model[0].running_mean.clone()  # type: ignore[operator]
+    io = g.run(torch.randn(4, 3) + 5)
+    assert not torch.equal(model[0].running_mean, before)  # type: ignore[arg-type] # the model's own buffer
+    assert torch.equal(io["b_0_running_mean"].outputs, before)  # recorded as it was
+    assert g.verify(torch.randn(4, 3))
+
+
+def test_it_is_a_graph() -> None:
+    g = export(Convolutional().eval(), torch.randn(2, 3, 8, 8))
+    assert isinstance(g, ExportedGraph)
+    assert [node.name for node in g.ancestors("relu") if node.kind == "call"] == ["conv2d"]
+    assert repr(g) == f"<ExportedGraph Convolutional: {len(g.nodes)} nodes, {len(g.edges)} edges>"
+
+
+def test_a_dataclass_comes_back() -> None:
+    from tests.graph.exportable import Dataclass
+
+    out = export(Dataclass(), torch.ones(2, 3)).run(torch.ones(4, 3)).output
+    assert isinstance(out, Plain)
+    assert out.label == "plain"

@@ -1,0 +1,186 @@
+"""A recording shows its source lines where the files are not, and leaves files that are there alone."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sightline.api import Trace
+from sightline.trace.bundle import install_sources, load, save, sources
+from tests.builders import NET, TORCH, TraceBuilder, make_trace
+from tests.trace.bundle.bundles import all_views
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def own_cache() -> Iterator[None]:
+    before = dict(linecache.cache)
+    yield
+    linecache.cache.clear()
+    linecache.cache.update(before)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    """A real file with the source of the model."""
+    path = tmp_path / "project" / "net.py"
+    path.parent.mkdir()
+    path.write_text(NET)
+    return path
+
+
+def without_notes(text: str) -> str:
+    """A view less what it says about the state of files on this machine."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("  This file is missing now"))
+
+
+def test_on_another_machine_every_view_is_the_same(net: Path, tmp_path: Path) -> None:
+    trace = make_trace(file=str(net), write=False)
+    views = all_views(trace)
+    assert "h = self.norm(x)" in views["source"]
+    save(trace.data, tmp_path / "run.sight")
+    net.unlink()
+    linecache.clearcache()
+    theirs = all_views(Trace(load(tmp_path / "run.sight")))
+    for view, text in views.items():
+        assert without_notes(theirs[view]) == text, view
+
+
+def test_a_file_that_is_here_and_the_same_is_left_alone(net: Path, tmp_path: Path) -> None:
+    save(make_trace(file=str(net), write=False).data, tmp_path / "run.sight")
+    linecache.clearcache()
+    assert load(tmp_path / "run.sight").codes
+    entry = linecache.cache[str(net)]
+    assert entry[1:2] != (None,)  # read from the disk: it has a time of change
+    os.utime(net, (1, 1))  # a checkout has the same text and another time
+    linecache.clearcache()
+    assert load(tmp_path / "run.sight").codes
+    assert linecache.cache[str(net)][1:2] != (None,)
+
+
+def test_a_file_that_changed_is_shown_as_it_ran(net: Path, tmp_path: Path) -> None:
+    trace = make_trace(file=str(net), write=False)
+    code = str(trace.code())
+    save(trace.data, tmp_path / "run.sight")
+    net.write_text("# something else\n" + NET)
+    linecache.clearcache()
+    assert str(Trace(load(tmp_path / "run.sight")).code()) == code
+
+
+def test_nothing_is_put_into_the_cache_before_a_view_reads_source(net: Path, tmp_path: Path) -> None:
+    save(make_trace(file=str(net), write=False).data, tmp_path / "run.sight")
+    net.unlink()
+    linecache.clearcache()
+    loaded = Trace(load(tmp_path / "run.sight"))
+    str(loaded.call_order())
+    assert str(net) not in linecache.cache
+    assert loaded.frames[0].code == "train(model, tokens)"
+    linecache.checkcache()
+    assert loaded.frames[0].code == "train(model, tokens)"
+
+
+def test_of_torch_only_the_lines_that_ran_are_kept(tmp_path: Path) -> None:
+    lines = [f"line {number}\n" for number in range(1, 1001)]
+    linecache.cache[TORCH] = (1, None, lines, TORCH)
+    trace = make_trace()
+    views = all_views(trace)
+    save(trace.data, tmp_path / "run.sight")
+    loaded = load(tmp_path / "run.sight")
+    assert loaded.sources.whole == {"net.py"}
+    assert loaded.sources[TORCH] == "\n" * 133 + "line 134\n"
+    linecache.cache.pop(TORCH)
+    assert "line 134" in views["code api"]
+    assert all_views(Trace(loaded))["code api"] == views["code api"]
+    # A torch that is here and says the same on these lines is left alone.
+    linecache.cache[TORCH] = (1, None, ["else\n" if "7" in line else line for line in lines], TORCH)
+    install_sources(load(tmp_path / "run.sight"))
+    assert len(linecache.cache[TORCH][2]) == 1000  # type: ignore[misc]  # an entry may be lazy
+
+
+def test_a_file_too_large_is_kept_in_part_and_a_flood_of_files_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_SOURCE", 2000)
+    monkeypatch.setattr(sources, "MAX_SOURCES", 5000)
+    b = TraceBuilder()
+    b.source("large.py", "x = 1\n" * 1000)
+    for number in range(10):
+        b.source(f"f{number}.py", "y = 2\n" * 200)
+    with b.at("large.py", 300, "f"):
+        b.op("relu", b.value(2), out=(2,))
+    for number in range(10):
+        with b.at(f"f{number}.py", 7, "f"):
+            b.op("relu", b.value(2), out=(2,))
+    trace = b.build()
+    save(trace.data, tmp_path / "run.sight")
+    found = load(tmp_path / "run.sight").sources
+    assert found["large.py"] == "\n" * 299 + "x = 1\n"
+    assert found.whole
+    assert sum(map(len, found.values())) <= 5000
+    assert Trace(load(tmp_path / "run.sight")).frames[0].code == "x = 1"
+
+
+@pytest.mark.parametrize(
+    "file", ["<ipython-input-3-abc>", "<stdin>", "gone.py", "a\0b.py", "\ud800.py", "ü.py"]
+)
+def test_sources_that_are_no_files(file: str, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    b.source(file, "y = x.relu()\n\x0cz = '\u2028'\nlast = 1")
+    for line in (1, 2, 3):
+        with b.at(file, line, "<module>"):
+            b.op("relu", b.value(2), out=(2,))
+    trace = b.build()
+    lines = [frame.code for frame in trace.frames]
+    save(trace.data, tmp_path / "run.sight")
+    linecache.cache.pop(file)
+    loaded = Trace(load(tmp_path / "run.sight"))
+    assert loaded.frames[0].code == lines[0] == "y = x.relu()"
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "/etc/passwd", "{pipe}", "../secret", "a\0b.py", "\ud800.py"])
+def test_names_out_of_a_bundle_open_nothing_but_python_files(file: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    file = file.replace("{pipe}", str(tmp_path / "pipe.py"))
+    b = TraceBuilder()
+    b.source(file, "")
+    with b.at(file, 1, "<module>"):
+        b.op("relu", b.value(2), out=(2,))
+    linecache.cache[file] = (0, None, [], file)
+    save(b.build().data, tmp_path / "run.sight")
+    linecache.cache.pop(file)
+    loaded = Trace(load(tmp_path / "run.sight"))
+    assert [frame.code for frame in loaded.frames] == [""]
+    all_views(loaded)
+
+
+def test_a_loaded_trace_saves_the_source_it_came_with(net: Path, tmp_path: Path) -> None:
+    save(make_trace(file=str(net), write=False).data, tmp_path / "a.sight")
+    net.write_text("# changed\n")
+    linecache.clearcache()
+    save(load(tmp_path / "a.sight"), tmp_path / "b.sight")
+    assert load(tmp_path / "b.sight").sources[str(net)] == NET
+    save(load(tmp_path / "a.sight"), tmp_path / "c.sight", source=False)
+    assert not load(tmp_path / "c.sight").sources
+    assert zlib.compress(NET.encode()) not in (tmp_path / "c.sight" / "rank0.db").read_bytes()
+
+
+def test_in_a_fresh_process_without_the_file(net: Path, tmp_path: Path) -> None:
+    trace = make_trace(file=str(net), write=False)
+    save(trace.data, tmp_path / "run.sight")
+    code = str(trace.code())
+    net.unlink()
+    script = (
+        "import sys; from sightline.api import Trace; from sightline.trace.bundle import load\n"
+        "print(Trace(load(sys.argv[1])).code())"
+    )
+    run = subprocess.run([sys.executable, "-c", script, tmp_path / "run.sight"], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True)  # fmt: skip
+    assert run.stdout.rstrip("\n") == code
