@@ -14,12 +14,11 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.analysis.problems import Problem, Severity, find
-from sightline.options import Stats
 from tests.recording.architectures import ZOO, Architecture
 from tests.recording.test_architectures import execute, prepare, pristine
 
 BATCH = 6
-STATS = Stats(fingerprint=False)
+STATS = True
 
 
 def found(trace: Any) -> list[Problem]:

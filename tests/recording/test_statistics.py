@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import sightline as sl
 from sightline.recording.readings import read
+from tests.recording.architectures import ZOO, Architecture
 
 
 def reference(tensor: Any) -> tuple[float, ...]:
@@ -154,3 +156,37 @@ def test_parameters_on_request() -> None:
 def test_a_wrong_option_is_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(sl.UsageError, match=sentence):
         sl.trace(**options)
+
+
+@pytest.fixture(scope="module")
+def transformers_are_ready() -> None:
+    """The first model of transformers that is built adds a method to nn.Module, for good."""
+    ZOO[0].build()
+
+
+@pytest.mark.usefixtures("transformers_are_ready")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("architecture", ZOO, ids=str)
+def test_real_architectures_run_the_same_with_everything_on(
+    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reformer calls torch.seed in its forward, which takes entropy from the system.
+    monkeypatch.setattr(torch, "seed", lambda: torch.manual_seed(7).initial_seed())
+
+    def run(**options: Any) -> list[Any]:
+        torch.manual_seed(0)
+        model, inputs = architecture.build()
+        with sl.trace(model, **options) as t:
+            returned = [leaf for leaf in tree_leaves(model(**inputs)) if isinstance(leaf, torch.Tensor)]
+            losses = [leaf.float().square().mean() for leaf in returned if leaf.requires_grad]
+            if losses:
+                torch.stack(losses).sum().backward()
+        assert not t.info["faults"]
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        return [*returned, *gradients, torch.get_rng_state()]
+
+    plain = run()
+    watched = run(stats=True, check=sl.Check(on="report"), capture=sl.Capture(inputs=True, gradients=True))
+    assert len(plain) == len(watched)
+    for one, other in zip(plain, watched, strict=True):
+        assert torch.equal(one, other) or bool(torch.isnan(one).any())
