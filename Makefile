@@ -49,9 +49,12 @@ format: $(READY) ## rewrite the code in the project's format
 goldens: $(READY) ## rewrite tests/goldens from what the views print now
 	$(BIN)/python -m pytest -n 0 -q --update-goldens tests
 
-bench: $(READY) ## overhead against the floor and the alternatives, then memory
+bench: $(READY) ## what everything costs: recording, memory, statistics and captures, graphs, saving
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/memory.py
+	$(BIN)/python bench/tensors.py
+	$(BIN)/python bench/graphs.py
+	$(BIN)/python bench/scale.py
 
 clean: ## remove everything that was made here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,6 +27,7 @@ NAMES = {
     "UnsupportedTorch",
     "UsageError",
     "__version__",
+    "load",
     "spy",
     "step",
     "trace",

@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from sightline.api import Trace
+    from sightline.api import Trace, load
     from sightline.errors import (
         CaptureError,
         DamagedFile,
@@ -58,6 +58,7 @@ __all__ = [
     "UnsupportedTorch",
     "UsageError",
     "__version__",
+    "load",
     "spy",
     "step",
     "trace",
@@ -79,6 +80,7 @@ _HOMES = {
     "Trace": "sightline.api",
     "UnsupportedTorch": "sightline.errors",
     "UsageError": "sightline.errors",
+    "load": "sightline.api",
     "spy": "sightline.spying",
     "step": "sightline.spying",
     "trace": "sightline.tracing",

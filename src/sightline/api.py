@@ -6,6 +6,7 @@ imported when it is asked for.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -313,6 +314,25 @@ class Trace:
 
         return lineage(self, value, depth=depth, ops=ops)
 
+    def save(self, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True) -> str:
+        """Write the recording to a folder ``run.sight``; returns the line that says what went in.
+
+        It holds everything the views need, with the text of the source files (``source=False`` leaves them
+        out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
+        An existing bundle is replaced at once, or not at all.
+
+        >>> import tempfile, torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     line = t.save(f"{folder}/run.sight")
+        ...     [op.name for op in sl.load(f"{folder}/run.sight").ops.where(level="aten")]
+        ['ones', 'relu']
+        """
+        from sightline.trace.bundle import save
+
+        return save(self.data, path, source=source, environment=environment)
+
     def print(self, color: bool | None = None) -> None:
         """Write the one-screen overview to the terminal, with colour on a TTY."""
         self._overview().print(color)
@@ -332,10 +352,26 @@ class Trace:
         return self._overview()._repr_html_()
 
 
+def load(path: str | os.PathLike[str]) -> Trace:
+    """A recording that was saved, read as it is asked for; needs no torch, and runs nothing of the file.
+
+    >>> import tempfile, torch, sightline as sl
+    >>> with sl.trace() as t:
+    ...     y = torch.ones(2, 3).relu()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     line = t.save(f"{folder}/run.sight")
+    ...     str(sl.load(f"{folder}/run.sight").code()) == str(t.code())
+    True
+    """
+    from sightline.trace.bundle import load
+
+    return Trace(load(path))
+
+
 def _to_torch(captured: CapturedTensor) -> Any:
     from sightline.recording.copies import to_torch
 
     return to_torch(captured._data, captured.dtype, captured.shape)
 
 
-__all__ = ["Trace", "UsageError"]
+__all__ = ["Trace", "UsageError", "load"]

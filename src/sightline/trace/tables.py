@@ -111,7 +111,7 @@ class Index:
 
 def _bind(item: Any, values: Iterator[Value]) -> Any:
     if item is SLOT:
-        return next(values)
+        return next(values, None)  # a form out of a file may promise more than there is
     if isinstance(item, list | tuple):
         return type(item)(_bind(part, values) for part in item)
     if isinstance(item, dict):

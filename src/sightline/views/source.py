@@ -124,7 +124,7 @@ def _changed(path: str, seen: FileInfo | None) -> str:
     """A sentence where the file on disk is not, or may not be, the one that ran; else nothing."""
     if not linecache.getlines(path):
         return "The source is not at hand: the file is missing or was never one. Only line numbers are shown."
-    if seen is None:
+    if seen is None or linecache.cache.get(path, (0, 0))[1:2] == (None,):  # the text came with the recording
         return ""
     try:
         now = os.stat(path)

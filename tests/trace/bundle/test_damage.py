@@ -153,8 +153,8 @@ def test_a_table_that_is_a_view(copy: Path) -> None:
     altered(
         copy,
         "DROP TABLE names",
-        "CREATE VIEW names AS WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i+1 FROM n) SELECT i AS id, 'x' "
-        "AS data FROM n",
+        "CREATE VIEW names AS WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i+1 FROM n) SELECT i AS id, "
+        "'x' AS data FROM n",
     )
     assert "it holds the view 'names'" in refused(copy)
 
@@ -193,7 +193,11 @@ def column(kind: str, name: str, change: Callable[[Any], Any]) -> Callable[[Path
 
 def text(table: str, row: int, data: Any) -> Callable[[Path], Path]:
     data = data if isinstance(data, str | bytes | int | None) else json.dumps(data)
-    return lambda path: altered(path, f"UPDATE {table} SET data = ? WHERE id = {row}", values=(data,))
+    return sql(f"UPDATE {table} SET data = ? WHERE id = {row}", data)
+
+
+def sql(statement: str, *values: Any) -> Callable[[Path], Path]:
+    return lambda path: altered(path, statement, values=values)
 
 
 def set_at(row: int, number: int) -> Callable[[Any], Any]:
@@ -213,7 +217,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "huge table": (count("names", 1 << 39), "a file of"),
     "one op more": (count("ops", 64), "ops/name has|rows"),
     "one name more": (count("names", 1), "points at|names has more than the 1 rows"),
-    "no counts": (lambda path: altered(path, "UPDATE facts SET data = '[]' WHERE name = 'counts'"), "how many"),
+    "no counts": (sql("UPDATE facts SET data = '[]' WHERE name = 'counts'"), "how many"),
     "id beyond": (column("ops", "frame", set_at(3, 1 << 30)), "ops/frame of row 3 points at"),
     "id below": (column("ops", "name", set_at(3, -2)), "ops/name of row 3 points at -2"),
     "level": (column("ops", "level", set_at(0, 2)), "ops/level of row 0"),
@@ -228,52 +232,52 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "negative list": (column("ops", "input_offsets", set_at(0, -5)), "negative length"),
     "long list": (column("ops", "input_offsets", set_at(0, 500)), "does not fit"),
     "overflowing lists": (column("ops", "input_offsets", set_at(0, 1 << 62)), "does not fit"),
-    "rows": (lambda path: altered(path, "UPDATE chunks SET rows = 99999999999 WHERE name = 'line'"), "more than"),
-    "no rows": (lambda path: altered(path, "UPDATE chunks SET rows = 0 WHERE name = 'line'"), "more than|rows"),
-    "rows that are none": (lambda path: altered(path, "UPDATE chunks SET rows = 'x' WHERE name = 'line'"), "rows"),
-    "chunk of text": (lambda path: altered(path, "UPDATE chunks SET data = 'x' WHERE name = 'line'"), "no chunk 0"),
+    "rows": (sql("UPDATE chunks SET rows = 99999999999 WHERE name = 'line'"), "more than"),
+    "no rows": (sql("UPDATE chunks SET rows = 0 WHERE name = 'line'"), "more than|rows"),
+    "rows that are none": (sql("UPDATE chunks SET rows = 'x' WHERE name = 'line'"), "rows"),
+    "chunk of text": (sql("UPDATE chunks SET data = 'x' WHERE name = 'line'"), "no chunk 0"),
     "chunk of zeros": (
-        lambda path: altered(path, "UPDATE chunks SET data = zeroblob(100) WHERE name = 'line'"), "altered"
+        sql("UPDATE chunks SET data = zeroblob(100) WHERE name = 'line'"), "altered"
     ),
-    "no chunk": (lambda path: altered(path, "DELETE FROM chunks WHERE name = 'line'"), "frames/line has 0 rows"),
+    "no chunk": (sql("DELETE FROM chunks WHERE name = 'line'"), "frames/line has 0 rows"),
     "chunk twice": (
-        lambda path: altered(
-            path, "INSERT INTO chunks SELECT kind, name, 1, rows, data FROM chunks WHERE name = 'line'"
+        sql("INSERT INTO chunks SELECT kind, name, 1, rows, data FROM chunks WHERE name = 'line'"
         ),
         "more than",
     ),
     "null": (text("names", 0, None), "no text 0"),
     "bytes": (text("names", 0, b"\xff\xfe"), "no text 0"),
     "bad utf-8": (
-        lambda path: altered(path, "UPDATE names SET data = CAST(x'ff22' AS TEXT) WHERE id = 0"), "UTF-8|damaged"
+        sql("UPDATE names SET data = CAST(x'ff22' AS TEXT) WHERE id = 0"), "UTF-8|damaged"
     ),
     "number": (text("names", 0, "1"), "no texts"),
     "no json": (text("forms", 0, "{"), "not valid JSON"),
     "deep json": (text("forms", 0, "[" * 50_000), "not valid JSON"),
     "deep form": (text("forms", 0, "[[" + "[" * 200 + "]" * 200 + "],null]"), "too deep"),
-    "row number": (lambda path: altered(path, "UPDATE names SET id = 1000 WHERE id = 0"), "no text 0"),
+    "row number": (sql("UPDATE names SET id = 1000 WHERE id = 0"), "no text 0"),
     "module": (text("modules", 0, ["", [""], "Net", "net", 0, "", True, 0, []]), "module 0 is inside itself"),
     "lost module": (text("modules", 0, ["", [""], "Net", "net", 99, "", True, 0, []]), "not there"),
     "shape": (text("metas", 0, [[-1], None, "float32", "cpu", "strided", 4, "Tensor"]), "negative size"),
     "capture": (
         text("captures", 0, ["", "fc", "o", 0, 0, "output", "", 99999, [2], "float32", True]), "not described"
     ),
-    "role": (text("captures", 0, ["", "fc", "o", 0, 0, "\x1b[31m", "", 1, [2], "float32", True]), "not described"),
+    "role": (
+        text("captures", 0, ["", "fc", "o", 0, 0, "\x1b[31m", "", 1, [2], "float32", True]), "not described"
+    ),
+    "shard that is none": (text("shards", 0, "null"), "no name of a shard"),
+    "shard twice": (text("shards", 1, '"000000.safetensors"'), "no name of a shard"),
     "shard elsewhere": (text("shards", 0, '"../../../etc/passwd"'), "no name of a shard"),
-    "info": (lambda path: altered(path, "UPDATE facts SET data = '[1]' WHERE name = 'info'"), "'info' is none"),
+    "info": (sql("UPDATE facts SET data = '[1]' WHERE name = 'info'"), "'info' is none"),
     "fault count": (
-        lambda path: altered(
-            path, """UPDATE facts SET data = '{"d":[["fault_count","many"]]}' WHERE name = 'info'"""
+        sql("""UPDATE facts SET data = '{"d":[["fault_count","many"]]}' WHERE name = 'info'"""
         ),
         "'fault_count'",
     ),
     "source bomb": (
-        lambda path: altered(
-            path, "UPDATE sources SET data = ?", values=(zlib.compress(bytes(200 << 20)),)
-        ),
+        sql("UPDATE sources SET data = ?", zlib.compress(bytes(200 << 20))),
         "source 0 cannot be read",
     ),
-    "source size": (lambda path: altered(path, "UPDATE sources SET size = 99999999999"), "source 0 is none"),
+    "source size": (sql("UPDATE sources SET size = 99999999999"), "source 0 is none"),
     "escape codes": (text("forms", 0, "\x1b[31mred\x07"), "not valid JSON"),
 }  # fmt: skip
 
@@ -317,7 +321,7 @@ def test_a_damaged_or_missing_shard_is_said_when_it_is_read(copy: Path) -> None:
     shard.unlink()
     data = load(copy)
     assert data.store is not None
-    with pytest.raises(DamagedFile, match="is missing: it was lost, or another recording was saved over"):
+    with pytest.raises(DamagedFile, match="is missing: it was lost, or another recording saved over"):
         data.store.read(data.captures[0].key)
 
 

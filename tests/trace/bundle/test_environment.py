@@ -18,8 +18,9 @@ SECRET = "hunter2butLonger"
     "arguments",
     [
         ["--token=" + SECRET], ["--token", SECRET], ["--api-key", SECRET], ["--api_key=" + SECRET],
-        ["-password", SECRET], ["--hf-token", SECRET], ["--wandb.api_key", SECRET], ["+wandb.api_key=" + SECRET],
-        ["WANDB_API_KEY=" + SECRET], ["--secret", SECRET], ["--client-secret=" + SECRET], ["--auth", SECRET],
+        ["-password", SECRET], ["--hf-token", SECRET], ["--wandb.api_key", SECRET],
+        ["+wandb.api_key=" + SECRET], ["WANDB_API_KEY=" + SECRET], ["--secret", SECRET],
+        ["--client-secret=" + SECRET], ["--auth", SECRET],
         ["--accessToken=" + SECRET], ["--config", '{"token": "' + SECRET + '", "lr": 1}'], ["--key", SECRET],
         [f"https://me:{SECRET}@example.com/x"], [f"postgres://me:{SECRET}@db/x"], [f"https://{SECRET}@host/x.git"],
         [f"https://example.com/?token={SECRET}&x=1"], ["-H", f"Authorization: Bearer {SECRET}"],
@@ -37,7 +38,8 @@ def test_secrets_are_masked(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "key",
     ["sk-proj-abcdefghijklmnop", "ghp_" + "a1B2" * 9, "hf_" + "aBcD" * 8, "AKIAIOSFODNN7EXAMPLE",
-     "xoxb-1234567890-abc", "glpat-abcdefghij1234", "AIza" + "x1Y2" * 9, "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc",
+     "xoxb-1234567890-abc", "glpat-abcdefghij1234", "AIza" + "x1Y2" * 9,
+     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc",
      "7f9c2ba4e88f827d616045507605853e", "wJalrXUtnFEMI7K7MDENGbPxRfiCYEXAMPLEKEY12"],
 )  # fmt: skip
 def test_what_looks_like_a_key_is_masked_wherever_it_is(key: str) -> None:
@@ -48,7 +50,8 @@ def test_what_looks_like_a_key_is_masked_wherever_it_is(key: str) -> None:
 @pytest.mark.parametrize(
     "argument",
     ["--lr=0.1", "train.py", "--tokenizer=gpt2", "--max-tokens=512", "s3://bucket/data/2024-01-01", "-x",
-     "/home/me/project/configs/experiment_long_name_number_two.yaml", "--model", "meta-llama/Llama-3.2-1B-Instruct",
+     "/home/me/project/configs/experiment_long_name_number_two.yaml", "--model",
+     "meta-llama/Llama-3.2-1B-Instruct",
      "--author=me", "https://example.com/page", "layers=[1,2,3]", "--keyboard=qwerty", "--monkey=1",
      "a_very_long_option_name_without_any_numbers=1", "model.encoder.layers.12.attention.weight"],
 )  # fmt: skip

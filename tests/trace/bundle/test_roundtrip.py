@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,28 @@ def test_nothing_is_decoded_before_it_is_asked_for(tmp_path: Path) -> None:
         loaded.nothing  # noqa: B018
     with pytest.raises(AttributeError, match="nothing"):
         loaded.ops.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_loaded_trace_can_be_changed_like_any_other(tmp_path: Path) -> None:
+    data = make_trace().data
+    loaded = load(saved(make_trace(), tmp_path))
+    changed = replace(loaded, ops=replace(loaded.ops, frame=loaded.ops.frame * 0), info={"name": "other"})
+    assert len(changed.ops) == len(data.ops)
+    assert changed.info == {"name": "other"}
+    assert not changed.ops.frame.any()
+    assert str(Trace(changed).call_order()) == str(make_trace().call_order())
+    assert "other" in repr(Trace(changed))
+    assert f"{len(data.ops)} ops" in repr(changed)
+    assert "LoadedTrace" in repr(loaded)
+    assert copy.copy(loaded).names == data.names
+
+
+def test_threads_read_at_the_same_time(tmp_path: Path) -> None:
+    trace = make_trace(4)
+    loaded = load(saved(trace, tmp_path))
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(assert_same, trace.data, loaded) for _ in range(8)]:
+            done.result()
 
 
 def test_many_chunks_are_one_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +238,8 @@ def test_forms_of_every_kind_keep_their_types(tmp_path: Path) -> None:
     loaded: Any = load(saved(trace, tmp_path))
     args = loaded.forms[-3].args
     assert [type(arg).__name__ for arg in args] == [
-        "Slot", "bool", "int", "float", "float", "float", "int", "complex", "NoneType", "tuple", "list", "dict",
-        "tuple", "Elided",
+        "Slot", "bool", "int", "float", "float", "float", "int", "complex", "NoneType", "tuple", "list",
+        "dict", "tuple", "Elided",
     ]  # fmt: skip
     assert loaded.forms[-2].kwargs == {}
     assert loaded.forms[-1].kwargs is None

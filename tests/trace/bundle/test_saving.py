@@ -173,13 +173,13 @@ def test_a_file_of_one_op_without_end_still_opens(tmp_path: Path, monkeypatch: p
     x = b.value(2)
     for _ in range(80_000):
         b._ops.append({"name": 0, "level": 1, "flavour": 4, "phase": 0, "call": -1, "frame": -1, "parent": -1,
-                       "forward": -1, "form": 0, "result": 0, "start": 0, "duration": 0, "flops": -1, "flags": 0,
-                       "thread": 0, "inputs": [int(x)], "outputs": []})  # fmt: skip
+                       "forward": -1, "form": 0, "result": 0, "start": 0, "duration": 0, "flops": -1,
+                       "flags": 0, "thread": 0, "inputs": [int(x)], "outputs": []})  # fmt: skip
     b._intern("names", "relu")
     b._intern("forms", make_trace().data.forms[0])
     data = b.build().data
     save(data, tmp_path / "run.sight")
-    assert schema.decoded_bytes(dict(load(tmp_path / "run.sight").loaded)) > 50 * (4 * 4096)
+    assert schema.decoded_bytes(dict(load(tmp_path / "run.sight").counts)) > 50 * (4 * 4096)
     assert_same(data, load(tmp_path / "run.sight"))
 
 

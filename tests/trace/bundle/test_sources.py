@@ -181,6 +181,7 @@ def test_in_a_fresh_process_without_the_file(net: Path, tmp_path: Path) -> None:
         "import sys; from sightline.api import Trace; from sightline.trace.bundle import load\n"
         "print(Trace(load(sys.argv[1])).code())"
     )
-    run = subprocess.run([sys.executable, "-c", script, tmp_path / "run.sight"], capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True)  # fmt: skip
+    run = subprocess.run([sys.executable, "-c", script, tmp_path / "run.sight"], capture_output=True,
+                         text=True, check=True,
+                         env={**os.environ, "PYTHONPATH": str(ROOT / "src")})  # fmt: skip
     assert run.stdout.rstrip("\n") == code

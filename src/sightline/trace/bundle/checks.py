@@ -1,0 +1,189 @@
+"""What must hold of the tables of a trace before anything reads through them.
+
+Every id points at a row there is, every offset lies in order, nothing is its own ancestor: whatever a file
+says, no view runs into a wall or in circles. The same is asked of a trace that is about to be saved. Whether
+a recording makes sense beyond that is for `sightline.trace.validate` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.trace import data as d
+from sightline.trace.bundle.schema import MAX_LINKS, Damage, length_name, shown
+
+Array = NDArray[Any]
+
+#: The least and what counts the ids of a column: a table, or how many names there are for a number.
+_IDS: Final[dict[tuple[str, str], tuple[int, str | int]]] = {
+    ("ops", "name"): (0, "names"),
+    ("ops", "level"): (0, len(d.LEVELS)),
+    ("ops", "flavour"): (0, len(d.FLAVOURS)),
+    ("ops", "phase"): (0, len(d.PHASES)),
+    ("ops", "call"): (-1, "calls"),
+    ("ops", "frame"): (-1, "frames"),
+    ("ops", "parent"): (-1, "ops"),
+    ("ops", "forward"): (-1, "ops"),
+    ("ops", "form"): (0, "forms"),
+    ("ops", "result"): (0, "forms"),
+    ("ops", "inputs"): (0, "values"),
+    ("ops", "outputs"): (0, "values"),
+    ("values", "meta"): (0, "metas"),
+    ("values", "storage"): (-1, "storages"),
+    ("values", "kind"): (0, len(d.KINDS)),
+    ("values", "name"): (-1, "names"),
+    ("values", "producer"): (-1, "ops"),
+    ("values", "previous"): (-1, "values"),
+    ("values", "base"): (-1, "values"),
+    ("calls", "module"): (0, "modules"),
+    ("calls", "parent"): (-1, "calls"),
+    ("calls", "frame"): (-1, "frames"),
+    ("calls", "phase"): (0, len(d.PHASES)),
+    ("calls", "input_form"): (-1, "forms"),
+    ("calls", "output_form"): (-1, "forms"),
+    ("calls", "inputs"): (0, "values"),
+    ("calls", "outputs"): (0, "values"),
+    ("frames", "parent"): (-1, "frames"),
+    ("frames", "code"): (0, "codes"),
+    ("stats", "value"): (0, "values"),
+}
+#: Links that point back: following them comes to an end.
+_BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),
+                          ("calls", "parent"), ("frames", "parent")})  # fmt: skip
+#: Links whose chains views write out.
+_CHAINS: Final = frozenset({("calls", "parent"), ("frames", "parent")})
+
+
+#: What views take for granted of what ``info`` says, where it says anything.
+_INFO: Final[dict[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device"), (str, type(None))),
+    **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out"),
+                    (int, type(None))),
+    **dict.fromkeys(("exception", "check"), (str, type(None))),
+    "faults": list,
+}  # fmt: skip
+
+
+def check_info(info: Mapping[str, Any]) -> None:
+    """What is said of the whole recording is of the type it always is.
+
+    >>> check_info({"name": "run", "external": 0, "something": [1]})
+    """
+    for name, kinds in _INFO.items():
+        if name in info and not isinstance(info[name], kinds):
+            raise Damage(f"it says {shown(info[name])} of {name!r}")
+
+
+def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
+    """One column by itself; raise `Damage` where it breaks a rule.
+
+    >>> check_column("frames", "code", np.array([0, 7], dtype=np.int32), {"frames": 2, "codes": 3})
+    Traceback (most recent call last):
+    sightline.trace.bundle.schema.Damage: frames/code of row 1 points at 7 of 3
+    """
+    if name.endswith("_offsets"):
+        _check_offsets(kind, name, column, counts)
+        return
+    rows = counts[length_name(kind, name)]
+    if len(column) != rows:
+        raise Damage(f"{kind}/{name} has {len(column)} rows, not {rows}")
+    rule = _IDS.get((kind, name))
+    if rule is not None:
+        least, target = rule
+        size = counts[target] if isinstance(target, str) else target
+        if name.endswith("_form") and not size:
+            least = 0  # a call without forms could not be shown
+        _check_ids(kind, name, column, least, size)
+    if (kind, name) in _BACK:
+        forward = column >= np.arange(len(column))
+        if forward.any():
+            raise Damage(f"{kind}/{name} of row {int(np.argmax(forward))} does not point back")
+    if (kind, name) in _CHAINS:
+        _check_chains(kind, name, column)
+    if (kind, name) == ("stats", "value") and (np.diff(column) <= 0).any():
+        raise Damage("the statistics are not in the order of their values")
+
+
+def _check_ids(kind: str, name: str, column: Array, least: int, size: int) -> None:
+    if len(column) and (column.min() < least or column.max() >= size):
+        row = int(np.argmax((column < least) | (column >= size)))
+        raise Damage(f"{kind}/{name} of row {row} points at {int(column[row])} of {size}")
+
+
+def _check_offsets(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
+    flat = counts[f"{kind}.{name.removesuffix('_offsets')}s"]
+    fits = len(column) == counts[kind] + 1 and column[0] == 0 and column[-1] == flat
+    if not fits or (np.diff(column) < 0).any():
+        raise Damage(f"{kind}/{name} does not fit the {flat} ids it should cut into lists")
+
+
+def _check_chains(kind: str, name: str, parents: Array) -> None:
+    """Bound the lengths of all chains together: views write each out."""
+    lengths = (parents >= 0).astype(np.int64)
+    above = parents.astype(np.int64)
+    while (above >= 0).any():  # in steps that double, each as long as what is known already
+        held = np.flatnonzero(above >= 0)
+        lengths[held] += lengths[above[held]]
+        above[held] = above[above[held]]
+    if int(lengths.sum()) > MAX_LINKS:
+        raise Damage(f"{kind}/{name} makes chains that are too long to be followed")
+
+
+def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
+    """The ops inside each module call are a range."""
+    wrong = (first < 0) | (end < first) | (end > counts["ops"])
+    if wrong.any():
+        raise Damage(
+            f"call {int(np.argmax(wrong))} has ops that are no range of the {counts['ops']} there are"
+        )
+
+
+def check_modules(modules: Sequence[d.ModuleInfo]) -> None:
+    """Modules hold each other as a tree does."""
+    count = len(modules)
+    done: set[int] = {-1}
+    for number, module in enumerate(modules):
+        if not -1 <= module.parent < count or not 0 <= module.root < count:
+            raise Damage(f"module {number} belongs to one that is not there")
+        path: dict[int, None] = {}
+        at = number
+        while at not in done:
+            if at in path:
+                raise Damage(f"module {number} is inside itself")
+            path[at] = None
+            at = modules[at].parent
+            if not -1 <= at < count:
+                raise Damage(f"module {number} belongs to one that is not there")
+        done.update(path)
+
+
+def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:
+    """Steps are ranges of ops and of module calls."""
+    for number, step in enumerate(steps):
+        if not (
+            0 <= step.first_op <= step.end_op <= counts["ops"]
+            and 0 <= step.first_call <= step.end_call <= counts["calls"]
+        ):
+            raise Damage(f"step {number} is no range of what was recorded")
+
+
+def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int]) -> None:
+    """Captured tensors belong to values there are."""
+    for number, info in enumerate(captures):
+        if (
+            info.role not in d.ROLES
+            or not -1 <= info.value < counts["values"]
+            or min(info.shape, default=0) < 0
+        ):
+            raise Damage(f"captured tensor {number} is not described as one")
+
+
+def check_metas(metas: Sequence[d.TensorMeta]) -> None:
+    """Sizes are sizes."""
+    for number, meta in enumerate(metas):
+        if min(meta.shape, default=0) < 0 or meta.itemsize < 0:
+            raise Damage(f"the metadata {number} has a negative size")

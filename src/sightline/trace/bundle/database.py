@@ -1,0 +1,294 @@
+"""A database of a bundle, opened so that nothing in it is trusted.
+
+The header is read before SQLite sees the file: what is foreign, newer or cut short is said in one sentence.
+The schema must be exactly ours, so no view, trigger or default of the file ever runs; every value is checked
+for its type, every length against what the file can hold. Nothing is written, beside it or into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import stat
+import struct
+import threading
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from sightline.errors import DamagedFile
+from sightline.trace.bundle import schema
+from sightline.trace.bundle.plain import parsed
+from sightline.trace.bundle.records import is_integer
+from sightline.trace.bundle.schema import Damage, shown
+
+_MAGIC: Final = b"SQLite format 3\x00"
+_LEAF: Final = 0x0D  #: a page of a table that points at no others
+_BESIDE: Final = ("-wal", "-journal")
+_MOST_ROWS: Final = 1 << 40
+
+#: What reading what a file says may end in; each is the file's fault.
+_FAULTS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError, OverflowError,
+                  RecursionError, AttributeError, MemoryError)  # fmt: skip
+
+
+class Database:
+    """One database, read only; it stays the file it was, even where another is saved over it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self.guard():
+            self.size = _check_header(path)
+            self._connection = _connect(path, self.size)
+            self._close = weakref.finalize(self, self._connection.close)
+            self._lock = threading.Lock()
+            try:
+                self._check_schema()
+                self.facts = self._facts()
+                self.counts = self._counts()
+            except BaseException:
+                self._close()
+                raise
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Whatever goes wrong inside is damage of this file, told in one sentence."""
+        try:
+            yield
+        except Damage as why:
+            raise DamagedFile(f"{self.path} is damaged: {why}.") from None
+        except OSError as error:
+            raise DamagedFile(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        except _FAULTS as error:
+            raise DamagedFile(
+                f"{self.path} is damaged: {_word(str(error).rstrip('.') or type(error).__name__)}."
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the file; what was not read yet can no longer be."""
+        self._close()
+
+    def texts(self, table: str) -> list[str]:
+        """Every text of a table, in order."""
+        count, room = self.counts[table], self.size
+        found: list[str] = []
+        checksum = 0
+        query = f"SELECT id, data FROM {table} ORDER BY id LIMIT ?"  # noqa: S608  # a name of ours
+        with self._rows(query, count + 1) as rows:
+            for id, text in rows:
+                if id != len(found) or not isinstance(text, str):
+                    raise Damage(f"{table} has no text {len(found)}")
+                room -= len(text)
+                if len(found) >= count or room < 0:
+                    raise Damage(f"{table} has more than the {count} rows it should have")
+                found.append(text)
+                checksum = zlib.crc32(text.encode(), checksum)
+        if len(found) != count:
+            raise Damage(f"{table} has {len(found)} rows, not {count}")
+        if checksum != self._sums.get(table):
+            raise Damage(f"{table} was altered")
+        return found
+
+    def chunks(self, kind: str, name: str, rows: int) -> list[tuple[int, bytes]]:
+        """The chunks of a column: how many rows each has, and its bytes; together they have all the rows."""
+        left, room = rows, self.size
+        found: list[tuple[int, bytes]] = []
+        query = "SELECT number, rows, data FROM chunks WHERE kind = ? AND name = ? ORDER BY number"
+        with self._rows(query, kind, name) as chunks:
+            for number, held, data in chunks:
+                if number != len(found) or not isinstance(data, bytes):
+                    raise Damage(f"{kind}/{name} has no chunk {len(found)}")
+                room -= len(data)
+                if not is_integer(held) or not 0 < held <= left or room < 0:
+                    raise Damage(f"{kind}/{name} has more than the {rows} rows it should have")
+                found.append((held, data))
+                left -= held
+        if left:
+            raise Damage(f"{kind}/{name} has {rows - left} rows, not {rows}")
+        return found
+
+    def sources(self) -> list[tuple[str, bool, int, int]]:
+        """The source files: name, whether it is whole, its size, and the id of its row."""
+        found: list[tuple[str, bool, int, int]] = []
+        total = 0
+        count = self.counts["sources"]
+        query = "SELECT id, file, whole, size FROM sources ORDER BY id LIMIT ?"
+        with self._rows(query, count + 1) as rows:
+            for id, file, whole, size in rows:
+                if id != len(found) or not isinstance(file, str) or not is_integer(size):
+                    raise Damage(f"source {len(found)} is none")
+                name = parsed(file)
+                total += size
+                if not isinstance(name, str) or not 0 <= size <= 4 * schema.MAX_SOURCE or id >= count:
+                    raise Damage(f"source {len(found)} is none")
+                if total > 4 * schema.MAX_SOURCES:
+                    raise Damage("its sources are too large")
+                found.append((name, whole == 1, size, id))
+        if len(found) != count:
+            raise Damage(f"it has {len(found)} sources, not {count}")
+        return found
+
+    def source(self, id: int, size: int) -> str:
+        """The text of a source file; ``size`` is in bytes."""
+        with self._rows("SELECT data FROM sources WHERE id = ?", id) as rows:
+            data = next(rows, (None,))[0]
+        if isinstance(data, bytes):
+            reader = zlib.decompressobj()
+            try:
+                text = reader.decompress(data, size + 1)
+            except zlib.error:
+                text = b""
+            if len(text) == size and reader.eof:
+                return text.decode("utf-8", "surrogatepass")
+        raise Damage(f"the text of source {id} cannot be read")
+
+    @contextmanager
+    def _rows(self, query: str, *values: Any) -> Iterator[Iterator[tuple[Any, ...]]]:
+        """The rows of a query, one thread at a time; whatever happens, the next one can ask."""
+        with self._lock:
+            cursor = self._connection.execute(query, values)
+            try:
+                yield cursor
+            finally:
+                cursor.close()
+
+    def _check_schema(self) -> None:
+        found = {}
+        with self._rows("SELECT type, name, sql FROM sqlite_master LIMIT 64") as rows:
+            for kind, name, sql in rows:
+                if kind == "index" and name in schema.INDEXES and sql is None:
+                    continue
+                if kind != "table" or schema.TABLES.get(name) != sql:
+                    raise Damage(f"it holds the {_word(kind)} {shown(name)}, which is no table of a bundle")
+                found[name] = sql
+        for name in schema.TABLES:
+            if name not in found:
+                raise Damage(f"it has no table {name!r}")
+
+    def _facts(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        with self._rows("SELECT name, data FROM facts LIMIT 64") as rows:
+            for name, data in rows:
+                if not isinstance(name, str) or not isinstance(data, str):
+                    raise Damage("its facts are none")
+                found[name] = data
+        for name in ("counts", "sums", "info"):
+            if name not in found:
+                raise Damage(f"it has no fact {name!r}")
+        sums = parsed(found["sums"])
+        self._sums: dict[str, Any] = sums if isinstance(sums, dict) else {}
+        for name, data in found.items():
+            if name != "sums" and zlib.crc32(data.encode()) != self._sums.get(f"facts.{name}"):
+                raise Damage(f"its fact {shown(name)} was altered")
+        return found
+
+    def _counts(self) -> dict[str, int]:
+        given = parsed(self.facts["counts"])
+        counts: dict[str, int] = {}
+        for name in schema.COUNTS:
+            count: Any = given.get(name) if isinstance(given, dict) else None
+            if not is_integer(count) or not 0 <= count < _MOST_ROWS:
+                raise Damage(f"it does not say how many {name} it has")
+            counts[name] = count
+        needed = schema.decoded_bytes(counts)
+        if needed > schema.allowed_bytes(self.size):
+            raise Damage(
+                f"it claims {needed} bytes of columns, more than a file of {self.size} bytes can hold"
+            )
+        for name in ("sources", *schema.TEXTS):
+            if counts[name] > self.size:
+                raise Damage(
+                    f"it claims {counts[name]} {name}, more than a file of {self.size} bytes can hold"
+                )
+        return counts
+
+
+def _check_header(path: Path) -> int:
+    """Read the header of a file before SQLite does; return the size of the file."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Damage("it is not a regular file")  # opening a pipe would wait for ever
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(108)
+    if len(head) < 108 or not head.startswith(_MAGIC):
+        raise DamagedFile(f"{path} is no sightline recording: it is not a database, or was cut short.")
+    (page,) = struct.unpack_from(">H", head, 16)
+    changes, pages = struct.unpack_from(">II", head, 24)
+    (version,) = struct.unpack_from(">I", head, 60)
+    application, current = struct.unpack_from(">I", head, 68)[0], struct.unpack_from(">I", head, 92)[0]
+    if application != schema.APPLICATION_ID:
+        raise DamagedFile(f"{path} is no sightline recording, but another program's database.")
+    if version > schema.VERSION:
+        raise DamagedFile(
+            f"{path} was written by a newer sightline (format {version}; this one reads up to "
+            f"{schema.VERSION}): update sightline to open it."
+        )
+    if version < 1 or page != schema.PAGE or changes != current:
+        raise Damage("its header was altered")
+    if pages * page != size:
+        raise Damage(
+            f"it has {size} bytes, not the {pages * page} it should have: it was cut short or altered"
+        )
+    if head[18:20] != b"\x01\x01":
+        raise Damage("it is a database that was still being written to")
+    if head[100] != _LEAF:
+        raise Damage("its list of tables was altered")  # ours fits a page; a larger one may run in circles
+    for end in _BESIDE:
+        beside = path.with_name(path.name + end)
+        if beside.exists():
+            raise DamagedFile(
+                f"{path} was not closed: {beside.name} lies beside it, so it is still being written, "
+                f"or was when its process was killed."
+            )
+    return size
+
+
+def _connect(path: Path, size: int) -> sqlite3.Connection:
+    """Open a database to be read only, and with everything off that a reader does not need."""
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(min(size, (1 << 31) - 1), 1 << 16))
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        for name, value in (("trusted_schema", "OFF"), ("cell_size_check", "ON"), ("query_only", "ON"),
+                            ("mmap_size", "0"), ("temp_store", "MEMORY")):  # fmt: skip
+            connection.execute(f"PRAGMA {name} = {value}").close()
+        if hasattr(connection, "setconfig"):  # from Python 3.12 on
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)  # type: ignore[attr-defined]  # same
+        connection.set_authorizer(_authorized)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+_READABLE: Final = frozenset({*schema.TABLES, "sqlite_master", "sqlite_schema"})
+
+
+def _authorized(action: int, first: str | None, *_rest: str | None) -> int:
+    """Only selecting from our own tables is allowed, whatever the file might try."""
+    if action == sqlite3.SQLITE_SELECT or (action == sqlite3.SQLITE_READ and first in _READABLE):
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY
+
+
+def _word(value: object) -> str:
+    """Something out of a file, or about one, as a part of a sentence."""
+    return shown(str(value))[1:-1]
+
+
+def checksum_of(texts: list[str]) -> int:
+    """The checksum of a table of texts."""
+    checksum = 0
+    for text in texts:
+        checksum = zlib.crc32(text.encode(), checksum)
+    return checksum
+
+
+def dump_json(value: Any) -> str:
+    """Plain JSON for facts of our own."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)

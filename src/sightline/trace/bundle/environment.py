@@ -1,0 +1,110 @@
+"""Where a recording was made: versions, devices, host and command line, with secrets masked.
+
+Everything here may end up with somebody else, so what looks like a secret is masked before it is kept: in
+doubt, a harmless word is masked too.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from sightline.trace.data import TraceData
+
+MASK: Final = "•••"
+
+#: Words that mean a secret wherever a name ends in them, and those that do so only as a word of their own.
+_LONG: Final = (
+    r"(?:password|passwd|passphrase|secret|token|credentials?|authorization|session[-_.]?id|"
+    r"(?:api|access|private|secret|signing|encryption|license|account|shared)[-_.]?key)"
+)
+_SHORT: Final = r"(?<![A-Za-z])(?:pass|pwd|auth|bearer|cookie|key)"
+_SECRET: Final = rf"(?:{_LONG}|{_SHORT})(?![A-Za-z])"  # not tokenizer, nor max-tokens
+_NAME: Final = re.compile(_SECRET, re.IGNORECASE)
+#: name=value, name: value, "name": "value" anywhere in a text.
+_GIVEN: Final = re.compile(
+    rf"""({_SECRET}[\w.-]*["']?\s*[=:]\s*)(?!//)("[^"]*"|'[^']*'|(?:bearer\s+|basic\s+)?[^\s,;&"'}}\])]+)""",
+    re.IGNORECASE,
+)
+_BEARER: Final = re.compile(r"\b(bearer|basic)(\s+)([\w.~+/=-]{6,})", re.IGNORECASE)
+_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*://)([^/\s:@]*):([^@\s]*)@", re.IGNORECASE)
+_URL_USER: Final = re.compile(r"([a-z][a-z0-9+.-]*://)([^/\s:@]{16,})@", re.IGNORECASE)
+#: What keys of well-known services look like.
+_KNOWN: Final = re.compile(
+    r"\b(?:sk|pk|rk)[-_][\w-]{12,}|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{12,}|\bhf_\w{12,}|"
+    r"\bxox[a-z]-[\w-]{10,}|\b(?:AKIA|ASIA)[A-Z0-9]{12,}|\bAIza[\w-]{20,}|\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]+)?|"
+    r"\bnpm_\w{16,}|\bpypi-[\w-]{16,}|\bdop_v1_\w{16,}"
+)
+#: Long runs of letters and digits with no structure a person would type.
+_RUN: Final = re.compile(r"(?<![\w+/=-])[A-Za-z0-9+_-]{24,}={0,2}(?![\w+/=-])")
+
+
+def environment_of(data: TraceData) -> dict[str, Any]:
+    """What is known of where a trace was made; of a loaded one what was kept then.
+
+    A trace does not say on which machine it was made, so it is taken to be this one.
+    """
+    kept = getattr(data, "environment", None)
+    if kept is not None:
+        return dict(kept)
+    return {
+        "torch": data.info.get("torch"),
+        "python": data.info.get("python") or platform.python_version(),
+        "devices": sorted({meta.device for meta in data.metas}),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "command": masked(sys.argv),
+    }
+
+
+def masked(arguments: Sequence[str]) -> list[str]:
+    """A command line without its secrets.
+
+    >>> masked(["train.py", "--lr=0.1", "--api-key", "abc", "--token=x", "https://me:pw@host/x"])
+    ['train.py', '--lr=0.1', '--api-key', '•••', '--token=•••', 'https://me:•••@host/x']
+    """
+    found: list[str] = []
+    next_is_secret = False
+    for argument in arguments:
+        option = argument.startswith("-")
+        if next_is_secret and not (option and _is_option(argument)):
+            found.append(MASK)
+            next_is_secret = False
+            continue
+        found.append(masked_text(argument))
+        next_is_secret = option and "=" not in argument and bool(_NAME.search(argument.lstrip("-")))
+    return found
+
+
+def masked_text(text: str) -> str:
+    """A text without what looks like a secret.
+
+    >>> masked_text("WANDB_API_KEY=123 run sk-abcdefghijklmnop in s3://bucket/data")
+    'WANDB_API_KEY=••• run ••• in s3://bucket/data'
+    """
+    text = _URL.sub(rf"\1\2:{MASK}@", text)
+    text = _URL_USER.sub(rf"\1{MASK}@", text)
+    text = _BEARER.sub(rf"\1\2{MASK}", text)
+    text = _GIVEN.sub(rf"\1{MASK}", text)
+    text = _KNOWN.sub(MASK, text)
+    return _RUN.sub(lambda run: MASK if _is_random(run[0]) else run[0], text)
+
+
+def _is_option(argument: str) -> bool:
+    """Whether an argument after the name of a secret is the next option; in doubt it is the secret."""
+    return bool(re.match(r"--[A-Za-z][\w-]*(=|$)|-[A-Za-z]$", argument))
+
+
+def _is_random(run: str) -> bool:
+    """Whether a long run of characters is one no person would type: letters and digits mixed all along."""
+    digits = sum(char.isdigit() for char in run)
+    changes = sum(_class(a) != _class(b) for a, b in pairwise(run))
+    return digits >= 4 and changes >= len(run) // 4
+
+
+def _class(char: str) -> int:
+    return 0 if char.isdigit() else 1 if char.isupper() else 2 if char.islower() else 3

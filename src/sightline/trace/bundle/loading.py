@@ -1,0 +1,289 @@
+"""``load``: a bundle as a `TraceData` that reads what is asked for, when it is asked for.
+
+Opening reads the header, the schema and the counts. A column is decoded, and checked, the first time a view
+touches it; so are the small tables. What is read stays read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.errors import UsageError
+from sightline.trace import data as d
+from sightline.trace.bundle import checks, plain, records, schema
+from sightline.trace.bundle.columns import decode
+from sightline.trace.bundle.database import Database
+from sightline.trace.bundle.schema import Damage, shown
+from sightline.trace.bundle.sources import install_sources
+from sightline.trace.bundle.tensorfiles import ListedShards
+from sightline.trace.shards import is_shard
+
+Array = NDArray[Any]
+
+
+def load(path: str | os.PathLike[str]) -> LoadedTrace:
+    """Open a bundle, or one database of it; nothing is read yet that no view has asked for.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     load(folder)
+    Traceback (most recent call last):
+    sightline.errors.UsageError: ... is no sightline recording: there is no rank0.db in it.
+    """
+    given = Path(path)
+    if given.is_dir():
+        database = given / schema.DATABASE
+        if not database.exists():
+            raise UsageError(f"{given} is no sightline recording: there is no {schema.DATABASE} in it.")
+        return LoadedTrace.of(Database(database))
+    if not given.exists():
+        raise UsageError(f"There is no recording {given}.")
+    return LoadedTrace.of(Database(given))
+
+
+class _LazyColumns:
+    """Columns that are decoded when they are first read; mixed into each class of columns.
+
+    Made without ``__init__``, which stays that of the dataclass: `dataclasses.replace` gives plain columns.
+    """
+
+    def __len__(self) -> int:
+        rows = self.__dict__.get("_rows")
+        return len(next(iter(self.__dict__.values()))) if rows is None else rows
+
+    def __getattr__(self, name: str) -> Array:
+        # Reached only for what is not there yet: the first read of a column, or a name that is none.
+        kind, read = self.__dict__.get("_kind"), self.__dict__.get("_read")
+        if kind is None or read is None or name not in schema.columns_of(kind):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        column: Array = read(kind, name)
+        self.__dict__[name] = column
+        return column
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} rows of {type(self).__name__}>"
+
+
+#: Each class of columns, lazy.
+_LAZY: Final = {
+    kind: type(f"Loaded{base.__name__}", (_LazyColumns, base), {}) for kind, base in schema.KINDS.items()
+}
+
+
+class LoadedTrace(d.TraceData):
+    """A `TraceData` out of a bundle. It also has ``sources`` and ``environment``, and can be closed.
+
+    It is made by ``of``; ``__init__`` stays that of the dataclass, for `dataclasses.replace`.
+    """
+
+    @classmethod
+    def of(cls, database: Database) -> LoadedTrace:
+        """The trace in a database."""
+        made = cls.__new__(cls)
+        given: dict[str, Any] = {"_database": database, "path": database.path}
+        for kind, lazy in _LAZY.items():
+            given[kind] = object.__new__(lazy)
+            given[kind].__dict__.update(_kind=kind, _rows=database.counts[kind], _read=made._column)
+        with database.guard():
+            given["store"] = _store(database)
+        made.__dict__.update(given)  # past the frozen dataclass
+        return made
+
+    def close(self) -> None:
+        """Let go of the file; what was not read yet can no longer be."""
+        self._database.close()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many rows each table has, without reading any."""
+        return self._database.counts
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what is not there yet: the first read of a small table.
+        reader = _TABLES.get(name)
+        if reader is None or "_database" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self._database.guard():
+            found = reader(self._database)
+        self.__dict__[name] = found
+        if name == "codes":  # who reads the names of files is about to read the files
+            install_sources(self)
+        return found
+
+    def __repr__(self) -> str:
+        if "_database" not in self.__dict__:
+            return f"<LoadedTrace: {len(self.ops)} ops, {len(self.calls)} module calls>"
+        counts = self._database.counts
+        return f"<LoadedTrace {self.path}: {counts['ops']} ops, {counts['calls']} module calls>"
+
+    path: Path  #: of the database
+    _database: Database
+
+    def _column(self, kind: str, name: str) -> Array:
+        database = self._database
+        with database.guard():
+            column = _read_column(database, kind, name)
+            checks.check_column(kind, name, column, database.counts)
+            if kind == "calls" and name in ("first_op", "end_op"):
+                first, end = (column if name == each else _read_column(database, kind, each)
+                              for each in ("first_op", "end_op"))  # fmt: skip
+                checks.check_spans(first, end, database.counts)
+        return column
+
+
+def _read_column(database: Database, kind: str, name: str) -> Array:
+    """A column out of its chunks; offsets are kept as lengths."""
+    dtype = "<i8" if kind == "storages" else schema.columns_of(kind)[name]
+    rows = database.counts["storages" if kind == "storages" else schema.length_name(kind, name)]
+    offsets = name.endswith("_offsets")
+    column = np.zeros(rows + offsets, dtype=dtype)
+    target = column[1:] if offsets else column
+    at = 0
+    for number, (held, data) in enumerate(database.chunks(kind, name, rows)):
+        target[at : at + held] = decode(data, held, dtype, at, f"{kind}/{name}/{number}")
+        at += held
+    if offsets:
+        if len(target) and target.min() < 0:
+            raise Damage(f"{kind}/{name} has lists of a negative length")
+        np.cumsum(target, out=target)
+    return column
+
+
+def _store(database: Database) -> ListedShards | None:
+    """Where the tensors are, if any were kept."""
+    if not database.counts["captures"]:
+        return None
+    names = [plain.parsed(text) for text in database.texts("shards")]
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not is_shard(name) or name in names[:number]:
+            raise Damage(f"{shown(name)} is no name of a shard")
+    return ListedShards(database.path.parent / schema.TENSORS, names)
+
+
+def _rows(table: str, kind: type[Any]) -> Callable[[Database], list[Any]]:
+    return lambda database: [records.load(kind, text) for text in database.texts(table)]
+
+
+def _names(database: Database) -> list[str]:
+    names = [plain.parsed(text) for text in database.texts("names")]
+    if not all(type(name) is str for name in names):
+        raise Damage("its names are no texts")
+    return names
+
+
+def _files(database: Database) -> dict[str, d.FileInfo]:
+    found = {}
+    for text in database.texts("files"):
+        file, *seen = _pair(text)
+        if "\0" in file:
+            raise Damage(f"{shown(file)} cannot be the name of a file")
+        os.fsencode(file)  # what views ask the system about must be a name, and not an error
+        found[file] = records.load(d.FileInfo, plain.dumps(seen))
+    return found
+
+
+def _schemas(database: Database) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for text in database.texts("schemas"):
+        name, *arguments = _pair(text)
+        if not all(type(argument) is str for argument in arguments):
+            raise Damage(f"the arguments of {shown(name)} are no names")
+        found[name] = tuple(arguments)
+    return found
+
+
+def _pair(text: str) -> list[Any]:
+    given = plain.parsed(text)
+    if not isinstance(given, list) or not given or type(given[0]) is not str:
+        raise Damage(f"{shown(text)} has no name")
+    return given
+
+
+def _modules(database: Database) -> list[d.ModuleInfo]:
+    found = [records.load(d.ModuleInfo, text) for text in database.texts("modules")]
+    checks.check_modules(found)
+    return found
+
+
+def _metas(database: Database) -> list[d.TensorMeta]:
+    found = [records.load(d.TensorMeta, text) for text in database.texts("metas")]
+    checks.check_metas(found)
+    return found
+
+
+def _steps(database: Database) -> list[d.StepInfo]:
+    found = [records.load(d.StepInfo, text) for text in database.texts("steps")]
+    checks.check_steps(found, database.counts)
+    return found
+
+
+def _captures(database: Database) -> list[d.CaptureInfo]:
+    found = [records.load(d.CaptureInfo, text) for text in database.texts("captures")]
+    checks.check_captures(found, database.counts)
+    return found
+
+
+def _fact(name: str) -> Callable[[Database], dict[str, Any]]:
+    def read(database: Database) -> dict[str, Any]:
+        found = plain.loads(database.facts[name]) if name in database.facts else {}
+        if not isinstance(found, dict) or not all(type(key) is str for key in found):
+            raise Damage(f"its fact {name!r} is none")
+        return found
+
+    return read
+
+
+def _info(database: Database) -> dict[str, Any]:
+    info = _fact("info")(database)
+    checks.check_info(info)
+    return info
+
+
+class Sources(Mapping[str, str]):
+    """The source files in a bundle, each read when it is asked for.
+
+    ``whole`` are those kept in full; of the others there are only the lines that ran, blank ones between.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        listed = database.sources()
+        self._found = {file: (id, size) for file, _, size, id in listed}
+        self.whole = frozenset(file for file, whole, _, _ in listed if whole)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __getitem__(self, file: str) -> str:
+        """The text of a file, its lines ending in a newline."""
+        id, size = self._found[file]
+        with self._database.guard():
+            return self._database.source(id, size)
+
+
+_TABLES: Final[dict[str, Callable[[Database], Any]]] = {
+    "modules": _modules,
+    "codes": _rows("codes", d.CodeInfo),
+    "files": _files,
+    "metas": _metas,
+    "forms": lambda database: [plain.load_form(text) for text in database.texts("forms")],
+    "names": _names,
+    "storages": lambda database: _read_column(database, *schema.STORAGES),
+    "schemas": _schemas,
+    "info": _info,
+    "steps": _steps,
+    "captures": _captures,
+    "sources": Sources,
+    "environment": _fact("environment"),
+}
+
+__all__ = ["LoadedTrace", "Sources", "load"]

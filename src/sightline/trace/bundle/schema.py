@@ -1,0 +1,128 @@
+"""What a database of a bundle looks like: its marks, its tables, its columns and its limits.
+
+Both sides, `saving` and `loading`, are driven by what stands here; ``docs/format.md`` says it in words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+from sightline.trace import data as d
+
+#: The database of the first process; others are ``rank1.db`` and so on.
+DATABASE: Final = "rank0.db"
+TENSORS: Final = "tensors"  #: the folder of the shards
+
+APPLICATION_ID: Final = 0x53474854  #: "SGHT", in the header of the database
+VERSION: Final = 1
+PAGE: Final = 4096
+
+#: Tables of texts: row ``id`` of each is one piece of JSON.
+TEXTS: Final = (
+    "names",
+    "codes",
+    "files",
+    "metas",
+    "forms",
+    "schemas",
+    "modules",
+    "steps",
+    "captures",
+    "shards",
+)
+#: The whole schema. A file with anything else in it is not opened.
+TABLES: Final = {
+    "facts": "CREATE TABLE facts(name TEXT PRIMARY KEY, data TEXT) WITHOUT ROWID",
+    "chunks": "CREATE TABLE chunks(kind TEXT, name TEXT, number INTEGER, rows INTEGER, data BLOB, "
+    "PRIMARY KEY(kind, name, number))",
+    "sources": "CREATE TABLE sources(id INTEGER PRIMARY KEY, file TEXT, whole INTEGER, size INTEGER, "
+    "data BLOB)",
+    **{name: f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, data TEXT)" for name in TEXTS},
+}  # fmt: skip
+#: What SQLite makes by itself for a key of several columns.
+INDEXES: Final = frozenset({"sqlite_autoindex_chunks_1"})
+
+CHUNK_ROWS: Final = 1 << 16  #: rows of one chunk; a writer may end one earlier, a reader takes any size
+
+#: Decoded, all columns together may be this much larger than the file: no small file fills the memory.
+#: A file that would be beyond it is padded when it is written.
+FREE_BYTES: Final = 64 << 20
+GROWTH: Final = 100
+
+MAX_SOURCE: Final = 2 << 20  #: characters of a source file; of a longer one only the lines that ran are kept
+MAX_SOURCES: Final = 16 << 20  #: characters of all source files together
+MAX_DEPTH: Final = 64  #: how deep nested arguments may be
+MAX_LINKS: Final = 1 << 26  #: the lengths of all stacks of frames, or of module calls, together
+
+#: The tables of columns.
+KINDS: Final[dict[str, type]] = {
+    "ops": d.OpColumns,
+    "values": d.ValueColumns,
+    "calls": d.CallColumns,
+    "frames": d.FrameColumns,
+    "stats": d.StatColumns,
+}
+#: The dtype of a column by the name its annotation has.
+DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
+#: The one column that stands alone.
+STORAGES: Final = ("storages", "nbytes")
+
+
+def columns_of(kind: str) -> dict[str, str]:
+    """The columns of a table and the dtype of each.
+
+    >>> columns_of("frames")["line"], columns_of("ops")["input_offsets"]
+    ('<i4', '<i8')
+    """
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(KINDS[kind])
+    return {field.name: DTYPES[str(field.type)] for field in fields}
+
+
+def is_flat(kind: str, name: str) -> bool:
+    """Whether a column has its own length, given by the offsets that cut it into lists.
+
+    >>> is_flat("ops", "inputs"), is_flat("ops", "name")
+    (True, False)
+    """
+    return kind in ("ops", "calls") and name in ("inputs", "outputs")
+
+
+def length_name(kind: str, name: str) -> str:
+    """Under which name the length of a column is counted: that of its table, or its own."""
+    return f"{kind}.{name}" if is_flat(kind, name) else kind
+
+
+def decoded_bytes(counts: dict[str, int]) -> int:
+    """Bytes of all columns together, once they are decoded."""
+    total = counts["storages"] * 8
+    for kind in KINDS:
+        for name, dtype in columns_of(kind).items():
+            total += counts[length_name(kind, name)] * int(dtype[-1])
+    return total
+
+
+def allowed_bytes(size: int) -> int:
+    """How many bytes of columns a file of this size may hold."""
+    return FREE_BYTES + GROWTH * size
+
+
+#: Every length a file must state, texts included.
+COUNTS: Final = (
+    *KINDS, "storages", "sources", *TEXTS,
+    *(f"{kind}.{flat}" for kind in ("ops", "calls") for flat in ("inputs", "outputs")),
+)  # fmt: skip
+
+
+class Damage(Exception):
+    """What is wrong with a file or a recording, without its name: half a sentence."""
+
+
+def shown(value: object) -> str:
+    """Something out of a file for a sentence: quoted, escaped, and never long.
+
+    >>> print(shown("\\x1b[31m" + "x" * 100)[:15])
+    '\\x1b[31mxxxxxx
+    """
+    text = ascii(value[:60] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
