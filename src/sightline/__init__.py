@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from sightline.errors import (
         CaptureError,
         DamagedFile,
+        ExportError,
+        InvalidGraph,
         InvalidTrace,
         NonFiniteError,
+        NoSuchNode,
         NotCaptured,
         NothingMatched,
         SightlineError,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         UnsupportedTorch,
         UsageError,
     )
+    from sightline.graph.exported import export, load_graph
     from sightline.options import Capture, Check, Stats
     from sightline.spying import spy, step
     from sightline.tracing import trace
@@ -47,7 +51,10 @@ __all__ = [
     "CaptureError",
     "Check",
     "DamagedFile",
+    "ExportError",
+    "InvalidGraph",
     "InvalidTrace",
+    "NoSuchNode",
     "NonFiniteError",
     "NotCaptured",
     "NothingMatched",
@@ -58,7 +65,9 @@ __all__ = [
     "UnsupportedTorch",
     "UsageError",
     "__version__",
+    "export",
     "load",
+    "load_graph",
     "spy",
     "step",
     "trace",
@@ -70,7 +79,10 @@ _HOMES = {
     "CaptureError": "sightline.errors",
     "Check": "sightline.options",
     "DamagedFile": "sightline.errors",
+    "ExportError": "sightline.errors",
+    "InvalidGraph": "sightline.errors",
     "InvalidTrace": "sightline.errors",
+    "NoSuchNode": "sightline.errors",
     "NonFiniteError": "sightline.errors",
     "NotCaptured": "sightline.errors",
     "NothingMatched": "sightline.errors",
@@ -80,7 +92,9 @@ _HOMES = {
     "Trace": "sightline.api",
     "UnsupportedTorch": "sightline.errors",
     "UsageError": "sightline.errors",
+    "export": "sightline.graph.exported",
     "load": "sightline.api",
+    "load_graph": "sightline.graph.exported",
     "spy": "sightline.spying",
     "step": "sightline.spying",
     "trace": "sightline.tracing",

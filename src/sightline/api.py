@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.errors import UsageError
 
 if TYPE_CHECKING:
+    from sightline.graph.graph import Graph
     from sightline.trace.data import TensorMeta, TraceData
     from sightline.trace.tables import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
     from sightline.trace.tensors import CapturedTensor, Tensors
@@ -313,6 +314,35 @@ class Trace:
         from sightline.views.lineage import lineage
 
         return lineage(self, value, depth=depth, ops=ops)
+
+    def graph(
+        self,
+        *,
+        level: str | None = None,
+        depth: int | None = None,
+        fold: bool = False,
+        prune: str | Sequence[str] = (),
+        phase: str = "forward",
+        module: str | None = None,
+    ) -> Graph:
+        """What flowed where, as a graph: of API calls, aten ops, or modules.
+
+        ``level`` is "api" (where recorded, the default), "aten" or "module". ``depth`` collapses modules
+        below it, ``fold=True`` shows equal layers once with ×N and a recurrence as a loop, ``prune`` hides
+        "views", "parameters", "constants" or "leaves". ``phase`` is "forward", "backward" or "both".
+
+        >>> import torch, sightline as sl
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+        >>> with sl.trace(model) as t:
+        ...     y = model(torch.ones(1, 3))
+        >>> [node.op for node in t.graph(level="module").nodes_of(kind="call")]
+        ['Linear', 'ReLU']
+        """
+        from sightline.graph.runtime import graph
+
+        return graph(self.index, level=level, depth=depth, fold=fold,
+                     prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
+                     module=module)  # fmt: skip
 
     def save(self, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True) -> str:
         """Write the recording to a folder ``run.sight``; returns the line that says what went in.

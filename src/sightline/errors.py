@@ -3,10 +3,13 @@
     SightlineError
     ├── UsageError              a wrong call: the message is one sentence and says the fix
     │   ├── NothingMatched      a view filter that matches nothing in this trace
+    │   ├── NoSuchNode          a graph has no node of this name (also a ``KeyError``)
     │   ├── NotCaptured         a tensor was asked for that was not kept (also a ``KeyError``)
     │   └── TorchMissing        recording was asked for where torch is not installed
     ├── CaptureError            tensors could not be written: a full disk, an unwritable folder
     ├── DamagedFile             a file of a recording is cut short, altered or not what it claims to be
+    ├── ExportError             torch.export cannot take a model; the line and the reason
+    ├── InvalidGraph            a graph contradicts itself (``Graph.lint``)
     ├── NonFiniteError          an op made a NaN or an infinity, and ``check="nonfinite"`` was asked for
     ├── UnsupportedTorch        a private torch name this version relies on is gone
     └── InvalidTrace            a recording breaks its own invariants (``Trace.validate``)
@@ -64,7 +67,7 @@ class TorchMissing(UsageError, ImportError):
 
 
 class CaptureError(SightlineError):
-    """Captured tensors could not be written; the message says which, where and why.
+    """Captured tensors, or a recording, could not be written; the message says which, where and why.
 
     >>> issubclass(CaptureError, UsageError)
     False
@@ -89,6 +92,32 @@ class NonFiniteError(SightlineError, ArithmeticError):
     ... except sl.NonFiniteError as error:
     ...     print(str(error).splitlines()[0])  # doctest: +ELLIPSIS
     log made 1 NaN of 2 in f32[2], ...
+    """
+
+
+class ExportError(SightlineError):
+    """A model cannot be exported; the message names the line and the reason, and what works instead.
+
+    >>> issubclass(ExportError, SightlineError)
+    True
+    """
+
+
+class NoSuchNode(UsageError, KeyError):
+    """A graph has no node of this name; the message offers the nearest ones.
+
+    >>> issubclass(NoSuchNode, KeyError), issubclass(NoSuchNode, UsageError)
+    (True, True)
+    """
+
+    __str__ = Exception.__str__  # a KeyError would print its sentence in quotes
+
+
+class InvalidGraph(SightlineError):
+    """A graph contradicts itself; the message names the first contradiction.
+
+    >>> issubclass(InvalidGraph, SightlineError)
+    True
     """
 
 

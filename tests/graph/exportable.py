@@ -133,6 +133,24 @@ class Branches(nn.Module):
         return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (self.fc(x) + mean,))
 
 
+class Modes(nn.Module):
+    """Stretches in other modes: their ops must be seen, and run in them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+        self.other = nn.Linear(3, 3)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Any:
+        y = self.one(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            z = self.other(y)
+        with torch.enable_grad():
+            z = z * y
+        return z + 1, z
+
+
 class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -200,6 +218,7 @@ CASES = (
     Case("dataclass", Dataclass, calls((3, 4), (5, 6))),
     Case("in place", InPlace, calls((2, 1, 5, 5), (3, 1, 6, 7))),
     Case("branches", Branches, calls((2, 3), (4, 3))),
+    Case("modes", Modes, calls((2, 3), (4, 3))),
     Case("shared", Shared, calls((2, 4), (3, 4))),
     Case("sizes", Sizes, calls((2, 3, 4), (5, 6, 4))),
     Case("nonzero", Nonzero, calls((3, 4), (5, 2))),

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +187,31 @@ def test_what_cannot_be_described_is_not_cached(tmp_path: Path, traces: list[Any
     assert g.info["not_cached"] == "Holds.thing is a object"
 
 
-def test_keys_are_the_same_for_the_same_things() -> None:
+@pytest.mark.parametrize(
+    "build", [Cached, lambda: nn.LSTM(4, 4), lambda: nn.TransformerEncoderLayer(4, 2, 8)]
+)
+def test_keys_are_the_same_for_the_same_things(build: Callable[[], nn.Module]) -> None:
     x = torch.randn(2, 4)
-    made = {keys.key_of(Cached().eval(), (x,), {}, {"dynamic": "auto"}) for _ in range(3)}
+    made = {keys.key_of(build().eval(), (x,), {}, {"dynamic": "auto"}) for _ in range(3)}
+    assert len(made) == 1
+
+
+def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "from sightline.graph.exported.keys import key_of\n"
+        "class Model(torch.nn.Module):\n"
+        "    names = frozenset({'one', 'two', 'three'})\n"
+        "    def forward(self, x):\n"
+        "        return x + 1 if 'a' in {'a', 'b', 'c'} else x\n"
+        "print(key_of(Model(), (torch.ones(2),), {}, {}))\n"
+    )
+    made = set()
+    for seed in "12":
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run(
+            [sys.executable, program], env=environment, capture_output=True, text=True, check=True
+        )
+        made.add(run.stdout)
     assert len(made) == 1

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sightline.errors import UsageError
-from sightline.graph.exported import ExportedGraph, ExportError, export
+from sightline.graph.exported import ExportedGraph, ExportError, export, exporting, tracing
+from sightline.graph.graph import Graph
 from tests import leftovers
 from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs
 from tests.recording.architectures import ZOO
@@ -219,6 +220,20 @@ def test_fixed_sizes_and_torchs_own_description() -> None:
         ranged.run(torch.randn(7, 3))
 
 
+def test_fixed_sizes_where_dynamic_ones_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_if_dynamic(model: Any, args: Any, kwargs: Any, shapes: Any, strict: bool) -> Any:
+        if shapes is not None:
+            raise ExportError("The model cannot be exported: no. A recorded run has a graph too.")
+        return tracing.traced(model, args, kwargs, shapes, strict)
+
+    monkeypatch.setattr(exporting, "traced", fails_if_dynamic)
+    g = export(nn.ReLU().eval(), torch.randn(2, 3))
+    assert not g.dynamic.dynamic
+    assert str(g.dynamic).endswith(
+        "note: With dynamic sizes: The model cannot be exported: no. All sizes are fixed."
+    )
+
+
 # -- failures -----------------------------------------------------------------------------------
 
 
@@ -298,6 +313,24 @@ def test_it_is_a_graph() -> None:
     assert isinstance(g, ExportedGraph)
     assert [node.name for node in g.ancestors("relu") if node.kind == "call"] == ["conv2d"]
     assert repr(g) == f"<ExportedGraph Convolutional: {len(g.nodes)} nodes, {len(g.edges)} edges>"
+
+
+def test_pictures_of_it() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4))).eval()
+    g = export(model, torch.randn(2, 4))
+    for picture in (g.fold(), g.collapse(1), g.prune("parameters"), g.subgraph("1")):
+        assert type(picture) is Graph
+        assert len(picture.lint()) < len(g)
+    assert "relu" in g.to_dot()
+    assert set(g.to_networkx()) == set(g.keys())
+    assert Graph.from_json(g.to_json()).nodes == g.nodes
+    assert "relu_3" in str(g)
+
+
+def test_strict_mode() -> None:
+    model = Convolutional().eval()
+    x = torch.randn(2, 3, 8, 8)
+    assert export(model, x, strict=True).verify(x)
 
 
 def test_a_dataclass_comes_back() -> None:

@@ -23,7 +23,9 @@ class Sketch:
         self.edges: list[Edge] = []
         self.modules: dict[str, str] = {"": "Net"}
 
-    def source(self, name: str, kind: str = "input", *, module: str = "", shape: tuple[int, ...] = (2,)) -> str:
+    def source(
+        self, name: str, kind: str = "input", *, module: str = "", shape: tuple[int, ...] = (2,)
+    ) -> str:
         key = name.replace(".", "_")
         self.nodes.append(Node(len(self.nodes), key, name, kind, module=module, outputs=(meta(*shape),)))
         return key
@@ -35,7 +37,7 @@ class Sketch:
         self.edges += [Edge(known[ref.node], id, ref.slot, f"a{at}") for at, ref in enumerate(refs)]
         name = f"{op}_{id}"
         if module:
-            self.modules.setdefault(module, module.rpartition(".")[0] or module)
+            self.modules.setdefault(module, module.partition(".")[0].title())
         self.nodes.append(
             Node(id, name, op, "call", {f"a{at}": ref for at, ref in enumerate(refs)} | args, module,
                  f"net.py:{line}", (meta(*shape),) * outs, info={"columns": [line, line + 1]})
@@ -78,7 +80,9 @@ def test_layers_are_shown_once() -> None:
     assert loops == [("add", "mm", 47), ("add", "add", 47)]
 
 
-@pytest.mark.parametrize("change", [{"alpha": 2}, {"shape": (3,)}, {"line": 9}], ids=["argument", "shape", "line"])
+@pytest.mark.parametrize(
+    "change", [{"alpha": 2}, {"shape": (3,)}, {"line": 9}], ids=["argument", "shape", "line"]
+)
 def test_a_layer_that_differs_stays_apart(change: dict[str, Any]) -> None:
     folded = checked(layers(9, at4=change))
     assert sorted(n.repeat for n in folded.nodes if n.op == "mm") == [1, 4, 4]
@@ -115,7 +119,9 @@ def test_loops_in_loops_multiply() -> None:
     assert shown(folded) == [("x", 1), ("mm", 12), ("pool", 4)]
     assert sorted(edge.repeat for edge in folded.edges if edge.loop) == [3, 8]
     collapsed = folded.collapse(2).lint()
-    assert [(node.module, node.repeat) for node in collapsed.nodes if node.kind == "call"] == [("stages.0", 4)]
+    assert [(node.module, node.repeat) for node in collapsed.nodes if node.kind == "call"] == [
+        ("stages.0", 4)
+    ]
     assert [edge.repeat for edge in collapsed.edges if edge.loop] == [3]  # around the stage, not those within
 
 
@@ -180,5 +186,9 @@ def test_collapsed_layers_still_fold_unless_they_hide_a_difference() -> None:
 
 def test_folding_first_collapses_to_the_same_picture() -> None:
     collapsed = layers(6).fold().collapse(1).lint()
-    assert [(node.name, node.repeat) for node in collapsed.nodes] == [("x", 1), ("blocks_0", 6), ("norm_19", 1)]
+    assert [(node.name, node.repeat) for node in collapsed.nodes] == [
+        ("x", 1),
+        ("blocks_0", 6),
+        ("norm_19", 1),
+    ]
     assert [(edge.repeat, edge.loop) for edge in collapsed.incoming("blocks_0")] == [(1, False), (5, True)]

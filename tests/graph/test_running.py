@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import UsageError
+from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported import ExportedGraph, NodeIO, export
-from sightline.graph.graph import NoSuchNode
-from tests.graph.exportable import Attention, Convolutional, InPlace, Shared, Structures
+from tests.graph.exportable import Attention, Convolutional, InPlace, Modes, Shared, Structures
 
 torch.set_num_threads(1)
 
@@ -201,6 +200,18 @@ def test_gradients_are_those_of_the_model() -> None:
     torch.testing.assert_close(mine[1], wanted[1])
     with torch.no_grad():
         assert not g.run(x).output.requires_grad
+
+
+def test_ops_in_other_modes_are_nodes_and_run_in_them() -> None:
+    model = Modes().eval()
+    g = export(model, torch.randn(2, 3))
+    assert [node.name for node in g.nodes if node.kind == "call"] == ["linear", "linear_1", "mul", "add"]
+    io = g.run(torch.randn(4, 3))
+    assert not io["linear"].outputs.requires_grad
+    assert io["linear_1"].outputs.dtype is torch.bfloat16
+    assert (g["linear_1"].module, g["linear_1"].outputs[0].dtype) == ("other", "bfloat16")
+    assert torch.is_grad_enabled()
+    assert g.run(torch.randn(4, 3), edit={"one": torch.zeros_like}).output[1].abs().sum() == 0
 
 
 def test_values_are_recorded_as_they_were_before_a_change_in_place() -> None:

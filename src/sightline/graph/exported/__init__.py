@@ -1,0 +1,16 @@
+"""A static graph of a model through `torch.export`, which can be run node by node.
+
+`export` makes it, `ExportedGraph` is it: a `Graph` with `run`, `verify` and `save`. `load_graph` reads one
+from an archive.
+"""
+
+from __future__ import annotations
+
+from sightline.errors import ExportError
+from sightline.graph.exported.dynamic import Dynamic
+from sightline.graph.exported.executable import ExportedGraph
+from sightline.graph.exported.exporting import export, load_graph
+from sightline.graph.exported.running import NodeIO, Run
+from sightline.graph.exported.verifying import Verification
+
+__all__ = ["Dynamic", "ExportError", "ExportedGraph", "NodeIO", "Run", "Verification", "export", "load_graph"]

@@ -1,0 +1,274 @@
+"""Which sizes of an exported graph may differ from the example's, which may not, and which line fixed them.
+
+`Dynamic` is plain data: it goes into an archive as JSON and comes back. `checked` tests the sizes of one
+call against it. Only `read_dimensions` looks at torch's symbols.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from sightline.errors import UsageError
+from sightline.notation import tensor_text
+
+#: Torch asks these questions to lay memory out. Their answers shape no op, so another answer is fine.
+_LAYOUT_ONLY: Final = re.compile(r"contiguous|_reshape_view_helper|strides|channels_last|overlapping")
+_SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
+#: What torch's printer of symbolic expressions may use.
+_NAMES: Final = {"math": math, "max": max, "min": min, "int": int, "float": float, "abs": abs}
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One dimension of one input.
+
+    >>> print(Dimension("x", 1, 3, "", "net.py:9 in forward"))
+    dimension 1 is fixed at 3 by net.py:9 in forward
+    """
+
+    input: str  #: as it is written in a call: ``x``, ``batch['ids']``
+    dim: int
+    size: int  #: of the example
+    symbol: str = ""  #: ``s77``, or an expression of other symbols; "" where the size is fixed
+    by: str = ""  #: the line that fixed it, where one is known
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether another size than the example's can be run."""
+        return bool(self.symbol)
+
+    def __str__(self) -> str:
+        if self.dynamic:
+            return f"dimension {self.dim} is dynamic ({self.symbol}; {self.size} in the example)"
+        if self.by:
+            return f"dimension {self.dim} is fixed at {self.size} by {self.by}"
+        if self.size in (0, 1):
+            return (
+                f"dimension {self.dim} is fixed at {self.size}: torch fixes the sizes 0 and 1 of an example; "
+                "export with a size of 2 or more to have it dynamic"
+            )
+        return f"dimension {self.dim} is fixed at {self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Something that held for the example and on which the graph depends: ``s77 > 5``."""
+
+    code: str  #: a Python expression over the symbols
+    text: str  #: the same over the inputs: ``x.shape[0] > 5``
+    by: str = ""  #: the line that asked
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """Which sizes of the inputs are dynamic, and under which conditions: ``print(g.dynamic)``.
+
+    >>> print(Dynamic((Dimension("x", 0, 2, "s77"), Dimension("x", 1, 3)), dtypes={"x": "float32"}))
+    x  f32[s77, 3]
+      dimension 0 is dynamic (s77; 2 in the example)
+      dimension 1 is fixed at 3
+    """
+
+    dimensions: tuple[Dimension, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    dtypes: Mapping[str, str] | None = None  #: of each input that is a tensor
+    notes: tuple[str, ...] = ()  #: what torch said while it exported, in sentences
+
+    @cached_property
+    def inputs(self) -> dict[str, tuple[Dimension, ...]]:
+        """The dimensions of each input that is a tensor."""
+        found: dict[str, list[Dimension]] = {name: [] for name in self.dtypes or ()}
+        for one in self.dimensions:
+            found.setdefault(one.input, []).append(one)
+        return {name: tuple(dims) for name, dims in found.items()}
+
+    @property
+    def dynamic(self) -> tuple[Dimension, ...]:
+        """The dimensions that may differ."""
+        return tuple(one for one in self.dimensions if one.dynamic)
+
+    @property
+    def fixed(self) -> tuple[Dimension, ...]:
+        """The dimensions that may not."""
+        return tuple(one for one in self.dimensions if not one.dynamic)
+
+    def wanted(self, name: str) -> str:
+        """What an input looks like: ``f32[s77, 3]``."""
+        sizes: Any = [one.symbol or one.size for one in self.inputs[name]]
+        return tensor_text(sizes, (self.dtypes or {}).get(name, "?"))
+
+    def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise `UsageError` where a size is not one the graph was made for; say which and why."""
+        symbols = self._symbols(shapes)
+        for condition in self.conditions:
+            if not set(_SYMBOL.findall(condition.code)) <= symbols.keys():
+                continue
+            if not _evaluated(condition.code, symbols):
+                by = f" ({condition.by})" if condition.by else ""
+                raise UsageError(
+                    f"This graph was made for {condition.text}{by}, which does not hold for "
+                    f"{_sizes_text(condition.text, shapes)}: export again with an example of that size."
+                )
+
+    def _symbols(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """What each symbol is in this call; a size that contradicts another one is an error."""
+        symbols: dict[str, int] = {}
+        from_where: dict[str, str] = {}
+        later = []
+        for one in self.dimensions:
+            size, where = shapes[one.input][one.dim], f"{one.input}.shape[{one.dim}]"
+            if not one.symbol:
+                if size != one.size:
+                    raise UsageError(f"{where} must be {one.size} but is {size}: {one}.")
+            elif not _SYMBOL.fullmatch(one.symbol):
+                later.append((one, size, where))
+            elif symbols.setdefault(one.symbol, size) != size:
+                raise UsageError(
+                    f"{where} must equal {from_where[one.symbol]}, which is {symbols[one.symbol]}, "
+                    f"but is {size}."
+                )
+            else:
+                from_where.setdefault(one.symbol, where)
+        for one, size, where in later:
+            known = set(_SYMBOL.findall(one.symbol)) <= symbols.keys()
+            if known and _evaluated(one.symbol, symbols) != size:
+                text = _in_words(one.symbol, from_where)
+                raise UsageError(
+                    f"{where} must be {text}, which is {_evaluated(one.symbol, symbols)}, but is {size}."
+                )
+        return symbols
+
+    def to_plain(self) -> dict[str, Any]:
+        """The report as what JSON knows."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Dynamic:
+        """The report that `to_plain` described."""
+        return cls(
+            tuple(Dimension(**one) for one in plain["dimensions"]),
+            tuple(Condition(**one) for one in plain["conditions"]),
+            dict(plain["dtypes"] or {}),
+            tuple(plain["notes"]),
+        )
+
+    def __str__(self) -> str:
+        lines = []
+        for name, dimensions in self.inputs.items():
+            lines += [f"{name}  {self.wanted(name)}", *(f"  {one}" for one in dimensions)]
+        if self.conditions:
+            lines.append("made for")
+            lines += [f"  {one.text}" + (f"  ({one.by})" if one.by else "") for one in self.conditions]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def _evaluated(code: str, symbols: Mapping[str, int]) -> Any:
+    """An expression torch's printer wrote, for these sizes. An archive's is trusted like its other code."""
+    return eval(code, {"__builtins__": {}, **_NAMES}, dict(symbols))  # noqa: S307 — see above
+
+
+def _in_words(code: str, sources: Mapping[str, str]) -> str:
+    """An expression over inputs instead of symbols."""
+    return _SYMBOL.sub(lambda found: sources.get(found.group(), found.group()), code)
+
+
+def _sizes_text(text: str, shapes: Mapping[str, Sequence[int]]) -> str:
+    named = [name for name in shapes if f"{name}.shape" in text]
+    return " and ".join(f"{name} of shape {tuple(shapes[name])}" for name in named or shapes)
+
+
+def read_dimensions(
+    inputs: Sequence[tuple[str, Any]],
+    guards: Sequence[Any],
+    places: Mapping[str, str],
+    notes: Sequence[str],
+    ranges: Mapping[str, tuple[int | None, int | None]],
+) -> Dynamic:
+    """The report on a fresh export.
+
+    ``inputs`` are names and fake tensors, ``guards`` torch's own, and ``places`` says for the text of a guard
+    which line of the model was running when torch added it. ``ranges`` are bounds that the user set.
+    """
+    sources: dict[str, str] = {}
+    origins = _origins(inputs)
+    dimensions = []
+    for name, fake in inputs:
+        for dim, size in enumerate(fake.shape):
+            known = isinstance(size, int) or size.node.expr.is_number  # torch fixed it, early or late
+            symbol = "" if known else _code(size.node.expr)
+            if _SYMBOL.fullmatch(symbol):
+                sources.setdefault(symbol, f"{name}.shape[{dim}]")
+            by = "" if symbol else _fixed_by(origins.get((name, dim)), guards, places)
+            dimensions.append(Dimension(name, dim, size_of(size), symbol, by))
+    conditions = []
+    for guard in guards:
+        if _is_layout_only(guard) or not sources.keys() >= {str(one) for one in guard.expr.free_symbols}:
+            continue
+        code = _code(guard.expr)
+        condition = Condition(code, _in_words(code, sources), places.get(str(guard.expr), ""))
+        if condition not in conditions:
+            conditions.append(condition)
+    for symbol, bounds in ranges.items():
+        source = sources.get(symbol)
+        for sign, bound in zip((">=", "<="), bounds, strict=True):
+            if source and bound is not None:
+                conditions.append(Condition(f"{symbol} {sign} {bound}", f"{source} {sign} {bound}"))
+    dtypes = {name: str(fake.dtype).removeprefix("torch.") for name, fake in inputs}
+    return Dynamic(tuple(dimensions), tuple(conditions), dtypes, tuple(notes))
+
+
+def size_of(size: Any) -> int:
+    """A size of the example: a number, or what torch remembers of a symbol. -1 where it knows nothing."""
+    if isinstance(size, int):
+        return size
+    if size.node.expr.is_number:
+        return int(size.node.expr)
+    hint = getattr(size.node, "hint", None)
+    return -1 if hint is None else int(hint)
+
+
+def _code(expression: Any) -> str:
+    from torch.utils._sympy.printers import PythonPrinter  # there is no public one
+
+    return str(PythonPrinter().doprint(expression))
+
+
+def _origins(inputs: Sequence[tuple[str, Any]]) -> dict[tuple[str, int], str]:
+    """The symbol each dimension had before torch fixed it."""
+    found: dict[tuple[str, int], str] = {}
+    for name, fake in inputs:
+        environment = getattr(getattr(fake, "fake_mode", None), "shape_env", None)
+        known = getattr(environment, "source_to_var", {})
+        for source, symbol in known.items():
+            match = re.fullmatch(r"(.*)\.size\(\)\[(\d+)\]", str(source))
+            if match and _same_source(match[1], name):
+                found[name, int(match[2])] = str(symbol)
+    return found
+
+
+def _same_source(source: str, name: str) -> bool:
+    """Whether torch's ``L['batch']['ids']`` is our ``batch['ids']``."""
+    match = re.match(r"L\['(\w+)'\](.*)", source)
+    return (match[1] + match[2] if match else source) == name
+
+
+def _fixed_by(symbol: str | None, guards: Sequence[Any], places: Mapping[str, str]) -> str:
+    if symbol is None:
+        return ""
+    for guard in guards:
+        if type(guard.expr).__name__ == "Equality" and symbol in {
+            str(one) for one in guard.expr.free_symbols
+        }:
+            return places.get(str(guard.expr), "")
+    return ""
+
+
+def _is_layout_only(guard: Any) -> bool:
+    frame = getattr(guard.sloc, "framework_loc", None)
+    return bool(_LAYOUT_ONLY.search(getattr(frame, "name", "") or ""))

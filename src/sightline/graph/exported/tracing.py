@@ -1,0 +1,222 @@
+"""One call of `torch.export`, with all its noise kept and everything it may touch put back.
+
+What torch logs, warns and prints on the way becomes notes and the lines that fixed a size; what goes wrong
+becomes one `ExportError` that names the line of the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from sightline.errors import ExportError
+from sightline.graph.exported.returning import Returned
+from sightline.notation import position_text
+
+_TORCH: Final = str(Path(torch.__file__).parent) + "/"
+_OURS: Final = str(Path(__file__).parents[2]) + "/"
+#: Where torch says which sizes it fixed; it speaks only at this level.
+_GUARDS: Final = "torch.fx.experimental.symbolic_shapes"
+
+
+@dataclass
+class Noise:
+    """What torch said while it exported."""
+
+    places: dict[str, str] = field(default_factory=dict)  #: text of a guard -> the model's line
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Keep the first sentence of something torch said, once."""
+        first = " ".join(text.strip().split("\n\n")[0].split())
+        if first and first not in self.notes:
+            self.notes.append(first)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program, and what was noticed while it was made."""
+
+    program: torch.export.ExportedProgram
+    noise: Noise
+    returned: Returned
+
+
+def traced(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, strict: bool
+) -> Traced:
+    """Export, quietly; raise `ExportError` where torch cannot."""
+    noise = Noise()
+    returned = Returned()
+
+    def fit(module: Any, inputs: Any, output: Any) -> Any:  # noqa: ARG001 — a hook gets them
+        return returned.fit(output)
+
+    with ExitStack() as stack:
+        stack.enter_context(_everything_put_back())
+        stack.enter_context(heard(noise))
+        handle = model.register_forward_hook(fit)
+        stack.callback(handle.remove)
+        try:
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=strict)
+        except Exception as error:  # noqa: BLE001 — anything the model or torch raises is the reason
+            failure = _explained(error)
+        else:
+            return Traced(program, noise, returned)
+    raise failure
+
+
+# -- what torch says -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def heard(noise: Noise) -> Iterator[None]:
+    """A stretch in which nothing torch says on this thread reaches the user; what other threads say does."""
+    here = threading.get_ident()
+    guards = logging.getLogger(_GUARDS)
+    threshold = guards.getEffectiveLevel()
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.thread != here:
+            return record.name != _GUARDS or record.levelno >= threshold
+        if record.name == _GUARDS and "[guard added]" in record.msg and isinstance(record.args, tuple):
+            noise.places.setdefault(str(record.args[1]), _running_line())
+        elif record.levelno >= logging.WARNING and "0/1 specialized" not in record.getMessage():
+            noise.note(record.getMessage())
+        return False
+
+    known = dict(logging.root.manager.loggerDict)
+    named = [one for name, one in known.items() if name.partition(".")[0] == "torch"]
+    loggers = [one for one in named if isinstance(one, logging.Logger)]  # the others are not used yet
+    level = guards.level
+    stderr = sys.stderr
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for logger in loggers:
+            logger.addFilter(keep)
+        guards.setLevel(logging.INFO)
+        sys.stderr = _WithoutTorch(stderr)
+        try:
+            yield
+        finally:
+            sys.stderr = stderr
+            guards.setLevel(level)
+            for logger in loggers:
+                logger.removeFilter(keep)
+    for warning in warned:
+        if issubclass(warning.category, (DeprecationWarning, FutureWarning, PendingDeprecationWarning)):
+            continue  # about torch's own code, to those who write it
+        text = str(warning.message)
+        if "_flat_weights" not in text:  # an LSTM's own doing, of no consequence
+            noise.note(text)
+
+
+class _WithoutTorch:
+    """A stream that lets through what anyone but torch prints."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+            return len(text)
+        return int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _running_line() -> str:
+    """The line of the model that is running now: the innermost frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(2)  # above the handler
+    layer = ""  # the line of torch.nn, where the model is one of its own layers
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        file = frame.f_code.co_filename
+        text = f"{position_text(file, frame.f_lineno)} in {frame.f_code.co_qualname}"
+        if is_users(file):
+            return text
+        if not layer and file.startswith(_TORCH + "nn/") and frame.f_code.co_name == "forward":
+            layer = text
+        frame = frame.f_back
+    return layer
+
+
+def is_users(file: str) -> bool:
+    """Whether a line of this file is the model's, and not torch's or ours.
+
+    >>> is_users(torch.__file__), is_users("net.py"), is_users("<string>")
+    (False, True, False)
+    """
+    if file.startswith((_TORCH, _OURS, "<")):
+        return file.startswith(("<stdin", "<ipython", "<doctest"))
+    return not file.endswith(("/logging/__init__.py", "/contextlib.py", "/functools.py", "/copyreg.py"))
+
+
+# -- what is put back -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _everything_put_back() -> Iterator[None]:
+    """Random generators and the grad mode, which code of the model may have changed."""
+    restore: list[Callable[[], Any]] = []
+    python, cpu, grad = random.getstate(), torch.get_rng_state(), torch.is_grad_enabled()
+    restore += [lambda: random.setstate(python), lambda: torch.set_rng_state(cpu)]
+    restore.append(lambda: torch.set_grad_enabled(grad))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state = numpy.random.get_state()
+        restore.append(lambda: numpy.random.set_state(state))
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = torch.cuda.get_rng_state_all()
+        restore.append(lambda: torch.cuda.set_rng_state_all(devices))
+    try:
+        yield
+    finally:
+        for put_back in restore:
+            put_back()
+
+
+# -- what went wrong -----------------------------------------------------------------------------------
+
+
+def _explained(error: Exception) -> ExportError:
+    """The one error, with the line of the model and the reason in a sentence."""
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):  # it begins in this file
+        if is_users(frame.filename):
+            line = f" (`{frame.line}`)" if frame.line else ""
+            where = f"{position_text(frame.filename, frame.lineno or 0)} in {frame.name}{line}"
+    reason = _reason(error)
+    place = f"{where}: {reason}" if where else reason
+    failure = ExportError(
+        f"The model cannot be exported: {place}. A recorded run has a graph too: "
+        "`with sl.trace(model) as t: model(…)`, then `t.graph()`."
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _reason(error: Exception) -> str:
+    text, kind = str(error), type(error).__name__
+    first = " ".join(text.strip().split("\n\n")[0].split()).rstrip(".")
+    if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+        return "what happens there depends on the numbers in a tensor, which an export does not have"
+    if "not a known type" in text and "output" in text:
+        named = text.split("'")[1] if text.count("'") > 1 else "an object"
+        return (
+            f"forward returns {named}, which torch cannot take apart: return tensors, or register the class "
+            "with torch.export.register_dataclass or torch.utils._pytree.register_pytree_node"
+        )
+    return f"{kind}: {first[:400]}" if first else kind

@@ -1,0 +1,114 @@
+"""The text graphviz draws. Every string of the recording is escaped here; none is ever part of a command."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sightline.graph.formats.drawing import Arrow, Box, Drawing, Label
+from sightline.graph.formats.escaping import escaped_html, printable
+from sightline.graph.graph import Graph, Node
+
+#: Fill, border and shape of each kind of node.
+LOOKS: Final = {
+    "input": ("#d3f9d8", "#2b8a3e", "oval"),
+    "output": ("#ffe3e3", "#c92a2a", "oval"),
+    "parameter": ("#e5dbff", "#7048e8", "box"),
+    "buffer": ("#f3f0ff", "#9775fa", "box"),
+    "constant": ("#f1f3f5", "#868e96", "box"),
+    "call": ("#ffffff", "#495057", "box"),
+    "module": ("#dbeafe", "#1c7ed6", "box"),
+    "backward": ("#fff4e6", "#e8590c", "box"),
+}
+_FONT: Final = "Helvetica,Arial,sans-serif"
+_HEAD: Final = f"""\
+  graph [rankdir=TB, fontname="{_FONT}", fontsize=11, nodesep=0.28, ranksep=0.26, splines=spline,
+         bgcolor="white", compound=true, newrank=true, margin=0.1];
+  node [fontname="{_FONT}", fontsize=11, style="filled,rounded", margin="0.10,0.05", height=0.3, penwidth=1];
+  edge [fontname="{_FONT}", fontsize=9, fontcolor="#5c636a", color="#868e96", arrowsize=0.6];"""
+_NEWLINE: Final = "\n"
+_SHADES: Final = ("#f8f9fa", "#f1f3f5", "#e9ecef", "#e3e7eb")
+
+
+def to_dot(graph: Graph, *, inline: bool = True) -> str:
+    """The graph in graphviz' language; ``inline=False`` draws every parameter as a node.
+
+    >>> print(to_dot(Graph((Node(0, "x", "x", "input"),), (), "net")).splitlines()[0])
+    digraph "net" {
+    """
+    drawing = Drawing(graph, inline=inline)
+    lines = [f"digraph {quoted(graph.name or 'graph')} {{", _HEAD]
+    _write_box(drawing, drawing.top, lines, 1)
+    lines += [_arrow(arrow) for arrow in drawing.arrows()]
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A string of DOT: only the quote and the backslash mean something in it.
+
+    >>> print(quoted('a "b"'))
+    "a \\"b\\""
+    """
+    plain = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{plain}"'
+
+
+def _write_box(drawing: Drawing, box: Box, lines: list[str], depth: int) -> None:
+    pad = "  " * depth
+    for item in box.items:
+        if isinstance(item, Node):
+            lines.append(pad + _node(drawing, item, box))
+            continue
+        several = item.times > 1
+        lines.append(f"{pad}subgraph cluster_{len(lines)} {{")
+        title = f"<B>{escaped_html(item.title or item.type)}</B>"
+        if item.type and item.title:
+            title += f'  <FONT COLOR="#868e96">{escaped_html(item.type)}</FONT>'
+        if several:
+            title += f'  <FONT COLOR="#d9480f"><B>×{item.times}</B></FONT>'
+        border = 'color="#d9480f", penwidth=1.6' if several else 'color="#ced4da", penwidth=1'
+        shade = _SHADES[min(depth - 1, len(_SHADES) - 1)]
+        lines.append(
+            f'{pad}  graph [label=<{title}>, labeljust=l, style="rounded,filled", fillcolor="{shade}", '
+            f"{border}, fontsize=10, margin=8, tooltip={quoted(item.path)}];"
+        )
+        _write_box(drawing, item, lines, depth + 1)
+        lines.append(f"{pad}}}")
+
+
+def _node(drawing: Drawing, node: Node, box: Box) -> str:
+    kind = node.kind
+    if kind == "call" and "collapsed" in node.info:
+        kind = "module"
+    elif kind == "call" and node.phase in ("backward", "recompute"):
+        kind = "backward"
+    fill, border, shape = LOOKS[kind]
+    return (
+        f"n{_key(node.id)} [label=<{_html(drawing.label(node, box))}>, shape={shape}, "
+        f'fillcolor="{fill}", color="{border}", tooltip={quoted(drawing.tip(node))}];'
+    )
+
+
+def _html(label: Label) -> str:
+    head = f"<B>{escaped_html(label.title)}</B>"
+    if label.times > 1:
+        head += f' <FONT COLOR="#d9480f"><B>×{label.times}</B></FONT>'
+    small = (
+        [f'<FONT POINT-SIZE="9" COLOR="#1864ab">{escaped_html(label.module)}</FONT>'] if label.module else []
+    )
+    small += [
+        f'<FONT POINT-SIZE="8.5" COLOR="#5c636a">{escaped_html(line)}</FONT>' for line in label.lines if line
+    ]
+    return "<BR/>".join([head, *small])
+
+
+def _arrow(arrow: Arrow) -> str:
+    attributes = [f"label={quoted(' ' + arrow.text.replace(_NEWLINE, _NEWLINE + ' '))}"] if arrow.text else []
+    attributes += [f"tooltip={quoted(arrow.tip)}"]
+    if arrow.loop:
+        attributes.append('style=dashed, color="#d9480f", fontcolor="#d9480f", constraint=false')
+    return f"  n{_key(arrow.source)} -> n{_key(arrow.target)} [{', '.join(attributes)}];"
+
+
+def _key(id: int) -> str:
+    return str(id) if id >= 0 else f"_{-id}"

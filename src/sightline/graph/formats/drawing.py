@@ -1,0 +1,245 @@
+"""What a picture of a graph shows, whatever draws it: boxes in boxes, labelled nodes, labelled edges.
+
+A module is a box, unless one node is all it holds: then the node says its name. A parameter, buffer or
+constant that one node alone reads is a line in that node. A box that stands for several says how many, and
+what is in it does not say so again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+from sightline.graph.graph import Edge, Graph, Node
+from sightline.graph.nesting import Nesting, nesting
+from sightline.notation import constant_text, count_text
+from sightline.trace.data import TensorMeta
+
+_INLINE = ("parameter", "buffer", "constant")
+_MOST_LINES = 4
+
+
+@dataclass(slots=True)
+class Box:
+    """A module call, or several that are shown as one."""
+
+    title: str
+    type: str
+    path: str
+    repeat: int = 1
+    items: list[Node | Box] = field(default_factory=list)
+    times: int = 1  #: how many of it there are in the box around it
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What is written on a node."""
+
+    title: str
+    times: int
+    module: str = ""
+    lines: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ×{self.times}" if self.times > 1 else self.title
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """An edge as drawn."""
+
+    source: int
+    target: int
+    text: str
+    loop: bool
+    tip: str
+
+
+class Drawing:
+    """The parts of a picture of one graph."""
+
+    def __init__(self, graph: Graph, *, inline: bool = True) -> None:
+        self.graph = graph
+        self._tree: Nesting = nesting(graph)
+        self._boxes: dict[int, Box] = {}
+        self._repeats = self._box_repeats()
+        self.inlined: dict[int, list[tuple[str, Node]]] = {}
+        self._hidden: set[int] = set()
+        if inline:
+            self._inline()
+        self.top = Box("", "", "")
+        self._fill()
+
+    # -- boxes -----------------------------------------------------------------------------------
+
+    def _box_repeats(self) -> list[int]:
+        found = [0] * len(self._tree.scopes)
+        self._counts = [0] * len(self._tree.scopes)
+        for id, scope in self._tree.of_node.items():
+            found[scope] = gcd(found[scope], self.graph.by_id[id].repeat)
+            self._counts[scope] += 1
+        for scope in range(len(found) - 1, -1, -1):
+            parent = self._tree.scopes[scope].parent
+            if parent >= 0:
+                found[parent] = gcd(found[parent], found[scope])
+                self._counts[parent] += self._counts[scope]
+        return found
+
+    def _fill(self) -> None:
+        homes = self._homes()
+        for node in self.graph.topological():
+            if node.id not in self._hidden:
+                self._box(homes.get(node.id, -1)).items.append(node)
+
+    def _homes(self) -> dict[int, int]:
+        """The scope each node is drawn in: of what does not run, the one that all its readers are in."""
+        homes = dict(self._tree.of_node)
+        for edge in self.graph.edges:
+            source = self.graph.by_id[edge.source]
+            if source.kind in _INLINE and edge.target not in self._hidden:
+                home = self._tree.of_node.get(edge.target, -1)
+                known = homes.get(edge.source)
+                homes[edge.source] = home if known is None else self._tree.common(known, home)
+        return homes
+
+    def _box(self, scope: int) -> Box:
+        if scope < 0:
+            return self.top
+        box = self._boxes.get(scope)
+        if box is None:
+            parent = self._tree.scopes[scope].parent
+            around = self._box(parent)
+            if self._counts[scope] < 2 or (parent < 0 and self._roots < 2):
+                box = around
+            else:
+                box = self._new_box(scope, around)
+                around.items.append(box)
+            self._boxes[scope] = box
+        return box
+
+    @cached_property
+    def _roots(self) -> int:
+        return sum(scope.parent < 0 for scope in self._tree.scopes)
+
+    def _new_box(self, scope: int, around: Box) -> Box:
+        path = self._tree.scopes[scope].path
+        repeat = self._repeats[scope] or 1
+        type = self.graph.modules.get(path, "")
+        return Box(self.path_text(path, around.path), type, path, repeat, [], max(1, repeat // around.repeat))
+
+    def path_text(self, path: str, around: str) -> str:
+        """A path as said inside another: ``attn``; of layers shown once ``h.0 … h.11``."""
+        short = _within(path, around)
+        last = self.graph.info.get("folds", {}).get(path, [path])[0]
+        return short if last == path else f"{short} … {_within(str(last), around)}"
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _inline(self) -> None:
+        readers: dict[int, dict[int, Edge]] = {}
+        for edge in self.graph.edges:
+            source = self.graph.by_id[edge.source]
+            if source.kind in _INLINE:
+                readers.setdefault(source.id, {}).setdefault(edge.target, edge)
+        for id, edges in readers.items():
+            source = self.graph.by_id[id]
+            targets = [self.graph.by_id[target] for target in edges]
+            # The calls of one module each have its parameters: arrows to all of them would say nothing.
+            own = source.kind in ("parameter", "buffer") and all(
+                each.module == source.module for each in targets
+            )
+            if (own or len(targets) == 1) and all(each.kind == "call" for each in targets):
+                self._hidden.add(id)
+                for target, edge in edges.items():
+                    self.inlined.setdefault(target, []).append((edge.argument, source))
+
+    def label(self, node: Node, box: Box) -> Label:
+        """What is written on a node that is drawn in a box."""
+        times = max(1, node.repeat // box.repeat) if node.kind in ("call", "output") else 1
+        if node.kind != "call":
+            shapes = tuple(self.shape(node, slot) for slot in range(len(node.outputs[:1])))
+            title = _within(node.op, box.path) if node.kind in _INLINE else node.op
+            return Label(title, times, "", shapes)
+        collapsed = "collapsed" in node.info
+        # The module of a node says something where no box does.
+        module = node.module if collapsed or not self._boxed(node, box) else ""
+        lines = []
+        if node.info.get("parameters"):
+            lines.append(f"{count_text(node.info['parameters'])} parameters")
+        held = self.inlined.get(node.id, [])
+        lines += [
+            f"{_part(name, source)} {_metas(source.outputs[:1])}" for name, source in held[:_MOST_LINES]
+        ]
+        if len(held) > _MOST_LINES:
+            lines[-1] = f"… {len(held) - _MOST_LINES + 1} more"
+        title = node.op
+        return Label(title, times, self.path_text(module, box.path) if module else "", tuple(lines))
+
+    def _boxed(self, node: Node, box: Box) -> bool:
+        return node.module == box.path or not node.module
+
+    def shape(self, node: Node, slot: int) -> str:
+        """The shape of an output; ``f32[1, 5…9]`` where it changed from round to round."""
+        varies = node.info.get("varies") or []
+        if slot < len(varies) and varies[slot]:
+            return str(varies[slot])
+        return str(node.outputs[slot]) if slot < len(node.outputs) else ""
+
+    def tip(self, node: Node) -> str:
+        """More about a node, for where there is room: its name, arguments, and place."""
+        args = ", ".join(f"{key}={_short(item)}" for key, item in node.args.items())
+        parts = [f"{node.name} = {node.target or node.op}({args})", node.module, node.source]
+        return "\n".join(part for part in parts if part)
+
+    # -- edges -----------------------------------------------------------------------------------
+
+    def arrows(self) -> list[Arrow]:
+        """The edges; what goes from one node to another is one arrow, however many tensors it is."""
+        found: dict[tuple[int, int, bool], list[Edge]] = {}
+        for edge in self.graph.edges:
+            if edge.source not in self._hidden:
+                found.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
+        return [self._arrow(edges) for edges in found.values()]
+
+    def _arrow(self, edges: list[Edge]) -> Arrow:
+        source, target = self.graph.by_id[edges[0].source], self.graph.by_id[edges[0].target]
+        texts: dict[str, int] = {}
+        slots: set[tuple[int, str]] = set()
+        for edge in edges:
+            text = self._edge_text(edge, source, target)
+            if (edge.slot, text) not in slots:  # one tensor for several arguments is told once
+                texts[text] = texts.get(text, 0) + 1
+            slots.add((edge.slot, text))
+        lines = [f"{count} × {text}" if count > 1 and text else text for text, count in texts.items()]
+        names = ", ".join(edge.argument for edge in edges if edge.argument)
+        tip = f"{source.name} → {target.name}: {names}"
+        return Arrow(source.id, target.id, "\n".join(filter(None, lines)), edges[0].loop, tip)
+
+    def _edge_text(self, edge: Edge, source: Node, target: Node) -> str:
+        text = self.shape(source, edge.slot) or (str(edge.meta) if edge.meta else "")
+        if source.kind not in ("call", "output"):
+            text = ""  # it is written on the node
+        if edge.repeat > 1 and (edge.loop or source.repeat != target.repeat or edge.repeat != source.repeat):
+            text = f"{text} ×{edge.repeat}".strip()
+        return text
+
+
+def _within(path: str, around: str) -> str:
+    return path[len(around) + 1 :] if around and path.startswith(f"{around}.") else path
+
+
+def _part(argument: str, source: Node) -> str:
+    """What a parameter is called in its module, which says more than the argument of ``addmm``."""
+    return source.op.rpartition(".")[2] if source.kind in ("parameter", "buffer") else argument
+
+
+def _metas(metas: tuple[TensorMeta, ...]) -> str:
+    return ", ".join(map(str, metas))
+
+
+def _short(item: Any) -> str:
+    text = constant_text(item)
+    return text if len(text) <= 60 else f"{text[:57]}…"

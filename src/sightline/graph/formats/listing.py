@@ -1,0 +1,63 @@
+"""A graph as text, a line for each node, at 100 columns: what ``print(graph)`` shows."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sightline.graph.formats.escaping import printable
+from sightline.graph.graph import Graph, Node, Ref
+from sightline.notation import constant_text
+
+_WIDTH: Final = 100
+_MOST: Final = 400  #: lines; a screen is for a part of a graph
+
+
+def listing(graph: Graph) -> str:
+    """Name, op, arguments, result and module of every node.
+
+    >>> x = Node(0, "x", "x", "input")
+    >>> print(listing(Graph((x, Node(1, "relu", "relu", args={"self": Ref("x")})), (), "net")))
+    net: 2 nodes, 0 edges
+      x     input
+      relu  relu(x)
+    """
+    nodes = graph.topological()
+    total = sum(node.repeat for node in nodes)
+    head = f"{graph.name or 'graph'}: {len(nodes)} nodes, {len(graph.edges)} edges"
+    head += f", standing for {total} nodes" if total > len(nodes) else ""
+    lines = [_cut(" ".join(printable(head).split()), _WIDTH)]
+    shown = nodes if len(nodes) <= _MOST else nodes[: _MOST - 1]
+    width = min(28, max((len(node.name) for node in shown), default=0))
+    lines += [_line(node, width) for node in shown]
+    if len(shown) < len(nodes):
+        lines.append(f"  … {len(nodes) - len(shown)} more: fold, collapse or prune to see less of them")
+    return "\n".join(lines)
+
+
+def _line(node: Node, width: int) -> str:
+    name = node.name if len(node.name) <= width else f"{node.name[: width - 1]}…"
+    end = f" ×{node.repeat}" if node.repeat > 1 else ""
+    if node.outputs:
+        end += f" -> {', '.join(map(str, node.outputs[:3]))}{', …' if len(node.outputs) > 3 else ''}"
+    if node.module and node.kind == "call":
+        end += f"  [{node.module}]"
+    if node.kind in ("call", "output"):
+        room = _WIDTH - 6 - width - len(node.op) - len(end)  # the result is worth more than the arguments
+        text = f"{node.op}({_cut(', '.join(_arguments(node)), max(room, 12))})"
+    else:
+        text = node.kind if node.op in (node.name, node.kind) else f"{node.kind} {node.op}"
+    return _cut(" ".join(printable(f"  {name:<{width}}  {text}{end}").splitlines()), _WIDTH)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _arguments(node: Node) -> list[str]:
+    """Tensors by the node they come from, the rest by name."""
+    return [_text(key, item) for key, item in node.args.items()]
+
+
+def _text(key: str, item: Any) -> str:
+    text = repr(item) if isinstance(item, Ref) else f"{key}={constant_text(item)}"
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,56 @@
+"""A Mermaid flowchart, which Markdown viewers draw."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sightline.graph.formats.drawing import Box, Drawing
+from sightline.graph.formats.escaping import escaped_mermaid
+from sightline.graph.graph import Graph, Node
+
+_SHAPES: Final = {"input": ('(["', '"])'), "output": ('(["', '"])'), "call": ('["', '"]')}
+_CLASSES: Final = """\
+  classDef input fill:#d3f9d8,stroke:#2b8a3e
+  classDef output fill:#ffe3e3,stroke:#c92a2a
+  classDef parameter fill:#e5dbff,stroke:#7048e8
+  classDef buffer fill:#f3f0ff,stroke:#9775fa
+  classDef constant fill:#f1f3f5,stroke:#868e96
+  classDef call fill:#ffffff,stroke:#495057"""
+
+
+def to_mermaid(graph: Graph) -> str:
+    """The graph as a flowchart from top to bottom.
+
+    >>> print(to_mermaid(Graph((Node(0, "x", "x", "input"),), ())).splitlines()[1])
+      n0(["x"]):::input
+    """
+    drawing = Drawing(graph)
+    lines = ["flowchart TB"]
+    _write_box(drawing, drawing.top, lines, 1)
+    for arrow in drawing.arrows():
+        text = "<br/>".join(map(escaped_mermaid, arrow.text.splitlines()))
+        label = f'|"{text}"|' if text else ""
+        lines.append(f"  {_key(arrow.source)} {'-.->' if arrow.loop else '-->'}{label} {_key(arrow.target)}")
+    lines.append(_CLASSES)
+    return "\n".join(lines) + "\n"
+
+
+def _write_box(drawing: Drawing, box: Box, lines: list[str], depth: int) -> None:
+    pad = "  " * depth
+    for item in box.items:
+        if isinstance(item, Node):
+            label = drawing.label(item, box)
+            texts = [label.heading, label.module, *label.lines]
+            text = "<br/>".join(escaped_mermaid(each) for each in texts if each)
+            before, after = _SHAPES.get(item.kind, ('("', '")'))
+            lines.append(f"{pad}{_key(item.id)}{before}{text or ' '}{after}:::{item.kind}")
+            continue
+        times = f" ×{item.times}" if item.times > 1 else ""
+        title = escaped_mermaid(f"{item.title} {item.type}{times}".strip())
+        lines.append(f'{pad}subgraph s{len(lines)}["{title}"]')
+        _write_box(drawing, item, lines, depth + 1)
+        lines.append(f"{pad}end")
+
+
+def _key(id: int) -> str:
+    return f"n{id}" if id >= 0 else f"m{-id}"

@@ -1,0 +1,110 @@
+"""What Google's Model Explorer reads: a graph collection whose namespaces are the module paths.
+
+Everything is text there, and namespaces are cut at ``/``. Statistics, FLOPs and time are node data, which
+the page can colour by: they are attributes of the nodes here and a list of their own under ``nodeData``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sightline.graph.formats.escaping import printable
+from sightline.graph.graph import Edge, Graph, Node
+from sightline.graph.nesting import Nesting, nesting
+from sightline.notation import constant_text
+
+
+def to_model_explorer(graph: Graph) -> dict[str, Any]:
+    """A graph collection: ``json.dump`` it and open the file in Model Explorer.
+
+    >>> made = to_model_explorer(Graph((Node(0, "relu", "relu", module="act"),), (), modules={"act": "ReLU"}))
+    >>> made["graphs"][0]["nodes"][0]["namespace"]
+    'act'
+    """
+    tree = nesting(graph)
+    spaces = _Namespaces(graph, tree)
+    nodes = [_node(graph, node, spaces.of(node)) for node in graph.topological()]
+    name = printable(graph.name) or "graph"
+    made: dict[str, Any] = {"label": name, "graphs": [{"id": name, "nodes": nodes}]}
+    data = _node_data(graph)
+    if data:
+        made["nodeData"] = data
+    return made
+
+
+class _Namespaces:
+    """``blocks/0/attn``; further calls of a module have a number: ``cell (2)``."""
+
+    def __init__(self, graph: Graph, tree: Nesting) -> None:
+        self._tree = tree
+        self._texts: list[str] = []
+        self._homes = dict(tree.of_node)
+        seen: dict[str, int] = {}
+        for scope in tree.scopes:
+            around = self._texts[scope.parent] if scope.parent >= 0 else ""
+            outer = tree.scopes[scope.parent].path if scope.parent >= 0 else ""
+            inner = (
+                scope.path[len(outer) + 1 :] if outer and scope.path.startswith(f"{outer}.") else scope.path
+            )
+            own = "/".join(printable(part).replace("/", "∕") for part in inner.split("."))
+            text = "/".join(part for part in (around, own) if part)
+            count = seen[text] = seen.get(text, 0) + 1
+            self._texts.append(f"{text} ({count})" if count > 1 and text else text)
+        for edge in graph.edges:  # parameters stand where they are read
+            if edge.source not in tree.of_node and graph.by_id[edge.source].kind != "input":
+                home = tree.of_node.get(edge.target, -1)
+                known = self._homes.get(edge.source)
+                self._homes[edge.source] = home if known is None else tree.common(known, home)
+
+    def of(self, node: Node) -> str:
+        scope = self._homes.get(node.id, -1)
+        return self._texts[scope] if scope >= 0 else ""
+
+
+def _node(graph: Graph, node: Node, namespace: str) -> dict[str, Any]:
+    times = f" ×{node.repeat}" if node.repeat > 1 else ""
+    attrs = [("kind", node.kind), ("name", node.name), ("target", node.target), ("module", node.module)]
+    attrs += [("source", node.source), ("phase", node.phase if node.phase != "forward" else "")]
+    attrs += [(f"arg {key}", constant_text(item)) for key, item in node.args.items()]
+    attrs += [(key, str(value)) for key, value in node.info.items() if isinstance(value, int | float | str)]
+    return {
+        "id": node.name,
+        "label": printable(node.op) + times,
+        "namespace": namespace,
+        "incomingEdges": [_edge(graph, edge, at) for at, edge in enumerate(graph.incoming(node))],
+        "attrs": [_attr(key, value) for key, value in attrs if value],
+        "outputsMetadata": [
+            {"id": str(slot), "attrs": [_attr("tensor_shape", str(meta))]}
+            for slot, meta in enumerate(node.outputs)
+        ],
+        "inputsMetadata": [
+            {"id": str(at), "attrs": [_attr("__tensor_tag", edge.argument)]}
+            for at, edge in enumerate(graph.incoming(node))
+        ],
+    }
+
+
+def _edge(graph: Graph, edge: Edge, at: int) -> dict[str, str]:
+    return {
+        "sourceNodeId": graph.by_id[edge.source].name,
+        "sourceNodeOutputId": str(edge.slot),
+        "targetNodeInputId": str(at),
+    }
+
+
+def _attr(key: str, value: str) -> dict[str, str]:
+    return {"key": printable(key), "value": printable(value)}
+
+
+def _node_data(graph: Graph) -> list[dict[str, Any]]:
+    """Numbers by node, one set for each thing that was measured."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for node in graph.nodes:
+        numbers = {key: node.info.get(key) for key in ("duration", "flops")}
+        first: dict[str, Any] = next(filter(None, node.info.get("statistics") or []), {})
+        numbers |= {key: first.get(key) for key in ("mean", "std", "nans", "infs")}
+        for key, value in numbers.items():
+            if isinstance(value, int | float) and value == value:
+                found.setdefault(key, {})[node.name] = {"value": value}
+    gradient = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#ff922b"}]
+    return [{"name": key, "results": results, "gradient": gradient} for key, results in found.items()]

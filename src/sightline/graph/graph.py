@@ -1,0 +1,296 @@
+"""`Graph`: what was computed from what, as plain data; every view and format of it is one method.
+
+A graph holds nodes and edges and nothing that needs torch. It is never changed: folding, collapsing,
+pruning and cutting return new graphs, in which a node keeps its id. What stands for several nodes has the
+id and the name of the first of them. Nodes are stored in an order in which they can be computed.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from sightline.errors import NoSuchNode
+from sightline.trace.data import TensorMeta
+
+if TYPE_CHECKING:
+    import os
+
+    import networkx as nx
+
+#: What a node is. All but "call" and "output" have no edges into them.
+NODE_KINDS: Final = ("input", "parameter", "buffer", "constant", "call", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An argument that is a tensor: the node that made it, and which of its outputs it is.
+
+    >>> Ref("relu_1"), Ref("split", 1)
+    (relu_1, split[1])
+    """
+
+    node: str
+    slot: int = 0
+
+    def __repr__(self) -> str:
+        return f"{self.node}[{self.slot}]" if self.slot else self.node
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One thing in a graph: an op, a collapsed module, or a value that was there before.
+
+    >>> Node(0, "relu", "relu", "call", {"self": Ref("x")}, "act", "net.py:9 in Net.forward").name
+    'relu'
+    """
+
+    id: int
+    name: str  #: unique in its graph: ``relu_1``, ``blocks_0_attn_qkv_weight``
+    op: str  #: as people say it: ``relu``, ``+``, ``Linear``; of a parameter its path
+    kind: str = "call"  #: one of ``NODE_KINDS``
+    args: dict[str, Any] = field(default_factory=dict)  #: by name, tensors as `Ref`
+    module: str = ""  #: path of the module it ran in; of a parameter, of the module that owns it
+    source: str = ""  #: ``net.py:9 in Net.forward``
+    outputs: tuple[TensorMeta, ...] = ()
+    repeat: int = 1  #: how many nodes it stands for after folding
+    phase: str = "forward"
+    target: str = ""  #: the full name of the op: ``torch.nn.functional.linear``, ``aten.add.Tensor``
+    info: dict[str, Any] = field(default_factory=dict)  #: flops, duration, statistics; plain data only
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A tensor on its way: from an output of one node to an argument of another.
+
+    >>> Edge(0, 1, 0, "self").loop
+    False
+    """
+
+    source: int  #: id of a node
+    target: int
+    slot: int = 0  #: which output of the source
+    argument: str = ""  #: which argument of the target: ``self``, ``mat1``, ``tensors[0]``
+    meta: TensorMeta | None = None
+    repeat: int = 1
+    loop: bool = False  #: from one round of a folded loop to a later one: no cycle in what was computed
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A data-flow graph.
+
+    >>> x = Node(0, "x", "x", "input")
+    >>> y = Node(1, "relu", "relu", "call", {"self": Ref("x")})
+    >>> g = Graph((x, y), (Edge(0, 1, 0, "self"),), "net")
+    >>> g["relu"].args, [node.name for node in g], len(g)
+    ({'self': x}, ['x', 'relu'], 2)
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    name: str = ""
+    modules: dict[str, str] = field(default_factory=dict)  #: path of each module -> its class
+    info: dict[str, Any] = field(default_factory=dict)
+
+    # -- looking things up -----------------------------------------------------------------------
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def by_id(self) -> dict[int, Node]:
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
+    def _incoming(self) -> dict[int, list[Edge]]:
+        found: dict[int, list[Edge]] = {}
+        for edge in self.edges:
+            found.setdefault(edge.target, []).append(edge)
+        return found
+
+    @cached_property
+    def _outgoing(self) -> dict[int, list[Edge]]:
+        found: dict[int, list[Edge]] = {}
+        for edge in self.edges:
+            found.setdefault(edge.source, []).append(edge)
+        return found
+
+    def incoming(self, node: Node | str) -> tuple[Edge, ...]:
+        """The edges into a node, in the order of its arguments."""
+        return tuple(self._incoming.get(self._node(node).id, ()))
+
+    def outgoing(self, node: Node | str) -> tuple[Edge, ...]:
+        """The edges out of a node."""
+        return tuple(self._outgoing.get(self._node(node).id, ()))
+
+    def __getitem__(self, name: str) -> Node:
+        node = self.by_name.get(name)
+        if node is None:
+            from sightline.analysis.select import nearest
+
+            raise NoSuchNode(f"This graph has no node {name!r}{nearest(str(name), self.by_name)}")
+        return node
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.by_name
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.topological())
+
+    def keys(self) -> list[str]:
+        """The names of the nodes, in an order in which they can be computed."""
+        return [node.name for node in self]
+
+    def _node(self, node: Node | str) -> Node:
+        return self[node if isinstance(node, str) else node.name]
+
+    def topological(self) -> tuple[Node, ...]:
+        """The nodes, each after all it was made from (loops left out)."""
+        return self._order
+
+    @cached_property
+    def _order(self) -> tuple[Node, ...]:
+        from sightline.graph.routes import topological
+
+        return topological(self)
+
+    def ancestors(self, node: Node | str) -> tuple[Node, ...]:
+        """Everything a node was made from, directly or not.
+
+        >>> g = Graph((Node(0, "x", "x", "input"), Node(1, "y", "relu")), (Edge(0, 1),))
+        >>> [node.name for node in g.ancestors("y")], g.descendants("y")
+        (['x'], ())
+        """
+        from sightline.graph.routes import ancestors
+
+        return ancestors(self, self._node(node))
+
+    def descendants(self, node: Node | str) -> tuple[Node, ...]:
+        """Everything that was made from a node, directly or not."""
+        from sightline.graph.routes import descendants
+
+        return descendants(self, self._node(node))
+
+    def shortest(self, start: Node | str, end: Node | str) -> tuple[Node, ...]:
+        """The shortest way data went from one node to another, both included."""
+        from sightline.graph.routes import shortest
+
+        return shortest(self, self._node(start), self._node(end))
+
+    def nodes_of(
+        self, *, module: str | None = None, op: str | None = None, kind: str | None = None
+    ) -> tuple[Node, ...]:
+        """The nodes that match every glob given; a module is meant with everything inside it.
+
+        >>> g = Graph((Node(0, "x", "x", "input"), Node(1, "y", "relu")), (Edge(0, 1),))
+        >>> [node.name for node in g.nodes_of(op="re*")]
+        ['y']
+        """
+        from sightline.graph.routes import matching
+
+        return matching(self, module, op, kind)
+
+    def lint(self) -> Graph:
+        """Raise `InvalidGraph` with the first thing that cannot be; else return the graph itself."""
+        from sightline.graph.linting import lint
+
+        lint(self)
+        return self
+
+    # -- other graphs ----------------------------------------------------------------------------
+
+    def subgraph(self, module: str) -> Graph:
+        """What ran in the modules of a glob; what crosses the border becomes inputs and outputs."""
+        from sightline.graph.cutting import subgraph
+
+        return subgraph(self, module)
+
+    def fold(self) -> Graph:
+        """Repeated layers and loops shown once, with how many there were."""
+        from sightline.graph.folding import fold
+
+        return fold(self)
+
+    def collapse(self, depth: int) -> Graph:
+        """Every call of a module this deep becomes one node, as does every call that calls no other."""
+        from sightline.graph.collapsing import collapse
+
+        return collapse(self, depth)
+
+    def prune(self, *what: str | Iterable[str]) -> Graph:
+        """Without "views", "parameters", "constants" or "leaves"; what was connected stays connected."""
+        from sightline.graph.pruning import prune
+
+        return prune(self, what)
+
+    # -- formats ---------------------------------------------------------------------------------
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """A `networkx.MultiDiGraph` keyed by node name, with plain attributes."""
+        from sightline.graph.formats.networkx import to_networkx
+
+        return to_networkx(self)
+
+    def to_dot(self) -> str:
+        """The text graphviz draws, modules as nested boxes."""
+        from sightline.graph.formats.dot import to_dot
+
+        return to_dot(self)
+
+    def to_mermaid(self) -> str:
+        """A Mermaid flowchart, for Markdown."""
+        from sightline.graph.formats.mermaid import to_mermaid
+
+        return to_mermaid(self)
+
+    def to_model_explorer(self) -> dict[str, Any]:
+        """What Google's Model Explorer reads; write it with `json.dump`."""
+        from sightline.graph.formats.model_explorer import to_model_explorer
+
+        return to_model_explorer(self)
+
+    def to_json(self) -> str:
+        """The whole graph as JSON; `Graph.from_json` reads it back."""
+        from sightline.graph.formats.json import to_json
+
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Graph:
+        """The graph a text of `to_json` describes.
+
+        >>> g = Graph((Node(0, "x", "x", "input"), Node(1, "y", "relu")), (Edge(0, 1),))
+        >>> Graph.from_json(g.to_json()) == g
+        True
+        """
+        from sightline.graph.formats.json import from_json
+
+        return from_json(text)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``.svg``, ``.png``, ``.pdf``, ``.dot``, ``.mmd`` or ``.json``; pictures need graphviz."""
+        from sightline.graph.formats.files import save
+
+        save(self, path)
+
+    def __str__(self) -> str:
+        from sightline.graph.formats.listing import listing
+
+        return listing(self)
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<Graph{name}: {len(self.nodes)} nodes, {len(self.edges)} edges>"
+
+    def _repr_html_(self) -> str:
+        from sightline.graph.formats.files import inline_svg
+
+        return inline_svg(self) or f"<pre>{html.escape(str(self))}</pre>"

@@ -1,0 +1,108 @@
+"""A graph that checks itself: the first contradiction, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sightline.errors import InvalidGraph
+from sightline.graph.graph import NODE_KINDS, Graph, Ref
+from sightline.trace.forms import Record
+
+
+def lint(graph: Graph) -> None:
+    """Raise `InvalidGraph` for the first thing that cannot be.
+
+    >>> from sightline.graph.graph import Edge, Node
+    >>> lint(Graph((Node(0, "x", "x", "input"),), (Edge(0, 7),)))
+    Traceback (most recent call last):
+    ...
+    sightline.graph.graph.InvalidGraph: An edge goes from 'x' to node 7, which does not exist.
+    """
+    fault = next(_faults(graph), None)
+    if fault is not None:
+        raise InvalidGraph(fault)
+
+
+def _faults(graph: Graph) -> Iterator[str]:
+    yield from _node_faults(graph)
+    yield from _edge_faults(graph)
+    yield from _order_faults(graph)
+    yield from _reference_faults(graph)
+
+
+def _node_faults(graph: Graph) -> Iterator[str]:
+    names: set[str] = set()
+    ids: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.name in names:
+            yield f"Two nodes are named {node.name!r}."
+        if node.id in ids:
+            yield f"{ids[node.id]!r} and {node.name!r} have the same id, {node.id}."
+        if node.kind not in NODE_KINDS:
+            yield f"{node.name!r} is of the unknown kind {node.kind!r}."
+        if node.repeat < 1:
+            yield f"{node.name!r} stands for {node.repeat} nodes."
+        names.add(node.name)
+        ids[node.id] = node.name
+
+
+def _edge_faults(graph: Graph) -> Iterator[str]:
+    known = graph.by_id
+    for edge in graph.edges:
+        source, target = known.get(edge.source), known.get(edge.target)
+        if source is None or target is None:
+            ends = [repr(node.name) if node else f"node {id}, which does not exist"
+                    for node, id in ((source, edge.source), (target, edge.target))]  # fmt: skip
+            yield f"An edge goes from {ends[0]} to {ends[1]}."
+            return
+        if target.kind not in ("call", "output"):
+            yield f"An edge goes from {source.name!r} into the {target.kind} {target.name!r}."
+        if source.kind == "output":
+            yield f"An edge goes out of the output {source.name!r}, to {target.name!r}."
+        if edge.slot < 0 or (source.outputs and edge.slot >= len(source.outputs)):
+            made = f"has {len(source.outputs)} output{'s' * (len(source.outputs) != 1)}"
+            yield f"{target.name!r} reads output {edge.slot} of {source.name!r}, which {made}."
+
+
+def _order_faults(graph: Graph) -> Iterator[str]:
+    place = {node.id: at for at, node in enumerate(graph.nodes)}
+    wrong = [edge for edge in graph.edges if not edge.loop and place[edge.source] >= place[edge.target]]
+    if not wrong:
+        return
+    import networkx as nx
+
+    plain = nx.DiGraph([(edge.source, edge.target) for edge in graph.edges if not edge.loop])
+    try:
+        cycle = nx.find_cycle(plain)
+    except nx.NetworkXNoCycle:
+        source, target = graph.by_id[wrong[0].source], graph.by_id[wrong[0].target]
+        yield f"{target.name!r} comes before {source.name!r}, which it reads."
+        return
+    names = [graph.by_id[id].name for id, _ in cycle]
+    yield f"There is a cycle that is not marked as a loop: {' → '.join([*names, names[0]])}."
+
+
+def _reference_faults(graph: Graph) -> Iterator[str]:
+    edges = {(edge.source, edge.target, edge.slot) for edge in graph.edges}
+    for node in graph.nodes:
+        for ref in references(node.args):
+            source = graph.by_name.get(ref.node)
+            if source is None:
+                yield f"{node.name!r} has the argument {ref!r}, and no node is named {ref.node!r}."
+            elif (source.id, node.id, ref.slot) not in edges:
+                yield f"{node.name!r} has the argument {ref!r}, and no edge brings it."
+
+
+def references(item: Any) -> Iterator[Ref]:
+    """Every `Ref` in an argument, however nested."""
+    if isinstance(item, Ref):
+        yield item
+    elif isinstance(item, dict):
+        for part in item.values():
+            yield from references(part)
+    elif isinstance(item, list | tuple):
+        for part in item:
+            yield from references(part)
+    elif isinstance(item, Record):
+        yield from references(item.fields)

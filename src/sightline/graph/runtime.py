@@ -1,0 +1,320 @@
+"""The graph of what ran: `graph(index)`, from any recorded Python, branches and loops as they were taken.
+
+Values are followed, not variables: views and in-place versions are ordinary edges. A call that hands back
+what it was given (dropout in eval, ``nn.Identity``, ``.contiguous()``) stays in the chain: who reads the
+value afterwards reads it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sightline.analysis.select import listed
+from sightline.errors import UsageError
+from sightline.graph.binding import Arguments, call_arguments, op_arguments
+from sightline.graph.facts import Facts
+from sightline.graph.graph import Edge, Graph, Node, Ref
+from sightline.graph.naming import Names, full_name, op_name, word
+from sightline.graph.units import SHOWN, ordered_units, unit_of_op
+from sightline.trace.data import KINDS, LEVELS, PHASES, TensorMeta
+from sightline.trace.tables import Index
+
+_LEVELS: Final = ("api", "aten", "module")
+_KINDS: Final = {"parameter": "parameter", "buffer": "buffer", "state": "buffer", "constant": "constant"}
+
+
+def graph(
+    index: Index,
+    *,
+    level: str | None = None,
+    depth: int | None = None,
+    fold: bool = False,
+    prune: str | Iterable[str] = (),
+    phase: str = "forward",
+    module: str | None = None,
+) -> Graph:
+    """The data-flow graph of a recording.
+
+    >>> import torch, sightline as sl
+    >>> with sl.trace() as t:
+    ...     y = torch.ones(2, 3).relu() + 1
+    >>> [node.name for node in graph(t.index)]
+    ['ones', 'relu', 'add', 'output']
+
+    ``level`` is "api" (the calls as written; the default where they were recorded), "aten" or "module" (calls
+    of modules that call no other, and what ran between them). ``module`` is a glob: only what ran there.
+    ``prune``, ``fold`` and ``depth`` are `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
+    """
+    if phase not in SHOWN:
+        raise UsageError(f"phase={phase!r} is not shown as a graph; choose {listed(SHOWN)}.")
+    if level is not None and level not in _LEVELS:
+        raise UsageError(f"level={level!r} is no level of a graph; choose {listed(_LEVELS)}.")
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise UsageError(f"depth={depth!r} must be a whole number from 0 up.")
+    made = _Builder(index, level or _recorded(index), SHOWN[phase]).build()
+    if module is not None:
+        made = made.subgraph(module)
+    wanted = (prune,) if isinstance(prune, str) else tuple(prune)
+    if wanted:
+        made = made.prune(*wanted)
+    if fold:
+        made = made.fold()
+    return made if depth is None else made.collapse(depth)
+
+
+def _recorded(index: Index) -> str:
+    levels = index.raw.ops.level
+    if not len(levels):
+        return "module"
+    return "api" if bool((levels == LEVELS.index("api")).any()) else "aten"
+
+
+class _Builder:
+    """One walk over the units in the order they ran; who holds a value now is kept as it goes."""
+
+    def __init__(self, index: Index, level: str, phases: tuple[str, ...]) -> None:
+        data = index.raw
+        self._index, self._data, self._level = index, data, level
+        units = unit_of_op(index, level)
+        self._order = ordered_units(index, units, level, phases)
+        self._included = set(self._order)
+        self._units: list[int] = units.tolist()
+        self._op_count = len(data.ops)
+        self._facts = Facts(index)
+        self._names = Names()
+        self._bound: dict[tuple[int, int], Arguments] = {}
+        self._nodes: list[Node] = []
+        self._edges: list[Edge] = []
+        self._outputs: list[list[TensorMeta]] = []
+        self._holder: dict[int, tuple[int, int]] = {}  # value -> node, slot
+        self._node_of_unit: dict[int, int] = {}
+        self._named: dict[tuple[str, str], int] = {}  # a parameter is one node, whatever its version
+        # Lists: they are read one number at a time.
+        values, ops, calls = data.values, data.ops, data.calls
+        self._producer: list[int] = values.producer.tolist()
+        self._meta: list[int] = values.meta.tolist()
+        self._base: list[int] = values.base.tolist()
+        self._previous: list[int] = values.previous.tolist()
+        self._inputs = (ops.input_offsets.tolist(), ops.inputs.tolist())
+        self._made = (ops.output_offsets.tolist(), ops.outputs.tolist())
+        self._given = (calls.input_offsets.tolist(), calls.inputs.tolist())
+        self._returned = (calls.output_offsets.tolist(), calls.outputs.tolist())
+        self._inner = self._inner_ops(units.tolist())
+
+    def _inner_ops(self, units: list[int]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for op, unit in enumerate(units):
+            if unit != op and unit >= 0:
+                found.setdefault(unit, []).append(op)
+        return found
+
+    def build(self) -> Graph:
+        for unit in self._order:
+            self._add_unit(unit)
+        self._add_outputs()
+        nodes = [
+            Node(node.id, node.name, node.op, node.kind, node.args, node.module, node.source, tuple(metas),
+                 1, node.phase, node.target, node.info)
+            for node, metas in zip(self._nodes, self._outputs, strict=True)
+        ]  # fmt: skip
+        info: dict[str, Any] = {"level": self._level, "calls": self._facts.calls()}
+        name = str(self._data.info.get("name") or "")
+        return Graph(tuple(nodes), tuple(self._edges), name, self._facts.modules(), info)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    def _add_unit(self, unit: int) -> None:
+        if unit < self._op_count:
+            given, returned = _span(self._inputs, unit), _span(self._made, unit)
+            bound, fields = self._op(unit)
+        else:
+            call = unit - self._op_count
+            given, returned = _span(self._given, call), _span(self._returned, call)
+            bound, fields = self._call(call)
+        inner = self._inner.get(unit, ())
+        read = self._also_read(unit, inner, given)
+        sources = [self._source(value) for value in given + read]
+        refs = [Ref(self._nodes[node].name, slot) for node, slot in sources]
+        count = len(bound.paths)
+        args = bound.fill(refs[:count])
+        paths = [*bound.paths, *self._extra_names(read, args)]
+        args.update(zip(paths[count:], refs[count:], strict=True))
+        id = self._new_node(self._names.new(fields.pop("wish")), args=args, **fields)
+        self._node_of_unit[unit] = id
+        for (source, slot), path, value in zip(sources, paths, given + read, strict=True):
+            self._edges.append(Edge(source, id, slot, path, self._data.metas[self._meta[value]]))
+        for slot, value in enumerate(returned):
+            self._holder[value] = (id, slot)
+            self._outputs[id].append(self._data.metas[self._meta[value]])
+
+    def _op(self, op: int) -> tuple[Arguments, dict[str, Any]]:
+        ops = self._data.ops
+        name, form = int(ops.name[op]), int(ops.form[op])
+        bound = self._bound.get((name, form))
+        text = self._data.names[name]
+        level = LEVELS[ops.level[op]]
+        if bound is None:
+            flavour = self._index.ops[op].flavour
+            schema = self._data.schemas.get(text, ())
+            bound = self._bound[name, form] = op_arguments(
+                text, level, flavour, self._data.forms[form], schema
+            )
+        short = op_name(text, level)
+        return bound, {
+            "wish": word(short, level), "op": short, "kind": "call", "module": self._facts.path_of_op(op),
+            "source": self._facts.source_of_op(op), "phase": PHASES[ops.phase[op]],
+            "target": full_name(text, level), "info": self._facts.op_info(op, _span(self._made, op)),
+        }  # fmt: skip
+
+    def _call(self, call: int) -> tuple[Arguments, dict[str, Any]]:
+        form = int(self._data.calls.input_form[call])
+        bound = self._bound.get((-1, form))
+        if bound is None:
+            bound = self._bound[-1, form] = call_arguments(self._data.forms[form])
+        module = self._data.modules[self._data.calls.module[call]]
+        path = self._facts.path_of_call(call)
+        ops = self._inner.get(self._op_count + call, [])
+        return bound, {
+            "wish": path or module.type, "op": module.type, "kind": "call", "module": path,
+            "source": self._facts.source_of_call(call), "phase": PHASES[self._data.calls.phase[call]],
+            "target": f"{module.type_module}.{module.type}",
+            "info": self._facts.call_info(call, ops, _span(self._returned, call)),
+        }  # fmt: skip
+
+    def _also_read(self, unit: int, inner: Iterable[int], given: list[int]) -> list[int]:
+        """What the ops inside read that the unit was not given and did not make."""
+        known = set(given)
+        made: set[int] = set()
+        found: list[int] = []
+        constant = KINDS.index("constant")
+        for op in inner:
+            for value in _span(self._inputs, op):
+                if value in known or value in made:
+                    continue
+                producer = self._producer[value]
+                if producer >= 0 and self._units[producer] == unit:
+                    continue
+                if self._data.values.kind[value] == constant and unit < self._op_count:
+                    continue  # a number the op wrapped for itself
+                known.add(value)
+                found.append(value)
+            made.update(_span(self._made, op))
+        return found
+
+    def _extra_names(self, values: list[int], args: dict[str, Any]) -> list[str]:
+        """What to call tensors that were read but not given: parameters have their own names."""
+        taken = set(args)
+        found: list[str] = []
+        for value in values:
+            own = self._index.name(int(self._data.values.name[value])).rpartition(".")[2]
+            name = own if own and own not in taken else f"also_{len(found)}"
+            taken.add(name)
+            found.append(name)
+        return found
+
+    def _new_node(self, name: str, **fields: Any) -> int:
+        id = len(self._nodes)
+        self._nodes.append(Node(id, name, **fields))
+        self._outputs.append([])
+        return id
+
+    # -- where a value comes from ----------------------------------------------------------------
+
+    def _source(self, value: int) -> tuple[int, int]:
+        """The node that holds a value now, and which output of it the value is."""
+        found = self._holder.get(value)
+        if found is None:
+            found = self._holder[value] = self._find(value)
+        return found
+
+    def _find(self, value: int) -> tuple[int, int]:
+        producer = self._producer[value]
+        if producer >= 0:
+            node = self._node_of_unit.get(self._units[producer])
+            if node is not None:  # made inside it, and not handed out: a cached cast, a written-through view
+                self._outputs[node].append(self._data.metas[self._meta[value]])
+                return node, len(self._outputs[node]) - 1
+            first = self._first_version(value)
+            return self._source(first) if first != value else (self._add_source(value), 0)
+        kind = KINDS[self._data.values.kind[value]]
+        if kind in ("activation", "gradient", "external"):
+            for other in (self._base[value], self._previous[value]):
+                if other >= 0:
+                    return self._source(other)
+        return self._add_source(value), 0
+
+    def _first_version(self, value: int) -> int:
+        """Of a parameter that an optimizer changed, which is not shown here, the parameter itself."""
+        first = value
+        while self._previous[first] >= 0:
+            first = self._previous[first]
+        return first if KINDS[self._data.values.kind[first]] in _KINDS else value
+
+    def _add_source(self, value: int) -> int:
+        kind = KINDS[self._data.values.kind[value]]
+        name = self._index.name(int(self._data.values.name[value]))
+        shown = _KINDS.get(kind, "input")
+        if name and (shown, name) in self._named:
+            return self._named[shown, name]
+        producer = self._producer[value]
+        label = name or self._facts.input_name(value)
+        if not label and producer >= 0:
+            label = op_name(self._data.names[self._data.ops.name[producer]], "api")
+        owner = self._facts.owner(name) if shown in ("parameter", "buffer") else ""
+        info = {"value": kind} if kind not in (shown, "input") else {}
+        id = self._new_node(
+            self._names.new(label or shown), op=label or shown, kind=shown, module=owner, info=info
+        )
+        self._outputs[id].append(self._data.metas[self._meta[value]])
+        if name:
+            self._named[shown, name] = id
+        return id
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def _add_outputs(self) -> None:
+        """An output for what each root module call returned and nobody read later, and for other dead ends.
+
+        A dead end inside a module is a leaf; one in the user's own lines around it is a result.
+        """
+        used = {edge.source for edge in self._edges}
+        wanted: list[tuple[int, dict[str, int]]] = []
+        returned: set[int] = set()
+        for call, paths in self._facts.root_results():
+            values = _span(self._returned, call)
+            last = int(self._data.calls.end_op[call])
+            left = {
+                path: value
+                for path, value in zip(paths, values, strict=False)
+                if value in self._holder and not self._read_after(value, last)
+            }
+            if left:
+                wanted.append((last, left))
+                returned.update(self._holder[value][0] for value in left.values())
+        for unit, node in self._node_of_unit.items():
+            if node in used or node in returned or not self._outputs[node] or self._facts.in_call(unit):
+                continue
+            values = _span(self._made, unit) if unit < self._op_count else []
+            wanted.append((unit, {f"[{at}]" if at else "": value for at, value in enumerate(values)}))
+        for _, left in sorted(wanted, key=lambda item: item[0]):
+            self._add_output(left)
+
+    def _read_after(self, value: int, end: int) -> bool:
+        return any(op >= end and self._units[op] in self._included for op in self._index.consumers(value))
+
+    def _add_output(self, values: dict[str, int]) -> None:
+        sources = {
+            path or "result": self._holder[value] for path, value in values.items() if value in self._holder
+        }
+        if not sources:
+            return
+        args = {path: Ref(self._nodes[node].name, slot) for path, (node, slot) in sources.items()}
+        id = self._new_node(self._names.new("output"), op="output", kind="output", args=args)
+        for path, (node, slot) in sources.items():
+            self._edges.append(Edge(node, id, slot, path, self._outputs[node][slot]))
+
+
+def _span(column: tuple[list[int], list[int]], row: int) -> list[int]:
+    offsets, flat = column
+    return flat[offsets[row] : offsets[row + 1]]

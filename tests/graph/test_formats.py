@@ -1,0 +1,195 @@
+"""Every format: what it says, that it is read by those it is for, and that names are data in all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from sightline.errors import DamagedFile, UsageError
+from sightline.graph.graph import Edge, Graph, Node, Ref
+from sightline.trace.data import TensorMeta
+from sightline.trace.forms import Elided, Record, Symbol
+
+META = TensorMeta((2, 8), (8, 1), "float32", "cpu")
+needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
+ROW = "  relu    relu(x, w, size=(2, [3, None]), eps=nan, mode='re…) ×3 -> f32[2, 8], f32[2, 8]  [blocks.0]"
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    'a"b', "a\nb\r\n", '"; rm -rf /; "', "\\", "<b>&amp;", "\x1b[31m\x00",
+    "]] -->|x| end", "`x`", "${HOME} $(id)", "#quot;", "\u202etxt", "%n{}", "\\N", "\ud800", "]>", "",
+]  # fmt: skip
+
+
+def graph(name: str = "net", op: str = "relu", path: str = "blocks.0") -> Graph:
+    args = {
+        "self": Ref("x"), "other": Ref("w"), "size": (2, [3, None]), "eps": float("nan"), "mode": op,
+        "dtype": Symbol("torch.float32"), "many": [1, Elided(3)], "out": Record(op, {"a": Ref("x")}),
+        "keys": {1: "one", "$ref": "none"}, "flag": True, "inf": float("-inf"),
+    }  # fmt: skip
+    return Graph(
+        (
+            Node(0, "x", op, "input", outputs=(META,)),
+            Node(1, "w", f"{path}.w", "parameter", module=path, outputs=(META,)),
+            Node(2, "relu", op, "call", args, path, f"{path}:3 in {op}", (META, META), 3, "forward", op,
+                 {"flops": 12, "duration": 5, "statistics": [{"mean": float("nan"), "std": 1.0}, None]}),
+            Node(3, "add", "+", "call", {"self": Ref("relu", 1)}, path, "", (META,), 3),
+            Node(4, "output", op, "output", {op or "result": Ref("add")}),
+        ),
+        (
+            Edge(0, 2, 0, "self", META), Edge(1, 2, 0, op, META), Edge(2, 3, 1, "self", META, 3),
+            Edge(3, 2, 0, "self", META, 2, loop=True), Edge(3, 4, 0, op, None),
+        ),
+        name, {"": op, path: op}, {"calls": [], "note": op},
+    )  # fmt: skip
+
+
+def test_dot_says_kinds_shapes_modules_and_loops() -> None:
+    text = graph().to_dot()
+    assert "rankdir=TB" in text
+    assert 'label=" f32[2, 8]"' in text
+    assert "subgraph cluster_" in text
+    assert "<B>blocks.0</B>" in text
+    assert "style=dashed" in text
+    assert text.count("->") == 4  # the parameter is a line in its reader
+    assert "w f32[2, 8]" in text
+
+
+@needs_dot
+@pytest.mark.parametrize("text", HOSTILE)
+def test_graphviz_reads_whatever_the_names_are(text: str, tmp_path: Path) -> None:
+    g = graph(text, text, text or "blocks.0").lint()
+    g.save(tmp_path / "g.svg")
+    svg = (tmp_path / "g.svg").read_text("utf-8")
+    ET.fromstring(svg)
+    assert "<script" not in svg
+    assert "<script" not in g._repr_html_()
+
+
+@needs_dot
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf", ".dot", ".gv", ".mmd", ".json"])
+def test_every_format_can_be_saved(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"g{suffix}"
+    graph().save(file)
+    starts = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml", ".mmd": b"flowchart TB", ".json": b"{"}
+    assert file.read_bytes().startswith(starts.get(suffix, b'digraph "net" {'))
+
+
+def test_an_unknown_format_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'g.bmp' names no format of a graph; end it in '.svg', '.png'"):
+        graph().save(tmp_path / "g.bmp")
+
+
+def test_without_graphviz_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(
+        UsageError, match=r"apt-get install graphviz.*brew install graphviz.*conda install graphviz"
+    ):
+        graph().save(tmp_path / "g.png")
+    assert not (tmp_path / "g.png").exists()
+    shown = graph("<b>")._repr_html_()
+    assert shown.startswith("<pre>&lt;b&gt;: 5 nodes")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_mermaid_labels_cannot_end_early(text: str) -> None:
+    made = graph(text, text, text or "m").to_mermaid()
+    for line in made.splitlines()[1:]:
+        assert re.fullmatch(
+            r'\s*(n\d+(\(\["|\["|\(")[^"]*("\]\)|"\]|"\)):::\w+|subgraph s\d+\["[^"]*"\]|end'
+            r'|n\d+ (-->|-\.->)(\|"[^"|]*"\|)? n\d+|classDef .*)',
+            line,
+        ), line
+    assert "<script" not in made
+    assert "`" not in made
+
+
+@pytest.mark.parametrize("text", ["relu", *HOSTILE])
+def test_json_brings_the_same_graph_back(text: str) -> None:
+    g = graph(text, text, text or "m")
+    back = Graph.from_json(g.to_json())
+    again = Graph.from_json(back.to_json())
+    assert back.to_json() == g.to_json() == again.to_json()
+    assert repr(back) == repr(g)
+    assert back.nodes[2].args["out"] == Record(text, {"a": Ref("x")})
+    assert back.nodes[2].args["keys"] == {1: "one", "$ref": "none"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nonsense", "This is no graph: the text is not JSON"),
+        ("[]", "the JSON does not say that its format is 'sightline-graph'"),
+        (
+            '{"format": "sightline-graph", "version": 99}',
+            "This graph has the version 99; this sightline reads 1",
+        ),
+        ('{"format": "sightline-graph", "version": 1}', "This graph is damaged: KeyError 'metas'"),
+        ("[" * 100_000, "This is no graph"),
+    ],
+)
+def test_a_damaged_text_is_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(DamagedFile, match=sentence):
+        Graph.from_json(text)
+
+
+def test_a_contradiction_in_a_file_is_found() -> None:
+    broken = json.loads(graph().to_json())
+    broken["edges"][0][0] = 77
+    with pytest.raises(DamagedFile, match="contradicts itself: An edge goes from node 77"):
+        Graph.from_json(json.dumps(broken))
+    broken = json.loads(graph().to_json())
+    broken["nodes"][0]["outputs"] = [-1]
+    with pytest.raises(DamagedFile, match="damaged: ValueError -1 is no position"):
+        Graph.from_json(json.dumps(broken))
+
+
+@pytest.mark.parametrize("text", ["relu", *HOSTILE])
+def test_networkx_has_plain_attributes(text: str) -> None:
+    made = graph(text, text, text or "m").to_networkx()
+    assert isinstance(made, nx.MultiDiGraph)
+    assert list(made.nodes) == ["x", "w", "relu", "add", "output"]
+    json.dumps(nx.node_link_data(made, edges="edges"), allow_nan=False)
+    assert made.edges["x", "relu", 0]["shape"] == "f32[2, 8]"
+
+
+@pytest.mark.parametrize("text", ["relu", *HOSTILE])
+def test_model_explorer_gets_its_fields(text: str) -> None:
+    made = graph(text, text, "blocks.0").to_model_explorer()
+    json.dumps(made, allow_nan=False)
+    (inner,) = made["graphs"]
+    node = inner["nodes"][2]
+    assert set(node) >= {"id", "label", "namespace", "incomingEdges", "attrs", "outputsMetadata"}
+    assert node["namespace"] == "blocks/0"
+    assert node["incomingEdges"][1] == {
+        "sourceNodeId": "w",
+        "sourceNodeOutputId": "0",
+        "targetNodeInputId": "1",
+    }
+    assert {"key": "flops", "value": "12"} in node["attrs"]
+    assert {data["name"] for data in made["nodeData"]} == {"duration", "flops", "std"}
+    assert all(isinstance(attr["value"], str) for each in inner["nodes"] for attr in each["attrs"])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_the_listing_is_one_line_a_node(text: str) -> None:
+    lines = str(graph(text, text, text or "m")).splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in "".join(lines)
+
+
+def test_the_listing_reads_well() -> None:
+    assert str(graph()).splitlines() == [
+        "net: 5 nodes, 5 edges, standing for 9 nodes",
+        "  x       input relu -> f32[2, 8]",
+        "  w       parameter blocks.0.w -> f32[2, 8]",
+        ROW,
+        "  add     +(relu[1]) ×3 -> f32[2, 8]  [blocks.0]",
+        "  output  relu(add)",
+    ]
