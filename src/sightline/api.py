@@ -333,8 +333,9 @@ class Trace:
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+        >>> x = torch.ones(1, 3)
         >>> with sl.trace(model) as t:
-        ...     y = model(torch.ones(1, 3))
+        ...     y = model(x)
         >>> [node.op for node in t.graph(level="module").nodes_of(kind="call")]
         ['Linear', 'ReLU']
         """

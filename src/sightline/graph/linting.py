@@ -17,7 +17,7 @@ def lint(graph: Graph) -> None:
     >>> lint(Graph((Node(0, "x", "x", "input"),), (Edge(0, 7),)))
     Traceback (most recent call last):
     ...
-    sightline.graph.graph.InvalidGraph: An edge goes from 'x' to node 7, which does not exist.
+    sightline.errors.InvalidGraph: An edge goes from 'x' to node 7, which does not exist.
     """
     fault = next(_faults(graph), None)
     if fault is not None:
