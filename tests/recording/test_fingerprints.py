@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sightline as sl
 from sightline.recording.deferred import Deferred
-from sightline.recording.fingerprints import fingerprints_of
+from sightline.recording.fingerprints import ROW, fingerprints_of, matrix_on, row_weights_on
 from sightline.recording.readings import read
 
 DTYPES = [
@@ -120,6 +120,18 @@ def test_all_nans_are_one(dtype: torch.dtype) -> None:
     negative = tensor.clone()
     negative.view(width)[17] |= torch.tensor(-1).to(width) << (8 * dtype.itemsize - 1)
     assert fingerprint(tensor) == fingerprint(other) == fingerprint(negative)
+
+
+def test_the_lanes_are_what_they_are_said_to_be() -> None:
+    """By numpy, in 64 bits: rows of bytes times the matrix, each row with its weight."""
+    tensor = drawn(3, (33, 65))
+    octets = tensor.numpy().tobytes()
+    octets += bytes(-len(octets) % ROW)
+    rows = np.frombuffer(octets, dtype=np.int8).reshape(-1, ROW).astype(np.int64)
+    cpu = torch.device("cpu")
+    weights = row_weights_on(cpu, len(rows)).numpy()[: len(rows)].astype(np.int64)
+    expected = (rows @ matrix_on(cpu).numpy().astype(np.int64) * weights[:, None]).sum(0)
+    assert read(tensor, fingerprint=True).lanes == expected.tolist()
 
 
 def test_another_process_agrees() -> None:

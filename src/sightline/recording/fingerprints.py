@@ -31,27 +31,52 @@ def lanes_of(flat: Any) -> Any:
     """The lanes of a flat contiguous tensor without NaNs of odd payload: four int64 on its own device."""
     octets = flat.view(torch.int8)
     rows = octets.numel() // ROW
-    matrix, weights = matrix_on(flat.device), row_weights_on(flat.device, rows + 1)
+    weights = row_weights_on(flat.device, rows + 1)
     lanes = None
     if rows:
-        products = _multiplied(octets[: rows * ROW].view(rows, ROW), matrix)
+        products = _multiplied(octets[: rows * ROW].view(rows, ROW))
         lanes = (products.to(torch.int64) * weights[:rows, None]).sum(0)
     rest = octets[rows * ROW :]
     if len(rest):
-        products = _multiplied(rest.view(1, -1), matrix[: len(rest)])
-        last = products[0].to(torch.int64) * weights[rows]
+        last = _multiplied(rest.view(1, -1))[0].to(torch.int64) * weights[rows]
         lanes = last if lanes is None else lanes + last
     return lanes
 
 
-def _multiplied(octets: Any, matrix: Any) -> Any:
-    if octets.is_cuda:  # cuBLAS takes no smaller ones than these
-        padded = octets.new_zeros((max(len(octets), 32), -(-octets.shape[1] // 8) * 8))
-        padded[: len(octets), : octets.shape[1]] = octets
-        wide = matrix.new_zeros((padded.shape[1], 8))
-        wide[: len(matrix), :LANES] = matrix
-        return int_mm(padded, wide)[: len(octets), :LANES]
-    return int_mm(octets, matrix)
+def _multiplied(octets: Any) -> Any:
+    """Rows of bytes times the matrix."""
+    width = octets.shape[1]
+    matrix = matrix_on(octets.device)[:width]
+    if not octets.is_cuda:
+        return int_mm(octets, matrix)
+    padded = octets.new_zeros((max(len(octets), 32), -(-width // 8) * 8))  # cuBLAS takes no smaller ones
+    padded[: len(octets), :width] = octets
+    wide = matrix.new_zeros((padded.shape[1], 8))
+    wide[:width, :LANES] = matrix
+    return int_mm(padded, wide)[: len(octets), :LANES]
+
+
+def lanes_here(flat: Any) -> list[int]:
+    """The same on a CPU, at once: with as few calls as there can be, and the faster way round."""
+    octets = flat.view(torch.int8)
+    rows, rest = divmod(octets.numel(), ROW)
+    turned, wide, weights = _for_cpu(max(1024, 1 << rows.bit_length()))
+    lanes = np.zeros(LANES, dtype=np.int64)
+    if rows:
+        lanes = int_mm(turned, octets[: rows * ROW].view(rows, ROW).t()).numpy() @ weights[:rows]
+    if rest:
+        lanes = lanes + wide[:, :rest] @ octets[rows * ROW :].numpy() * weights[rows]
+    found: list[int] = lanes.tolist()
+    return found
+
+
+@lru_cache(maxsize=40)
+def _for_cpu(count: int) -> tuple[Any, NDArray[np.int64], NDArray[np.int64]]:
+    """The matrix turned around, for torch and in 64 bits, and the weights of so many rows."""
+    here = torch.device("cpu")
+    turned = matrix_on(here).t().contiguous()
+    weights = row_weights_on(here, count).numpy()[:count].astype(np.int64)
+    return turned, turned.numpy().astype(np.int64), weights
 
 
 @lru_cache(maxsize=64)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from sightline.recording.fingerprints import LANES, lanes_of, plain_nan
+from sightline.recording.fingerprints import LANES, lanes_here, plain_nan
 
 #: A variance this much smaller than the square of the mean has lost its digits in one pass.
 _CANCELLED: Final = 1e-4
@@ -62,7 +62,7 @@ def read(tensor: Any, fingerprint: bool) -> Reading:
     return Reading(
         least, most, mean, math.sqrt(max(spread, 0.0) / (count - 1)) if count > 1 else 0.0,
         math.sqrt(squares), int(np.count_nonzero(numbers.numpy() == 0)), 0, 0,
-        lanes_of(flat).tolist() if fingerprint else _NO_LANES,
+        lanes_here(flat) if fingerprint else _NO_LANES,
     )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> Reading:
     infs = numbers.numel() - nans - int(fine.sum())
     lanes = _NO_LANES
     if fingerprint:
-        lanes = lanes_of(torch.where(wrong, plain_nan(flat.dtype), flat) if nans else flat).tolist()
+        lanes = lanes_here(torch.where(wrong, plain_nan(flat.dtype), flat) if nans else flat)
     rest = numbers[fine]
     if not len(rest):
         nan = float("nan")
