@@ -96,7 +96,9 @@ class Stats:
     ops: Globs = None
 
     def __post_init__(self) -> None:
-        """Turn single globs into tuples."""
+        """Check, and turn single globs into tuples."""
+        for name in ("fingerprint", "parameters"):
+            one_of(name, getattr(self, name), (True, False))
         for name in ("modules", "ops"):
             object.__setattr__(self, name, _globs(f"Stats({name}=…)", getattr(self, name)))
 

@@ -148,6 +148,31 @@ def test_results_of_ops_and_variables(model: Net) -> None:
     assert not any("output" in key for key in t.tensors)
 
 
+@pytest.mark.parametrize("ops", ["relu", "torch.relu"])
+def test_gradients_of_results_of_ops(ops: str) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.relu(x * 2).exp()
+
+    model = Net()
+    with sl.trace(model, capture=sl.Capture(ops=ops, gradients=True)) as t:
+        y = model(torch.ones(3, requires_grad=True))
+        y.sum().backward()
+    assert torch.equal(t.tensors["relu.grad"].only.torch(), y)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"dtype": "bf16"}, r"^Capture\(dtype='bf16'\) takes a torch dtype"),
+        ({"device": "nowhere"}, r"^Capture\(device='nowhere'\) cannot be used here: "),
+    ],
+)
+def test_what_cannot_be_kept_so_is_said_before_anything_runs(options: Any, sentence: str) -> None:
+    with pytest.raises(sl.UsageError, match=sentence), sl.trace(capture=sl.Capture(**options)):
+        pass
+
+
 def test_spies_by_name_with_an_owner_and_without_a_recording(model: Net) -> None:
     assert sl.spy("nothing", 3) == 3
     with sl.trace(model, capture=sl.Capture(names="q*")) as t:

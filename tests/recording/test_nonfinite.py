@@ -181,6 +181,61 @@ def test_what_is_allowed_and_what_is_only_reported() -> None:
     assert str(t.nonfinite()).startswith("log made 1 NaN of 2")
 
 
+MASK = torch.full((4, 4), float("-inf")).triu(1)
+
+
+def in_place_on_a_mask_from_outside() -> None:
+    MASK.clone().triu_(1)
+    MASK.triu_(1)
+
+
+def in_place_on_a_mask_made_by_slices() -> None:
+    mask = torch.zeros(4, 4)
+    mask[:, 2:] = float("-inf")
+    mask.mul_(1.0)
+
+
+def told_to_be_nan() -> None:
+    torch.ones(3) * float("nan")
+    torch.full((3,), float("nan"))
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [in_place_on_a_mask_from_outside, in_place_on_a_mask_made_by_slices, told_to_be_nan],
+    ids=lambda fine: fine.__name__,
+)
+def test_what_was_there_or_was_asked_for_is_no_fault(fine: Callable[[], None]) -> None:
+    with sl.trace(check="nonfinite"):
+        fine()
+    with sl.trace(check=sl.Check(on="report")) as t:
+        fine()
+    assert "made" not in str(t.nonfinite()).splitlines()[0]
+
+
+def test_a_parameter_that_came_with_a_nan_is_named() -> None:
+    broken = nn.Linear(4, 1)
+    net = nn.Sequential(nn.Linear(4, 4), broken)
+    with torch.no_grad():
+        broken.weight.fill_(float("nan"))
+    with sl.trace(net, stats=True) as t:
+        net(torch.ones(2, 4)).sum().backward()
+    assert "parameter 1.weight came with 4 NaN" in str(t.nonfinite())
+    assert "parameter 1.weight came with 4 NaN of 4" in str(t.problems())
+
+
+def test_what_a_check_allowed_is_remembered() -> None:
+    with sl.trace(check=sl.Check(allow="log")) as t:
+        torch.zeros(2).log()
+    assert "log made" not in str(t.nonfinite())
+
+
+def test_a_single_element_of_any_stride_is_measured() -> None:
+    with sl.trace(stats=True) as t:
+        torch.topk(torch.randn(1, 50), 5)[0][..., -1, None] + 0
+    assert not t.info["faults"]
+
+
 def test_the_trace_is_there_after_the_error() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with pytest.raises(sl.NonFiniteError), sl.trace(model, check="nonfinite") as t:

@@ -118,7 +118,8 @@ def counts_text(value: Value) -> str:
     numbers = value.stats
     pairs = [(numbers.nans, "NaN"), (numbers.infs, "Inf")] if numbers else []
     told = [f"{count:,} {name}" for count, name in pairs if count]
-    return f"{' and '.join(told) or '0 NaN'} of {value.meta.numel:,}"
+    parts = 2 if value.dtype.startswith("complex") else 1  # real and imaginary ones are counted
+    return f"{' and '.join(told) or '0 NaN'} of {parts * value.meta.numel:,}"
 
 
 def first_nonfinite(index: Index, allow: Sequence[str] = ()) -> Finding | None:
@@ -151,6 +152,7 @@ class _Search:
         self._index = index
         self._data = index.raw
         self._allow = tuple(allow)
+        self._all = measured_all(index)
         values, ops = index.raw.values, index.raw.ops
         self._measured = measured_states(index)
         self._bases, self._previous = values.base.tolist(), values.previous.tolist()
@@ -200,6 +202,9 @@ class _Search:
 
     def _to_blame(self, op: int, value: int, given: int) -> bool:
         made = self._measured.get(value, 0)
+        before = self._previous[value]
+        if before >= 0 and before not in self._measured and self._all:
+            made &= NAN  # what was changed in place may have held infinities: nobody has looked
         new = 0 if given & NAN else made & NAN if given & INF else made
         return bool(new & ~self._on_purpose(op)) and not self._allowed(op)
 

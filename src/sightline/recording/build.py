@@ -197,6 +197,7 @@ def _info(session: Session, values: d.ValueColumns) -> dict[str, Any]:
         "faults": list(session.faults), "fault_count": session.fault_count, "external": external,
         "exception": session.exception, "compiled": session.compiled, "threads": len(session.lanes),
         "check": None if session.check is None else "nonfinite",
+        "allow": [] if session.check is None else session.check.allowed,
         "checked": 0 if session.check is None else session.check.checked,
         "left_out": 0 if session.captures is None else session.captures.left_out,
     }  # fmt: skip

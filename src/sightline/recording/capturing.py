@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.utils._pytree as pytree
 
 from sightline import spying
+from sightline.errors import UsageError
 from sightline.options import Capture
 from sightline.recording.copies import Pool, StoredFiles, as_bytes, kept_copy, kept_size, save_one, to_keep
 from sightline.recording.measuring import Chosen, results_of
@@ -46,10 +48,20 @@ class Candidate:
     phase: str
 
 
+def _check_kept_as(wanted: Capture) -> None:
+    if wanted.dtype is not None and not isinstance(wanted.dtype, torch.dtype):
+        raise UsageError(f"Capture(dtype={wanted.dtype!r}) takes a torch dtype, such as torch.bfloat16.")
+    try:
+        torch.empty(0, device=wanted.device)
+    except Exception as error:
+        raise UsageError(f"Capture(device={wanted.device!r}) cannot be used here: {error}") from error
+
+
 class Capturer(Observer):
     """Keeps the tensors that were asked for."""
 
     def __init__(self, session: Session, wanted: Capture, folder: Path | None) -> None:
+        _check_kept_as(wanted)
         self._session = session
         self._wanted = wanted
         self._chosen = Chosen(session, wanted.modules, wanted.ops)
@@ -63,6 +75,7 @@ class Capturer(Observer):
         self._held: dict[str, Any] = {}
         self._keys: set[str] = set()
         self._pool = Pool()
+        self._unwatched: dict[int, tuple[str, str, str, int, int]] = {}  # results of ops, by value
         self.infos: list[CaptureInfo] = []  # with the ids values have while recording
         self._times: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._calls: dict[int, int] = {}  # open call -> which call of its module it is
@@ -112,6 +125,8 @@ class Capturer(Observer):
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
     ) -> None:  # fmt: skip
         """Keep the results of an op that is meant."""
+        if info.flavour != OP and self._unwatched:
+            self._watch_returned(result)
         if not self._chosen(lane, info):
             return
         calls = lane.calls()
@@ -123,8 +138,17 @@ class Capturer(Observer):
             self._keep_all(label, name, self._time(label, name), "op", fresh, phase, flat=True)
 
     def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
-        """Only ops that were asked for."""
-        return bool(self._wanted.ops) and self._chosen.op(info)
+        """Only ops that were asked for, and calls that may return what one of those has made."""
+        if not self._wanted.ops:
+            return False
+        return self._chosen.op(info) or (bool(self._unwatched) and info.flavour != OP)
+
+    def _watch_returned(self, result: Any) -> None:
+        """Inside the dispatcher a result has no gradient to wait for; what the API call returns has."""
+        for tensor in self._session.arguments.tensors(result, []):
+            kept = self._unwatched.pop(self._session.values.known(tensor) or -1, None)
+            if kept is not None:
+                self._watch(tensor, *kept)
 
     def _is_new(self, tensor: Any) -> bool:
         """Whether a result was not kept before: an API call returns what its last op has made."""
@@ -195,6 +219,9 @@ class Capturer(Observer):
         for slot, (path, tensor) in enumerate(tensors):
             place = "" if flat or len(leaves) == 1 else pytree.keystr(path)
             if self._keep(tensor, label, name, index, slot, role, place, phase) and self._wanted.gradients:
+                value = self._session.values.known(tensor)
+                if role == "op" and value is not None and not tensor.requires_grad:
+                    self._unwatched[value] = (label, name, place, index, slot)
                 self._watch(tensor, label, name, place, index, slot)
 
     def _keep(

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sightline.errors import NonFiniteError
@@ -54,6 +53,7 @@ class Checker(Observer):
         self.fingerprint = measurer is not None and measurer.fingerprint
         self.readings = Readings() if measurer is None else measurer.readings
         self.deferred = Deferred("odd") if measurer is None else measurer.deferred
+        self.allowed = list(wanted.allow or ())
         self.checked = 0  #: tensors looked at
         self._aten = session.level in ("aten", "both")
         self._found = False
@@ -109,13 +109,25 @@ class Checker(Observer):
         before = [self.readings.bad[one] for one in ids if one in self.readings.bad]
         before += self._odd_inputs(info, args, kwargs)
         had_nan, had_any = any(nans for nans, _ in before), bool(before)
-        makes_nan = nan and not had_nan
-        makes_inf = inf and not had_any and not _says_infinity((args, kwargs or {}))
+        told_nan, told_inf = _told((args, kwargs or {}))
+        makes_nan = nan and not had_nan and not told_nan
+        makes_inf = inf and not had_any and not told_inf and not self._was_unknown(info, ids, args, kwargs)
         if (makes_nan or makes_inf) and not self._allowed(lane, info):
-            self._found = True
             if self._wanted.on == "raise":
                 self._read_inputs(args, kwargs)
-                raise NonFiniteError(self._explained(f"{info.name} made a NaN or an infinity."))
+            text = self._judge(self._build(self._session), self._wanted)
+            if text is not None:  # else it is meant, as far as the whole recording knows
+                self._found = True
+                if self._wanted.on == "raise":
+                    raise NonFiniteError(text)
+
+    def _was_unknown(
+        self, info: OpInfo, ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> bool:
+        """Whether an op changed in place what nobody had looked at: a mask made before the block."""
+        changed = self._session.arguments.at(info.mutates, args, kwargs)
+        unseen = bool(changed) and any(not self.readings.known(one) for one in ids)
+        return unseen or any(type(tensor) is Tensor and tensor._is_view() for tensor in changed)
 
     def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Have the numbers of the inputs for the error; a check alone has not read what is finite."""
@@ -156,9 +168,6 @@ class Checker(Observer):
         known = self._session.modules.all[calls[-1].module] if calls else None
         paths = (known.aliases or (known.path,)) if known is not None else ()
         return any(meant(segments_of(path)) for meant in self._paths for path in paths)
-
-    def _explained(self, otherwise: str) -> str:
-        return self._judge(self._build(self._session), self._wanted) or otherwise
 
     # -- where they are on a device ----------------------------------------------------------------------
 
@@ -203,14 +212,11 @@ class Checker(Observer):
         return np.concatenate([floats, more_floats]), np.concatenate([counts, more_counts])
 
 
-def _says_infinity(item: Any) -> bool:
-    """Whether a plain argument is not finite: ``masked_fill(mask, -inf)``."""
-    if isinstance(item, float):
-        return not math.isfinite(item)
-    if isinstance(item, complex):
-        return not (math.isfinite(item.real) and math.isfinite(item.imag))
-    if isinstance(item, dict):
-        return any(map(_says_infinity, item.values()))
-    if isinstance(item, list | tuple) and not isinstance(item, torch.Size):
-        return any(map(_says_infinity, item))
-    return False
+def _told(item: Any) -> tuple[bool, bool]:
+    """Whether a plain argument is a NaN, and whether one is infinite: ``masked_fill(mask, -inf)``."""
+    if isinstance(item, float | complex):
+        parts = (item.real, item.imag)
+        return any(map(math.isnan, parts)), any(map(math.isinf, parts))
+    held = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
+    told = [_told(part) for part in held]
+    return any(nan for nan, _ in told), any(inf for _, inf in told)

@@ -29,6 +29,7 @@ class Listener(Observer):
         self._session = session
         self._watcher = watcher
         self._nodes: dict[int, int] = {}  # autograd node -> stack of the op that made it
+        self._newest = sequence_number()
         self._places: dict[int, Place] = {}
         self._operator = operator_names(session.stacks)
 
@@ -50,7 +51,10 @@ class Listener(Observer):
         starts_backward = info.backward or (open_op is not None and self._session.infos[open_op[1]].backward)
         phase = "backward" if starts_backward else PHASES[lane.phase]
         if node is None:
-            self._nodes[sequence_number() - 1] = stack
+            now = sequence_number()
+            if now > self._newest:  # else it has made no node
+                self._nodes[now - 1] = stack
+                self._newest = now
         else:
             phase = "backward"
             stack = self._nodes.get(node._sequence_nr(), stack)

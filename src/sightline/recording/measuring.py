@@ -75,6 +75,7 @@ def measurable(tensor: Any) -> bool:
         type(tensor) in PLAIN_TENSORS
         and (tensor.is_floating_point() or tensor.is_complex())
         and tensor.layout is _STRIDED
+        and not tensor.is_nested
         and not tensor.is_meta
         and tensor.numel() > 0
         and not is_functorch_wrapped(tensor)
@@ -107,13 +108,18 @@ class Measurer(Observer):
         """Read the results of an op."""
         if not self._chosen(lane, info):
             return
+        bad = len(self.readings.bad)
         if type(result) is Tensor and not info.mutates:
             self.take(result)
-            return
-        for tensor in results_of(self._session, info, args, kwargs, result):
-            self.take(tensor)
+        else:
+            for tensor in results_of(self._session, info, args, kwargs, result):
+                self.take(tensor)
         if info.mutates:
             self._note_rewritten(info, args, kwargs)
+        elif len(self.readings.bad) > bad:  # a parameter, or what was made before the block, may explain it
+            for tensor in self._session.arguments.tensors((args, kwargs or {}), []):
+                self.take(tensor if tensor._base is None else tensor._base)
+                self.take(tensor)
 
     def _note_rewritten(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """What was changed through a view has a new version, which nobody has read."""

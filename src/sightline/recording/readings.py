@@ -72,7 +72,9 @@ def flattened(tensor: Any) -> Any:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    return tensor.detach().contiguous().view(-1)
+    flat = tensor.detach().contiguous().view(-1)
+    # A single element counts as contiguous whatever its stride.
+    return flat if flat.stride(0) == 1 else flat.as_strided((flat.numel(),), (1,))
 
 
 def _finite(tensor: Any) -> Any:

@@ -34,7 +34,7 @@ _BACKWARD: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autogra
 def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     """Where the first NaN or infinity was made; see `Trace.nonfinite`."""
     index = trace.index
-    globs = (allow,) if isinstance(allow, str) else tuple(allow or ())
+    globs = (allow,) if isinstance(allow, str) else tuple(allow or trace.index.raw.info.get("allow", ()))
     count = len(index.raw.stats)
     if not count and index.raw.info.get("check"):
         return View((line("no NaN or Inf in the results of the ops that were checked"),))

@@ -39,6 +39,7 @@ def first_non_finite(facts: Facts) -> Iterator[Finding]:
     if not len(facts.data.stats):
         return
     measured = _Measured(facts)
+    yield from _came_with(facts)
     not_a_number = _makers(facts, measured.nan)
     infinite = sorted({*_makers(facts, measured.nan | measured.inf)} - {*not_a_number})
     for makers in (infinite, not_a_number):
@@ -46,6 +47,22 @@ def first_non_finite(facts: Facts) -> Iterator[Finding]:
             if not _is_meant(facts, op) and measured.survives(facts.outputs(op)[0]):
                 yield _non_finite(facts, op, facts.outputs(op)[0])
                 break  # all that follow may come of this one
+
+
+def _came_with(facts: Facts) -> Iterator[Finding]:
+    """Parameters, buffers and inputs that held a NaN before anything ran."""
+    stats, values = facts.data.stats, facts.data.values
+    for value in stats.value[stats.nans > 0].tolist():
+        kind = KINDS[values.kind[value]]
+        new = values.producer[value] >= 0 or values.previous[value] >= 0
+        if not new and kind in ("parameter", "buffer", "input"):
+            numbers = facts.index.numbers(value)
+            reader = next(iter(facts.index.consumers(value)), -1)
+            if numbers is not None and reader >= 0:
+                name = facts.index.name(values.name[value])
+                what = f"{kind} {name}" if name else f"an {kind} {facts.meta(value)}"
+                title = f"{what} came with {numbers.nans:,} NaN of {facts.meta(value).numel:,}"
+                yield Finding(title, facts.module(reader), int(facts.frames[reader]), reader, value)
 
 
 def _non_finite(facts: Facts, op: int, value: int) -> Finding:

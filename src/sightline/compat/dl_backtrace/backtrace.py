@@ -1,0 +1,290 @@
+"""`DLBacktrace`: trace a model once, then look at what every node takes and makes, for any number of inputs.
+
+An adapter over `sightline.export`, which exports and runs; here are only the names and formats of the other
+tool. The model is not changed, nor is anything of the process: no seed, no grad mode, no thread count.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.fx import Node as FxNode
+from torch.utils import _pytree as pytree
+
+from sightline.compat.dl_backtrace import layers
+from sightline.errors import ExportError, UsageError
+from sightline.graph.exported import ExportedGraph, Run, export
+from sightline.graph.exported.nodes import module_stack
+from sightline.graph.exported.program import state_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+NodeValues = dict[str, Any]
+
+
+class DLBacktrace:
+    """The graph of a model, and the values of its nodes for the inputs of each `predict`.
+
+    - ``input_for_graph``: a tensor, the positional inputs as a tuple or list, or keyword inputs as a dict.
+    - ``dynamic_shapes``: torch's; without it every size is dynamic that the model allows to be.
+    - ``device``: ``"cpu"`` or ``"cuda"``. Everything runs where the model is; it is not moved.
+    - ``verbose``: say what was traced, and in `predict` which node made what.
+    - ``strict_cpu`` and ``collect_node_module_map`` are accepted; a run is that of the model either way, and
+      `fx_node_to_module` is always there.
+
+    >>> dlb = DLBacktrace(model=torch.nn.Linear(3, 2), input_for_graph=torch.randn(4, 3))
+    >>> dlb.layer_stack
+    ['p_weight', 'p_bias', 'input', 'linear', 'output']
+    >>> node_io = dlb.predict(torch.randn(7, 3))
+    >>> node_io["linear"]["layer_name"], node_io["output"]["output_values"].shape
+    ('MLP_Layer', torch.Size([7, 2]))
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        input_for_graph: Any,
+        dynamic_shapes: Any = None,
+        device: str | torch.device = "cpu",
+        verbose: bool = False,
+        strict_cpu: bool = True,
+        collect_node_module_map: bool = False,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"DLBacktrace takes a torch.nn.Module, not a {type(model).__name__}.")
+        _check_device(device)
+        self.model = model
+        self.device = device
+        self.verbose = verbose
+        self.strict_cpu = strict_cpu
+        self.collect_node_module_map = collect_node_module_map
+        self.dynamic_shapes = dynamic_shapes
+        args, kwargs = _call(model, input_for_graph)
+        self.input_for_graph: Any = kwargs or args
+        self.node_io: dict[str, NodeValues] = {}
+        self._traces: list[tuple[Any, ExportedGraph]] = []
+        self._use(self._trace(args, kwargs))
+        if verbose:
+            _say(f"{self.exported!r}\n{self.exported.dynamic}")
+
+    # -- the graph ---------------------------------------------------------------------------------
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
+        dynamic: Any = "auto" if self.dynamic_shapes is None else self.dynamic_shapes
+        with _evaluating(self.model):
+            exported = export(self.model, args, kwargs, dynamic=dynamic)
+        self._traces.append(((args, kwargs), exported))
+        return exported
+
+    def _use(self, exported: ExportedGraph) -> None:
+        """Take a trace as the one that is shown."""
+        self.exported = exported
+        self.exported_program = exported.program
+        self.tracer = exported.program.graph_module
+        self._nodes: dict[str, FxNode] = {fx.name: fx for fx in exported.flat.nodes}
+        self.layer_stack = list(self._nodes)
+        self.extracted_weights: dict[str, Any] = state_of(exported.program, self.model)
+        self.placeholder_to_real_name = {name: exported[name].op for name in self.extracted_weights}
+        stacks = {name: module_stack(fx) for name, fx in self._nodes.items()}
+        self.fx_node_to_module = {name: stack[-1] for name, stack in stacks.items() if stack}
+        self.graph = self._graph()
+
+    def _graph(self) -> nx.DiGraph:
+        import networkx as nx
+
+        graph = nx.DiGraph()
+        for name, fx in self._nodes.items():
+            node = self.exported[name]
+            kind = layers.layer_type(fx, node.kind, node.op)
+            graph.add_node(
+                name,
+                parents=[other.name for other in fx.all_input_nodes],
+                children=[other.name for other in fx.users],
+                method_args=layers.method_args(fx),
+                node_type=fx.op,
+                layer=fx.target,
+                layer_type=kind,
+                layer_name=layers.layer_name(fx, kind),
+                func_name=layers.func_name(fx),
+                func_module=layers.func_module(fx),
+                layer_hyperparams=layers.hyperparameters(fx, self._known),
+            )
+        graph.add_edges_from(
+            (other.name, fx.name) for fx in self._nodes.values() for other in fx.all_input_nodes
+        )
+        return graph
+
+    def _known(self, fx: FxNode) -> Any:
+        """A tensor of the model, a size as its symbol, or what is not known before a run."""
+        if fx.name in self.extracted_weights:
+            return self.extracted_weights[fx.name]
+        value = fx.meta.get("val")
+        return (
+            str(value)
+            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            else layers.COMPUTED
+        )
+
+    # -- a run -------------------------------------------------------------------------------------
+
+    def predict(
+        self, *inputs: Any, temperature: float = 1.0, debug: bool | None = None, **kwargs: Any
+    ) -> dict[str, NodeValues]:
+        """Run the model; what every node took and made, by name, in the order of the graph.
+
+        Inputs may have other sizes than the example where those are dynamic. An op that fails raises, with
+        its node and line. ``temperature`` divides what the model returns, if that is one tensor.
+
+        >>> dlb = DLBacktrace(torch.nn.Softmax(dim=-1), torch.randn(2, 3))
+        >>> node_io = dlb.predict(torch.zeros(5, 4))
+        >>> node_io["softmax"]["input_sources"], node_io["softmax"]["layer_hyperparams"]["dim"]
+        (['input'], -1)
+        """
+        if temperature <= 0:
+            raise UsageError(f"temperature must be greater than 0, not {temperature}.")
+        if len(inputs) == 1 and not kwargs and isinstance(self.input_for_graph, dict):
+            inputs, kwargs = _call(self.model, inputs[0])
+        with torch.no_grad():
+            run = self._run(inputs, kwargs)
+        self.node_io = {name: self._values(name, run) for name in self.layer_stack}
+        if temperature != 1.0:
+            self._scale(temperature)
+        if self.verbose if debug is None else debug:
+            for name, values in self.node_io.items():
+                _say(f"{name}: {values['layer_type']} ({values['layer_name']}) of {values['input_sources']}")
+        return self.node_io
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
+        """Run the trace that takes these inputs; torch fixes a size of 1, for which one more is made."""
+        refusal: UsageError | None = None
+        for _, exported in reversed(self._traces):
+            try:
+                run: Run = exported.run(*args, **kwargs)
+            except UsageError as error:
+                refusal = error
+            else:
+                if exported is not self.exported:
+                    self._use(exported)
+                return run
+        assert refusal is not None
+        example = self._traces[0][0]
+        if self.dynamic_shapes is not None or not _grew_from_one(example, (args, kwargs)):
+            raise refusal
+        try:
+            made = self._trace(args, kwargs)
+        except ExportError:
+            raise refusal from None
+        self._use(made)
+        return made.run(*args, **kwargs)
+
+    def _values(self, name: str, run: Run) -> NodeValues:
+        fx, attributes, io = self._nodes[name], self.graph.nodes[name], run[name]
+
+        def value(other: FxNode) -> Any:
+            if other.name in self.extracted_weights:
+                return self.extracted_weights[other.name]
+            made = run[other.name].outputs
+            return made if isinstance(made, (bool, int, float)) else layers.COMPUTED
+
+        return {
+            "input_sources": layers.sources(fx),
+            "input_values": io.inputs[0] if len(io.inputs) == 1 else io.inputs,
+            "output_values": io.outputs,
+            "layer_type": attributes["layer_type"],
+            "node_type": attributes["node_type"],
+            "method_args": attributes["method_args"],
+            "layer": attributes["layer"],
+            "layer_name": attributes["layer_name"],
+            "func_name": attributes["func_name"],
+            "func_module": attributes["func_module"],
+            "output_children": attributes["children"],
+            "layer_hyperparams": layers.hyperparameters(fx, value),
+        }
+
+    def _scale(self, temperature: float) -> None:
+        values = self.node_io[self.layer_stack[-1]]
+        if not isinstance(values["output_values"], torch.Tensor):
+            raise UsageError(
+                f"temperature scales a model that returns one tensor; this one returns a "
+                f"{type(values['output_values']).__name__}: divide what you need yourself."
+            )
+        values["output_values"] = values["output_values"] / temperature
+
+    # -- pictures, and what is not here ------------------------------------------------------------
+
+    def visualize(self, save_path: str | os.PathLike[str] = "graph.png") -> None:
+        """Draw the graph into a file; the end of its name says the format, ``.png`` if it has none."""
+        path = Path(save_path)
+        self.exported.save(path if path.suffix else path.with_suffix(".png"))
+
+    def evaluation(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002  # any call gets the sentence
+        """Raise `UsageError`: relevance is not offered."""
+        raise UsageError(
+            "sightline traces and runs models but computes no relevance: use `predict` for the values of "
+            "every node, and the original dl_backtrace package for evaluation and its pictures."
+        )
+
+    visualize_dlbacktrace = evaluation
+    visualize_dlbacktrace_with_modules = evaluation
+    print_all_relevance_info = evaluation
+
+    def __repr__(self) -> str:
+        return f"<DLBacktrace {type(self.model).__name__}: {len(self.layer_stack)} nodes>"
+
+
+def _check_device(device: str | torch.device) -> None:
+    kind = str(device).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"device must be 'cpu' or 'cuda', not {str(device)!r}.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        warnings.warn("There is no CUDA device here: the model runs where it is.", stacklevel=3)
+
+
+def _call(model: torch.nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What ``input_for_graph`` means as a call: a dict is keywords if `forward` has them all."""
+    if isinstance(given, Mapping):
+        parameters = inspect.signature(model.forward).parameters
+        any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        if all(isinstance(key, str) and (any_name or key in parameters) for key in given):
+            return (), dict(given)
+        return (given,), {}
+    return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
+
+
+def _grew_from_one(example: Any, given: Any) -> bool:
+    """Whether inputs are like the example but for sizes, and one that was 1 is not."""
+    before, spec = pytree.tree_flatten(example)
+    now, given_spec = pytree.tree_flatten(given)
+    if spec != given_spec:
+        return False
+    pairs = [(a, b) for a, b in zip(before, now, strict=True) if isinstance(a, torch.Tensor)]
+    if not all(isinstance(b, torch.Tensor) and (a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in pairs):
+        return False
+    return any(was == 1 != size for a, b in pairs for was, size in zip(a.shape, b.shape, strict=True))
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """The model in eval mode, and every module in its own mode again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        if any(training for _, training in modes):
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")

@@ -1,0 +1,216 @@
+"""`TracingMode` as users of torch-code-tracing know it: each aten op, live, under the lines that ran it.
+
+    import sys, sightline.compat.torch_code_tracing
+    sys.modules["torch_code_tracing"] = sightline.compat.torch_code_tracing
+
+is enough for a script that is written for that package. Ops come from the recorder and lines from the live
+view. What differs from ``t.code()`` is how they are written: functions by their bare name, tensors without
+their device, and a loop's line once while it leads to the same place. Ops of a backward pass stand under the
+lines of their forward ops, any dtype has a name, and files are shortened to ``site-packages/…``.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import io
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import count, takewhile
+from types import TracebackType
+from typing import IO, Self
+
+from sightline.analysis.places import first_own, shown_frames, torch_file
+from sightline.errors import UsageError
+from sightline.notation import call_text, tensor_text
+from sightline.recording.recorder import Asked, Recorder
+from sightline.trace.data import TensorMeta
+from sightline.trace.events import CallHappened, OpHappened
+from sightline.trace.tables import Index, Op
+from sightline.views.chain import Place, PlaceLike, shared_lines
+from sightline.views.live import LiveCode, OpEvent
+
+__all__ = ["Trace", "TracingMode"]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One recorded op.
+
+    >>> import torch
+    >>> with TracingMode(quiet=True) as mode:
+    ...     y = torch.ones(2, 3)
+    >>> mode.traces[0].op_str, mode.traces[0].stack[-1].code_context
+    ('ones([2, 3], device=cpu, pin_memory=False) -> f32[2, 3]', ['y = torch.ones(2, 3)'])
+    """
+
+    op_str: str  #: ``mul.Tensor(f32[2, 3], 2) -> f32[2, 3]``
+    stack: list[inspect.Traceback]  #: the source positions that led to it, outermost first, none in torch
+    event: OpEvent = field(repr=False)  #: what the lines are made of
+
+
+class TracingMode:
+    """Print every aten op in the block under the chain of source lines that led to it.
+
+    >>> import torch
+    >>> with TracingMode(color=False):
+    ...     y = torch.ones(2, 3).relu().sum()  # doctest: +ELLIPSIS
+    y = torch.ones(2, 3).relu().sum()  # ... in <module>:
+    │ # ones([2, 3], ...) -> f32[2, 3];
+    │ # relu(f32[2, 3]) -> f32[2, 3];
+    │ # sum(f32[2, 3]) -> f32[];
+
+    With ``quiet`` nothing is printed while it runs: see `print` and `format`. With ``succinct`` ops that
+    follow each other on one source line share it; without, only those of one expression in it do. ``color``
+    dims comments and highlights the expression, on any stream. A mode may be entered again: ops are added.
+    """
+
+    def __init__(self, quiet: bool = False, succinct: bool = True, color: bool = True) -> None:
+        self._quiet = quiet
+        self._succinct = succinct
+        self._color = color
+        self._recorders: list[Recorder] = []
+        self._known: tuple[list[Index], list[Trace]] = ([], [])
+
+    def __enter__(self) -> Self:
+        if self._recorders and self._recorders[-1].running:
+            raise UsageError("This TracingMode is already tracing; make a second one to nest.")
+        watcher = None if self._quiet else _Printing(None, color=self._color, succinct=self._succinct)
+        recorder = Recorder(None, "aten", "TracingMode", asked=Asked(watcher))
+        recorder.start(sys._getframe(1))
+        self._recorders.append(recorder)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._recorders[-1].stop(error)
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The ops that were recorded, in the order they ran; inside the block, those so far."""
+        indexes = [recorder.index() for recorder in self._recorders]
+        seen, traces = self._known
+        if len(seen) != len(indexes) or any(a is not b for a, b in zip(seen, indexes, strict=True)):
+            traces = [trace for index in indexes for trace in _traces(index)]
+            self._known = indexes, traces
+        return traces
+
+    def print(self, succinct: bool | None = None) -> None:
+        """Write all ops to the standard output, coloured as the mode says."""
+        self._write(None, self._color, self._succinct if succinct is None else succinct)
+
+    def format(self, color: bool = False, succinct: bool = True) -> str:
+        """All ops as one text.
+
+        >>> import torch
+        >>> with TracingMode(quiet=True) as mode:
+        ...     y = torch.ones(2).neg()
+        >>> mode.format().splitlines()[-1]
+        '│ # neg(f32[2]) -> f32[2];'
+        """
+        out = io.StringIO()
+        self._write(out, color, succinct)
+        return out.getvalue().removesuffix("\n")
+
+    def _write(self, stream: IO[str] | None, color: bool, succinct: bool) -> None:
+        lines = _Printing(stream, color=color, succinct=succinct)
+        for trace in self.traces:
+            lines.write(trace.event)
+
+
+class _Printing:
+    """Writes ops with the live view, as they happen or afterwards."""
+
+    def __init__(self, stream: IO[str] | None, *, color: bool, succinct: bool) -> None:
+        self._live = LiveCode(stream, color=color)
+        self._succinct = succinct
+        self._numbers = count()
+        self._last: Sequence[Place] = ()
+
+    def op(self, event: OpHappened) -> None:
+        inputs, outputs = _texts(event.inputs), event.result.fill(_texts(event.outputs))
+        chain = _places(event.chain)
+        self.write(OpEvent(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
+
+    def enter(self, event: CallHappened) -> None:
+        """A module call shows as the lines it runs."""
+
+    def leave(self, event: CallHappened) -> None:
+        """A module call shows as the lines it runs."""
+
+    def write(self, event: OpEvent) -> None:
+        """Write one op, and of its lines those that the op before did not have."""
+        last, chain = self._last, event.chain
+        kept = self._kept(chain)
+        if kept == len(chain) < len(last):
+            kept -= 1  # back from a call: the line is written again, right above its op
+        self._last = [
+            _place(place, last[at].call if at < kept else next(self._numbers))
+            for at, place in enumerate(chain)
+        ]
+        self._live.op(replace(event, chain=self._last))
+
+    def _kept(self, chain: Sequence[PlaceLike]) -> int:
+        """How many lines of the op before stand above this one, too; the view tells lines by their number."""
+        if self._succinct:
+            return shared_lines(self._last, [_place(place) for place in chain])
+        same = (_whole(a) == _whole(b) for a, b in zip(self._last, chain, strict=False))
+        return sum(takewhile(bool, same))
+
+
+def _texts(metas: Sequence[TensorMeta]) -> list[str]:
+    """Tensors without their device: ``bf16[2, 3]``."""
+    return [tensor_text(meta.shape, meta.dtype) for meta in metas]
+
+
+def _places(chain: Sequence[PlaceLike]) -> tuple[Place, ...]:
+    """The visible part of a chain, with the bare names of functions."""
+    shown = [place for place in chain if not torch_file(place.file)]
+    return tuple(_place(place) for place in shown[first_own(place.file for place in shown) :])
+
+
+def _place(place: PlaceLike, number: int = -1) -> Place:
+    end = getattr(place, "end_line", place.line)
+    bare = place.function.rpartition(".")[2]
+    return Place(place.file, place.line, bare, place.code, place.columns, end, number)
+
+
+def _whole(place: PlaceLike) -> Hashable:
+    """A position to the column."""
+    return place.file, place.line, place.function, place.columns, getattr(place, "end_line", place.line)
+
+
+def _traces(index: Index) -> Iterator[Trace]:
+    """The aten ops of a recording."""
+    data = index.raw
+    frames = shown_frames(data).tolist()
+    metas = [tensor_text(meta.shape, meta.dtype) for meta in data.metas]
+
+    @cache
+    def chain(frame: int) -> tuple[Place, ...]:
+        return _places(index.frames[frame].chain) if frame >= 0 else ()
+
+    @cache
+    def stack(frame: int) -> tuple[inspect.Traceback, ...]:
+        return tuple(map(_traceback, chain(frame)))
+
+    def event(op: Op) -> OpEvent:
+        inputs, outputs = ([metas[data.values.meta[v.id]] for v in part] for part in (op.inputs, op.outputs))
+        made = op.result.fill(outputs)
+        return OpEvent(op.name, op.form, inputs, made, chain(frames[op.id]), op.phase, op.raised)
+
+    for op in index.ops.where(level="aten"):
+        told = event(op)
+        text = call_text(told.name, told.form, told.inputs, told.output)
+        yield Trace(text, list(stack(frames[op.id])), told)
+
+
+def _traceback(place: Place) -> inspect.Traceback:
+    """A place in the standard library's terms."""
+    columns = place.columns or (None, None)
+    positions = dis.Positions(place.line, place.end_line, *columns)
+    context = [place.code] if place.code else None
+    return inspect.Traceback(place.file, place.line, place.function, context, 0, positions=positions)

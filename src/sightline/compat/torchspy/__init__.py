@@ -1,0 +1,49 @@
+"""The names of torchspy: change the import line, or say it once for a whole program.
+
+>>> import sys
+>>> import sightline.compat.torchspy
+>>> sys.modules["torchspy"] = sightline.compat.torchspy
+>>> from torchspy.saver import spy_save
+>>> spy_save is sightline.compat.torchspy.spy_save
+True
+>>> for name in [name for name in sys.modules if name.partition(".")[0] == "torchspy"]:
+...     del sys.modules[name]
+
+The submodules people import (``saver``, ``tracer``, ``context``, ``trace_graph``, ``_base``) only pass names
+on, by their full path: whatever name they are imported under, they hold the same objects.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sightline.compat.torchspy.calls import CallTracer
+    from sightline.compat.torchspy.saving import (
+        BaseDebugger,
+        DebugContext,
+        TensorSaver,
+        get_debug_context,
+        spy_save,
+    )
+
+__all__ = ["BaseDebugger", "CallTracer", "DebugContext", "TensorSaver", "get_debug_context", "spy_save"]
+
+_SAVING: Final = "sightline.compat.torchspy.saving"
+_HOMES: Final = dict.fromkeys(__all__, _SAVING) | {"CallTracer": "sightline.compat.torchspy.calls"}
+
+
+def _load(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'torchspy' has no attribute {name!r}; it has {', '.join(__all__)}.")
+    return getattr(import_module(home), name)
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = _load
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

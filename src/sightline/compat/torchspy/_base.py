@@ -1,0 +1,7 @@
+"""`torchspy._base`, by its own name."""
+
+from __future__ import annotations
+
+from sightline.compat.torchspy.saving import BaseDebugger
+
+__all__ = ["BaseDebugger"]

@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sightline.compat.dl_backtrace
+from sightline.compat.dl_backtrace import DLBacktrace
+from sightline.errors import ExportError, UsageError
+from tests import leftovers
+from tests.recording.architectures import ZOO
+
+torch.set_num_threads(1)
+
+KEYS = [
+    "input_sources", "input_values", "output_values", "layer_type", "node_type", "method_args", "layer",
+    "layer_name", "func_name", "func_module", "output_children", "layer_hyperparams",
+]  # fmt: skip
+ATTRIBUTES = {
+    "parents", "children", "method_args", "node_type", "layer", "layer_type", "layer_name", "func_name",
+    "func_module", "layer_hyperparams",
+}  # fmt: skip
+
+
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.pool(torch.relu(self.norm(self.conv(x)))).flatten(1))
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=True)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+class PictureAndTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.picture = Pictures()
+        self.table = nn.Linear(5, 4)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, image: Tensor, metadata: Tensor) -> Any:
+        return self.head(torch.cat([self.picture(image), self.table(metadata)], dim=1))
+
+
+class Of(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def output(node_io: dict[str, dict[str, Any]]) -> Any:
+    return node_io["output"]["output_values"]
+
+
+def assert_predicts(dlb: DLBacktrace, *inputs: Any, **kwargs: Any) -> dict[str, dict[str, Any]]:
+    """A prediction with what the model itself returns."""
+    node_io = dlb.predict(*inputs, **kwargs)
+    with torch.no_grad():
+        torch.testing.assert_close(output(node_io), dlb.model(*inputs, **kwargs))
+    return node_io
+
+
+@pytest.fixture
+def stand_in() -> Iterator[None]:
+    """The package under the other tool's name."""
+    sys.modules["dl_backtrace"] = sightline.compat.dl_backtrace
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dl_backtrace"]:
+        del sys.modules[name]
+
+
+# -- the uses of the document ----------------------------------------------------------------------
+
+
+def test_the_nodes_of_a_traced_model_have_their_types() -> None:
+    dlb = DLBacktrace(model=Pictures().eval(), input_for_graph=(torch.randn(1, 3, 16, 16),))
+    found = {name: data["node_type"] for name, data in dlb.graph.nodes(data=True)}
+    assert [name for name in found if found[name] == "call_function"] == [
+        "conv2d", "batch_norm", "relu", "adaptive_avg_pool2d", "flatten", "linear",
+    ]  # fmt: skip
+    assert found["x"] == "placeholder"
+    assert found["output"] == "output"
+    assert dlb.graph.nodes["conv2d"]["layer"] is torch.ops.aten.conv2d.default
+    types = {name: data["layer_type"] for name, data in dlb.graph.nodes(data=True)}
+    assert types["x"] == "Placeholder"
+    assert types["conv2d"] == "ATen_Operation"
+    assert types["output"] == "Output"
+    assert types["p_conv_weight"] == "Weight"
+    assert types["p_conv_bias"] == "Bias"
+    assert types["b_norm_running_mean"] == "Running_Mean"
+
+
+def test_the_graph_is_a_digraph_with_attributes_in_topological_order() -> None:
+    dlb = DLBacktrace(Pictures().eval(), torch.randn(2, 3, 8, 8))
+    assert type(dlb.graph) is nx.DiGraph
+    assert nx.is_directed_acyclic_graph(dlb.graph)
+    assert list(dlb.graph) == dlb.layer_stack
+    place = {name: position for position, name in enumerate(dlb.layer_stack)}
+    assert all(place[one] < place[other] for one, other in dlb.graph.edges)
+    for name, data in dlb.graph.nodes(data=True):
+        assert set(data) == ATTRIBUTES
+        assert data["parents"] == list(dlb.graph.predecessors(name)) or len(data["parents"]) > 1
+        assert set(data["children"]) == set(dlb.graph.successors(name))
+    assert dlb.graph.nodes["conv2d"]["func_name"] == "conv2d"
+    assert dlb.graph.nodes["conv2d"]["func_module"] == "torch._ops.aten"
+    assert dlb.graph.nodes["conv2d"]["layer_name"] == "DL_Layer"
+
+
+def test_a_simple_cnn_is_traced_on_the_cpu_with_the_document_s_arguments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = Pictures().eval()
+    dlb = DLBacktrace(model=model, input_for_graph=(torch.randn(1, 3, 224, 224),), device="cpu")
+    assert capsys.readouterr().out == ""
+    assert_predicts(dlb, torch.randn(1, 3, 224, 224))
+
+
+def test_hyperparameters_are_bound_by_the_schema() -> None:
+    model = Pictures().eval()
+    dlb = DLBacktrace(model, torch.randn(2, 3, 8, 8))
+    found = dlb.graph.nodes["conv2d"]["layer_hyperparams"]
+    assert found.pop("weight") is model.conv.weight
+    assert found.pop("bias") is model.conv.bias
+    assert found == {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    norm = dlb.graph.nodes["batch_norm"]["layer_hyperparams"]
+    assert norm["running_mean"] is model.norm.running_mean
+    assert norm["eps"] == 1e-5
+    assert dlb.graph.nodes["x"]["layer_hyperparams"] is None
+
+
+def test_several_inputs() -> None:
+    dlb = DLBacktrace(
+        model=PictureAndTable().eval(), input_for_graph=(torch.randn(1, 3, 32, 32), torch.randn(1, 5))
+    )
+    node_io = assert_predicts(dlb, torch.randn(1, 3, 32, 32), torch.randn(1, 5))
+    assert node_io["cat"]["input_sources"] == ["linear", "linear_1"]
+    assert len(node_io["cat"]["input_values"]) == 2
+
+
+def test_other_sequence_lengths_need_no_option() -> None:
+    dlb = DLBacktrace(model=Sequences().eval(), input_for_graph=(torch.randn(1, 12, 16),))
+    for length in (24, 5, 12):
+        node_io = assert_predicts(dlb, torch.randn(1, length, 16))
+        assert output(node_io).shape == (1, length, 16)
+
+
+def test_trace_once_and_predict_a_whole_loader() -> None:
+    dlb = DLBacktrace(model=Pictures().eval(), input_for_graph=(torch.randn(1, 3, 16, 16),))
+    pictures: Any = [torch.randn(3, 16, 16) for _ in range(9)]
+    loader: Any = torch.utils.data.DataLoader(pictures, batch_size=4)
+    sizes = [output(assert_predicts(dlb, batch)).shape[0] for batch in loader]
+    assert sizes == [4, 4, 1]
+    assert len(dlb._traces) == 2
+
+
+# -- other models ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformers() -> None:
+    ZOO[0].build()  # the first model built adds a method to nn.Module, for good
+
+
+@pytest.mark.usefixtures("transformers")
+def test_bert_at_another_size() -> None:
+    model, kwargs = next(one for one in ZOO if one.name == "bert").build()
+    model.eval()
+    example = {key: kwargs[key] for key in ("input_ids", "attention_mask")}
+    dlb = DLBacktrace(model, example)
+    other: dict[str, Any] = {
+        "input_ids": torch.randint(3, 60, (3, 9)),
+        "attention_mask": torch.ones(3, 9, dtype=torch.long),
+    }
+    for call in (example, other):
+        with torch.no_grad():
+            torch.testing.assert_close(output(dlb.predict(call)).logits, model(**call).logits)
+    node_io = dlb.predict(**other)
+    assert output(node_io).logits.shape[0] == 3
+    assert {"NLP_Embedding", "Attention", "MLP_Layer"} <= {one["layer_name"] for one in node_io.values()}
+
+
+def test_a_cnn_at_other_sizes() -> None:
+    dlb = DLBacktrace(Pictures().eval(), torch.randn(2, 3, 16, 16))
+    for shape in ((5, 3, 24, 20), (2, 3, 9, 31)):
+        assert_predicts(dlb, torch.randn(shape))
+    assert len(dlb._traces) == 1
+
+
+# -- what a prediction holds -----------------------------------------------------------------------
+
+
+def test_every_node_has_its_twelve_keys_in_the_order_of_the_graph() -> None:
+    dlb = DLBacktrace(Pictures().eval(), torch.randn(2, 3, 8, 8))
+    node_io = dlb.predict(torch.randn(2, 3, 8, 8))
+    assert list(node_io) == dlb.layer_stack
+    for values in node_io.values():
+        assert list(values) == KEYS
+    assert node_io["relu"]["input_sources"] == ["batch_norm"]
+    assert node_io["relu"]["output_children"] == ["adaptive_avg_pool2d"]
+    assert node_io["relu"]["input_values"] is node_io["batch_norm"]["output_values"]
+    assert dlb.node_io is node_io
+
+
+def test_nodes_know_their_module() -> None:
+    dlb = DLBacktrace(PictureAndTable().eval(), (torch.randn(2, 3, 8, 8), torch.randn(2, 5)))
+    assert dlb.fx_node_to_module["conv2d"] == ("picture.conv", "torch.nn.modules.conv.Conv2d")
+
+
+def test_a_parameter_is_told_by_the_signature_not_by_its_name() -> None:
+    class Named(nn.Module):
+        def forward(self, p_weight: Tensor, bias: Tensor) -> Tensor:
+            return p_weight + bias
+
+    dlb = DLBacktrace(Named(), (torch.randn(3), torch.randn(3)))
+    assert {dlb.graph.nodes[name]["layer_type"] for name in ("p_weight", "bias")} == {"Placeholder"}
+
+
+def test_arguments_that_are_easily_lost() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return torch.add(F.gelu(y, approximate="tanh"), x, alpha=3)
+
+    dlb = DLBacktrace(Of(function), torch.randn(2, 2, 6, 4))
+    node_io = assert_predicts(dlb, torch.randn(2, 2, 7, 4))
+    assert node_io["scaled_dot_product_attention"]["layer_hyperparams"]["is_causal"] is True
+    assert node_io["gelu"]["layer_hyperparams"] == {"approximate": "tanh"}
+    assert node_io["add"]["layer_hyperparams"] == {"alpha": 3}
+    assert node_io["scaled_dot_product_attention"]["input_sources"] == ["inputs_0"] * 3
+
+    pool = DLBacktrace(Of(lambda x: F.max_pool2d(x, 2)), torch.randn(2, 3, 8, 8))
+    assert pool.graph.nodes["max_pool2d"]["layer_hyperparams"]["stride"] == (2, 2)
+    assert_predicts(pool, torch.randn(2, 3, 10, 8))
+
+
+def test_sizes_are_symbols_in_the_graph_and_numbers_in_a_run() -> None:
+    dlb = DLBacktrace(Of(lambda x: x.new_zeros(x.shape[0], 3)), torch.randn(4, 2))
+    assert dlb.graph.nodes["new_zeros"]["layer_hyperparams"]["size"][0].startswith("s")
+    assert dlb.predict(torch.randn(6, 2))["new_zeros"]["layer_hyperparams"]["size"] == (6, 3)
+
+
+def test_all_outputs_are_kept_in_the_model_s_structure() -> None:
+    dlb = DLBacktrace(Of(lambda x: {"both": x.split(2, dim=1), "sum": x.sum()}), torch.randn(3, 4))
+    node_io = assert_predicts(dlb, torch.randn(5, 4))
+    assert len(node_io["split"]["output_values"]) == 2
+    assert node_io["getitem"]["layer_type"] == "Operation"
+
+
+def test_lists_dicts_and_keywords_as_inputs() -> None:
+    listed = DLBacktrace(Of(lambda pair: pair[0] * pair[1]), ([torch.randn(3), torch.randn(3)],))
+    assert_predicts(listed, [torch.randn(5), torch.randn(5)])
+    mapped = DLBacktrace(Of(lambda batch: batch["a"] + 1), ({"a": torch.randn(3)},))
+    assert_predicts(mapped, {"a": torch.randn(4)})
+    named = DLBacktrace(
+        PictureAndTable().eval(), {"image": torch.randn(2, 3, 8, 8), "metadata": torch.randn(2, 5)}
+    )
+    assert_predicts(named, metadata=torch.randn(3, 5), image=torch.randn(3, 3, 8, 8))
+
+
+def test_torch_s_own_dynamic_shapes_can_be_given() -> None:
+    batch = torch.export.Dim("batch", min=2, max=8)
+    dlb = DLBacktrace(nn.Linear(3, 2), torch.randn(4, 3), dynamic_shapes={"input": {0: batch}})
+    assert_predicts(dlb, torch.randn(6, 3))
+    with pytest.raises(UsageError):
+        dlb.predict(torch.randn(9, 3))
+
+
+def test_temperature_divides_the_output() -> None:
+    dlb, x = DLBacktrace(nn.Linear(3, 2), torch.randn(4, 3)), torch.randn(4, 3)
+    torch.testing.assert_close(output(dlb.predict(x, temperature=2.0)), output(dlb.predict(x)) / 2)
+    with pytest.raises(UsageError, match="greater than 0"):
+        dlb.predict(x, temperature=0)
+
+
+# -- manners ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_changed_and_the_model_is_seen_in_eval_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.BatchNorm1d(3))
+    model[2].eval()
+    x = torch.randn(4, 3)
+    with leftovers.same_model(model), leftovers.same_rng():
+        dlb = DLBacktrace(model, x)
+        found = output(dlb.predict(x))
+    assert torch.is_grad_enabled()
+    assert model[0].weight.requires_grad
+    torch.testing.assert_close(found, model.eval()(x).detach())
+
+
+def test_errors_raise() -> None:
+    def fails(x: Tensor, index: Tensor) -> Tensor:
+        return x[index]
+
+    dlb = DLBacktrace(Of(fails), (torch.randn(4), torch.tensor([0, 1])))
+    with pytest.raises(IndexError) as caught:
+        dlb.predict(torch.randn(4), torch.tensor([0, 9]))
+    assert "In the node 'index'" in caught.value.__notes__[0]
+    with pytest.raises(UsageError, match="another dtype"):
+        dlb.predict(torch.randn(4), torch.tensor([0.0, 1.0]))
+    with pytest.raises(ExportError):
+        DLBacktrace(Of(lambda x: x if x.sum() > 0 else -x), torch.randn(3))
+
+
+def test_a_size_that_the_model_cannot_have_is_refused_in_words() -> None:
+    dlb = DLBacktrace(nn.Linear(1, 2), torch.randn(4, 1))
+    with pytest.raises(UsageError, match="must be"):
+        dlb.predict(torch.randn(4, 3))
+
+
+def test_wrong_calls_get_one_sentence() -> None:
+    with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module"):
+        DLBacktrace("resnet", torch.randn(2))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'cpu' or 'cuda'"):
+        DLBacktrace(nn.ReLU(), torch.randn(2), device="tpu")
+
+
+@pytest.mark.parametrize("name", ["evaluation", "visualize_dlbacktrace", "print_all_relevance_info"])
+def test_relevance_is_not_offered(name: str) -> None:
+    dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3))
+    with pytest.raises(UsageError, match="computes no relevance"):
+        getattr(dlb, name)(mode="default")
+
+
+def test_pictures(tmp_path: Path) -> None:
+    dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3))
+    dlb.visualize(tmp_path / "g.dot")
+    assert (tmp_path / "g.dot").read_text().startswith("digraph")
+
+
+def test_verbose_says_what_was_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3), verbose=True)
+    assert "3 nodes" in capsys.readouterr().out
+    dlb.predict(torch.randn(2, 3))
+    assert "relu: ATen_Operation (Activation) of ['input']" in capsys.readouterr().out
+    dlb.predict(torch.randn(2, 3), debug=False)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("path", ["", ".pytorch_backtrace", ".pytorch_backtrace.dlbacktrace"])
+def test_scripts_find_it_under_the_old_name(path: str) -> None:
+    assert importlib.import_module(f"dl_backtrace{path}").DLBacktrace is DLBacktrace

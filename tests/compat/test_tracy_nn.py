@@ -1,0 +1,291 @@
+"""`Tracer` and `trace_model`: banners, blocks and indentation as they are printed while a model runs."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sightline.compat.tracy_nn as adapter
+from sightline.compat.tracy_nn import Tracer, trace_model
+from sightline.errors import UsageError
+from sightline.views.log import log
+
+torch.set_num_threads(1)
+
+X = torch.ones(2, 3)  # made outside of what is traced: making a tensor is an operation, too
+
+#: Every line there can be: a rail, a banner, the head of a block, what went in, what came out.
+RAILS = r"  (│  )*"
+FORMS = [
+    RAILS + r"│",
+    r"  ● TRACING .+ (STARTED|COMPLETE)",
+    RAILS + r"● [\w.]+ \(\w+\)( \(.+\))?",
+    RAILS + r"● \S.* @ \[[\w.<>]+\]",
+    RAILS + r"[├└]─ (Input|Left|Right|Output|With|Raised)( [\w.\[\]]+)?: \S.*",
+]
+LINE = re.compile("|".join(f"({form})" for form in FORMS))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 6, heads: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key = self.split(self.query(x)), self.split(self.key(x))
+        joined: torch.Tensor = self.out(self.join(self.attend(query, key)))
+        return joined
+
+    def split(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        return x.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        scores = query @ key.transpose(2, 3)
+        return torch.softmax(scores / math.sqrt(4), dim=-1) @ key
+
+    def join(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).reshape(5, 4, 6)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.body(x), x], dim=1)
+
+
+class Doubled(nn.Module):
+    """A model without submodules."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.relu() * 2
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    """A tiny Llama; made once and early, since transformers leaves things behind while it makes one."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def block(head: str, *parts: str) -> list[str]:
+    """A block and the rail after it."""
+    *most, last = (f"{part} @ cpu" if part.endswith("]") else part for part in parts)
+    return [f"  ● {head}", *(f"  ├─ {part}" for part in most), f"  └─ {last}", "  │"]
+
+
+def test_start_a_forward_pass_and_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.rand(5, 4, 6)
+    attention = Attention()
+    tracer = Tracer("Attention")
+    tracer.start(attention)
+    output = attention(x)
+    tracer.stop()
+    shown = capsys.readouterr().out
+    whole, split, heads = "Tensor [5, 4, 6]", "Tensor [5, 4, 3, 2]", "Tensor [5, 3, 4, 2]"
+    turned, scores = "Tensor [5, 3, 2, 4]", "Tensor [5, 3, 4, 4]"
+    settings = "in_features: 6, out_features: 6"
+    halves = [
+        *block("Tensor.view(5, 4, 3, 2) @ [Attention.split]", f"Input: {whole}", f"Output: {split}"),
+        *block("Tensor.transpose(1, 2) @ [Attention.split]", f"Input: {split}", f"Output: {heads}"),
+    ]
+    assert shown.splitlines() == [
+        "  ● TRACING Attention STARTED",
+        "  │",
+        *block(f"query (Linear) ({settings}, bias: True)", f"Input: {whole}", f"Output: {whole}"),
+        *halves,
+        *block(f"key (Linear) ({settings}, bias: False)", f"Input: {whole}", f"Output: {whole}"),
+        *halves,
+        *block("Tensor.transpose(2, 3) @ [Attention.attend]", f"Input: {heads}", f"Output: {turned}"),
+        *block("Tensor.@ @ [Attention.attend]", f"Left: {heads}", f"Right: {turned}", f"Output: {scores}"),
+        *block("Tensor./ @ [Attention.attend]", f"Left: {scores}", "Right: 2.0", f"Output: {scores}"),
+        *block("torch.softmax(dim=-1) @ [Attention.attend]", f"Input: {scores}", f"Output: {scores}"),
+        *block("Tensor.@ @ [Attention.attend]", f"Left: {scores}", f"Right: {heads}", f"Output: {heads}"),
+        *block("Tensor.transpose(1, 2) @ [Attention.join]", f"Input: {heads}", f"Output: {split}"),
+        *block("Tensor.reshape(5, 4, 6) @ [Attention.join]", f"Input: {split}", f"Output: {whole}"),
+        *block(f"out (Linear) ({settings}, bias: True)", f"Input: {whole}", f"Output: {whole}"),
+        "  ● TRACING Attention COMPLETE",
+    ]
+    assert output.shape == x.shape
+    assert shown == str(log(tracer.recording, root=False, title="Attention", margin="  ")) + "\n"
+
+
+def test_a_block_with_a_tracer_that_was_used_before(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tracer, shown = Nested(), Tracer("Nested"), []
+    for _ in range(2):
+        with tracer.trace(model) as entered:
+            output = model(X)
+            assert output.shape == (2, 6)
+            assert entered is tracer
+            assert "not tracing" not in repr(tracer)
+        assert "not tracing" in repr(tracer)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    assert shown[0].splitlines() == [
+        "  ● TRACING Nested STARTED",
+        "  │",
+        "  ● body (Sequential)",
+        "  ├─ Input: Tensor [2, 3] @ cpu",
+        "  │",
+        "  │  ● body.0 (Linear) (in_features: 3, out_features: 3, bias: True)",
+        "  │  ├─ Input: Tensor [2, 3] @ cpu",
+        "  │  └─ Output: Tensor [2, 3] @ cpu",
+        "  │  │",
+        "  │  ● body.1 (Sequential)",
+        "  │  ├─ Input: Tensor [2, 3] @ cpu",
+        "  │  │",
+        "  │  │  ● body.1.0 (ReLU)",
+        "  │  │  ├─ Input: Tensor [2, 3] @ cpu",
+        "  │  │  └─ Output: Tensor [2, 3] @ cpu",
+        "  │  │",
+        "  │  └─ Output: Tensor [2, 3] @ cpu",
+        "  │",
+        "  └─ Output: Tensor [2, 3] @ cpu",
+        "  │",
+        "  ● torch.cat(dim=1) @ [Nested.forward]",
+        "  ├─ Input 0: Tensor [2, 3] @ cpu",
+        "  ├─ Input 1: Tensor [2, 3] @ cpu",
+        "  └─ Output: Tensor [2, 6] @ cpu",
+        "  │",
+        "  ● TRACING Nested COMPLETE",
+    ]
+
+
+def test_trace_model_makes_a_tracer_that_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    tracer = trace_model(model, "A model")
+    model(X)
+    assert capsys.readouterr().out == ""
+    with tracer.trace(model):
+        model(X)
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == ("  ● TRACING A model STARTED", "  ● TRACING A model COMPLETE")
+    assert lines[2] == "  ● 0 (Linear) (in_features: 3, out_features: 2, bias: True)"
+
+
+def test_starting_twice_says_so_and_stopping_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    tracer, model, other = Tracer("Net"), nn.ReLU(), nn.Linear(2, 2)
+    tracer.stop()
+    assert capsys.readouterr().out == ""
+    tracer.start(model)
+    recording = tracer.recording
+    capsys.readouterr()
+    tracer.start(other)
+    with tracer.trace(model):
+        pass
+    assert capsys.readouterr().out.splitlines() == ["  ● TRACING Net IS ALREADY ACTIVE"] * 2
+    assert tracer.active
+    model(X)
+    tracer.stop()
+    assert capsys.readouterr().out.splitlines()[1] == "  ● ReLU"
+    tracer.stop()
+    assert capsys.readouterr().out == ""
+    assert [call.module.type for call in recording.module_calls] == ["ReLU"]
+
+
+def test_a_model_without_submodules_shows_its_operations(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Doubled()
+    with Tracer("Doubled").trace(model):
+        model(X)
+    heads = [line for line in capsys.readouterr().out.splitlines() if "●" in line][1:-1]
+    assert heads == ["  ● Tensor.relu() @ [Doubled.forward]", "  ● Tensor.* @ [Doubled.forward]"]
+
+
+def test_an_exception_passes_and_what_led_to_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    model, tracer, wrong = Nested(), Tracer("Nested"), torch.ones(2, 4)
+    with pytest.raises(RuntimeError), tracer.trace(model):
+        model(wrong)
+    lines = capsys.readouterr().out.splitlines()
+    assert "  │  └─ Raised: it ended in an exception" in lines
+    assert lines[-1] == "  ● TRACING Nested COMPLETE"
+    assert not tracer.active
+
+
+def test_nothing_in_torch_is_replaced_and_training_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    view, matmul, call = torch.Tensor.view, torch.Tensor.__matmul__, nn.Module.__call__
+    model = nn.Sequential(nn.Linear(3, 2))
+    with Tracer("Net").trace(model):
+        loss = model(X).sum()
+        loss.backward()
+        assert torch.Tensor.view is view
+        assert torch.Tensor.__matmul__ is matmul
+        assert nn.Module.__call__ is call
+    assert capsys.readouterr().out.count("●") == 4
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module"):
+        trace_model(3, "three")
+    tracer = Tracer("three")
+    with pytest.raises(UsageError, match="has not been started"):
+        _ = tracer.recording
+
+
+def test_a_tiny_llama(llama: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    tracer = trace_model(llama, "Llama")
+    with torch.no_grad(), tracer.trace(llama):
+        output = llama(input_ids=torch.tensor([[1, 2, 3]]))
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert not [line for line in lines if not LINE.fullmatch(line)]
+    assert "  │  │  ● model.layers.1.self_attn (LlamaAttention)" in lines
+    settings = "(in_features: 16, out_features: 8, bias: False)"
+    assert f"  │  │  │  ● model.layers.1.self_attn.k_proj (Linear) {settings}" in lines
+    assert any(re.fullmatch(r"  (│  )+● torch\.cat\(.*\) @ \[rotate_half\]", line) for line in lines)
+    assert output.logits.shape == (1, 3, 32)
+    assert not tracer.recording.info["fault_count"]
+
+
+def test_the_other_packages_name_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tracy_nn", adapter)
+    module = importlib.import_module("tracy_nn")
+    assert (module.Tracer, module.trace_model) == (Tracer, trace_model)
+
+
+def test_a_script_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys
+            import sightline.compat.tracy_nn
+            sys.modules["tracy_nn"] = sightline.compat.tracy_nn
+            import torch
+            from tracy_nn import Tracer
+            model = torch.nn.Dropout(0.5)
+            tracer = Tracer("Dropout")
+            tracer.start(model)
+            y = model(torch.zeros(2, dtype=torch.float64))
+            tracer.stop()
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.splitlines()[-6:] == [
+        "  │",
+        "  ● Dropout (p: 0.5, inplace: False)",
+        "  ├─ Input: Tensor [2] @ cpu",
+        "  └─ Output: Tensor [2] @ cpu",
+        "  │",
+        "  ● TRACING Dropout COMPLETE",
+    ]
