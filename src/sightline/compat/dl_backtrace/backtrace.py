@@ -46,7 +46,7 @@ class DLBacktrace:
     ['p_weight', 'p_bias', 'input', 'linear', 'output']
     >>> node_io = dlb.predict(torch.randn(7, 3))
     >>> node_io["linear"]["layer_name"], node_io["output"]["output_values"].shape
-    ('MLP_Layer', torch.Size([7, 2]))
+    ('linear', torch.Size([7, 2]))
     """
 
     def __init__(

@@ -19,39 +19,6 @@ COMPUTED: Final = object()
 #: From a node to its value, or to `COMPUTED`.
 Lookup = Callable[[FxNode], Any]
 
-_FAMILIES: Final = {
-    "DL_Layer": (
-        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d "
-        "max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-        "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
-        "adaptive_max_pool3d lstm gru rnn_tanh rnn_relu"
-    ),
-    "Activation": (
-        "relu relu6 leaky_relu elu selu celu gelu silu mish sigmoid hardsigmoid hardswish "
-        "hardtanh tanh softplus log_sigmoid softmax log_softmax _softmax _log_softmax prelu"
-    ),
-    "MLP_Layer": "linear addmm bilinear",
-    "Normalization": "batch_norm layer_norm group_norm instance_norm rms_norm native_layer_norm dropout",
-    "NLP_Embedding": "embedding embedding_bag",
-    "Attention": "scaled_dot_product_attention",
-    "Dynamic_Size": "sym_size sym_numel sym_stride",
-    "masked_fill": "masked_fill",
-    "Mathematical_Operation": (
-        "add sub rsub mul div pow neg abs exp log sqrt rsqrt reciprocal sin cos erf mm bmm "
-        "matmul einsum baddbmm sum prod cumsum triu tril eq ne gt ge lt le where zeros ones "
-        "maximum minimum logical_not logical_and logical_or bitwise_not bitwise_and "
-        "bitwise_or floor_divide remainder clamp"
-    ),
-    "Vector_Operation": (
-        "flatten unflatten view reshape _unsafe_view transpose permute t cat stack split "
-        "split_with_sizes chunk unbind squeeze unsqueeze slice slice_scatter select index "
-        "gather expand expand_as repeat contiguous clone detach copy to _to_copy type_as mean "
-        "arange full full_like zeros_like ones_like any all scalar_tensor lift_fresh_copy pad "
-        "roll flip"
-    ),
-}
-_LAYER_NAMES: Final = {op: family for family, ops in _FAMILIES.items() for op in ops.split()}
-
 
 def layer_type(fx: FxNode, kind: str, target: str) -> str:
     """The kind of a node; ``kind`` and ``target`` of a placeholder are those of the export's signature.
@@ -80,21 +47,14 @@ def layer_type(fx: FxNode, kind: str, target: str) -> str:
 
 
 def layer_name(fx: FxNode, type_: str) -> str:
-    """The family an op belongs to, as DLBacktrace calls it.
+    """What a node is called: the op without its overload, or the kind of what is no call.
 
     >>> graph = torch.fx.Graph()
     >>> relu = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
     >>> layer_name(relu, "ATen_Operation")
-    'Activation'
+    'relu'
     """
-    if fx.op in ("placeholder", "output"):
-        return type_
-    if fx.target is operator.getitem:
-        return "Indexing_Operation"
-    if getattr(fx.target, "__module__", "") == "builtins":
-        return "Python_Built-in_Function"
-    name = func_name(fx) or ""
-    return _LAYER_NAMES.get(name) or _LAYER_NAMES.get(name.removesuffix("_"), "Unknown_Operation")
+    return func_name(fx) or type_
 
 
 def func_name(fx: FxNode) -> str | None:
