@@ -2,14 +2,16 @@
 
     PYTHONPATH=src python bench/gpu/llama.py [--rounds N]
 
-Variants are measured in turn, again and again, in one process; the median of each counts. Starting and
-stopping the trace is inside the clock, building it is not. The last table counts the CUDA calls that make
+Variants are measured again and again in one process, in an order drawn anew each time, since the clock rate of
+a GPU depends on what ran before; the median of each counts. Starting and stopping the trace is inside the
+clock, building it is not. The last table counts the CUDA calls that make
 the host wait, as torch's profiler sees them.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -88,6 +90,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     model = llama()
     found = variants(model)
+    drawn = random.Random(0)  # noqa: S311 — nothing secret
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; sightline {sl.__version__}")
     with torch.no_grad():
         for name, shape in (("8 × 4096 tokens", (8, 4096)), ("1 × 1 token", (1, 1))):
@@ -97,8 +100,8 @@ def main() -> None:
                 for make in (None, *found.values()):
                     seconds(model, tokens, make)
             for _ in range(rounds if shape[0] > 1 else 4 * rounds):
-                for key, taken in times.items():
-                    taken.append(seconds(model, tokens, found.get(key)))
+                for key in drawn.sample(list(times), len(times)):
+                    times[key].append(seconds(model, tokens, found.get(key)))
             plain = statistics.median(times["plain"])
             print(f"\n{name}: plain {plain * 1e3:.2f} ms")
             for key, taken in times.items():

@@ -17,8 +17,8 @@ DTYPES = [
 ]  # fmt: skip
 
 
-def numbers(tensor: Any) -> Any:
-    with sl.trace(ops="aten", stats=True) as t:
+def numbers(tensor: Any, fingerprint: bool = True) -> Any:
+    with sl.trace(ops="aten", stats=sl.Stats(fingerprint=fingerprint)) as t:
         tensor.clone()
     assert not t.info["faults"]
     found = t.ops.where(name="clone")[0].outputs[0].stats
@@ -59,6 +59,18 @@ def test_what_is_not_finite_is_counted_and_nans_are_one(dtype: torch.dtype) -> N
 def test_a_strided_tensor_has_the_fingerprint_of_its_elements() -> None:
     tensor = torch.randn(130, 70)
     assert numbers(tensor.cuda().t().contiguous().t()).fingerprint == numbers(tensor).fingerprint
+
+
+@cuda
+@pytest.mark.parametrize("odd", [[], [5], [0, 4096 * 3 + 7, -1]])
+def test_a_permuted_tensor_is_read_where_it_lies(odd: list[int]) -> None:
+    tensor = torch.randn(40, 130, 70).to(torch.bfloat16)
+    tensor.view(-1)[odd] = float("nan")
+    permuted = tensor.cuda().permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    here, there = numbers(tensor), numbers(permuted, fingerprint=False)
+    assert not permuted.is_contiguous()
+    assert (there.min, there.max, there.zeros, there.nans) == (here.min, here.max, here.zeros, here.nans)
+    assert there.mean == pytest.approx(here.mean, rel=1e-4, abs=1e-6)
 
 
 @cuda

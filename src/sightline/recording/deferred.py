@@ -95,6 +95,7 @@ class Table:
 
     def __init__(self, device: torch.device, fill: str, alarm: Alarm) -> None:
         self._alarm = alarm.count
+        self._ordered = fill == "fingerprints"
         self._plain = partial(_fill, fingerprint=fill == "fingerprints")
         self._fused = _fused(device, fill)
         exact = torch.float32 if device.type == "mps" else torch.float64  # MPS has no doubles
@@ -112,7 +113,9 @@ class Table:
     def add(self, value: int, tensor: Any) -> None:
         """Fill the next row."""
         if not tensor.is_contiguous() or tensor.is_complex() or tensor.is_neg():
-            tensor = flattened(tensor)
+            # Only a fingerprint sees the order; a copy would cost three times what reading does.
+            if self._ordered or tensor.is_complex() or tensor.is_neg() or not _is_dense(tensor):
+                tensor = flattened(tensor)
         at = len(self.values)
         self.values.append(value)
         self._sizes.append(tensor.numel())
@@ -140,6 +143,17 @@ class Table:
         counts = counted.copy()
         counts[:, 0] = self.values
         return floats, counts
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether the elements fill a stretch of memory without gaps, in whatever order."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _fill(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int, fingerprint: bool) -> None:

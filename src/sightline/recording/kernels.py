@@ -2,9 +2,10 @@
 
 A program takes a few rows of `ROW` bytes at a time as 32-bit words, reads each word once from memory, and
 takes from it the one, two or four numbers it holds and its part of the fingerprint: four products of bytes
-at a time, which is one instruction. At its end it adds what it found to the tensor's row of a table. Sums
-are added in the order the programs finish, so that the last bits of mean, deviation and norm may differ from
-run to run; extremes, counts and the fingerprint are exact.
+at a time, which is one instruction. It does so as if all numbers were finite, notes by the way whether one
+is not, and only then goes over them again. At its end it adds what it found to the tensor's row of a table.
+Sums are added in the order the programs finish, so that the last bits of mean, deviation and norm may differ
+from run to run; extremes, counts and the fingerprint are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import triton.language as tl
 from sightline.recording.fingerprints import LANES, ROW, matrix_on, plain_nan, row_weights_on
 
 _ROWS: Final = 4  # rows a program takes at a time
-_PROGRAMS: Final = 4  # for each multiprocessor
+#: Programs for each multiprocessor: as many as fit at once with the registers they take.
+_PROGRAMS: Final = {"count": 16, "numbers": 6, "fingerprints": 4}
 _WORDS: Final = 2048  # words that are looked at at a time, where only what is not finite is counted
 
 #: How numbers lie in a word: their bits, and what is added to their magnitude to carry into the sign exactly
@@ -55,28 +57,30 @@ def _count(  # type: ignore[no-untyped-def]
     parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     size = tl.cast(size, tl.int64)  # in words
-    first = tl.cast(tl.program_id(0), tl.int64) * block
-    step = tl.num_programs(0) * block
+    whole = size // block
+    me, step = tl.cast(tl.program_id(0), tl.int64), tl.cast(tl.num_programs(0), tl.int64)
+    local = tl.arange(0, block)
     carried = tl.zeros((block,), tl.int32)
-    for start in range(first, size, step):
-        place = start + tl.arange(0, block)
-        word = tl.load(words + place, mask=place < size, other=0)
-        carried |= (word & magnitude) + carry
+    for at in range(me, whole, step):
+        carried |= (tl.load(words + at * block + local) & magnitude) + carry
+    if whole % step == me:  # what is left
+        place = whole * block + local
+        carried |= (tl.load(words + place, mask=place < size, other=0) & magnitude) + carry
     sign: tl.constexpr = ~magnitude
     if tl.max(((carried & sign) != 0).to(tl.int32), 0) > 0:  # once more, to count
         nans = tl.zeros((block,), tl.int32)
         odds = tl.zeros((block,), tl.int32)
-        for start in range(first, size, step):
-            place = start + tl.arange(0, block)
+        for start in range(me * block, size, step * block):
+            place = start + local
             word = tl.load(words + place, mask=place < size, other=0)
             for part in tl.static_range(parts):
                 number = _number(word, part, form)
                 nans += (number != number).to(tl.int32)
                 odds += ((tl.abs(number) < float("inf")) == 0).to(tl.int32)
         odd, nan = tl.sum(odds, 0).to(tl.int64), tl.sum(nans, 0).to(tl.int64)
-        tl.atomic_add(counts + at_row * columns + 2, nan)
-        tl.atomic_add(counts + at_row * columns + 3, odd - nan)
-        tl.atomic_add(alarm, odd)
+        tl.atomic_add(counts + at_row * columns + 2, nan, sem="relaxed")
+        tl.atomic_add(counts + at_row * columns + 3, odd - nan, sem="relaxed")
+        tl.atomic_add(alarm, odd, sem="relaxed")
 
 
 @triton.jit
@@ -87,39 +91,105 @@ def _product(word, weight):  # type: ignore[no-untyped-def]
     )
 
 
+@triton.jit
+def _weighed(product, weight, lane):  # type: ignore[no-untyped-def]
+    """A product times the weight of its row, in 64 bits, added to a lane."""
+    return tl.inline_asm_elementwise(
+        "mad.wide.s32 $0, $1, $2, $3;",
+        "=l,r,r,l",
+        [product, weight, lane],
+        dtype=tl.int64,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
+def _both_numbers(a0, a1, a2, a3, a4, a5, a6, b0, b1, b2, b3, b4, b5, b6):  # type: ignore[no-untyped-def]
+    return tl.minimum(a0, b0), tl.maximum(a1, b1), a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6
+
+
+@triton.jit
+def _both_lanes(a0, a1, a2, a3, b0, b1, b2, b3):  # type: ignore[no-untyped-def]
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _flat(part, size: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.reshape(part, (size,), can_reorder=True)
+
+
 @triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
 def _measure(  # type: ignore[no-untyped-def]
     words, matrix, weights, sums, counts, alarm, size, at_row,
-    nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
-    per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
+    nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
+    parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
+    sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     infinity = float("inf")
-    low = tl.full((rows, per_row), infinity, tl.float32)
-    high = tl.full((rows, per_row), -infinity, tl.float32)
-    total = tl.zeros((rows, per_row), tl.float32)
-    squares = tl.zeros((rows, per_row), tl.float32)
-    zeros = tl.zeros((rows, per_row), tl.int32)
-    fines = tl.zeros((rows, per_row), tl.int32)
-    nans = tl.zeros((rows, per_row), tl.int32)
-    column = tl.arange(0, per_row)
-    lane_0 = tl.zeros((rows, per_row), tl.int64)
-    lane_1 = tl.zeros((rows, per_row), tl.int64)
-    lane_2 = tl.zeros((rows, per_row), tl.int64)
-    lane_3 = tl.zeros((rows, per_row), tl.int64)
-    matrix_0 = tl.load(matrix + column)[None, :]
-    matrix_1 = tl.load(matrix + per_row + column)[None, :]
-    matrix_2 = tl.load(matrix + 2 * per_row + column)[None, :]
-    matrix_3 = tl.load(matrix + 3 * per_row + column)[None, :]
+    quads: tl.constexpr = per_row // 4  # four words are what a thread loads at once, and adds up by itself
+    low = tl.full((rows, quads), infinity, tl.float32)
+    high = tl.full((rows, quads), -infinity, tl.float32)
+    total = tl.zeros((rows, quads), tl.float32)
+    squares = tl.zeros((rows, quads), tl.float32)
+    zeros = tl.zeros((rows, quads), tl.int32)
+    lane_0 = tl.zeros((rows, quads), tl.int64)
+    lane_1 = tl.zeros((rows, quads), tl.int64)
+    lane_2 = tl.zeros((rows, quads), tl.int64)
+    lane_3 = tl.zeros((rows, quads), tl.int64)
+    column = tl.arange(0, quads)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    matrix_0 = tl.load(matrix + column)
+    matrix_1 = tl.load(matrix + per_row + column)
+    matrix_2 = tl.load(matrix + 2 * per_row + column)
+    matrix_3 = tl.load(matrix + 3 * per_row + column)
+    local = tl.arange(0, rows)[:, None, None] * per_row + column
+    block_size: tl.constexpr = rows * per_row
     size = tl.cast(size, tl.int64)  # in words
-    blocks = tl.cdiv(size, rows * per_row)
-    local = tl.arange(0, rows)[:, None] * per_row + column[None, :]
+    whole, blocks = size // block_size, tl.cdiv(size, block_size)
+    me, step = tl.cast(tl.program_id(0), tl.int64), tl.cast(tl.num_programs(0), tl.int64)
     # Deviations from any one element sum up without losing the digits that a large mean would cost.
-    pivot = _number(tl.load(words + tl.cast(tl.program_id(0), tl.int64) * (rows * per_row)), 0, form)
+    pivot = _number(tl.load(words + me * block_size), 0, form)
     pivot = tl.where(tl.abs(pivot) < infinity, pivot, 0.0)
-    seen = tl.zeros((1,), tl.int64)
-    for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-        first = tl.cast(block, tl.int64) * (rows * per_row)
-        left = tl.minimum(size - first, rows * per_row).to(tl.int32)
+    # Whole blocks as if every number were finite, and no mask to keep loads from being wide ...
+    carried = tl.zeros((rows, quads, 4), tl.int32)
+    for block in range(me, whole, step):
+        word = tl.load(words + block * block_size + local)
+        carried |= (word & magnitude) + carry
+        for part in tl.static_range(parts):
+            number = _number(word, part, form)
+            apart = number - pivot
+            total += tl.sum(apart, 2)
+            squares += tl.sum(apart * apart, 2)
+            low = tl.minimum(low, tl.min(number, 2))
+            high = tl.maximum(high, tl.max(number, 2))
+            zeros += tl.sum((number == 0.0).to(tl.int32), 2)
+        if fingerprint:
+            weight = tl.load(weights + block * rows + tl.arange(0, rows))[:, None]
+            lane_0 = _weighed(tl.sum(_product(word, matrix_0), 2), weight, lane_0)
+            lane_1 = _weighed(tl.sum(_product(word, matrix_1), 2), weight, lane_1)
+            lane_2 = _weighed(tl.sum(_product(word, matrix_2), 2), weight, lane_2)
+            lane_3 = _weighed(tl.sum(_product(word, matrix_3), 2), weight, lane_3)
+    seen = tl.cdiv(tl.maximum(whole - me, 0), step) * block_size
+    begin = tl.where(whole % step == me, whole, blocks)
+    sign: tl.constexpr = ~magnitude
+    if tl.max(_flat(((carried & sign) != 0).to(tl.int32), rows * quads * 4), 0) > 0:
+        # ... which they were not: all of it again, with care.
+        seen, begin = seen * 0, me
+        low = tl.full((rows, quads), infinity, tl.float32)
+        high = tl.full((rows, quads), -infinity, tl.float32)
+        total = tl.zeros((rows, quads), tl.float32)
+        squares = tl.zeros((rows, quads), tl.float32)
+        zeros = tl.zeros((rows, quads), tl.int32)
+        lane_0 = tl.zeros((rows, quads), tl.int64)
+        lane_1 = tl.zeros((rows, quads), tl.int64)
+        lane_2 = tl.zeros((rows, quads), tl.int64)
+        lane_3 = tl.zeros((rows, quads), tl.int64)
+    finite = seen * parts
+    fines = tl.zeros((rows, quads), tl.int32)
+    nans = tl.zeros((rows, quads), tl.int32)
+    for block in range(begin, blocks, step):
+        first = block * block_size
+        left = tl.minimum(size - first, block_size).to(tl.int32)
         seen += left
         inside = local < left
         word = tl.load(words + first + local, mask=inside, other=0)
@@ -128,14 +198,14 @@ def _measure(  # type: ignore[no-untyped-def]
             number = _number(word, part, form)
             fine = inside & (tl.abs(number) < infinity)
             apart = tl.where(fine, number - pivot, 0.0)
-            total += apart
-            squares += apart * apart
-            low = tl.minimum(low, tl.where(fine, number, infinity))
-            high = tl.maximum(high, tl.where(fine, number, -infinity))
-            zeros += (inside & (number == 0.0)).to(tl.int32)
-            fines += fine.to(tl.int32)
+            total += tl.sum(apart, 2)
+            squares += tl.sum(apart * apart, 2)
+            low = tl.minimum(low, tl.min(tl.where(fine, number, infinity), 2))
+            high = tl.maximum(high, tl.max(tl.where(fine, number, -infinity), 2))
+            zeros += tl.sum((inside & (number == 0.0)).to(tl.int32), 2)
+            fines += tl.sum(fine.to(tl.int32), 2)
             wrong = number != number
-            nans += wrong.to(tl.int32)
+            nans += tl.sum(wrong.to(tl.int32), 2)
             if fingerprint:  # NaNs count as one and the same
                 if parts == 1:
                     plain = tl.where(wrong, nan_word, plain)
@@ -144,50 +214,57 @@ def _measure(  # type: ignore[no-untyped-def]
                 elif parts == 2:
                     plain = tl.where(wrong, (plain & 65535) | (nan_word & -65536), plain)
                 else:
-                    held = tl.full((1, 1), 255, tl.int32) << (8 * part)
+                    held = tl.full((1, 1, 1), 255, tl.int32) << (8 * part)
                     plain = tl.where(wrong, (plain & ~held) | (nan_word & held), plain)
         if fingerprint:
-            row = tl.cast(block, tl.int64) * rows + tl.arange(0, rows)
-            weight = tl.load(weights + row)[:, None].to(tl.int64)
-            lane_0 += _product(plain, matrix_0).to(tl.int64) * weight
-            lane_1 += _product(plain, matrix_1).to(tl.int64) * weight
-            lane_2 += _product(plain, matrix_2).to(tl.int64) * weight
-            lane_3 += _product(plain, matrix_3).to(tl.int64) * weight
+            weight = tl.load(weights + block * rows + tl.arange(0, rows))[:, None]
+            lane_0 = _weighed(tl.sum(_product(plain, matrix_0), 2), weight, lane_0)
+            lane_1 = _weighed(tl.sum(_product(plain, matrix_1), 2), weight, lane_1)
+            lane_2 = _weighed(tl.sum(_product(plain, matrix_2), 2), weight, lane_2)
+            lane_3 = _weighed(tl.sum(_product(plain, matrix_3), 2), weight, lane_3)
+    n: tl.constexpr = rows * quads
+    least, most, apart_total, apart_squares, zero_count, fine_count, nan_count = tl.reduce(
+        (
+            _flat(low, n), _flat(high, n), _flat(total.to(tl.float64), n), _flat(squares.to(tl.float64), n),
+            _flat(zeros, n), _flat(fines, n), _flat(nans, n),
+        ), 0, _both_numbers,
+    )  # fmt: skip
+    finite += fine_count.to(tl.int64)
+    origin, amount = pivot.to(tl.float64), finite.to(tl.float64)
     sums += at_row * sum_columns
     counts += at_row * columns
-    fine_count = tl.sum(tl.sum(fines, 1), 0).to(tl.int64)
-    origin = pivot.to(tl.float64)
-    apart_total = tl.sum(tl.sum(total.to(tl.float64), 1), 0)
-    apart_squares = tl.sum(tl.sum(squares.to(tl.float64), 1), 0)
-    count = fine_count.to(tl.float64)
-    tl.atomic_min(sums, tl.min(tl.min(low, 1), 0).to(tl.float64))
-    tl.atomic_max(sums + 1, tl.max(tl.max(high, 1), 0).to(tl.float64))
-    tl.atomic_add(sums + 2, apart_total + count * origin)
-    tl.atomic_add(sums + 3, apart_squares + 2.0 * origin * apart_total + count * origin * origin)
-    tl.atomic_add(counts + 1, tl.sum(tl.sum(zeros, 1), 0).to(tl.int64))
-    odd = tl.sum(seen, 0) * parts - fine_count
+    tl.atomic_min(sums, least.to(tl.float64), sem="relaxed")
+    tl.atomic_max(sums + 1, most.to(tl.float64), sem="relaxed")
+    tl.atomic_add(sums + 2, apart_total + amount * origin, sem="relaxed")
+    squared = apart_squares + 2.0 * origin * apart_total + amount * origin * origin
+    tl.atomic_add(sums + 3, squared, sem="relaxed")
+    tl.atomic_add(counts + 1, zero_count.to(tl.int64), sem="relaxed")
+    odd = seen * parts - finite
     if odd > 0:
-        nan = tl.sum(tl.sum(nans, 1), 0).to(tl.int64)
-        tl.atomic_add(counts + 2, nan)
-        tl.atomic_add(counts + 3, odd - nan)
-        tl.atomic_add(alarm, odd)
+        nan = nan_count.to(tl.int64)
+        tl.atomic_add(counts + 2, nan, sem="relaxed")
+        tl.atomic_add(counts + 3, odd - nan, sem="relaxed")
+        tl.atomic_add(alarm, odd, sem="relaxed")
     if fingerprint:
-        tl.atomic_add(counts + 4, tl.sum(tl.sum(lane_0, 1), 0))
-        tl.atomic_add(counts + 5, tl.sum(tl.sum(lane_1, 1), 0))
-        tl.atomic_add(counts + 6, tl.sum(tl.sum(lane_2, 1), 0))
-        tl.atomic_add(counts + 7, tl.sum(tl.sum(lane_3, 1), 0))
+        sum_0, sum_1, sum_2, sum_3 = tl.reduce(
+            (_flat(lane_0, n), _flat(lane_1, n), _flat(lane_2, n), _flat(lane_3, n)), 0, _both_lanes
+        )
+        tl.atomic_add(counts + 4, sum_0, sem="relaxed")
+        tl.atomic_add(counts + 5, sum_1, sem="relaxed")
+        tl.atomic_add(counts + 6, sum_2, sem="relaxed")
+        tl.atomic_add(counts + 7, sum_3, sem="relaxed")
 
 
 def fits(tensor: Any) -> bool:
-    """Whether the kernels can read a contiguous tensor: whole words of numbers of a known form."""
+    """Whether the kernels can read a dense tensor: whole words of numbers of a known form."""
     return tensor.dtype in _CARRIES and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def count(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int) -> None:
-    """Count what is not finite in a contiguous CUDA tensor, into a row of the tables of `deferred`."""
+    """Count what is not finite in a dense CUDA tensor, into a row of the tables of `deferred`."""
     width = tensor.dtype.itemsize
     words = tensor.numel() * width // 4
-    programs = min(-(-words // _WORDS), 4 * _PROGRAMS * _units(tensor.device))
+    programs = min(-(-words // _WORDS), _PROGRAMS["count"] * _units(tensor.device))
     _count[(programs,)](
         _as_words(tensor), counts, alarm, words, at_row, carry=_CARRIES[tensor.dtype],
         magnitude=_MAGNITUDE[width], form=_form(tensor.dtype), parts=4 // width, columns=counts.shape[1],
@@ -196,16 +273,17 @@ def count(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int) -> None:
 
 
 def measure(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int, fingerprint: bool) -> None:
-    """Take all numbers of a contiguous CUDA tensor, into a row of the tables of `deferred`."""
+    """Take all numbers of a dense CUDA tensor, into a row; a fingerprint is one of its memory as it lies."""
     width = tensor.dtype.itemsize
     words = tensor.numel() * width // 4
     blocks = -(-words // (_ROWS * ROW // 4))
-    programs = min(blocks, _PROGRAMS * _units(tensor.device))
+    each = _PROGRAMS["fingerprints" if fingerprint else "numbers"]
+    programs = min(blocks, each * _units(tensor.device))
     _measure[(programs,)](
         _as_words(tensor), _word_matrix(tensor.device), row_weights_on(tensor.device, blocks * _ROWS), sums,
-        counts, alarm, words, at_row, nan_word=_nan_word(tensor.dtype), form=_form(tensor.dtype),
-        parts=4 // width, fingerprint=fingerprint, per_row=ROW // 4, rows=_ROWS, sum_columns=sums.shape[1],
-        columns=counts.shape[1], num_warps=8,
+        counts, alarm, words, at_row, nan_word=_nan_word(tensor.dtype), carry=_CARRIES[tensor.dtype],
+        magnitude=_MAGNITUDE[width], form=_form(tensor.dtype), parts=4 // width, fingerprint=fingerprint,
+        per_row=ROW // 4, rows=_ROWS, sum_columns=sums.shape[1], columns=counts.shape[1], num_warps=4,
     )  # fmt: skip
 
 

@@ -55,7 +55,8 @@ class Modules:
             prefix = f"{label}_{seen}" if seen else label
         root = len(self.all)
         by_path: dict[str, int] = {}
-        for path, module in model.named_modules(remove_duplicate=False):
+        walked = list(model.named_modules(remove_duplicate=False))
+        for path, module in walked:
             full = _join(prefix, path)
             known = self._find(module)
             if known is None:
@@ -64,7 +65,7 @@ class Modules:
             elif full not in known.aliases:
                 known.aliases.append(full)
             by_path[path] = known.number
-        self._name_tensors(model, prefix)
+        self._name_tensors(walked, prefix)
 
     def _add(self, module: Any, path: str, root: int, parent: int) -> Known:
         known = Known(module, len(self.all), path, root, parent)
@@ -76,27 +77,22 @@ class Modules:
         known = self.by_id.get(id(module))
         return known if known is not None and known.ref() is module else None
 
-    def _name_tensors(self, model: Any, prefix: str) -> None:
-        """Know the parameters and buffers from the start, so that meeting them costs nothing in the run."""
+    def _name_tensors(self, walked: Sequence[tuple[str, Any]], prefix: str) -> None:
+        """Know parameters and buffers from the start, so that meeting them costs nothing in the run."""
         with quiet():  # a model met in the block is read while the function mode is on
-            self._read_tensors(model, prefix)
+            for kind, table in (("parameter", "_parameters"), ("buffer", "_buffers")):
+                for path, module in walked:
+                    for name, tensor in getattr(module, table).items():
+                        if tensor is not None and id(tensor) not in self._tensors:
+                            self._name_tensor(tensor, kind, _join(_join(prefix, path), name))
 
-    def _read_tensors(self, model: Any, prefix: str) -> None:
-        named = [
-            (name, tensor, "parameter") for name, tensor in model.named_parameters(remove_duplicate=False)
-        ]
-        named += [(name, tensor, "buffer") for name, tensor in model.named_buffers(remove_duplicate=False)]
-        for name, tensor, kind in named:
-            if id(tensor) not in self._tensors:
-                self._tensors[id(tensor)] = (ref(tensor), kind, _join(prefix, name))
-                if self._values.known(tensor) is None:
-                    self._values.first_sight(tensor, KIND[kind], _join(prefix, name))
-                if (
-                    kind == "parameter"
-                    and tensor.grad is not None
-                    and self._values.known(tensor.grad) is None
-                ):
-                    self._values.first_sight(tensor.grad, KIND["gradient"], f"{_join(prefix, name)}.grad")
+    def _name_tensor(self, tensor: Any, kind: str, name: str) -> None:
+        values = self._values
+        self._tensors[id(tensor)] = (ref(tensor), kind, name)
+        if values.known(tensor) is None:
+            values.first_sight(tensor, KIND[kind], name)
+        if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
+            values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
 
     def place(self, module: Any, calls: Sequence[OpenCall]) -> Known:
         """A module that was not there before: made in the block, or attached since, or a root of its own."""
@@ -105,7 +101,7 @@ class Modules:
             for path, found in owner.named_modules(remove_duplicate=False) if owner is not None else ():
                 if found is module:
                     full = _join(outer.path, path)
-                    self._name_tensors(module, full)
+                    self._name_tensors(list(module.named_modules(remove_duplicate=False)), full)
                     return self._add(module, full, outer.root, outer.number)
         self.add_root(module)
         return self.by_id[id(module)]
