@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types imports unit examples goldens bench clean
+.PHONY: help demo test lint format types imports unit examples goldens pictures bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,16 @@ format: $(READY) ## rewrite the code in the project's format
 goldens: $(READY) ## rewrite tests/goldens from what the views print now
 	$(BIN)/python -m pytest -n 0 -q --update-goldens tests
 
-bench: $(READY) ## what everything costs: recording, memory, statistics and captures, graphs, saving
+pictures: $(READY) ## draw docs/pictures again; needs graphviz
+	$(BIN)/python docs/pictures.py
+
+# The alternatives that can be installed are measured in the same process.
+$(VENV)/.bench: $(READY)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: $(VENV)/.bench ## what everything costs: recording, memory, statistics and captures, graphs, saving
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/memory.py
 	$(BIN)/python bench/tensors.py

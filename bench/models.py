@@ -7,13 +7,16 @@ adds per op is nearly all there is to see.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+
+#: What a model in a training framework has above it.
+FRAMES_ABOVE: Final = 20
 
 
 class SelfAttention(nn.Module):
@@ -133,8 +136,16 @@ def workloads() -> list[Workload]:
     found.append(workload("mid-size", middle, torch.randint(0, 64, (4, 64))))
     llama = tiny_llama()
     if llama is not None:
-        found.append(workload("tiny Llama", llama, torch.randint(0, 128, (1, 8))))
+        alone = workload("tiny Llama", llama, torch.randint(0, 128, (1, 8)))
+        found.append(alone)
+        name = f"tiny Llama, {FRAMES_ABOVE} frames above"
+        found.append(replace(alone, name=name, run=lambda: deeper(FRAMES_ABOVE, alone.run)))
     return found
+
+
+def deeper(frames: int, run: Callable[[], Any]) -> Any:
+    """Run below so many calls, as under a trainer, a launcher, a notebook or a test runner."""
+    return deeper(frames - 1, run) if frames else run()
 
 
 def tiny_llama() -> nn.Module | None:

@@ -2,10 +2,10 @@
 
     PYTHONPATH=src python bench/gpu/llama.py [--rounds N]
 
-Variants are measured again and again in one process, in an order drawn anew each time, since the clock rate of
-a GPU depends on what ran before; the median of each counts. Starting and stopping the trace is inside the
-clock, building it is not. The last table counts the CUDA calls that make
-the host wait, as torch's profiler sees them.
+Variants are measured again and again in one process, in an order drawn anew each time, since the clock rate
+of a GPU depends on what ran before; the median of each counts. Starting and stopping the trace is inside
+the clock, building it is not. The last table counts the CUDA calls that make the host wait, as torch's
+profiler sees them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     model = llama()
     found = variants(model)
-    drawn = random.Random(0)  # noqa: S311 — nothing secret
+    drawn = random.Random(0)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; sightline {sl.__version__}")
     with torch.no_grad():
         for name, shape in (("8 × 4096 tokens", (8, 4096)), ("1 × 1 token", (1, 1))):
