@@ -1,11 +1,15 @@
-"""What a bundle weighs and how fast it is written and opened, as recordings grow.
+"""What a bundle weighs and how fast it is written and opened, and what streaming costs, as recordings grow.
 
-    python bench/scale.py [--quick]
+    python bench/scale.py [--quick] [--only streaming|bundles]
 
 A training step of the toy transformer is recorded at both levels and repeated, with times that vary, until
 there are so many ops. Saved without sources; opened in a fresh process each time, as a person would: the
 time runs from ``load`` to the text of the first screen. In brackets: the same screen drawn again, which is
 what the view itself takes.
+
+Streaming is measured on a training loop that is really run at both levels, in a process of its own for each
+length: what recording adds per op, as the median over stretches of a few thousand ops, in memory and with
+``path=``, turn by turn in one process; and the most memory the process ever had, with the finished bundle.
 """
 
 from __future__ import annotations
@@ -49,6 +53,90 @@ again = str({screen})
 print(json.dumps([opened, shown, time.perf_counter() - start]))
 assert "torch" not in sys.modules
 """
+
+
+#: What streaming may cost, of what recording in memory does, and the memory it may add from 10k ops to 1M.
+STREAM_RATIO, GROWTH_MIB = 1.15, 64
+
+STREAM = """
+import json, resource, statistics, sys, tempfile, time
+import torch
+import sightline as sl
+torch.set_num_threads(1)
+wanted, ways = int(sys.argv[1]), sys.argv[2].split(",")
+model = torch.nn.Sequential(*(part for _ in range(4) for part in (torch.nn.Linear(16, 16), torch.nn.ReLU())))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+batch = torch.randn(4, 16)
+
+def stretch(steps):
+    start = time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(batch) ** 2).mean().backward()
+        optimizer.step()
+    return (time.perf_counter() - start) / steps
+
+for _ in range(2):
+    with sl.trace(model) as t:
+        stretch(1)
+per_step = len(t.ops)
+steps = max(1, 3000 // per_step)
+stretches = max(2, wanted // (steps * per_step))
+stretch(20)
+bare = statistics.median(stretch(steps) for _ in range(20)) / per_step
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+found = {way: [] for way in ways}
+told = {}
+with tempfile.TemporaryDirectory() as folder:
+    for turn, way in enumerate(ways):
+        asked = {"path": {"path": f"{folder}/{turn}.sight"}, "last": {"last": 10_000}}.get(way, {})
+        trace = sl.trace(model, **asked)
+        trace.start()
+        found[way] += (stretch(steps) / per_step - bare for _ in range(stretches))
+        running, start = peak(), time.perf_counter()
+        t = trace.stop()
+        told = {"ops": len(t.ops), "finish": time.perf_counter() - start, "running": running, "peak": peak()}
+        assert not t.info["faults"], t.info["faults"]
+        del t
+tenth = {way: max(1, len(times) // 10) for way, times in found.items()}
+print(json.dumps(told | {
+    "added": {way: statistics.median(times) for way, times in found.items()},
+    "first": {way: statistics.median(times[:tenth[way]]) for way, times in found.items()},
+    "last": {way: statistics.median(times[-tenth[way]:]) for way, times in found.items()},
+}))
+"""
+
+
+def streamed(ops: int, ways: str) -> dict[str, Any]:
+    """What a process that records so many ops says of itself."""
+    run = subprocess.run(
+        [sys.executable, "-c", STREAM, str(ops), ways], capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def streaming(sizes: tuple[int, ...]) -> None:
+    """Print what streaming costs."""
+    turns = ",".join(["memory", "path"] * 3)
+    found = streamed(min(60_000, sizes[-1]), turns)["added"]
+    ratio = found["path"] / found["memory"]
+    added = {way: f"{times * 1e6:.1f} µs" for way, times in found.items()}
+    print(f"recording adds {added['memory']} per op in memory, {added['path']} with path=")
+    print(
+        f"{'ops':>10} {'added':>10} {'at the end':>12} {'memory running':>16} {'finished':>12} {'finish':>8}"
+    )
+    rows = [streamed(size, "path") for size in sizes]
+    for row in rows:
+        print(
+            f"{row['ops']:>10,} {row['added']['path'] * 1e6:>7.1f} µs {row['last']['path'] * 1e6:>9.1f} µs "
+            f"{row['running']:>12.0f} MiB {row['peak']:>8.0f} MiB {row['finish']:>6.2f} s"
+        )
+    grown = rows[-1]["peak"] - rows[0]["peak"]
+    print(
+        f"path= ≤ {STREAM_RATIO} × memory: {ratio:.2f} {verdict(ratio <= STREAM_RATIO)}   "
+        f"memory flat within {GROWTH_MIB} MiB: {grown:.0f} {verdict(grown <= GROWTH_MIB)}"
+    )
 
 
 def pattern() -> d.TraceData:
@@ -186,16 +274,26 @@ def verdict(fine: bool) -> str:
 
 
 def main() -> None:
-    """Measure and print one table."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description="What a bundle weighs, and how fast it opens.")
     parser.add_argument("--quick", action="store_true", help="without the million")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", choices=("streaming", "bundles"), help="one of the two tables")
+    asked = parser.parse_args()
+    sizes = (10_000, 100_000) if asked.quick else (10_000, 100_000, 1_000_000)
     torch.set_num_threads(1)
+    if asked.only != "bundles":
+        streaming(sizes)
+    if asked.only != "streaming":
+        bundles(sizes)
+
+
+def bundles(sizes: tuple[int, ...]) -> None:
+    """Print what saving and opening takes."""
     step = pattern()
     print(f"a step of {len(step.ops):,} ops at both levels and {len(step.calls):,} module calls, repeated")
     print(f"{'ops':>10} {'values':>10} {'save':>8} {'size':>10} {'per op':>8} {'open':>8}", end="")
     print("".join(f" {name:>15}" for name in SCREENS))
-    for wanted in (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000):
+    for wanted in sizes:
         data = Repeated(step, -(-wanted // len(step.ops))).data()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.sight"

@@ -135,9 +135,13 @@ def number_text(number: float) -> str:
 
 
 def numbers_text(numbers: Statistics) -> str:
-    """The statistics of a tensor on one line: ``-3.14 … 2.9, mean 0.012, std 1.02, 3 NaN``."""
-    parts = [f"{number_text(numbers.min)} … {number_text(numbers.max)}"]
-    if numbers.min != numbers.max:
+    """The statistics of a tensor on one line: ``-3.14 … 2.9, mean 0.012, std 1.02, 3 NaN``.
+
+    One number where all finite ones are alike, none where there are none.
+    """
+    parts = [number_text(numbers.min)] if numbers.min == numbers.max else []
+    if numbers.min < numbers.max:
+        parts = [f"{number_text(numbers.min)} … {number_text(numbers.max)}"]
         parts += [f"mean {number_text(numbers.mean)}", f"std {number_text(numbers.std)}"]
     parts += [f"{count} {name}" for count, name in ((numbers.nans, "NaN"), (numbers.infs, "Inf")) if count]
     return ", ".join(parts)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sightline.errors import UsageError
+from sightline.given import said
 
 Globs = str | Sequence[str] | None
 
@@ -56,9 +57,11 @@ class Capture:
         for name in ("max_bytes", "sample"):
             number = getattr(self, name)
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-                raise UsageError(f"Capture({name}={number!r}) takes a positive whole number, or None.")
+                raise UsageError(f"Capture({name}={said(number)}) takes a positive whole number, or None.")
         if self.when is not None and not callable(self.when):
-            raise UsageError(f"Capture(when=…) takes a function of one argument, not {self.when!r}.")
+            raise UsageError(f"Capture(when=…) takes a function of one argument, not {said(self.when)}.")
+        for name in ("inputs", "outputs", "gradients"):
+            one_of(name, getattr(self, name), (True, False))
         one_of("format", self.format, ("safetensors", "pt"))
         one_of("on_error", self.on_error, ("raise", "report"))
 
@@ -74,7 +77,7 @@ class Capture:
         if isinstance(wanted, str | list | tuple):
             return cls(modules=wanted)
         raise UsageError(
-            f"capture={wanted!r} is not a choice; it is True, a glob, a list of globs, or sl.Capture(…)."
+            f"capture={said(wanted)} is not a choice; it is True, a glob, a list of globs, or sl.Capture(…)."
         )
 
 
@@ -86,19 +89,21 @@ class Stats:
     False
 
     ``fingerprint`` is a 64-bit number that is equal for equal bits, on every device and in every process.
-    ``modules`` and ``ops`` are globs; without them every op is measured. ``parameters=True`` also measures
-    the parameters of the modules that run.
+    A view that shows its base in another order, such as a transpose, has one with ``fingerprint="views"``,
+    which takes a pass over each of them; one that repeats elements (``expand``) has none. ``modules`` and
+    ``ops`` are globs; without them every op is measured. ``parameters=True`` also measures the parameters of
+    the modules that run.
     """
 
-    fingerprint: bool = True
+    fingerprint: bool | Literal["views"] = True
     parameters: bool = False
     modules: Globs = None
     ops: Globs = None
 
     def __post_init__(self) -> None:
         """Check, and turn single globs into tuples."""
-        for name in ("fingerprint", "parameters"):
-            one_of(name, getattr(self, name), (True, False))
+        one_of("fingerprint", self.fingerprint, (True, False, "views"))
+        one_of("parameters", self.parameters, (True, False))
         for name in ("modules", "ops"):
             object.__setattr__(self, name, _globs(f"Stats({name}=…)", getattr(self, name)))
 
@@ -111,7 +116,7 @@ class Stats:
             return cls()
         if isinstance(wanted, cls):
             return wanted
-        raise UsageError(f"stats={wanted!r} is not a choice; it is True or sl.Stats(…).")
+        raise UsageError(f"stats={said(wanted)} is not a choice; it is True or sl.Stats(…).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +137,7 @@ class Check:
 
     def __post_init__(self) -> None:
         """Check, and turn single globs into tuples."""
+        one_of("nonfinite", self.nonfinite, (True, False))
         object.__setattr__(self, "allow", _globs("Check(allow=…)", self.allow))
         one_of("on", self.on, ("raise", "report"))
 
@@ -140,18 +146,18 @@ class Check:
         """What ``check=`` means: "nonfinite" or a `Check`."""
         if wanted is None or wanted is False:
             return None
-        if wanted == "nonfinite":
+        if isinstance(wanted, str) and wanted == "nonfinite":
             return cls()
         if isinstance(wanted, cls):
             return wanted if wanted.nonfinite else None
-        raise UsageError(f'check={wanted!r} is not a choice; it is "nonfinite" or sl.Check(…).')
+        raise UsageError(f'check={said(wanted)} is not a choice; it is "nonfinite" or sl.Check(…).')
 
 
 def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse what is not a choice, in one sentence."""
-    if value not in choices:
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
-        raise UsageError(f"{name}={value!r} is not a choice; {name} is one of {listed}.")
+        raise UsageError(f"{name}={said(value)} is not a choice; {name} is one of {listed}.")
 
 
 def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
@@ -161,4 +167,4 @@ def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
         return (wanted,)
     if isinstance(wanted, Sequence) and all(isinstance(glob, str) for glob in wanted):
         return tuple(wanted)
-    raise UsageError(f"{what} takes a glob or a list of globs, not {wanted!r}.")
+    raise UsageError(f"{what} takes a glob or a list of globs, not {said(wanted)}.")

@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import Any, Final, Protocol, TypeVar
 
 from sightline.errors import UsageError
+from sightline.given import said
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def current_step() -> str:
 def check_name(what: str, name: object) -> None:
     """A name becomes part of a key, and may become part of a file's name."""
     if not isinstance(name, str) or not name:
-        raise UsageError(f"sl.{what}(name) takes a text that is not empty, not {name!r}.")
+        raise UsageError(f"sl.{what}(name) takes a text that is not empty, not {said(name)}.")
     if "/" in name or "\\" in name or ".." in name or "\0" in name:
         raise UsageError(
             f"sl.{what}({name!r}): a name holds no '/', '\\' or '..', since it becomes part of a key."

@@ -42,7 +42,9 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     views call the recording.
 
     ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
-    are ``t.tensors``, and with ``path="run.sight"`` they are written there behind the run. ``stats=True``
+    are ``t.tensors``. ``path="run.sight"`` writes the recording, and those tensors, while it runs: what it
+    takes in memory does not grow, and a killed process leaves everything up to its last half second.
+    ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True``
     takes minimum, maximum, mean, deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating
     result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
@@ -58,6 +60,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         capture: bool | str | Sequence[str] | Capture | None = None,
         stats: bool | Stats | None = None,
         check: Literal["nonfinite"] | Check | None = None,
+        last: int | None = None,
         path: str | os.PathLike[str] | None = None,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
@@ -67,13 +70,19 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         one_of("compiled", compiled, ("opaque", "eager"))
         kept, measured, checked = Capture.of(capture), Stats.of(stats), Check.of(check)
         folder = _folder(path, kept)
+        if last is not None and (type(last) is not int or last < 1):
+            raise UsageError(f"last={last!r} is how many ops to keep: a whole number from 1 up.")
         if checked is not None and ops == "none":
             raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
         from sightline.recording.recorder import Asked, Recorder, check_model
 
         check_model(model)
         self._make: Callable[[], Recorder] = lambda: Recorder(
-            model, ops, name, compiled, Asked(_watcher(live, ops), measured, checked, _judge, kept, folder)
+            model,
+            ops,
+            name,
+            compiled,
+            Asked(_watcher(live, ops), measured, checked, _judge, kept, folder, last),
         )
         self._recorder: Recorder | None = None
 
@@ -92,11 +101,11 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         """Begin to record; the trace it returns is a snapshot of the run so far until ``stop()``."""
         return self._start(sys._getframe(1))
 
-    def _start(self, frame: Any) -> Trace:
+    def _start(self, frame: Any, above: bool = True) -> Trace:
         if self._recorder is not None and self._recorder.running:
             raise UsageError("This trace is already recording; make a second one with sl.trace(...) to nest.")
         recorder = self._make()
-        recorder.start(frame)
+        recorder.start(frame, above)
         self._recorder = recorder
         return Trace(recorder.index)
 
@@ -144,8 +153,6 @@ def _folder(path: str | os.PathLike[str] | None, kept: Capture | None) -> Path |
         if kept is not None and kept.format == "pt":
             raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
         return None
-    if kept is None:
-        raise UsageError("path= is where captured tensors are written; say which with capture=.")
     return Path(path)
 
 

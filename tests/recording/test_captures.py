@@ -245,7 +245,7 @@ def test_captures_are_there_while_the_block_runs(tmp_path: Path) -> None:
 
 def test_an_unwritable_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(sl.CaptureError, match="file"), sl.trace(capture=True, path=tmp_path / "file"):
+    with pytest.raises(sl.UsageError, match="is a file"), sl.trace(capture=True, path=tmp_path / "file"):
         pass
 
 

@@ -100,6 +100,17 @@ def test_the_check_stops_the_run_and_names_the_first_op() -> None:
 
 
 @cuda
+def test_copies_of_what_was_checked_have_its_counts() -> None:
+    x = torch.tensor([1.0, -1.0, 0.0, 4.0], device="cuda", dtype=torch.bfloat16)
+    with sl.trace(ops="aten", check=sl.Check(nonfinite=True, on="report")) as t:
+        x.log().float().clone().add(1)
+    told = [(op.name, op.outputs[0].stats) for op in t.ops]
+    assert [(name, n.nans, n.infs) for name, n in told if n] == [
+        ("log", 1, 1), ("_to_copy", 1, 1), ("clone", 1, 1), ("add.Tensor", 1, 1),
+    ]  # fmt: skip
+
+
+@cuda
 def test_nothing_waits_for_the_device_while_it_is_measured() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
     x = torch.randn(8, 64, device="cuda")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -234,3 +236,16 @@ def test_a_failing_live_view_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> N
         ("Net", False), ("fc1", False), ("fc2", False),
     ]  # fmt: skip
     assert t.info["fault_count"] == 3
+
+
+@pytest.mark.parametrize("ops", ["none", "api", "aten", "both"])
+def test_no_frame_of_the_recorder_is_in_the_traceback(ops: Any) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+
+    def frames(**options: Any) -> list[str]:
+        with pytest.raises(RuntimeError) as caught, sl.trace(net, **options) if options else nullcontext():
+            net(torch.ones(2, 4))
+        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        return [name for name in names if name != "inner"]  # torch's own way to call a module with hooks
+
+    assert frames(ops=ops) == frames()

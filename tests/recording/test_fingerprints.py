@@ -169,3 +169,32 @@ def test_views_have_the_fingerprint_of_what_they_show() -> None:
         assert stats is not None
         lanes = np.array([read(tensor, fingerprint=True).lanes], dtype=np.int64)
         assert stats.fingerprint == int(fingerprints_of(lanes, [("float32", tuple(tensor.shape))])[0])
+
+
+@pytest.mark.parametrize("wanted", [True, "views"])
+def test_a_view_in_another_order_has_its_own_fingerprint_when_asked_for(wanted: Any) -> None:
+    layer, x = torch.nn.Linear(6, 6), torch.randn(2, 4, 6)
+    with sl.trace(layer, stats=sl.Stats(fingerprint=wanted)) as t:
+        made = layer(x)
+        turned = made.transpose(1, 2)
+        flat = turned.unsqueeze(0)
+        wide = made[:1].expand(3, 4, 6)
+        turned_wide = wide.transpose(1, 2)
+        assert turned_wide.shape == (3, 6, 4)
+        turned.contiguous()
+    by_name = {op.name: op.outputs[0] for op in t.ops.where(level="aten")}
+    copied = by_name["clone"].stats
+    assert copied is not None
+    assert copied.fingerprint
+    asked = wanted == "views"
+    for name, tensor in {"transpose.int": turned, "unsqueeze": flat}.items():
+        first = next(op for op in t.ops.where(level="aten") if op.name == name).outputs[0].stats
+        lanes = np.array([read(tensor, fingerprint=True).lanes], dtype=np.int64)
+        bits = int(fingerprints_of(lanes, [("float32", tuple(tensor.shape))])[0])
+        assert first is not None
+        assert first.fingerprint == (bits if asked else 0)
+        assert first.std == pytest.approx(tensor.std().item(), rel=1e-4)
+    repeats, parameter = by_name["expand"].stats, by_name["t"].stats
+    assert repeats is not None
+    assert repeats.fingerprint == 0  # it shows elements more than once
+    assert parameter is None  # nobody asked for parameters

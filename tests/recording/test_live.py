@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,3 +50,22 @@ def test_at_every_level(ops: str, capsys: pytest.CaptureFixture[str]) -> None:
             net(X)
         assert not t.info["fault_count"]
     assert "fc2" in capsys.readouterr().out
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient.mul(2)
+
+
+def test_what_ones_own_backward_runs_is_shown_where_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.ones(3, requires_grad=True)
+    with sl.trace(ops="aten", live="code") as t:
+        Doubled.apply(x).sum().backward()
+    printed = capsys.readouterr().out
+    assert "in Doubled.backward:" in printed
+    assert "in Doubled.backward:" in str(t.code())

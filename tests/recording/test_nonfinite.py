@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import sightline as sl
+from sightline.notation import short_path
+from sightline.recording import checking
+from sightline.recording.readings import is_finite
 from tests.recording.architectures import ZOO, Architecture
 
 
@@ -108,6 +113,58 @@ def test_statistics_name_the_same_line(fault: Callable[[], None]) -> None:
     with sl.trace(stats=True) as t:
         fault()
     assert f"test_nonfinite.py:{line_of(fault)} in {fault.__name__}" in str(t.nonfinite()).splitlines()[0]
+
+
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        nothing = x - x
+        return F.relu(nothing / nothing) * gradient
+
+
+def in_a_backward_of_ones_own() -> None:
+    x = torch.ones(3, requires_grad=True)
+    (Root.apply(x * 2) + 1).sum().backward()
+
+
+def in_a_hook_of_a_gradient() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: (gradient - 5).log())
+    (y + 1).sum().backward()
+
+
+HERE = short_path(__file__)
+OWN_CODE = [
+    (in_a_backward_of_ones_own, "div.Tensor", "nothing / nothing", "Root.backward", "* at {} in Root."),
+    (in_a_hook_of_a_gradient, "log", "(gradient - 5)", "in_a_hook_of_a_gradient.<locals>.<lambda>", "* at"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "op", "code", "function", "forward"), OWN_CODE, ids=["function", "hook"])
+def test_code_of_ones_own_in_the_backward_pass_is_named_by_its_line(
+    fault: Callable[[], None], op: str, code: str, function: str, forward: str
+) -> None:
+    lines = inspect.getsource(inspect.getmodule(fault)).splitlines()  # type: ignore[arg-type]
+    line = 1 + next(number for number, text in enumerate(lines) if code in text)
+    forward = forward.format(f"{HERE}:{1 + lines.index('        return x * x')}")
+    with pytest.raises(sl.NonFiniteError) as caught, sl.trace(check="nonfinite"):
+        fault()
+    headline, given = str(caught.value).splitlines()[:2]
+    assert headline.startswith(f"{op} made 3 NaN of 3 in f32[3], ")
+    assert f"{HERE}:{line} in {function}, backward of {forward}" in headline
+    assert "backward of" not in given  # once is enough
+    with sl.trace(stats=True) as t:
+        fault()
+    assert str(t.nonfinite()).splitlines()[0] == headline
+    assert f"{HERE}:{line} in {function}" in str(t.code(phase="backward"))
+    assert f"{HERE}:{line} in {function}" in str(t.problems())
 
 
 def test_the_error_shows_the_inputs() -> None:
@@ -277,3 +334,45 @@ def test_no_false_alarm_on_real_architectures(architecture: Architecture) -> Non
         with pytest.raises(sl.NonFiniteError, match=rf"^{allowed}\S* made \d+ Inf of "):
             run()
     assert run(allowed).info["checked"] > 10
+
+
+def test_copies_of_what_was_looked_at_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[torch.dtype] = []
+
+    def noted(tensor: Any) -> bool:
+        looked.append(tensor.dtype)
+        return is_finite(tensor)
+
+    monkeypatch.setattr(checking, "is_finite", noted)
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    with sl.trace(ops="aten", check="nonfinite") as t:
+        y = x * 2
+        (y.float().clone() + 1).to(torch.bfloat16)
+    assert looked == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert t.info["checked"] == 5
+
+
+def test_a_copy_has_the_counts_of_what_it_was_made_from() -> None:
+    checker: Any = SimpleNamespace(_copies=[(5, 2), (6, 5), (9, 8)])
+    counts = np.array([[2, 0, 7, 1], [3, 0, 0, 0]])
+    floats, more = checking.Checker._with_copies(checker, np.arange(10.0).reshape(2, 5), counts)
+    assert more.tolist() == [*counts.tolist(), [5, 0, 7, 1], [6, 0, 7, 1]]
+    assert floats[2:].tolist() == [floats[0].tolist()] * 2
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [(torch.float16, torch.float32), (torch.float16, torch.bfloat16)]
+)
+def test_a_cast_that_overflows_is_named(wide: torch.dtype, narrow: torch.dtype) -> None:
+    big = torch.full((3,), 1e5, dtype=narrow)
+    with pytest.raises(sl.NonFiniteError, match="_to_copy"), sl.trace(ops="aten", check="nonfinite"):
+        (big * 2).to(wide)
+
+
+def test_a_copy_of_what_was_changed_through_a_view_is_looked_at() -> None:
+    with sl.trace(ops="aten", check=sl.Check(nonfinite=True, on="report")) as t:
+        x = torch.ones(4) * 2
+        x[1:].fill_(float("inf"))
+        (x.clone() - x).sum()
+    found = t.nonfinite()
+    assert "sub.Tensor" in str(found)

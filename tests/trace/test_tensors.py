@@ -134,7 +134,7 @@ def test_a_tensor_shows_its_shape_and_its_numbers() -> None:
         "<fc/output/0/0: i64[1, 2], 1 … 3, mean 2, std 1.41>"
     )
     assert repr(tensor(np.array([1, nan, inf, -inf], dtype="f4"), "float32")) == (
-        "<fc/output/0/0: f32[4], 1 … 1, 1 NaN, 2 Inf>"
+        "<fc/output/0/0: f32[4], 1, 1 NaN, 2 Inf>"
     )
     assert repr(tensor(np.full(3, nan, dtype="f8"), "float64")).endswith("3 NaN>")
     assert repr(tensor(np.array([True, False]), "bool")).endswith("b8[2], 0 … 1, mean 0.5, std 0.707>")

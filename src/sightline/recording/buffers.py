@@ -16,53 +16,37 @@ from numpy.typing import NDArray
 class Stream:
     """A growing run of integers: rows that begin with their own length."""
 
-    __slots__ = ("_written", "write")
+    __slots__ = ("_taken", "_written", "write")
 
     def __init__(self) -> None:
         self._written = array("q")
+        self._taken = 0
         self.write = self._written.fromlist
 
     def __len__(self) -> int:
+        """How many numbers were ever written."""
+        return self._taken + len(self._written)
+
+    @property
+    def held(self) -> int:
+        """How many numbers are here."""
         return len(self._written)
 
     def numbers(self) -> NDArray[np.int64]:
         """Everything so far. A copy: an array that is being looked at cannot grow."""
         return np.frombuffer(self._written[:], dtype=np.int64)
 
-    def rows(self) -> Rows:
-        """Everything so far, in order of the rows' ids."""
-        return Rows(self.numbers())
+    def take(self) -> NDArray[np.int64]:
+        """Everything here, which is then no longer here. Rows that are written meanwhile stay.
 
+        The array stays the same one: whoever writes holds on to its method.
+        """
+        taken = self._written[:]
+        del self._written[: len(taken)]  # one step, and rows are whole: nobody can write in between
+        self._taken += len(taken)
+        return np.frombuffer(taken, dtype=np.int64)
 
-class Rows:
-    """The rows of a stream: fixed columns, then lists whose lengths stand in fixed columns."""
-
-    def __init__(self, flat: NDArray[np.int64]) -> None:
-        self.flat = flat
-        starts: list[int] = []
-        at, end, lengths = 0, len(flat), flat
-        while at < end:
-            starts.append(at)
-            at += int(lengths[at])
-        found = np.array(starts, dtype=np.int64)
-        ids = flat[found + 1] if len(found) else found
-        # Rows are written when an op ends; ids are given when it begins.
-        self.starts = found[np.argsort(ids, kind="stable")]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def column(self, position: int) -> NDArray[np.int64]:
-        """A fixed column; 0 is the length of the row, 1 its id."""
-        return self.flat[self.starts + position]
-
-    def written(self) -> NDArray[np.int64]:
-        """How many rows were written before each: the order in which what they tell of ended."""
-        return np.argsort(np.argsort(self.starts, kind="stable"), kind="stable")
-
-    def lists(self, after: NDArray[np.int64] | int, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The lists that begin ``after`` each row's start, one after the other."""
-        total = int(counts.sum())
-        ends = np.cumsum(counts)
-        within = np.arange(total, dtype=np.int64) - np.repeat(ends - counts, counts)
-        return self.flat[np.repeat(self.starts + after, counts) + within]
+    def put_back(self, numbers: NDArray[np.int64]) -> None:
+        """Rows that were taken and are to stay, before those that came since."""
+        self._written[0:0] = array("q", numbers.tobytes())
+        self._taken -= len(numbers)

@@ -20,6 +20,7 @@ import torch.utils._pytree as pytree
 
 from sightline import spying
 from sightline.errors import UsageError
+from sightline.given import said
 from sightline.options import Capture
 from sightline.recording.copies import Pool, StoredFiles, as_bytes, kept_copy, kept_size, save_one, to_keep
 from sightline.recording.measuring import Chosen, results_of
@@ -50,11 +51,11 @@ class Candidate:
 
 def _check_kept_as(wanted: Capture) -> None:
     if wanted.dtype is not None and not isinstance(wanted.dtype, torch.dtype):
-        raise UsageError(f"Capture(dtype={wanted.dtype!r}) takes a torch dtype, such as torch.bfloat16.")
+        raise UsageError(f"Capture(dtype={said(wanted.dtype)}) takes a torch dtype, such as torch.bfloat16.")
     try:
         torch.empty(0, device=wanted.device)
     except Exception as error:
-        raise UsageError(f"Capture(device={wanted.device!r}) cannot be used here: {error}") from error
+        raise UsageError(f"Capture(device={said(wanted.device)}) cannot be used here: {error}") from error
 
 
 class Capturer(Observer):
@@ -82,6 +83,7 @@ class Capturer(Observer):
         self._called: defaultdict[int, int] = defaultdict(int)
         self._hooked: set[int] = set()
         self._handles: list[Any] = []
+        self._spied: dict[str, None] = {}
         self._bytes = 0
         self.left_out = 0  #: tensors that were beyond ``max_bytes``, or cannot be kept
 
@@ -161,6 +163,7 @@ class Capturer(Observer):
     def spied(self, session: Session, lane: Lane, spied: Spied) -> None:
         """Keep what ``sl.spy`` was told."""
         names = self._wanted.names
+        self._spied.setdefault(spied.name)
         if names is not None and not any(fnmatchcase(spied.name, glob) for glob in names):
             return
         label = self._owner(lane, spied.module)
@@ -267,6 +270,12 @@ class Capturer(Observer):
         else:
             data = as_bytes(copy) if octets is None else octets
             self._writer.put(info.key, info.dtype, info.shape, data, info)
+
+    def asked(self) -> dict[str, Any]:
+        """What is to be kept, and the names there were to choose from."""
+        wanted = self._wanted
+        globs = {name: list(getattr(wanted, name) or ()) for name in ("modules", "ops", "names")}
+        return {"capture": {**globs, "max_bytes": wanted.max_bytes, "spied": list(self._spied)}}
 
     # -- afterwards --------------------------------------------------------------------------------------
 

@@ -6,32 +6,41 @@ module calls and steps the alarm is copied over without waiting for it, and look
 The op named is the true first one all the same, since the recording knows them all by then.
 
 An op that is given an infinity as a plain argument makes it on purpose, as a mask does. Views show what was
-looked at before.
+looked at before. What compiled code returns is looked at when it is first seen: by the module call that
+returns it, by the op that reads it, or in a variable at the end of the block.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sightline.errors import NonFiniteError
 from sightline.options import Check
 from sightline.patterns import PathPattern, op_matches, segments_of
+from sightline.recording.compiled import COMPILED_BACKWARD
 from sightline.recording.deferred import Deferred
 from sightline.recording.measuring import Measurer, Readings, measurable, results_of
 from sightline.recording.observing import Observer
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.readings import is_finite, read
-from sightline.recording.torchapi import Tensor
+from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 
 if TYPE_CHECKING:
     from sightline.recording.lanes import Lane, OpenCall
     from sightline.recording.session import Session
+
+_DOOR: Final = "sightline.tracing"
 
 #: What an error says of a recording: the text of its first fault, or None if there is none after all.
 Judge = Callable[[TraceData, Check], str | None]
@@ -59,11 +68,22 @@ class Checker(Observer):
         self._found = False
         self._alarm_at = 0  #: the alarm at which it is worth looking again
         self._patience = 1
+        self._copies: list[tuple[int, int]] = []  #: results that hold what was looked at, and what that is
+        self._rewritten: set[int] = set()  # storages that were changed through a view of them
+        self._odd = 0  #: tensors found that are not finite and that no op made
+        self._odd_at = 1
+        self._before = {id(tensor): ref(tensor) for tensor in _variables()}
 
     def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
         """Not what an API call returns, which its ops have made, nor a view of what is fine."""
         if info.uninitialized or (self._aten and info.flavour != OP):
             return False
+        return self._may_change(info, ids) or (
+            bool(self._session.regions) and any(not self.readings.known(one) for one in ids)
+        )
+
+    def _may_change(self, info: OpInfo, ids: list[int]) -> bool:
+        """Whether a result is anything but a view of what is fine."""
         bad = self.readings.bad
         return info.aliases < 0 or info.maybe or (bool(bad) and any(one in bad for one in ids))
 
@@ -74,6 +94,14 @@ class Checker(Observer):
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
     ) -> None:  # fmt: skip
         """Look at the results of an op."""
+        if self._session.regions:
+            self._look_at_regions((args, kwargs or {}))
+            if not self._may_change(info, ids):
+                return
+        if info.copies and self._is_a_copy(ids, args, result):
+            return
+        if info.mutates:
+            self._note_rewritten(self._session.arguments.at(info.mutates, args, kwargs))
         nans = infs = 0
         results = (
             (result,) if type(result) is Tensor else results_of(self._session, info, args, kwargs, result)
@@ -100,6 +128,26 @@ class Checker(Observer):
                 self.readings.add(value, read(tensor, fingerprint=False))
         self.checked += 1
         return self.readings.bad.get(value)
+
+    def _note_rewritten(self, changed: list[Any]) -> None:
+        """What was changed through a view is not what was looked at."""
+        for tensor in changed:
+            if type(tensor) is Tensor and tensor._is_view():
+                self._rewritten.add(storage_address(tensor))
+
+    def _is_a_copy(self, ids: list[int], args: tuple[Any, ...], result: Any) -> bool:
+        """Whether a result holds the elements of what was looked at and is finite, none out of range."""
+        if len(ids) != 1 or not self.readings.known(ids[0]) or ids[0] in self.readings.bad:
+            return False
+        source, value = args[0], self._session.values.known(result)
+        if value is None or source.device != result.device or not _holds(result.dtype, source.dtype):
+            return False
+        if self._rewritten and storage_address(source) in self._rewritten:
+            return False
+        if self.readings.first_time(value):
+            self._copies.append((value, ids[0]))
+        self.checked += 1
+        return True
 
     def _blame(
         self, lane: Lane, info: OpInfo, ids: list[int], args: tuple[Any, ...],
@@ -169,12 +217,40 @@ class Checker(Observer):
         paths = (known.aliases or (known.path,)) if known is not None else ()
         return any(meant(segments_of(path)) for meant in self._paths for path in paths)
 
+    # -- what came out of compiled code ------------------------------------------------------------------
+
+    def _look_at_regions(self, held: Any) -> None:
+        """Look at tensors that nobody has looked at: what compiled code made is among them."""
+        if self._found:
+            return
+        unseen = [one for one in self._session.arguments.tensors(held, []) if self._is_of_a_region(one)]
+        self._odd += sum(self._look(tensor) is not None for tensor in unseen)
+        if self._odd >= self._odd_at:
+            self._odd_at = 2 * self._odd  # masks may hold infinities: do not look back for each
+            self._look_at_everything_alive()
+            self._look_back()
+
+    def _is_of_a_region(self, tensor: Any) -> bool:
+        known = self._session.values.known(tensor)
+        return known is not None and not self.readings.known(known)
+
+    def _look_at_everything_alive(self) -> None:
+        """Before a region is blamed: what it was given may have come with a NaN, and was never looked at."""
+        for held in list(self._session.values.refs.values()):
+            tensor = held()
+            if tensor is not None and not self.readings.known(held.value) and measurable(tensor):
+                if tensor.is_cpu and not is_finite(tensor):
+                    self.readings.first_time(held.value)
+                    self.readings.add(held.value, read(tensor, fingerprint=False))
+
     # -- where they are on a device ----------------------------------------------------------------------
 
     def leave(
         self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
     ) -> None:
         """A checkpoint: look at the alarm, if it has arrived."""
+        if session.regions and not raised:
+            self._look_at_regions(result)
         self._checkpoint()
 
     def step(self, session: Session) -> None:
@@ -200,8 +276,20 @@ class Checker(Observer):
 
     def last_word(self) -> None:
         """At the end of the block: a fault that no checkpoint has seen."""
-        if not self._found and self.deferred.alarm(wait=True):
+        if self._session.regions and not self._found:
+            made = [one for one in _variables() if self._before.get(id(one), _nothing)() is not one]
+            if any(info.name == COMPILED_BACKWARD for info in self._session.infos):
+                made += [one.grad for _, one in self._session.modules.parameters() if one.grad is not None]
+            for tensor in made:
+                self._session.values.value(tensor)
+            self._odd_at = min(self._odd_at, self._odd + 1)
+            self._look_at_regions(made)
+        if not self._found and (self._odd or self.deferred.alarm(wait=True)):
             self._look_back()
+
+    def asked(self) -> dict[str, Any]:
+        """What may make a NaN."""
+        return {"check": {"allow": self.allowed}}
 
     def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """The numbers of what was not finite, or of everything if it was measured."""
@@ -209,7 +297,45 @@ class Checker(Observer):
             return self._measurer.columns()
         floats, counts = self.readings.columns()
         more_floats, more_counts = self.deferred.columns()
-        return np.concatenate([floats, more_floats]), np.concatenate([counts, more_counts])
+        floats, counts = np.concatenate([floats, more_floats]), np.concatenate([counts, more_counts])
+        return self._with_copies(floats, counts)
+
+    def _with_copies(
+        self, floats: NDArray[np.float64], counts: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Copies have the numbers of what they were made from."""
+        rows = {value: row for row, value in enumerate(counts[:, 0].tolist())} if self._copies else {}
+        made = [(value, rows.setdefault(value, rows[of])) for value, of in self._copies if of in rows]
+        if not made:
+            return floats, counts
+        values, sources = np.array(made, dtype=np.int64).T
+        copied = counts[sources].copy()
+        copied[:, 0] = values
+        return np.concatenate([floats, floats[sources]]), np.concatenate([counts, copied])
+
+
+@cache
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether a number of one dtype stays finite in another."""
+    if wide == narrow or not (wide.is_floating_point and narrow.is_floating_point):
+        return wide == narrow
+    return torch.finfo(wide).max >= torch.finfo(narrow).max
+
+
+def _variables() -> list[Any]:
+    """The tensors in the variables of the block's own frame, which has called `sightline.tracing`."""
+    at: FrameType | None = sys._getframe(1)
+    asked = False
+    while at is not None:
+        ours = at.f_globals.get("__name__") == _DOOR
+        if asked and not ours:
+            return [one for one in at.f_locals.values() if isinstance(one, Tensor)]
+        asked, at = ours, at.f_back
+    return []
+
+
+def _nothing() -> None:
+    """What a reference that was never made points to."""
 
 
 def _told(item: Any) -> tuple[bool, bool]:

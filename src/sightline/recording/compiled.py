@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 clock = time.perf_counter_ns
 _WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
 _WRAPPER_FILE: Final = "eval_frame.py"
+COMPILED_BACKWARD: Final = "compiled backward"  # the op that stands for it
 COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
 
 
@@ -99,7 +100,7 @@ def compiled_backward(session: Session, lane: Lane, node: Any, frame: FrameType 
     if lane.compiled_node == number:
         return
     lane.compiled_node = number
-    info = _named(session, "compiled backward", "compiled backward")
+    info = _named(session, COMPILED_BACKWARD, COMPILED_BACKWARD)
     op: OpenOp = (
         next(session.op_ids),
         info.number,

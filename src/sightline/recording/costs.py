@@ -10,62 +10,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sightline.recording.operations import OpInfo, is_composite
 from sightline.recording.torchapi import OpOverload, undisturbed
-from sightline.trace.data import I64, TensorMeta
+from sightline.trace.assembly.raw import FlopsOf
+from sightline.trace.data import TensorMeta
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
-Numbers = NDArray[np.int64]
 
-
-def flops_of(
-    infos: list[OpInfo],
-    info: Numbers,
-    form: Numbers,
-    result: Numbers,
-    level: Numbers,
-    input_counts: Numbers,
-    output_counts: Numbers,
-    inputs: Numbers,
-    outputs: Numbers,
-    value_meta: NDArray[np.int32],
-    metas: list[TensorMeta],
-    forms: list[Form],
-) -> I64:
-    """The FLOPs of every op; -1 where torch has no formula."""
+def flops_of(infos: list[OpInfo], metas: list[TensorMeta], forms: list[Form]) -> FlopsOf:
+    """A function that knows the FLOPs of a call by its operation, its forms and what its tensors are."""
     from torch.utils.flop_counter import flop_registry
 
-    flops = np.full(len(info), -1, dtype=np.int64)
-    wanted = np.array([_has_formula(one, flop_registry) for one in infos] or [False])
-    starts, made_starts = _starts(input_counts), _starts(output_counts)
-    known: dict[Any, int] = {}
-    with undisturbed(), torch.no_grad():
-        for op in np.flatnonzero(wanted[info] & (level == 1)).tolist():
-            look = value_meta[inputs[starts[op] : starts[op + 1]]]
-            made = value_meta[outputs[made_starts[op] : made_starts[op + 1]]]
-            key = (int(form[op]), look.tobytes(), made.tobytes())
-            if key not in known:
+    known: dict[tuple[Any, ...], int] = {}
+
+    def find(info: int, form: int, result: int, given: tuple[int, ...], made: tuple[int, ...]) -> int:
+        key = (info, form, given, made)
+        if key not in known:
+            with undisturbed(), torch.no_grad():
                 known[key] = _flops(
-                    infos[int(info[op])], forms[int(form[op])], forms[int(result[op])],
-                    [metas[i] for i in look], [metas[i] for i in made], flop_registry,
+                    infos[info], forms[form], forms[result], [metas[i] for i in given],
+                    [metas[i] for i in made], flop_registry,
                 )  # fmt: skip
-            flops[op] = known[key]
-    return flops
+        return known[key]
+
+    return find
 
 
-def _starts(counts: Numbers) -> list[int]:
-    return [0, *np.cumsum(counts).tolist()]
-
-
-def _has_formula(info: OpInfo, registry: Any) -> bool:
+def has_formula(info: OpInfo) -> bool:
+    """Whether torch may know the FLOPs of an op."""
     function = info.function
     if not isinstance(function, OpOverload):
         return False
-    return function.overloadpacket in registry or is_composite(function) or _attention(function) is not None
+    return has_plain_formula(info) or is_composite(function)
+
+
+def has_plain_formula(info: OpInfo) -> bool:
+    """Whether it knows them without taking the op apart, which no thread but the block's own may do."""
+    from torch.utils.flop_counter import flop_registry
+
+    function = info.function
+    if not isinstance(function, OpOverload):
+        return False
+    return function.overloadpacket in flop_registry or _attention(function) is not None
 
 
 def _flops(info: OpInfo, form: Form, result: Form, look: list[TensorMeta], made: list[TensorMeta],

@@ -10,9 +10,14 @@ from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
 
+def exception_text(error: BaseException) -> str:
+    """What a recording says of the exception that ended it."""
+    return f"{type(error).__name__}: {str(error)[:500]}"
+
+
 def explain(session: Session, data: TraceData, error: BaseException) -> None:
     """Add a note to an exception that left the block."""
-    session.exception = f"{type(error).__name__}: {str(error)[:500]}"
+    session.exception = exception_text(error)
     data.info["exception"] = session.exception
     index = Index(data)
     changed = culprits(session, index, error) if is_inplace_error(error) else None

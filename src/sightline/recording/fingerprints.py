@@ -10,8 +10,6 @@ the trace is built (`fingerprints_of`), so that a view that only relabels its el
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Final
 
@@ -20,11 +18,10 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.torchapi import int_mm
+from sightline.trace.assembly.layout import LANES
+from sightline.trace.fingerprint import fingerprints_of, scrambled
 
 ROW: Final = 1024  #: bytes
-LANES: Final = 4
-
-U64 = NDArray[np.uint64]
 
 
 def lanes_of(flat: Any) -> Any:
@@ -88,7 +85,7 @@ def plain_nan(dtype: torch.dtype) -> Any:
 @lru_cache(maxsize=16)
 def matrix_on(device: torch.device) -> Any:
     """Weights of the bytes of a row, none of them zero."""
-    drawn = _scrambled(np.arange(ROW * LANES, dtype=np.uint64)) % np.uint64(254)
+    drawn = scrambled(np.arange(ROW * LANES, dtype=np.uint64)) % np.uint64(254)
     weights = drawn.astype(np.int16) - 127
     weights[weights >= 0] += 1
     return torch.from_numpy(weights.astype(np.int8).reshape(ROW, LANES)).to(device)
@@ -102,35 +99,18 @@ def row_weights_on(device: torch.device, count: int) -> Any:
     found = _weights.get(device)
     if found is None or len(found) < count:
         size = max(1024, 1 << (count - 1).bit_length())
-        drawn = _scrambled(np.arange(1 << 40, (1 << 40) + size, dtype=np.uint64)).astype(np.uint32)
+        drawn = scrambled(np.arange(1 << 40, (1 << 40) + size, dtype=np.uint64)).astype(np.uint32)
         found = _weights[device] = torch.from_numpy((drawn | np.uint32(1)).view(np.int32)).to(device)
     return found
 
 
-def fingerprints_of(lanes: NDArray[np.int64], looks: Iterable[tuple[str, tuple[int, ...]]]) -> U64:
-    """From the lanes of many tensors, a row each, and their dtypes and shapes; never zero.
-
-    >>> a, b = fingerprints_of(np.zeros((2, 4), dtype=np.int64), [("float32", (2,)), ("float32", (1, 2))])
-    >>> bool(a != b)
-    True
-    """
-    mixed = np.array([_look_bits(dtype, shape) for dtype, shape in looks], dtype=np.uint64)
-    for lane in lanes.view(np.uint64).T:
-        mixed = _scrambled(mixed ^ lane)
-    mixed[mixed == 0] = 1
-    return mixed
-
-
-@lru_cache(maxsize=65536)
-def _look_bits(dtype: str, shape: tuple[int, ...]) -> int:
-    text = f"{dtype}{list(shape)}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def _scrambled(numbers: U64) -> U64:
-    """splitmix64, which turns counting numbers into random-looking ones."""
-    with np.errstate(over="ignore"):
-        mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return mixed ^ (mixed >> np.uint64(31))
+__all__ = [
+    "LANES",
+    "ROW",
+    "fingerprints_of",
+    "lanes_here",
+    "lanes_of",
+    "matrix_on",
+    "plain_nan",
+    "row_weights_on",
+]

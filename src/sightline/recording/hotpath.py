@@ -33,7 +33,8 @@ from sightline.recording.torchapi import (
     sequence_number,
     storage_address,
 )
-from sightline.recording.values import ACTIVATION, INHERITED, V_WIDTH, Ref
+from sightline.recording.values import ACTIVATION, Ref
+from sightline.trace.assembly.layout import INHERITED, V_WIDTH
 from sightline.trace.data import MUTATES
 from sightline.trace.forms import SLOT
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from sightline.recording.compiled import CompileWatch
 from sightline.recording.hooks import install_hooks, remove_hooks
@@ -18,15 +20,44 @@ from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
 
 _lock = threading.RLock()
 _watch = CompileWatch(lanes_here)
+_standing_by: list[object] = []  # whoever wants the hooks in place while nothing records
+
+
+@contextmanager
+def standing_by() -> Iterator[None]:
+    """A stretch in which recordings may begin and stop inside a hook: torch walks over its tables then."""
+    token = object()
+    with _lock:
+        _put_in_place()
+        _standing_by.append(token)
+    try:
+        yield
+    finally:
+        with _lock:
+            if token in _standing_by:  # not in a forked worker
+                _standing_by.remove(token)
+                _take_away()
+
+
+def _put_in_place() -> None:
+    """The hooks of the process, if nobody has put them there yet."""
+    if not active and not _standing_by:
+        _watch.install()
+        install_hooks()
+
+
+def _take_away() -> None:
+    """The same hooks, if nobody needs them any more."""
+    if not active and not _standing_by:
+        remove_hooks()
+        _watch.remove()
 
 
 def install(session: Session) -> None:
     """Begin to record on this thread."""
     with _lock:
         _sweep()
-        if not active:
-            _watch.install()
-            install_hooks()
+        _put_in_place()
         active.setdefault(session.lane.ident, []).append(session.lane)
     if session.level in ("aten", "both"):
         session.dispatch_mode = DispatchMode(session)
@@ -48,9 +79,7 @@ def uninstall(session: Session) -> None:
         if not here:
             active.pop(session.lane.ident, None)
         _sweep()
-        if not active:
-            remove_hooks()
-            _watch.remove()
+        _take_away()
 
 
 def _sweep() -> None:
@@ -71,10 +100,12 @@ def _after_fork() -> None:
     for lanes in list(active.values()):
         for lane in lanes:
             lane.session.halt()
+            if lane.session.keeper is not None:
+                lane.session.keeper.abandon()
     active.clear()
+    _standing_by.clear()
     _sweep()
-    remove_hooks()
-    _watch.remove()
+    _take_away()
 
 
 os.register_at_fork(after_in_child=_after_fork)

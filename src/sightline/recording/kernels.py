@@ -114,7 +114,7 @@ def _both_lanes(a0, a1, a2, a3, b0, b1, b2, b3):  # type: ignore[no-untyped-def]
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _flat(part, size: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.reshape(part, (size,), can_reorder=True)
 

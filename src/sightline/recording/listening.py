@@ -18,6 +18,7 @@ from sightline.recording.torchapi import quiet, sequence_number
 from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
 from sightline.trace.events import CallHappened, OpHappened, Place, Watcher
 from sightline.trace.forms import Form
+from sightline.trace.origins import inside_engine
 
 
 class Listener(Observer):
@@ -57,7 +58,8 @@ class Listener(Observer):
                 self._newest = now
         else:
             phase = "backward"
-            stack = self._nodes.get(node._sequence_nr(), stack)
+            if not self._of_the_user(lane, stack):
+                stack = self._nodes.get(node._sequence_nr(), stack)
         level = "aten" if FLAVOURS[info.flavour] == "op" else "api"
         symbol = self._operator(stack, info.name) if level == "api" else None
         with quiet():
@@ -106,6 +108,11 @@ class Listener(Observer):
     def _metas(self, item: Any) -> list[TensorMeta]:
         values = self._session.values
         return [values.metas[values.describe(tensor)] for tensor in self._session.arguments.tensors(item, [])]
+
+    def _of_the_user(self, lane: Lane, stack: int) -> bool:
+        """Whether the user's own code ran an op of the backward pass: it is shown where it is written."""
+        places = [(place.file, place.function) for place in reversed(self._chain(lane, stack))]
+        return inside_engine(places, worker=lane is not self._session.lane) >= 0
 
     def _chain(self, lane: Lane, stack: int) -> list[Place]:
         found = []

@@ -2,7 +2,8 @@
 
 On a CPU they are read at once. On any other device they are computed there and stay there: `deferred` keeps
 them, and fetches them when the recording is over. A view that only relabels the elements of a tensor is
-never read: it has the numbers of its base, which the build gives it.
+not read: it has the numbers of its base, which the build gives it. Its fingerprint is another where the order
+is another, and takes a pass of its own, where that was asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sightline.recording.fingerprints import LANES
 from sightline.recording.observing import Observer
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.readings import Reading, read
-from sightline.recording.torchapi import Tensor, is_functorch_wrapped, storage_address
+from sightline.recording.torchapi import Parameter, Tensor, is_functorch_wrapped, storage_address
 from sightline.recording.values import PLAIN_TENSORS
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ class Measurer(Observer):
 
     def __init__(self, session: Session, wanted: Stats) -> None:
         self._session = session
-        self.fingerprint = wanted.fingerprint
+        self._wanted = wanted
+        self.fingerprint = bool(wanted.fingerprint)
+        self._views = wanted.fingerprint == "views"
         self._chosen = Chosen(session, wanted.modules, wanted.ops)
         self._parameters = wanted.parameters
         self._aten = session.level in ("aten", "both")
@@ -99,14 +102,14 @@ class Measurer(Observer):
         """Not what an API call returns, which its ops have made, nor what shows what was read."""
         if info.uninitialized or (self._aten and info.flavour != OP):
             return False
-        return not info.relabels or self._is_rewritten(result)
+        return not info.relabels or self._is_rewritten(result) or (self._views and not info.keeps_order)
 
     def op(
         self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
         args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
     ) -> None:  # fmt: skip
         """Read the results of an op."""
-        if not self._chosen(lane, info):
+        if not self._chosen(lane, info) or (info.relabels and not self._is_read(args, result)):
             return
         bad = len(self.readings.bad)
         if type(result) is Tensor and not info.mutates:
@@ -120,6 +123,19 @@ class Measurer(Observer):
             for tensor in self._session.arguments.tensors((args, kwargs or {}), []):
                 self.take(tensor if tensor._base is None else tensor._base)
                 self.take(tensor)
+
+    def _is_read(self, args: tuple[Any, ...], view: Any) -> bool:
+        """Whether a view of all elements of a tensor is read all the same.
+
+        It is if its base has changed, or for its fingerprint: not of a parameter, which nobody has read, nor
+        of a view that shows elements more than once.
+        """
+        if self._is_rewritten(view) or not args or type(view) is not Tensor:
+            return True
+        base = args[0]._base if type(args[0]) is Tensor and args[0]._base is not None else args[0]
+        if type(base) is Parameter and not self._parameters:
+            return False
+        return not any(step == 0 and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))
 
     def _note_rewritten(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """What was changed through a view has a new version, which nobody has read."""
@@ -161,6 +177,10 @@ class Measurer(Observer):
             self.readings.add(value, read(tensor, self.fingerprint))
         else:
             self.deferred.add(value, tensor)
+
+    def asked(self) -> dict[str, Any]:
+        """What is to be measured."""
+        return {"stats": {"modules": list(self._wanted.modules or ()), "ops": list(self._wanted.ops or ())}}
 
     def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Everything read so far; waits for the devices."""

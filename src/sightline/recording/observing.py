@@ -58,6 +58,10 @@ class Observer:
     def finish(self, session: Session) -> None:
         """The recording has stopped; the model is still there."""
 
+    def asked(self) -> dict[str, Any]:
+        """What it was asked for, as plain data: views tell what of it did not come about."""
+        return {}
+
 
 class Observers(Observer):
     """Several observers as one."""
@@ -118,3 +122,7 @@ class Observers(Observer):
                 one.finish(session)
             except Exception as error:
                 session.fault(error)
+
+    def asked(self) -> dict[str, Any]:
+        """Of each."""
+        return {name: what for one in self.all for name, what in one.asked().items()}

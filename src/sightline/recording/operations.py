@@ -51,6 +51,8 @@ _KEEPS_OFFSET: Final = frozenset(
 #: Views that show every element of their base, and those of them that keep the order.
 _KEEPS_ORDER: Final = frozenset("view _unsafe_view unsqueeze squeeze detach alias _reshape_alias".split())
 _RELABELS: Final = _KEEPS_ORDER | frozenset("t transpose permute expand".split())
+#: What these make holds the elements of what they are given.
+_COPIES: Final = frozenset({"clone", "_to_copy"})
 #: What these make holds whatever was in memory before.
 _UNINITIALIZED: Final = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize".split()
@@ -61,8 +63,8 @@ class Facts:
     """What is true of an operation in every recording."""
 
     __slots__ = (
-        "aliases", "backward", "constant", "flavour", "function", "keeps_order", "maybe", "moves", "mutates",
-        "name", "noise", "overload", "relabels", "uninitialized",
+        "aliases", "backward", "constant", "copies", "flavour", "function", "keeps_order", "maybe", "moves",
+        "mutates", "name", "noise", "overload", "relabels", "uninitialized",
     )  # fmt: skip
 
     def __init__(self, function: Any) -> None:
@@ -73,6 +75,7 @@ class Facts:
         self.mutates: tuple[int | str, ...] = ()
         #: position of the argument its result may share memory with; -1 if it never does
         self.aliases = -1
+        self.copies = False  #: its result holds the elements of its input, perhaps in another dtype
         self.maybe = False  #: it may also return a copy
         self.moves = False  #: its result may begin elsewhere in the storage
         self.noise = False
@@ -129,7 +132,7 @@ def _read_schema(function: Any) -> Facts:
         facts.moves = facts.maybe or name not in _KEEPS_OFFSET
     facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
     facts.relabels, facts.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
-    facts.uninitialized = name in _UNINITIALIZED
+    facts.uninitialized, facts.copies = name in _UNINITIALIZED, name in _COPIES
     return facts
 
 

@@ -1,14 +1,17 @@
-"""Keeping our own frames out of recorded stacks, and Dynamo out of our frames."""
+"""Keeping our own frames out of recorded stacks and of tracebacks, and Dynamo out of our frames."""
 
 from __future__ import annotations
 
+import os
 import sys
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, TracebackType
 from typing import Final
 
 from sightline.recording import stacks
-from sightline.recording.torchapi import skip_in_dynamo
+from sightline.recording.torchapi import OpOverload, skip_in_dynamo
 
+_FOLDER: Final = os.path.dirname(__file__) + os.sep
+_OVERLOAD_CALL: Final = OpOverload.__call__.__code__
 _PACKAGE: Final = __name__.rpartition(".")[0] + "."
 #: Below these the user's own code runs, which Dynamo may compile.
 _HANDLERS: Final = frozenset({"dispatch", "quiet"})
@@ -34,3 +37,23 @@ def hide_own_frames() -> None:
 def _nested(code: CodeType) -> list[CodeType]:
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
     return [code, *(found for part in inner for found in _nested(part))]
+
+
+def leave_out_own_frames(error: BaseException) -> None:
+    """Give an exception the traceback it would have without a recording.
+
+    What goes with our handlers is torch's own ``OpOverload.__call__``, which nobody else calls from Python.
+    """
+    kept: list[TracebackType] = []
+    at, ours = error.__traceback__, False
+    while at is not None:
+        code = at.tb_frame.f_code
+        own = code.co_filename.startswith(_FOLDER)
+        if not own and not (ours and code is _OVERLOAD_CALL):
+            kept.append(at)
+        at, ours = at.tb_next, own
+    found: TracebackType | None = None
+    for one in reversed(kept):
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    if found is not None:  # else it is an error of our own
+        error.__traceback__ = found

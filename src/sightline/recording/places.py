@@ -8,43 +8,49 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from sightline.recording.stacks import Stacks
-from sightline.trace.data import CodeInfo, FileInfo, FrameColumns
+from sightline.trace.assembly.raw import Place
+from sightline.trace.data import CodeInfo, FileInfo
 
 _Position = tuple[int | None, int | None, int | None, int | None]
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
-def frame_columns(stacks: Stacks) -> tuple[FrameColumns, list[CodeInfo], dict[str, FileInfo]]:
-    """The trie of frames with its source positions, its codes and the state of their files."""
-    count = len(stacks.parents)  # nodes are only ever added: what is there now is whole
-    codes = stacks.codes[:]
-    code_ids, instructions = stacks.code_ids[:count], stacks.instructions[:count]
-    tables: dict[int, list[_Position]] = {}
-    positions = np.full((4, count), -1, dtype=np.int32)
-    for node in range(count):
-        number = code_ids[node]
-        table = tables.get(number)
+class Sources:
+    """Lines and columns of the stacks of a recording, worked out once for each as they come."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        self._positions: dict[int, list[_Position]] = {}
+        self.places: list[Place] = []
+        self.codes: list[CodeInfo] = []
+        self.files: dict[str, FileInfo] = {}
+
+    def update(self) -> None:
+        """Take in what is new."""
+        stacks = self._stacks
+        count = len(stacks.parents)  # nodes are only ever added: what is there now is whole
+        for code in stacks.codes[len(self.codes) :]:
+            self.codes.append(CodeInfo(code.co_filename, code.co_qualname, code.co_firstlineno))
+        self.files |= _files({code.file for code in self.codes} - self.files.keys())
+        for node in range(len(self.places), count):
+            self.places.append(self._place(node))
+
+    def _place(self, node: int) -> Place:
+        stacks = self._stacks
+        number = stacks.code_ids[node]
+        table = self._positions.get(number)
         if table is None:
-            table = tables[number] = list(codes[number].co_positions())
-        at = instructions[node] // 2
-        found = table[at] if at < len(table) else (None, None, None, None)
-        line = found[0] if found[0] is not None else codes[number].co_firstlineno
-        positions[:, node] = (
-            line,
-            found[1] if found[1] is not None else line,
-            found[2] if found[2] is not None else -1,
-            found[3] if found[3] is not None else -1,
-        )
-    frames = FrameColumns(
-        np.array(stacks.parents[:count], dtype=np.int32), np.array(code_ids, dtype=np.int32),
-        positions[0], positions[1], positions[2], positions[3],
-    )  # fmt: skip
-    infos = [CodeInfo(code.co_filename, code.co_qualname, code.co_firstlineno) for code in codes]
-    return frames, infos, _files({info.file for info in infos})
+            table = self._positions[number] = list(stacks.codes[number].co_positions())
+        at = stacks.instructions[node] // 2
+        line, end, column, end_column = table[at] if at < len(table) else (None, None, None, None)
+        line = line if line is not None else stacks.codes[number].co_firstlineno
+        return Place(
+            stacks.parents[node], number, line, line if end is None else end,
+            -1 if column is None else column, -1 if end_column is None else end_column,
+        )  # fmt: skip
 
 
 def _files(paths: set[str]) -> dict[str, FileInfo]:
@@ -66,19 +72,20 @@ _UNARY: Final = {
     "BINARY_SUBSCR": ("[]", ("__getitem__",)),
     "STORE_SUBSCR": ("[]=", ("__setitem__",)),
 }
+#: A reflected method keeps its name: ``1 - x`` arrives as ``x.__rsub__(1)``, its sides the other way round.
 _BINARY: Final = {
-    "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__", "__rsub__", "rsub"),
-    "*": ("mul", "__mul__", "__rmul__"), "/": ("div", "__div__", "__truediv__", "__rtruediv__"),
-    "//": ("floor_divide", "__floordiv__", "__rfloordiv__"), "%": ("remainder", "__mod__", "__rmod__"),
-    "@": ("matmul", "__matmul__", "__rmatmul__"), "**": ("pow", "__pow__", "__rpow__"),
+    "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__"), "*": ("mul", "__mul__", "__rmul__"),
+    "/": ("div", "__div__", "__truediv__"), "//": ("floor_divide", "__floordiv__"),
+    "%": ("remainder", "__mod__"), "@": ("matmul", "__matmul__"), "**": ("pow", "__pow__"),
     "&": ("__and__", "__rand__", "bitwise_and"), "|": ("__or__", "__ror__", "bitwise_or"),
-    "^": ("__xor__", "__rxor__", "bitwise_xor"), "<<": ("__lshift__", "__rlshift__", "bitwise_left_shift"),
-    ">>": ("__rshift__", "__rrshift__", "bitwise_right_shift"),
+    "^": ("__xor__", "__rxor__", "bitwise_xor"), "<<": ("__lshift__", "bitwise_left_shift"),
+    ">>": ("__rshift__", "bitwise_right_shift"),
 }  # fmt: skip
 _COMPARE: Final = {
-    "<": ("lt", "__lt__", "gt", "__gt__"), "<=": ("le", "__le__", "ge", "__ge__"), "==": ("eq", "__eq__"),
-    "!=": ("ne", "__ne__"), ">": ("gt", "__gt__", "lt", "__lt__"), ">=": ("ge", "__ge__", "le", "__le__"),
+    "<": ("lt", "__lt__"), "<=": ("le", "__le__"), "==": ("eq", "__eq__"),
+    "!=": ("ne", "__ne__"), ">": ("gt", "__gt__"), ">=": ("ge", "__ge__"),
 }  # fmt: skip
+_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def operator_names(stacks: Stacks) -> Callable[[int, str], str | None]:
@@ -102,6 +109,9 @@ def _operator(stacks: Stacks, stack: int, method: str) -> str | None:
     written, methods = _instruction(stacks.codes[stacks.code_ids[stack]], stacks.instructions[stack])
     if method in methods:
         return written
+    mirrored = _MIRRORED.get(written, "")
+    if method in _COMPARE.get(mirrored, ()):
+        return mirrored  # ``1 < x`` arrives as ``x.gt(1)``
     in_place = written + "="
     bare = (
         method.rstrip("_") if not method.startswith("__") else "__" + method[3:] if method[2] == "i" else ""

@@ -53,6 +53,8 @@ def read(tensor: Any, fingerprint: bool) -> Reading:
     count = numbers.numel()
     total, squares = numbers.sum().item(), torch.dot(numbers, numbers).item()
     if not (math.isfinite(total) and math.isfinite(squares)) or (squares < _TINY and (most or least)):
+        if flat.dtype == torch.float64:
+            return _read_extreme(flat, max(most, -least), fingerprint)
         total, squares = _in_double(numbers)
     mean = total / count
     spread = squares - total * mean
@@ -61,9 +63,13 @@ def read(tensor: Any, fingerprint: bool) -> Reading:
         spread = torch.dot(centred, centred).item()
     return Reading(
         least, most, mean, math.sqrt(max(spread, 0.0) / (count - 1)) if count > 1 else 0.0,
-        math.sqrt(squares), int(np.count_nonzero(numbers.numpy() == 0)), 0, 0,
+        math.sqrt(squares), _zeros(numbers) if least <= 0 <= most else 0, 0, 0,
         lanes_here(flat) if fingerprint else _NO_LANES,
     )  # fmt: skip
+
+
+def _zeros(numbers: Any) -> int:
+    return int(np.count_nonzero(numbers.numpy() == 0))
 
 
 def flattened(tensor: Any) -> Any:
@@ -96,6 +102,17 @@ def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> Reading:
         return Reading(nan, nan, nan, nan, nan, 0, nans, infs, lanes)
     read_rest = read(rest, fingerprint=False)
     return read_rest._replace(nans=nans, infs=infs, lanes=lanes)
+
+
+def _read_extreme(flat: Any, largest: float, fingerprint: bool) -> Reading:
+    """Doubles whose squares are too large or too small for a double: read as shares of the largest."""
+    low, high = torch.aminmax(flat)
+    shares = read(flat / largest, fingerprint=False)
+    return shares._replace(
+        min=low.item(), max=high.item(), mean=shares.mean * largest, std=shares.std * largest,
+        l2=shares.l2 * largest, zeros=int(np.count_nonzero(flat.numpy() == 0)),
+        lanes=lanes_here(flat) if fingerprint else _NO_LANES,
+    )  # fmt: skip
 
 
 def _in_double(numbers: Any) -> tuple[float, float]:

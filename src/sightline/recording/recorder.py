@@ -5,7 +5,9 @@ This is what `sightline.trace` drives; it is the only door into this package.
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -17,11 +19,12 @@ from sightline.recording import installation
 from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
 from sightline.recording.checking import Checker, Judge
-from sightline.recording.explain import explain
+from sightline.recording.explain import exception_text, explain
+from sightline.recording.keeping import Keeper, claim, unclaim
 from sightline.recording.listening import Listener
 from sightline.recording.measuring import Measurer
 from sightline.recording.observing import Observer, Observers
-from sightline.recording.ownframes import hide_own_frames
+from sightline.recording.ownframes import hide_own_frames, leave_out_own_frames
 from sightline.recording.session import Session
 from sightline.recording.steps import note_step
 from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
@@ -30,6 +33,14 @@ from sightline.trace.events import Watcher
 from sightline.trace.tables import Index
 
 hide_own_frames()
+#: Recordings that are being kept, to be finished when the interpreter ends.
+_kept: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_all() -> None:
+    for recorder in list(_kept):
+        recorder.stop()
 
 
 def check_model(model: Any) -> None:
@@ -50,7 +61,8 @@ class Asked:
     check: Check | None = None
     judge: Judge = lambda data, check: None
     capture: Capture | None = None
-    folder: Path | None = None
+    folder: Path | None = None  #: where it is written while it runs
+    last: int | None = None  #: how many ops are kept
 
 
 class Recorder:
@@ -76,19 +88,40 @@ class Recorder:
     def running(self) -> bool:
         return self._session is not None and self._session.running
 
-    def start(self, frame: FrameType | None) -> None:
-        """Put everything in place. ``frame`` is the block's own: nothing above it changes while it runs."""
+    def start(self, frame: FrameType | None, above: bool = True) -> None:
+        """Put everything in place. ``frame`` is the block's own: nothing above it changes while it runs.
+
+        Without ``above`` nothing above it is recorded either: it is the first of a program.
+        """
         with undisturbed():
-            session = Session(self._model, self._name, self._level, frame.f_back if frame else None)
+            caller = frame.f_back if frame else None
+            session = Session(self._model, self._name, self._level, caller, above)
         session.compiled = self._compiled
-        self._observe(session)
+        self._keep(session)
         self._model = None  # the session knows it weakly; a kept trace keeps no model
         if self._compiled == "eager":
             self._stance = compiler.set_stance("force_eager")
         self._session = session
         if current_step():
             note_step(session, begins=True)
+        if session.keeper is not None:
+            session.keeper.start()
+            _kept.add(self)
         installation.install(session)
+
+    def _keep(self, session: Session) -> None:
+        """Put observers in place, and whoever keeps what they and the session write."""
+        asked = self._asked
+        file = -1 if asked.folder is None else claim(asked.folder)
+        try:
+            self._observe(session)
+            if asked.folder is not None or asked.last is not None:
+                with undisturbed():
+                    session.keeper = Keeper(session, asked.folder, file, asked.last)
+        except BaseException:
+            if asked.folder is not None:
+                unclaim(asked.folder, file)
+            raise
 
     def _observe(self, session: Session) -> None:
         """Have everything else done that was asked for."""
@@ -121,11 +154,19 @@ class Recorder:
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None
+        if error is not None:
+            leave_out_own_frames(error)
         try:
             with undisturbed():
-                session.finish()
-                if session.observer is not None:
-                    session.observer.finish(session)
+                try:
+                    session.finish()
+                    if session.observer is not None:
+                        session.observer.finish(session)
+                finally:  # whatever went wrong: what was kept is finished
+                    session.exception = None if error is None else exception_text(error)
+                    if session.keeper is not None:
+                        _kept.discard(self)
+                        session.keeper.finish()
                 if error is not None and not isinstance(error, NonFiniteError):
                     explain(session, self.index().raw, error)
                 if error is None and self._checker is not None:

@@ -27,9 +27,9 @@ from sightline.recording.modules import Modules
 from sightline.recording.observing import Observers
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.stacks import Stacks, variable_name
-from sightline.recording.steps import StepMark
 from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
+from sightline.trace.assembly.raw import StepMark
 from sightline.trace.data import MUTATES, RAISED, UNFINISHED, ModuleInfo
 
 _CONSTANT: Final = KIND["constant"]
@@ -40,7 +40,9 @@ clock = time.perf_counter_ns
 class Session:
     """The mutable state behind one `sightline.trace`."""
 
-    def __init__(self, model: Any, name: str, level: str, caller: FrameType | None) -> None:
+    def __init__(
+        self, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
+    ) -> None:
         self.name = name
         self.level = level
         self.op_ids = itertools.count()
@@ -63,6 +65,9 @@ class Session:
         self.readings: Any = None  #: whoever took statistics: it has ``columns()``
         self.captures: Any = None  #: whoever kept tensors
         self.check: Any = None  #: whoever looked for what is not finite
+        self.keeper: Any = (
+            None  #: whoever takes what is written away while the run goes on: it has ``data()``
+        )
         self.steps: list[StepMark] = []
         self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.dispatch_mode: Any = None
@@ -75,8 +80,9 @@ class Session:
         self.ended = 0
         self.begin = clock()
         base = Mark.at(caller, -1)
-        if caller is not None:
-            base.above = self.stacks.find(caller, None, -1) or -1
+        if caller is not None and above:
+            found = self.stacks.find(caller, None, -1)
+            base.above = -1 if found is None else found
         self.lanes: dict[int, Lane] = {}
         self.lane = self._new_lane(threading.get_ident(), base)
 
@@ -117,6 +123,10 @@ class Session:
         """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
         if isinstance(error, NonFiniteError | CaptureError):
             raise error
+        self.note_fault(error)
+
+    def note_fault(self, error: BaseException) -> None:
+        """Count a fault, whatever it is."""
         self.fault_count += 1
         if len(self.faults) < _MAX_FAULTS:
             place = traceback.extract_tb(error.__traceback__)[-1]

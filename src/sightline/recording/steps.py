@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sightline import spying
 from sightline.recording.observing import Spied
 from sightline.recording.registry import active
+from sightline.trace.assembly.raw import StepMark
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
-
-
-class StepMark(NamedTuple):
-    """Where a step begins or ends in a recording."""
-
-    name: str
-    op: int
-    time: int
-    begins: bool
 
 
 class RecorderEar:

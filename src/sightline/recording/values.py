@@ -24,14 +24,8 @@ from sightline.recording.torchapi import (
     quiet,
     storage_address,
 )
+from sightline.trace.assembly.layout import V_WIDTH
 from sightline.trace.data import KINDS, TensorMeta
-
-#: Fixed columns of a value row.
-V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_PREVIOUS, V_BASE, V_FLAGS = range(2, 10)
-V_WIDTH: Final = 10
-
-#: An offset that is the one of the value's base.
-INHERITED: Final = -1
 
 KIND: Final = {name: number for number, name in enumerate(KINDS)}
 ACTIVATION: Final = KIND["activation"]

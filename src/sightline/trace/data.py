@@ -285,7 +285,7 @@ class TraceData:
     forms: list[Form]
     names: list[str]
     storages: I64  #: bytes of each storage
-    schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: argument names of aten ops
+    schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: op -> ``self``, ``alpha=1`` …
     info: dict[str, Any] = field(default_factory=dict)  #: name, ops level, versions, faults, exception …
     stats: StatColumns = field(default_factory=StatColumns.none)
     steps: list[StepInfo] = field(default_factory=list)

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.notation import dtype_name
 from sightline.patterns import path_matches
 from sightline.trace.data import FLAVOURS, KINDS, LEVELS, PHASES
@@ -42,8 +43,8 @@ def matcher(row: type, data: Index, name: str, wanted: Any) -> Test:
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UsageError(f"{row.__name__} rows have no property {name!r}{hint}")
     choices = CHOICES.get(name)
-    if choices is not None and wanted not in choices:
-        raise UsageError(f"{name}={wanted!r} is no {name}; choose {_listed(choices)}.")
+    if choices is not None and not (isinstance(wanted, str) and wanted in choices):
+        raise UsageError(f"{name}={said(wanted)} is no {name}; choose {_listed(choices)}.")
     if name == "shape":
         return _shape_test(wanted)
     if name == "dtype":
@@ -93,7 +94,7 @@ def _shape_test(wanted: Any) -> Test:
     elif isinstance(wanted, list | tuple) and all(type(size) is int for size in wanted):
         sizes = tuple(wanted)
         return lambda row: tuple(row.shape) == sizes
-    raise UsageError(f'shape={wanted!r} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
+    raise UsageError(f'shape={said(wanted)} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -6,11 +6,17 @@ For messages: the note of an exception, a NaN that was found. Whoever has rows m
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
+from sightline.trace.data import FLAVOURS, PHASES, TraceData
 from sightline.trace.rows import Frame, Op, Value
 
+_BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
+#: The function of torch below which the nodes of a backward pass run.
+_ENGINE: Final = "_engine_run_backward"
 _TORCH = re.compile(r"/(site|dist)-packages/(torch|torchgen|functorch)/")
 _OWN = str(Path(__file__).resolve().parent.parent).replace("\\", "/") + "/"
 
@@ -26,8 +32,53 @@ def torch_file(path: str) -> bool:
     return bool(_TORCH.search(path)) or path.startswith((_OWN, "<frozen "))
 
 
+def line_in_backward(data: TraceData, op: int) -> int:
+    """The frame of the user's own code that ran an op during the backward pass; -1 for torch's own ops.
+
+    Such code is in the ``backward`` of an ``autograd.Function``, or in a hook of a tensor: it is on the stack
+    inside the engine, or on a thread of the engine's.
+    """
+    if data.ops.phase[op] != _BACKWARD or data.ops.flavour[op] == _OPAQUE:
+        return -1
+    chain: list[int] = []
+    at = int(data.ops.frame[op])
+    while at >= 0:
+        chain.append(at)
+        at = int(data.frames.parent[at])
+    codes = [data.codes[int(data.frames.code[frame])] for frame in chain]
+    found = inside_engine([(code.file, code.function) for code in codes], worker=data.ops.thread[op] > 0)
+    return chain[found] if found >= 0 else -1
+
+
+def inside_engine(places: Iterable[tuple[str, str]], *, worker: bool) -> int:
+    """Where in a stack of (file, function), innermost first, the user's code is that autograd has called.
+
+    -1 where there is none. ``worker`` says that the whole stack is autograd's.
+
+    >>> engine = ("/lib/site-packages/torch/autograd/graph.py", "_engine_run_backward")
+    >>> inside_engine([("net.py", "Root.backward"), engine, ("net.py", "main")], worker=False)
+    0
+    >>> inside_engine([engine, ("net.py", "main")], worker=False)
+    -1
+    """
+    found = -1
+    for at, (file, function) in enumerate(places):
+        if torch_file(file):
+            if function == _ENGINE:
+                return found
+        elif found < 0:
+            found = at
+    return found if worker else -1
+
+
 def user_frame(op: Op) -> Frame | None:
-    """The innermost frame of an op that is not torch's own; a backward op has that of its forward op."""
+    """The innermost frame of an op that is not torch's own.
+
+    A backward op has that of its forward op, unless the user's own code ran it.
+    """
+    line = line_in_backward(op._data.raw, op.id)
+    if line >= 0:
+        return Frame(op._data, line)
     forward = op.forward if op.phase == "backward" else None
     own = forward.frame if forward is not None and forward.frame is not None else op.frame
     frame = own
@@ -37,16 +88,28 @@ def user_frame(op: Op) -> Frame | None:
 
 
 def place_text(op: Op) -> str:
-    """``net.py:9 in Net.forward (fc1)``; empty for an op that no Python line and no module ran."""
+    """``net.py:9 in Net.forward (fc1)``; empty for an op that no Python line and no module ran.
+
+    What the user's own code ran in the backward pass has two lines: that one, and the one of its forward op.
+    """
+    text, forward = _line_text(op), op.forward
+    if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
+        line = user_frame(forward)
+        at = f" at {line.position} in {line.function}" if line is not None else ""
+        text += f", backward of {bare_name(written(forward))}{at}"
+    return text
+
+
+def _line_text(op: Op) -> str:
     frame, module = user_frame(op), op.module
     parts = [f"{frame.position} in {frame.function}"] if frame is not None else []
     parts += [f"({module.label})"] if module is not None else []
     return " ".join(parts)
 
 
-def placed(text: str, op: Op) -> str:
+def placed(text: str, op: Op, *, short: bool = False) -> str:
     """What is said about an op, followed by where it is: ``relu, net.py:8 in Net.forward (act)``."""
-    place = place_text(op)
+    place = _line_text(op) if short else place_text(op)
     if place.startswith("("):  # no line is known, only the module
         return f"{text} {place}"
     return f"{text}, {place}" if place else text
@@ -67,14 +130,19 @@ def bare_name(op: Op) -> str:
 
 
 def backward_of(op: Op) -> str:
-    """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty."""
+    """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty.
+
+    Empty too where the place of the op says so (`place_text`).
+    """
     forward = op.forward if op.phase == "backward" else None
+    if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
+        return ""
     return f" (backward of {bare_name(written(forward))})" if forward is not None else ""
 
 
 def argument_names(op: Op) -> list[str]:
     """What each tensor input of an op is called: ``mat1`` by the schema, ``argument 0``, ``tensors[1]``."""
-    schema = op._data.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
+    schema = op._data.argument_names(op)
     return [_argument(path, schema) for path in op.form.slots()]
 
 
@@ -98,7 +166,7 @@ def origin(value: Value, reader: Op) -> str:
     if maker is None:
         return f"{value.kind}{' ' + value.name if value.name else ''}"
     shown = written(maker)
-    return placed(bare_name(shown) + backward_of(shown), shown)
+    return placed(bare_name(shown) + backward_of(shown), shown, short=True)
 
 
 def numbers_text(value: Value) -> str:
@@ -108,7 +176,10 @@ def numbers_text(value: Value) -> str:
         return ""
     wrong = numbers.nans + numbers.infs
     if wrong and wrong == max(numbers.nans, numbers.infs) >= value.meta.numel:
-        return "all NaN" if numbers.nans else "all Inf"
+        name = "NaN" if numbers.nans else "Inf"
+        return f"all {name}" if value.meta.numel > 1 else name
     if wrong and (wrong >= value.meta.numel or numbers.min != numbers.min):  # none finite, or only counted
         return ", ".join(f"{n:,} {name}" for n, name in ((numbers.nans, "NaN"), (numbers.infs, "Inf")) if n)
+    if not wrong and numbers.min == numbers.max and value.meta.numel > 1:
+        return f"all {numbers}"
     return str(numbers)

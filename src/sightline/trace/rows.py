@@ -1,145 +1,20 @@
-"""The rows of a trace: ops, values, module calls, modules and frames, each reading its columns when asked."""
+"""The rows of what ran: ops, values, module calls and steps, each reading its columns when asked.
+
+Where it ran has rows of its own: `Frame` (`framerows`) and `Module` (`modulerows`).
+"""
 
 from __future__ import annotations
 
-import linecache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from sightline.notation import call_text, numbers_text, position_text, value_text
+from sightline.notation import call_text, numbers_text, value_text
 from sightline.trace import data as d
 from sightline.trace.forms import Form
-from sightline.trace.table import R, Row, Table
+from sightline.trace.framerows import Frame
+from sightline.trace.modulerows import Module
+from sightline.trace.table import Row, Table, optional
 
-if TYPE_CHECKING:
-    from sightline.trace.tables import Index
-
-
-def _optional(row: type[R], data: Index, id: Any) -> R | None:
-    return row(data, int(id)) if id >= 0 else None
-
-
-class Frame(Row):
-    """A place in the source on the way to an op: file, line, columns, function, and who called it."""
-
-    __slots__ = ()
-
-    @property
-    def _code(self) -> d.CodeInfo:
-        return self._data.raw.codes[int(self._data.raw.frames.code[self.id])]
-
-    @property
-    def file(self) -> str:
-        return self._code.file
-
-    @property
-    def function(self) -> str:
-        """Qualified name of the function: ``Net.forward``."""
-        return self._code.function
-
-    @property
-    def line(self) -> int:
-        return int(self._data.raw.frames.line[self.id])
-
-    @property
-    def code(self) -> str:
-        """The source line, stripped; empty where the source is not at hand."""
-        return linecache.getline(self.file, self.line).strip()
-
-    @property
-    def columns(self) -> tuple[int, int] | None:
-        """First and last column of the expression on its line, 0-based, in bytes; None if unknown."""
-        frames = self._data.raw.frames
-        if frames.column[self.id] < 0:
-            return None
-        return int(frames.column[self.id]), int(frames.end_column[self.id])
-
-    @property
-    def end_line(self) -> int:
-        return int(self._data.raw.frames.end_line[self.id])
-
-    @property
-    def parent(self) -> Frame | None:
-        return _optional(Frame, self._data, self._data.raw.frames.parent[self.id])
-
-    @property
-    def chain(self) -> list[Frame]:
-        """The frames that led here, outermost first, this one last."""
-        found: list[Frame] = []
-        at: Frame | None = self
-        while at is not None:
-            found.append(at)
-            at = at.parent
-        return found[::-1]
-
-    @property
-    def position(self) -> str:
-        return position_text(self.file, self.line)
-
-    def __repr__(self) -> str:
-        return f"<Frame {self.position} in {self.function}>"
-
-
-class Module(Row):
-    """A module of the model: its path, class and what it owns."""
-
-    __slots__ = ()
-
-    @property
-    def _info(self) -> d.ModuleInfo:
-        return self._data.raw.modules[self.id]
-
-    @property
-    def path(self) -> str:
-        """Path relative to the model; ``""`` for the model itself."""
-        return self._info.path
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        return self._info.aliases
-
-    @property
-    def type(self) -> str:
-        return self._info.type
-
-    @property
-    def type_module(self) -> str:
-        return self._info.type_module
-
-    @property
-    def extra(self) -> str:
-        return self._info.extra
-
-    @property
-    def training(self) -> bool:
-        return self._info.training
-
-    @property
-    def parameters(self) -> tuple[d.ParameterInfo, ...]:
-        return self._info.parameters
-
-    @property
-    def parent(self) -> Module | None:
-        return _optional(Module, self._data, self._info.parent)
-
-    @property
-    def root(self) -> Module:
-        return Module(self._data, self._info.root)
-
-    @property
-    def depth(self) -> int:
-        return len(self.path.split(".")) if self.path else 0
-
-    @property
-    def calls(self) -> Table[ModuleCall]:
-        return Table(self._data, ModuleCall, self._data.calls_of_module.get(self.id, []))
-
-    @property
-    def label(self) -> str:
-        """The path, or the class name for a root."""
-        return self.path or self.type
-
-    def __repr__(self) -> str:
-        return f"<Module {self.label} ({self.type})>"
+__all__ = ["Frame", "Module", "ModuleCall", "Numbers", "Op", "Step", "Value"]
 
 
 class Numbers(NamedTuple):
@@ -213,7 +88,7 @@ class Value(Row):
 
     @property
     def producer(self) -> Op | None:
-        return _optional(Op, self._data, self._data.raw.values.producer[self.id])
+        return optional(Op, self._data, self._data.raw.values.producer[self.id])
 
     @property
     def module(self) -> Module | None:
@@ -237,12 +112,12 @@ class Value(Row):
     @property
     def previous(self) -> Value | None:
         """The value that was here before an in-place op."""
-        return _optional(Value, self._data, self._data.raw.values.previous[self.id])
+        return optional(Value, self._data, self._data.raw.values.previous[self.id])
 
     @property
     def base(self) -> Value | None:
         """The value this one is a view of."""
-        return _optional(Value, self._data, self._data.raw.values.base[self.id])
+        return optional(Value, self._data, self._data.raw.values.base[self.id])
 
     def __str__(self) -> str:
         return str(self.meta)
@@ -277,7 +152,7 @@ class Op(Row):
     @property
     def call(self) -> ModuleCall | None:
         """The module call it ran in; for a backward op the one of its forward op."""
-        return _optional(ModuleCall, self._data, self._data.raw.ops.call[self.id])
+        return optional(ModuleCall, self._data, self._data.raw.ops.call[self.id])
 
     @property
     def module(self) -> Module | None:
@@ -286,17 +161,17 @@ class Op(Row):
 
     @property
     def frame(self) -> Frame | None:
-        return _optional(Frame, self._data, self._data.raw.ops.frame[self.id])
+        return optional(Frame, self._data, self._data.raw.ops.frame[self.id])
 
     @property
     def parent(self) -> Op | None:
         """The API call an aten op came from."""
-        return _optional(Op, self._data, self._data.raw.ops.parent[self.id])
+        return optional(Op, self._data, self._data.raw.ops.parent[self.id])
 
     @property
     def forward(self) -> Op | None:
         """The forward op a backward op belongs to."""
-        return _optional(Op, self._data, self._data.raw.ops.forward[self.id])
+        return optional(Op, self._data, self._data.raw.ops.forward[self.id])
 
     @property
     def form(self) -> Form:
@@ -376,7 +251,7 @@ class ModuleCall(Row):
 
     @property
     def parent(self) -> ModuleCall | None:
-        return _optional(ModuleCall, self._data, self._data.raw.calls.parent[self.id])
+        return optional(ModuleCall, self._data, self._data.raw.calls.parent[self.id])
 
     @property
     def depth(self) -> int:
@@ -384,7 +259,7 @@ class ModuleCall(Row):
 
     @property
     def frame(self) -> Frame | None:
-        return _optional(Frame, self._data, self._data.raw.calls.frame[self.id])
+        return optional(Frame, self._data, self._data.raw.calls.frame[self.id])
 
     @property
     def phase(self) -> str:

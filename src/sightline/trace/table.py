@@ -6,9 +6,12 @@ A row is two words, the data and its id; every property reads a column when aske
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from sightline.errors import UsageError
+from sightline.given import said
 from sightline.trace.matching import matcher
 
 if TYPE_CHECKING:
@@ -63,10 +66,18 @@ class Table(Sequence[R], Generic[R]):
         if isinstance(index, slice):
             return Table(self._data, self._row, self._ids[index])
         try:
-            id = int(self._ids[index])
+            id = int(self._ids[operator.index(index)])
+        except TypeError:
+            raise UsageError(
+                f"[…] takes a position or a slice here, not {said(index)}; `.where(name=…)` finds by name."
+            ) from None
         except IndexError:
             raise IndexError(f"there are {len(self)} {self._row.__name__} rows, none at {index}") from None
         return self._row(self._data, id)
+
+    def _of(self, ids: Sequence[int]) -> Table[R]:
+        """The rows of these ids."""
+        return Table(self._data, self._row, ids)
 
     def where(self, test: Callable[[R], bool] | None = None, **asked: Any) -> Table[R]:
         """The rows for which ``test(row)`` holds and whose properties are the ones asked for.
@@ -79,10 +90,23 @@ class Table(Sequence[R], Generic[R]):
             matcher(self._row, self._data, name, wanted) for name, wanted in asked.items()
         ]
         if test is not None:
-            tests.append(test)
+            tests.append(_a_test(test))
         kept = [row.id for row in self if all(holds(row) for holds in tests)]
         return Table(self._data, self._row, kept)
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(row) for row in self[:4])
-        return f"<{len(self)} {self._row.__name__} rows: {shown}{', …' if len(self) > 4 else ''}>"
+        rows = f"{len(self)} {self._row.__name__} row{'' if len(self) == 1 else 's'}"
+        return f"<{rows}: {shown}{', …' if len(self) > 4 else ''}>" if shown else f"<{rows}>"
+
+
+def optional(row: type[R], data: Index, id: Any) -> R | None:
+    """The row a column points to; None where it points to none."""
+    return row(data, int(id)) if id >= 0 else None
+
+
+def _a_test(test: Any) -> Any:
+    """What `Table.where` is given as a test, unless it is none."""
+    if not callable(test) or isinstance(test, type):
+        raise UsageError(f"where({said(test)}) takes a function of a row, or names: where(name=…).")
+    return test

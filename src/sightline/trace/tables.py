@@ -98,9 +98,14 @@ class Index:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
         return depths
 
+    def argument_names(self, op: Op) -> tuple[str, ...]:
+        """What the schema of a dispatcher op calls its arguments; () for an API call."""
+        schema = self.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
+        return tuple(argument.partition("=")[0] for argument in schema)
+
     def bound_arguments(self, op: Op) -> dict[str | int, Any]:
         values = iter(op.inputs)
-        names = self.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
+        names = self.argument_names(op)
         bound: dict[str | int, Any] = {}
         for position, item in enumerate(op.form.args):
             bound[names[position] if position < len(names) else position] = _bind(item, values)

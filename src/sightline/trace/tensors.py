@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import DamagedFile, NotCaptured, UsageError
+from sightline.given import checked, said
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
 from sightline.patterns import PathPattern, segments_of
@@ -128,6 +129,8 @@ class Captures(Sequence[CapturedTensor]):
     def __getitem__(self, index: int | slice) -> CapturedTensor | Captures:
         if isinstance(index, slice):
             return Captures(self._tensors[index])
+        if not isinstance(index, int):
+            raise UsageError(f"[…] takes a position or a slice here, not {said(index)}.")
         try:
             return self._tensors[index]
         except IndexError:
@@ -172,7 +175,7 @@ class Tensors(Mapping[str, Any]):
 
     ``tensors[key]`` is a `CapturedTensor`, ``tensors[name]`` the `Captures` of that name. ``names()`` gives
     the variable that each value was assigned to: it is asked once, when no captured name fits. ``to_torch``
-    makes a torch tensor of a captured one.
+    makes a torch tensor of a captured one. ``note()`` says what was asked for and is not here.
     """
 
     def __init__(
@@ -181,11 +184,13 @@ class Tensors(Mapping[str, Any]):
         store: Store,
         names: Callable[[], Mapping[int, str]] | None = None,
         to_torch: ToTorch | None = None,
+        note: Callable[[], str] | None = None,
     ) -> None:
         self._infos = {info.key: info for info in captures}
         self._store = store
         self._names = names
         self._to_torch = to_torch
+        self._note = note
 
     def __len__(self) -> int:
         return len(self._infos)
@@ -195,6 +200,8 @@ class Tensors(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         """One tensor by its full key, or all of a short name."""
+        if not isinstance(name, str):
+            raise NotCaptured(f"t.tensors[…] takes a key or a name, not {said(name)}.")
         info = self._infos.get(name)
         if info is not None:
             return self._tensor(info)
@@ -206,6 +213,7 @@ class Tensors(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self._infos or bool(self._short(name)))
 
+    @checked
     def keys(self, glob: str | None = None) -> KeysView[str]:
         """The full keys in the order of capture; those a glob means.
 
@@ -218,6 +226,7 @@ class Tensors(Mapping[str, Any]):
         meant = KeyPattern(glob)
         return {key: 0 for key, info in self._infos.items() if meant(info)}.keys()
 
+    @checked
     def where(
         self,
         *,
@@ -234,6 +243,8 @@ class Tensors(Mapping[str, Any]):
         """
         if role is not None:
             one_of("role", role, ROLES)
+        if call is not None and (type(call) is not int or call < 0):
+            raise UsageError(f"call={said(call)} must be a whole number from 0 up.")
         inside = PathPattern(module or "")
         return Captures(
             [
@@ -250,7 +261,8 @@ class Tensors(Mapping[str, Any]):
     def __repr__(self) -> str:
         shown = list(dict.fromkeys(_inside(info.module, info.name) for info in self._infos.values()))
         names = f": {', '.join(shown[:4])}{', …' if len(shown) > 4 else ''}" if shown else ""
-        return f"<{_count_text(list(self._infos.values()))}{names}>"
+        note = self._note() if self._note is not None else ""
+        return f"<{_count_text(list(self._infos.values()))}{names}{note and f' ({note})'}>"
 
     def _tensor(self, info: CaptureInfo) -> CapturedTensor:
         return CapturedTensor(info, self._store, self._to_torch)
@@ -293,6 +305,9 @@ class Tensors(Mapping[str, Any]):
         """The end of the sentence about a name that is not there."""
         known = [name for names in (self._by_name, self._by_variable) for name in names if name]
         known = list(dict.fromkeys(known))
+        note = self._note() if self._note is not None else ""
+        if not known and note:
+            return f"; no tensors were captured: {note}."
         if not known:
             return "; no tensors were captured: ask for them with sl.trace(…, capture=True)."
         near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
@@ -375,8 +390,10 @@ class _Numbers:
         nothing = math.nan
         self.min = float(finite.min()) if finite.size else nothing
         self.max = float(finite.max()) if finite.size else nothing
-        self.mean = float(finite.mean()) if finite.size else nothing
-        self.std = float(finite.std(ddof=1)) if finite.size > 1 else 0.0 if finite.size else nothing
+        unit = max(abs(self.min), abs(self.max)) or 1.0  # the square of a double may be none
+        shares = finite / unit
+        self.mean = float(shares.mean()) * unit if finite.size else nothing
+        self.std = float(shares.std(ddof=1)) * unit if finite.size > 1 else 0.0 if finite.size else nothing
 
 
 def _numbers_text(tensor: CapturedTensor) -> str:

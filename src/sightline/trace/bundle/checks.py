@@ -61,8 +61,8 @@ _CHAINS: Final = frozenset({("calls", "parent"), ("frames", "parent")})
 #: What views take for granted of what ``info`` says, where it says anything.
 _INFO: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device"), (str, type(None))),
-    **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out"),
-                    (int, type(None))),
+    **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out",
+                     "last", "dropped", "evicted"), (int, type(None))),
     **dict.fromkeys(("exception", "check"), (str, type(None))),
     "faults": list,
 }  # fmt: skip
@@ -106,6 +106,18 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
         _check_chains(kind, name, column)
     if (kind, name) == ("stats", "value") and (np.diff(column) <= 0).any():
         raise Damage("the statistics are not in the order of their values")
+
+
+def check_block(kind: str, name: str, block: Array, first_row: int, counts: Mapping[str, int]) -> None:
+    """A part of a column that begins at ``first_row``: what it points at is there, and before it."""
+    rule = _IDS.get((kind, name))
+    if rule is not None:
+        least, target = rule
+        _check_ids(kind, name, block, least, counts[target] if isinstance(target, str) else target)
+    if (kind, name) in _BACK and (block >= np.arange(first_row, first_row + len(block))).any():
+        raise Damage(f"{kind}/{name} does not point back")
+    if name in ("first_op", "end_op") and len(block):
+        _check_ids(kind, name, block, 0, counts["ops"] + 1)
 
 
 def _check_ids(kind: str, name: str, column: Array, least: int, size: int) -> None:

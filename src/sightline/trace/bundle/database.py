@@ -32,7 +32,7 @@ _BESIDE: Final = ("-wal", "-journal")
 _MOST_ROWS: Final = 1 << 40
 
 #: What reading what a file says may end in; each is the file's fault.
-_FAULTS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError, OverflowError,
+FAULTS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError, OverflowError,
                   RecursionError, AttributeError, MemoryError)  # fmt: skip
 
 
@@ -63,9 +63,9 @@ class Database:
             raise DamagedFile(f"{self.path} is damaged: {why}.") from None
         except OSError as error:
             raise DamagedFile(f"{self.path} cannot be read: {error.strerror or error}.") from error
-        except _FAULTS as error:
+        except FAULTS as error:
             raise DamagedFile(
-                f"{self.path} is damaged: {_word(str(error).rstrip('.') or type(error).__name__)}."
+                f"{self.path} is damaged: {word(str(error).rstrip('.') or type(error).__name__)}."
             ) from error
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Database:
                 if kind == "index" and name in schema.INDEXES and sql is None:
                     continue
                 if kind != "table" or schema.TABLES.get(name) != sql:
-                    raise Damage(f"it holds the {_word(kind)} {shown(name)}, which is no table of a bundle")
+                    raise Damage(f"it holds the {word(kind)} {shown(name)}, which is no table of a bundle")
                 found[name] = sql
         for name in schema.TABLES:
             if name not in found:
@@ -276,7 +276,7 @@ def _authorized(action: int, first: str | None, *_rest: str | None) -> int:
     return sqlite3.SQLITE_DENY
 
 
-def _word(value: object) -> str:
+def word(value: object) -> str:
     """Something out of a file, or about one, as a part of a sentence."""
     return shown(str(value))[1:-1]
 

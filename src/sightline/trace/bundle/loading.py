@@ -19,6 +19,8 @@ from sightline.trace import data as d
 from sightline.trace.bundle import checks, plain, records, schema
 from sightline.trace.bundle.columns import decode
 from sightline.trace.bundle.database import Database
+from sightline.trace.bundle.finishing import open_journal
+from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.bundle.sources import install_sources
 from sightline.trace.bundle.tensorfiles import ListedShards
@@ -30,6 +32,8 @@ Array = NDArray[Any]
 def load(path: str | os.PathLike[str]) -> LoadedTrace:
     """Open a bundle, or one database of it; nothing is read yet that no view has asked for.
 
+    Of a recording whose process was killed, or is still running, there is only a journal: it is read at once.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     load(folder)
@@ -39,11 +43,15 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     given = Path(path)
     if given.is_dir():
         database = given / schema.DATABASE
+        if not database.exists() and (given / JOURNAL).exists():
+            return CutOff.of_journal(given / JOURNAL)
         if not database.exists():
             raise UsageError(f"{given} is no sightline recording: there is no {schema.DATABASE} in it.")
         return LoadedTrace.of(Database(database))
     if not given.exists():
         raise UsageError(f"There is no recording {given}.")
+    if given.name == JOURNAL:
+        return CutOff.of_journal(given)
     return LoadedTrace.of(Database(given))
 
 
@@ -135,6 +143,39 @@ class LoadedTrace(d.TraceData):
                               for each in ("first_op", "end_op"))  # fmt: skip
                 checks.check_spans(first, end, database.counts)
         return column
+
+
+class CutOff(LoadedTrace):
+    """A recording whose process was killed, or is still running: everything up to its last batch."""
+
+    @classmethod
+    def of_journal(cls, path: Path) -> CutOff:
+        """The trace in a journal; all of it is read."""
+        opened = open_journal(path)
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(opened.data))  # past the frozen dataclass
+        made.__dict__.update(path=path, sources=opened.sources, environment=opened.environment)
+        install_sources(made)
+        return made
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many rows each table has."""
+        tables = (
+            *schema.KINDS,
+            "storages",
+            "modules",
+            "codes",
+            "metas",
+            "forms",
+            "names",
+            "steps",
+            "captures",
+        )
+        return {name: len(getattr(self, name)) for name in tables}
 
 
 def _read_column(database: Database, kind: str, name: str) -> Array:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.plain import parsed
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.sources import SourceText, gather
+from sightline.trace.bundle.spooling import SpoolSink
 from sightline.trace.bundle.tensorfiles import Placing
 from sightline.trace.data import TraceData
 from sightline.trace.dtypes import nbytes_of
@@ -35,8 +36,6 @@ from sightline.trace.shards import is_shard
 
 #: What ``info`` says of where a recording was made.
 _PRIVATE: Final = ("torch", "python", "pid")
-
-Chunk = tuple[str, str, int, int, bytes]
 
 
 def save(
@@ -54,8 +53,73 @@ def save(
     Traceback (most recent call last):
     sightline.errors.UsageError: ... is no sightline recording: there is no rank0.db in it.
     """
+    return save_columns(data, WholeColumns(data), path, source=source, environment=environment)
+
+
+class WholeColumns:
+    """The columns of a `TraceData`, in chunks."""
+
+    def __init__(self, data: TraceData) -> None:
+        self._data = data
+
+    def size(self, kind: str, name: str) -> int:
+        """How many numbers a column has; of offsets, how many lists."""
+        return len(self._column(kind, name)) - name.endswith("_offsets")
+
+    def _column(self, kind: str, name: str) -> Any:
+        return self._data.storages if kind == "storages" else getattr(getattr(self._data, kind), name)
+
+    def checked(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
+        """The chunks of a column, when it was found to be in order; of offsets the lengths of the lists."""
+        column = self._column(kind, name)
+        if kind != "storages":
+            column = np.ascontiguousarray(column, dtype=schema.columns_of(kind)[name])
+            checks.check_column(kind, name, column, counts)
+        if name == "end_op":
+            checks.check_spans(self._data.calls.first_op, column, counts)
+        column = np.diff(column) if name.endswith("_offsets") else column
+        for at in range(0, len(column), schema.CHUNK_ROWS):
+            yield column[at : at + schema.CHUNK_ROWS]
+
+
+class SpooledColumns:
+    """The columns of a recording that was assembled batch by batch; its frames are in memory."""
+
+    def __init__(self, spool: SpoolSink, data: TraceData) -> None:
+        self._spool = spool
+        self._whole = WholeColumns(data)
+
+    def size(self, kind: str, name: str) -> int:
+        """How many numbers a column has; of offsets, how many lists."""
+        return self._whole.size(kind, name) if kind == "frames" else self._spool.size(kind, name)
+
+    def checked(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
+        """The chunks of a column, each when it was found to be in order."""
+        if kind == "frames":
+            yield from self._whole.checked(kind, name, counts)
+            return
+        at = 0
+        for block in self._spool.blocks(kind, name):
+            if kind != "storages" and not name.endswith("_offsets"):
+                checks.check_block(kind, name, block, at, counts)
+            yield block
+            at += len(block)
+
+
+Columns = WholeColumns | SpooledColumns
+
+
+def save_columns(
+    data: TraceData, columns: Columns, path: str | os.PathLike[str], *, source: bool = True,
+    environment: bool = True, sweep: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The same for columns that need not be in memory; ``data`` has the small tables.
+
+    ``sweep`` are files of the bundle that are of no use once it is there.
+    """
     folder = Path(path)
-    _check_folder(folder)
+    if not sweep:
+        _check_folder(folder)
     placing = Placing(folder / schema.TENSORS)
     temporary = folder / f".{schema.DATABASE}.{os.getpid()}-{os.urandom(4).hex()}.part"
     try:
@@ -63,7 +127,7 @@ def save(
         shards = placing.place(data.captures, data.store)
         sources = gather(data) if source else {}
         told = environment_of(data) if environment else {}
-        _write(temporary, data, shards, sources, told, keep_private=environment)
+        counts = _write(temporary, data, columns, shards, sources, told, keep_private=environment)
         with _alone(folder):
             before = _shards_of(folder / schema.DATABASE)
             os.replace(temporary, folder / schema.DATABASE)
@@ -76,10 +140,11 @@ def save(
             raise CaptureError(f"{folder} could not be written: {why.rstrip('.')}.") from error
         raise
     _sync_folder(folder)
-    for name in before - set(shards):
+    old = [*sweep, *(f"{schema.TENSORS}/{name}" for name in before - set(shards))]
+    for name in old:
         with contextlib.suppress(OSError):  # it stays, and nobody looks at it
-            (folder / schema.TENSORS / name).unlink(missing_ok=True)
-    return _said(folder, data, sources, told)
+            (folder / name).unlink(missing_ok=True)
+    return _said(folder, data, counts, sources, told)
 
 
 def _check_folder(folder: Path) -> None:
@@ -135,10 +200,10 @@ def _shards_of(database: Path) -> set[str]:
 
 
 def _write(
-    path: Path, data: TraceData, shards: list[str], sources: Mapping[str, SourceText], told: dict[str, Any],
-    *, keep_private: bool,
-) -> None:  # fmt: skip
-    """A whole database under a name that nobody reads."""
+    path: Path, data: TraceData, columns: Columns, shards: list[str], sources: Mapping[str, SourceText],
+    told: dict[str, Any], *, keep_private: bool,
+) -> dict[str, int]:  # fmt: skip
+    """A whole database under a name that nobody reads; returns how many rows its tables have."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         # No journal: a file that is not finished is thrown away.
@@ -150,7 +215,7 @@ def _write(
         for statement in schema.TABLES.values():
             connection.execute(statement)
         try:
-            counts, sums = _write_tables(connection, data, shards, sources)
+            counts, sums = _write_tables(connection, data, columns, shards, sources)
         except Damage as why:
             raise InvalidTrace(f"This recording contradicts itself and cannot be saved: {why}.") from None
         private = () if keep_private else _PRIVATE
@@ -168,6 +233,7 @@ def _write(
     finally:
         connection.close()
     _sync(path)
+    return counts
 
 
 def _written() -> dict[str, str]:
@@ -176,23 +242,25 @@ def _written() -> dict[str, str]:
 
 
 def _write_tables(
-    connection: sqlite3.Connection, data: TraceData, shards: list[str], sources: Mapping[str, SourceText]
-) -> tuple[dict[str, int], dict[str, int]]:
+    connection: sqlite3.Connection, data: TraceData, columns: Columns, shards: list[str],
+    sources: Mapping[str, SourceText],
+) -> tuple[dict[str, int], dict[str, int]]:  # fmt: skip
     """Every table; returns how many rows each has, and the checksums of the texts."""
     texts = _texts(data, shards)
     counts = {name: len(rows) for name, rows in texts.items()} | {"sources": len(sources)}
-    counts |= {kind: len(getattr(data, kind)) for kind in schema.KINDS} | {"storages": len(data.storages)}
-    for kind, lists in (("ops", data.ops), ("calls", data.calls)):
-        counts |= {f"{kind}.inputs": len(lists.inputs), f"{kind}.outputs": len(lists.outputs)}
+    for kind in schema.KINDS:
+        counts[kind] = columns.size(kind, next(iter(schema.columns_of(kind))))
+    counts["storages"] = columns.size(*schema.STORAGES)
+    for kind in ("ops", "calls"):
+        counts |= {f"{kind}.{name}": columns.size(kind, name) for name in ("inputs", "outputs")}
     checks.check_modules(data.modules)
     checks.check_metas(data.metas)
     checks.check_steps(data.steps, counts)
     checks.check_captures(data.captures, counts)
-    checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
     for kind in schema.KINDS:
-        connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", _columns(data, kind, counts))
-    kind, name = schema.STORAGES
-    connection.executemany("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", _chunks(kind, name, data.storages))
+        for name in schema.columns_of(kind):
+            _write_column(connection, columns, kind, name, counts)
+    _write_column(connection, columns, *schema.STORAGES, counts)
     for table, rows in texts.items():
         connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", enumerate(rows))  # noqa: S608  # ours
     connection.executemany("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", _source_rows(sources))
@@ -216,19 +284,14 @@ def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
     return {name: found[name] for name in schema.TEXTS}
 
 
-def _columns(
-    data: TraceData, kind: str, counts: Mapping[str, int]
-) -> Iterator[tuple[str, str, int, int, bytes]]:
-    for name, dtype in schema.columns_of(kind).items():
-        column = np.ascontiguousarray(getattr(getattr(data, kind), name), dtype=dtype)
-        checks.check_column(kind, name, column, counts)
-        yield from _chunks(kind, name, np.diff(column) if name.endswith("_offsets") else column)
-
-
-def _chunks(kind: str, name: str, column: Any) -> Iterator[Chunk]:
-    for number, at in enumerate(range(0, len(column), schema.CHUNK_ROWS)):
-        part = column[at : at + schema.CHUNK_ROWS]
-        yield kind, name, number, len(part), encode(part, at, f"{kind}/{name}/{number}")
+def _write_column(
+    connection: sqlite3.Connection, columns: Columns, kind: str, name: str, counts: Mapping[str, int]
+) -> None:
+    at = 0
+    for number, part in enumerate(columns.checked(kind, name, counts)):
+        data = encode(np.ascontiguousarray(part), at, f"{kind}/{name}/{number}")
+        connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", (kind, name, number, len(part), data))
+        at += len(part)
 
 
 def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, int, int, bytes]]:
@@ -261,8 +324,11 @@ def _sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def _said(folder: Path, data: TraceData, sources: Mapping[str, SourceText], told: Mapping[str, Any]) -> str:
-    parts = [_counted(len(data.ops), "op"), _counted(len(data.calls), "module call")]
+def _said(
+    folder: Path, data: TraceData, counts: Mapping[str, int], sources: Mapping[str, SourceText],
+    told: Mapping[str, Any],
+) -> str:  # fmt: skip
+    parts = [_counted(counts["ops"], "op"), _counted(counts["calls"], "module call")]
     if data.captures:
         size = sum(nbytes_of(info.dtype, info.shape) or 0 for info in data.captures)
         parts.append(f"{_counted(len(data.captures), 'captured tensor')} ({bytes_text(size)})")

@@ -58,6 +58,15 @@ def gather(data: TraceData) -> dict[str, SourceText]:
     return {file: found[file] for file in ran if file in found}
 
 
+def whole_source(file: str) -> str | None:
+    """The text of a file that is kept whole; None of one that is not, or cannot be read."""
+    if _is_plumbing(file):
+        return None
+    lines = _read(file)
+    size = sum(map(len, lines))
+    return "".join(lines) if 0 < size <= MAX_SOURCE else None
+
+
 def install_sources(data: TraceData) -> None:
     """Have `linecache` know the source of a loaded trace, where this machine has none or another.
 

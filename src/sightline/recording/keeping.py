@@ -1,0 +1,378 @@
+"""``path=`` and ``last=``: a thread beside the run that takes away what was written, batch by batch.
+
+With ``path=`` each batch becomes a frame of a journal on disk, and at the end the journal becomes a bundle.
+With ``last=`` frames are kept, in memory and in the journal, as long as the last ops need them. Either way
+the session holds half a second of the run, however long it is. The thread runs no op and passes no mode. If
+the disk fails, frames wait in memory, the run goes on, and the trace says so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sightline.errors import CaptureError, UsageError
+from sightline.recording.cutting import Cutter
+from sightline.recording.gathering import Telling
+from sightline.recording.looking import Looks
+from sightline.recording.torchapi import undisturbed
+from sightline.trace.assembly.evicting import known_after
+from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
+from sightline.trace.assembly.numbers import NONE, Numbers, Rows
+from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams, Tables
+from sightline.trace.bundle import plain, schema
+from sightline.trace.bundle.environment import environment_of
+from sightline.trace.bundle.finishing import finish, in_memory
+from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
+from sightline.trace.bundle.loading import load
+from sightline.trace.bundle.saving import WholeColumns, save_columns
+from sightline.trace.bundle.sources import whole_source
+from sightline.trace.data import TraceData
+
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
+
+#: A batch is written this often: a killed process loses what is younger.
+SECONDS: Final = 0.3
+_BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
+_SPARE: Final = 1 << 20  #: bytes of frames that are no longer needed before a journal is written anew
+
+
+class Frame(NamedTuple):
+    """A batch as it is kept."""
+
+    data: bytes
+    ops: int
+    before: bytes  #: with ``last=``, a frame of what could be referred to when it began
+
+
+def claim(folder: Path) -> int:
+    """Make the folder of a recording and the file of its journal; refuse where a recording is already.
+
+    The file gets its name with its first frame: a journal always holds something.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(
+            f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
+        )
+    for name in (schema.DATABASE, JOURNAL):
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} already holds a recording: give path= another name, or remove the folder first."
+            )
+    others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
+    if others:
+        raise UsageError(
+            f"{folder} is a folder with other things in it, such as {min(others)!r}; "
+            f"give path= a new one, such as {folder / 'run.sight'}."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / _BEGUN, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.write(file, HEAD)
+    except OSError as error:
+        raise CaptureError(
+            f"No recording can be written to {folder}: {error.strerror or error}; give path= another folder."
+        ) from error
+    return file
+
+
+def unclaim(folder: Path, file: int) -> None:
+    """Leave the folder as if it had never been claimed."""
+    os.close(file)
+    with suppress(OSError):
+        (folder / _BEGUN).unlink()
+        folder.rmdir()
+
+
+class Keeper:
+    """Keeps what a session writes, on disk, or the last of it."""
+
+    def __init__(self, session: Session, folder: Path | None, file: int, last: int | None) -> None:
+        self._session, self._folder, self._file, self._last = session, folder, file, last
+        self._cutter, self._telling, self._looks = Cutter(session), Telling(session), Looks(session)
+        self._since: dict[str, int] = {}
+        self._frames: deque[Frame] = deque()  # of ``last=``
+        self._pending: list[bytes] = []  # frames the disk did not take
+        self._size = len(HEAD)
+        self._stale = 0  # bytes of the journal that are no longer needed
+        self._known: Numbers = NONE  # rows of the values that may be used again, for ``last=``
+        self._names: dict[int, Learned] = {}
+        self._steps: list[StepMark] = []  # those that are open
+        self._opened: tuple[list[int], list[int]] = ([], [])
+        self._dropped = 0
+        self._trouble: str | None = None
+        self._final: TraceData | None = None
+        self._sources: set[str] = set()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._begin()
+        self._thread = threading.Thread(target=self._run, name="sightline-keeper", daemon=True)
+
+    def _begin(self) -> None:
+        """The first frame, with everything known before the run."""
+        self._write(self._cutter.cut(), first=True)
+        if self._folder is not None:
+            if self._pending:
+                raise CaptureError(self._trouble)
+            os.replace(self._folder / _BEGUN, self._folder / JOURNAL)
+
+    def start(self) -> None:
+        """Begin to take batches."""
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """In a forked child: the file and the thread are the parent's."""
+        self._lock = threading.RLock()
+        self._over.set()
+
+    @property
+    def _at_home(self) -> bool:
+        return os.getpid() == self._pid
+
+    # -- while it runs -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._over.wait(SECONDS):
+            try:
+                self.flush()
+            except Exception as error:  # the run goes on
+                self._session.note_fault(error)
+
+    def flush(self, read: bool = False) -> None:
+        """Take what there is, and keep it."""
+        if not self._at_home:
+            return
+        with self._lock:
+            if self._final is None and not self._over.is_set():
+                batch = self._cutter.cut(read=read)
+                if self._is_news(batch):
+                    self._write(batch)
+
+    def _is_news(self, batch: Batch) -> bool:
+        """Whether a batch says anything that was not said before."""
+        opened = Rows(batch.open_ops, O_WIDTH).ids.tolist(), Rows(batch.open_calls, C_WIDTH).ids.tolist()
+        changed = opened != self._opened
+        self._opened = opened
+        rows = (*vars(batch.rows).values(), *vars(batch.late).values(), batch.learned, batch.steps)
+        return changed or any(map(len, rows)) or bool(self._pending)
+
+    def _write(self, batch: Batch, first: bool = False) -> None:
+        tables = self._tables()
+        operators, flops = self._news(batch, tables)
+        news = news_of(tables, self._since, operators, flops)
+        more: dict[str, Any] = {"sources": self._new_sources(tables)} if self._folder is not None else {}
+        if first:
+            more |= {"first": first_of(tables), "environment": plain.dumps(_environment(tables))}
+        frame = encode(batch, news, tables.info, more)
+        if self._file >= 0:
+            self._append(frame)
+        if self._last is not None:
+            self._keep(frame, batch)
+
+    def _news(self, batch: Batch, tables: Tables) -> tuple[list[Any], list[Any]]:
+        """What a killed process could not tell; rows are worth more than it."""
+        try:
+            return self._looks.news(self._cutter.ops, batch, tables)
+        except Exception as error:  # told with the recording
+            self._session.note_fault(error)
+            return [], []
+
+    def _tables(self) -> Tables:
+        tables = self._telling.update()
+        if self._last is not None:
+            tables.info |= {"last": self._last, "dropped": self._dropped}
+        if self._trouble is not None:
+            tables.info["faults"] = [*tables.info["faults"], self._trouble]
+            tables.info["fault_count"] += 1
+        return tables
+
+    def _new_sources(self, tables: Tables) -> list[tuple[str, str]]:
+        """The user's own files, as they are met: a killed process gathers none."""
+        new = [code.file for code in tables.codes if code.file not in self._sources]
+        self._sources.update(new)
+        found = ((file, whole_source(file)) for file in dict.fromkeys(new))
+        return [(file, text) for file, text in found if text is not None]
+
+    def _append(self, frame: bytes) -> None:
+        self._pending.append(frame)
+        try:
+            while self._pending:
+                _write_all(self._file, self._pending[0], self._size)
+                self._size += len(self._pending.pop(0))
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        """Say it once, and keep what could not be written."""
+        with suppress(OSError):
+            os.ftruncate(self._file, self._size)
+        if self._trouble is None:
+            self._trouble = (
+                f"{self._folder} could not be written: {error.strerror or error}; "
+                "what was recorded since is in memory only."
+            )
+
+    # -- the last ops ------------------------------------------------------------------------------------
+
+    def _keep(self, frame: bytes, batch: Batch) -> None:
+        """Add a frame, and let go of those that only hold older ops."""
+        assert self._last is not None
+        before = Batch(
+            rows=Streams(values=self._known), learned=list(self._names.values()), steps=list(self._steps)
+        )
+        counted = self._cutter.calls if self._session.level == "none" else self._cutter.ops
+        self._frames.append(Frame(frame, len(counted), encode(before, {}, {})))
+        self._known = known_after(self._known, batch, self._names)
+        self._note(batch)
+        held = sum(one.ops for one in self._frames)
+        while len(self._frames) > 1 and held - self._frames[0].ops >= self._last:
+            gone = self._frames.popleft()
+            held -= gone.ops
+            self._dropped += gone.ops
+            self._stale += len(gone.data)
+        live = sum(len(one.data) for one in self._frames)
+        if self._file >= 0 and self._stale > live + _SPARE:
+            self._rewrite()
+
+    def _note(self, batch: Batch) -> None:
+        """Which steps are open now."""
+        for mark in batch.steps:
+            if mark.begins:
+                self._steps.append(mark)
+            elif self._steps:
+                self._steps.pop()
+
+    def _held(self) -> list[bytes]:
+        """The frames that are needed, the first one with all tables so far."""
+        tables = self._tables()
+        since: dict[str, int] = {}
+        operators, flops = self._looks.told()
+        head = Journal(None, [self._frames[0].before]).batch(0)
+        start = encode(
+            head, news_of(tables, since, operators, flops), tables.info, {"first": first_of(tables)}
+        )
+        return [start, *(_without_news(one.data) for one in self._frames)]
+
+    def _rewrite(self) -> None:
+        """A journal of the frames that are needed takes the place of the one there is."""
+        assert self._folder is not None
+        part = self._folder / _BEGUN
+        try:
+            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            data = b"".join([HEAD, *self._held()])
+            _write_all(file, data, 0)
+            os.replace(part, self._folder / JOURNAL)
+        except OSError as error:
+            self._fail(error)
+            return
+        os.close(self._file)
+        self._file, self._size, self._stale = file, len(data), 0
+        self._pending.clear()
+
+    # -- as a trace --------------------------------------------------------------------------------------
+
+    def data(self) -> TraceData:
+        """The recording so far, or the finished one."""
+        with self._lock:
+            if self._final is None:
+                self.flush(read=threading.get_ident() == self._session.lane.ident)
+                return self._in_memory()
+            return self._final
+
+    def _in_memory(self) -> TraceData:
+        session = self._session
+        store = None if session.captures is None else session.captures.store()
+        journal = self._journal()
+        try:
+            found, assembler = in_memory(journal, self._copy_of(self._tables()), store)
+        finally:
+            journal.close()
+        session.node_ops = assembler.node_ops()
+        return found
+
+    def _copy_of(self, tables: Tables) -> Tables:
+        """Tables that do not grow with the recording: a snapshot stays what it is."""
+        return replace(
+            tables, operations=list(tables.operations), metas=list(tables.metas), forms=list(tables.forms),
+            places=list(tables.places), codes=list(tables.codes), modules=list(tables.modules),
+            files=dict(tables.files), schemas=dict(tables.schemas), info=dict(tables.info),
+        )  # fmt: skip
+
+    def _journal(self) -> Journal:
+        if self._last is not None:
+            return Journal(None, self._held())
+        assert self._folder is not None
+        return Journal(self._folder / JOURNAL, self._pending)
+
+    def finish(self) -> None:
+        """The recording has stopped: turn the journal into a bundle."""
+        if not self._at_home or self._final is not None:
+            return
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock, undisturbed():
+            self._write(self._cutter.cut(last=True))
+            try:
+                self._final = self._in_memory() if self._last is not None else None
+                self._final = self._saved() or self._final
+            except Exception as error:  # the trace is there, and says why there is no bundle
+                why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                self._trouble = f"No bundle was made: {why.rstrip('.')}; {self._folder}/{JOURNAL} stays."
+                self._final = self._in_memory()
+            finally:
+                if self._file >= 0:
+                    os.close(self._file)
+                    self._file = -1
+            self._frames.clear()
+
+    def _saved(self) -> TraceData | None:
+        """The bundle; None where none was asked for."""
+        if self._folder is None:
+            return None
+        session = self._session
+        if self._trouble is not None and self._pending:
+            raise CaptureError(self._trouble)
+        if self._final is not None:
+            save_columns(self._final, WholeColumns(self._final), self._folder, sweep=(JOURNAL,))
+        else:
+            store = None if session.captures is None else session.captures.store()
+            journal = self._journal()
+            try:
+                _, assembler = finish(journal, self._tables(), self._folder, store)
+            finally:
+                journal.close()
+            session.node_ops = assembler.node_ops()
+        return load(self._folder)
+
+
+def _environment(tables: Tables) -> dict[str, Any]:
+    class Facts:
+        info, metas = tables.info, tables.metas
+
+    return environment_of(Facts)  # type: ignore[arg-type]  # it reads no more than these
+
+
+def _without_news(frame: bytes) -> bytes:
+    """A frame whose additions to the tables were told before."""
+    journal = Journal(None, [frame])
+    head = journal.heads()[0]
+    more = {"sources": head["sources"]} if "sources" in head else {}
+    return encode(journal.batch(0), {}, plain.loads(head["info"]), more)
+
+
+def _write_all(file: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(file, view, at)
+        view, at = view[done:], at + done
+
+
+__all__ = ["Keeper", "claim", "unclaim"]

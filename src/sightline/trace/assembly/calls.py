@@ -1,0 +1,205 @@
+"""Module calls batch by batch: a call has its place when it begins, and its row when it has ended.
+
+Calls stand in the columns in the order in which they began, so one that goes on holds back those inside it;
+what waits is a few numbers a call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sightline.trace import data as d
+from sightline.trace.assembly import layout as row
+from sightline.trace.assembly.layout import BACKWARD, RECOMPUTE
+from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense, joined, offsets_of
+from sightline.trace.assembly.ops import Ops
+from sightline.trace.assembly.raw import Tables
+from sightline.trace.assembly.values import Living
+
+_FIXED: Final = (
+    "place", "module", "index", "parent", "frame", "phase", "start", "duration", "first_op", "end_op",
+    "flags", "input_form", "output_form", "order",
+)  # fmt: skip
+
+
+class Calls:
+    """The calls of a recording so far."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.count = 0  #: calls that have begun
+        self._ended = 0  # calls that have ended
+        self._written = 0  # calls that are in the columns
+        self._often: dict[int, int] = {}  # calls of each module
+        self._open = NONE  # rows of those that have begun and are not ended yet, as a stream
+        #: of the same, in order of their ids: id, place, index, first op, aten ops and their time before it
+        self._known = np.zeros((6, 0), dtype=np.int64)
+        self._waiting: list[dict[str, Numbers]] = []
+
+    @property
+    def ids(self) -> Numbers:
+        """Ids of the calls that ops of this batch may be in."""
+        ids: Numbers = self._known[0]
+        return ids
+
+    def begin(self, stream: Numbers, ops: Ops) -> Numbers:
+        """Give the calls that begin in a batch their places; returns their ids."""
+        rows = Rows(stream, row.C_WIDTH)
+        ids, module = rows.ids, rows.column(row.C_MODULE)
+        ahead = np.searchsorted(ops.ids, ids)
+        aten, own = _totals(ops)
+        known = np.stack([
+            ids, self.count + np.arange(len(ids)), self._ranks(module), ops.base + ahead,
+            ops.before.aten + aten[ahead], ops.before.own + own[ahead],
+        ])  # fmt: skip
+        self.count += len(ids)
+        self._open = joined([self._open, stream])
+        self._known = np.concatenate([self._known, known], axis=1)
+        return ids
+
+    def places(self, ids: Numbers) -> Numbers:
+        """Places of open calls by id; -1 for none."""
+        found = dense(self._known[0], ids)
+        return np.where(found >= 0, self._known[1][found], -1) if len(self._known[1]) else found
+
+    def _ranks(self, module: Numbers) -> Numbers:
+        """How many calls of the same module came before each."""
+        order = np.argsort(module, kind="stable")
+        first = np.searchsorted(module[order], module[order])
+        ranks = np.empty_like(module)
+        ranks[order] = np.arange(len(module)) - first
+        for one, times in zip(
+            *(part.tolist() for part in np.unique(module, return_counts=True)), strict=True
+        ):
+            ranks[module == one] += self._often.get(one, 0)
+            self._often[one] = self._often.get(one, 0) + times
+        return ranks
+
+    def end(self, end: int, ops: Ops, living: Living, place_of_value: PlaceOf, recomputes: Mask) -> None:
+        """Finish the calls that end before ``end``, when all ops before it are known."""
+        rows = Rows(self._open, row.C_WIDTH)
+        over = rows.column(row.C_END) < end
+        done = Rows(rows.taken(over), row.C_WIDTH)
+        known = self._known[:, over]
+        parents = self.places(done.column(row.C_PARENT))
+        self._open = rows.taken(~over)
+        self._known = self._known[:, ~over]
+        if len(done):
+            self._waiting.append(
+                self._finished(done, known, parents, ops, living, place_of_value, recomputes)
+            )
+
+    def _finished(
+        self, rows: Rows, known: Numbers, parents: Numbers, ops: Ops, living: Living, place_of: PlaceOf,
+        recomputes: Mask,
+    ) -> dict[str, Numbers]:  # fmt: skip
+        _, place, index, first, aten_before, own_before = known
+        bits, stack = rows.column(row.C_BITS), rows.column(row.C_STACK)
+        phase, flags = bits & ((1 << row.FLAG_SHIFT) - 1), bits >> row.FLAG_SHIFT
+        phase[(phase == BACKWARD) & recomputes[stack]] = RECOMPUTE
+        # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
+        flags[(phase == RECOMPUTE) & (flags == d.RAISED)] = 0
+        ends = rows.column(row.C_END)
+        upto = np.searchsorted(ops.ids, ends)
+        end = ops.base + upto
+        aten, own = _totals(ops)
+        inside = ops.before.aten + aten[upto] - aten_before
+        watched = inside * self._tables.aten_passage + (end - first - inside) * self._tables.api_passage
+        least = ops.before.own + own[upto] - own_before
+        order = np.empty(len(rows), dtype=np.int64)
+        # Ids of ends are given in order; of calls that never ended the innermost comes first.
+        order[np.lexsort((-rows.ids, ends))] = self._ended + np.arange(len(rows))
+        self._ended += len(rows)
+        inputs = rows.column(row.C_INPUTS)
+        outputs = rows.column(0) - row.C_WIDTH - inputs
+        given = as_given(living, rows.lists(row.C_WIDTH, inputs), np.repeat(first, inputs))
+        return {
+            "place": place, "module": rows.column(row.C_MODULE), "index": index, "parent": parents,
+            "frame": stack, "phase": phase, "start": rows.column(row.C_START),
+            "duration": np.maximum(rows.column(row.C_DURATION) - watched, least), "first_op": first,
+            "end_op": end, "flags": flags, "input_form": rows.column(row.C_INPUT_FORM),
+            "output_form": rows.column(row.C_OUTPUT_FORM), "order": order, "input_counts": inputs,
+            "inputs": place_of(given), "output_counts": outputs,
+            "outputs": place_of(rows.lists(row.C_WIDTH + inputs, outputs)),
+        }  # fmt: skip
+
+    def ready(self) -> dict[str, Numbers] | None:
+        """The columns of the calls that can be written now; None if there are none."""
+        if not self._waiting:
+            return None
+        columns = self._waiting[0]
+        if len(self._waiting) > 1:
+            columns = {name: np.concatenate([part[name] for part in self._waiting]) for name in columns}
+        order = np.argsort(columns["place"], kind="stable")
+        columns = _reordered(columns, order)
+        now = int((columns["place"] == self._written + np.arange(len(order))).cumprod().sum())
+        self._waiting = [_cut(columns, now, len(order))] if now < len(order) else []
+        if not now:
+            return None
+        self._written += now
+        return _cut(columns, 0, now)
+
+    def open_inputs(self) -> Numbers:
+        """Values that went into calls that go on."""
+        rows = Rows(self._open, row.C_WIDTH)
+        return rows.lists(row.C_WIDTH, rows.column(row.C_INPUTS))
+
+
+def as_given(living: Living, inputs: Numbers, first: Numbers) -> Numbers:
+    """Inputs of calls were read when the call ended: go back to the version that went in."""
+    inputs = inputs.copy()
+    if not len(living):
+        return inputs
+    while True:
+        at = living.at(inputs)
+        later = (at >= 0) & (living.producer[at] >= first) & (living.previous[at] >= 0)
+        earlier = living.previous[at[later]]
+        if (earlier >= inputs[later]).any():
+            raise ValueError("a value replaces a later one")
+        if not later.any():
+            return inputs
+        inputs[later] = earlier
+
+
+def _totals(ops: Ops) -> tuple[Numbers, Numbers]:
+    """Aten ops, and their time, before each op and after the last."""
+    aten = ops.level == 1
+    return offsets_of(aten), offsets_of(np.where(aten, ops.rows.column(row.O_DURATION), 0))
+
+
+def _reordered(columns: dict[str, Numbers], order: Numbers) -> dict[str, Numbers]:
+    found = {name: columns[name][order] for name in _FIXED}
+    for name in ("input", "output"):
+        counts = columns[f"{name}_counts"]
+        starts = offsets_of(counts)
+        parts = [columns[f"{name}s"][starts[at] : starts[at + 1]] for at in order.tolist()]
+        found[f"{name}s"] = joined(parts)
+        found[f"{name}_counts"] = counts[order]
+    return found
+
+
+def _cut(columns: dict[str, Numbers], first: int, end: int) -> dict[str, Numbers]:
+    found = {name: columns[name][first:end] for name in _FIXED}
+    for name in ("input", "output"):
+        starts = offsets_of(columns[f"{name}_counts"])
+        found[f"{name}s"] = columns[f"{name}s"][starts[first] : starts[end]]
+        found[f"{name}_counts"] = columns[f"{name}_counts"][first:end]
+    return found
+
+
+class PlaceOf:
+    """Where values stand in the trace: a value's id, less the ids before it that never came."""
+
+    def __init__(self, absent: Numbers, there: Numbers | None = None) -> None:
+        self._absent = absent
+        self._there = there  # where few ids mean anything, those that do
+
+    def __call__(self, ids: Numbers) -> Numbers:
+        """Places of ids; references to new versions, and -1, stay as they are."""
+        if self._there is not None:
+            return np.where(ids >= 0, dense(self._there, ids), ids)
+        if not len(self._absent):
+            return ids
+        return np.where(ids >= 0, ids - np.searchsorted(self._absent, ids), ids)

@@ -1,0 +1,337 @@
+"""Ops batch by batch: which forward op a backward op belongs to, what was written as an operator, times.
+
+`OpsSoFar` is what has to be known of earlier ops; `Ops` are the ones of a batch in the making.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sightline.trace import data as d
+from sightline.trace.assembly import layout as row
+from sightline.trace.assembly.layout import BACKWARD, FORWARD, RECOMPUTE
+from sightline.trace.assembly.numbers import NONE, Mask, Names, Numbers, Rows, dense, offsets_of, spread
+from sightline.trace.assembly.raw import Operation, Place, Tables
+
+if TYPE_CHECKING:
+    from sightline.trace.assembly.values import Living
+
+OP: Final = d.FLAVOURS.index("op")
+OPAQUE: Final = d.FLAVOURS.index("opaque")
+OPERATOR: Final = d.FLAVOURS.index("operator")
+#: Autograd nodes whose makers are remembered: of the last so many.
+_NODES: Final = 1 << 17
+#: Ops that others may refer to long after: opaque regions, and what was open when a batch ended.
+_ANCHORS: Final = 1 << 14
+
+
+class Held:
+    """An API call that others are inside of, and that may go on in later batches."""
+
+    __slots__ = ("children", "duration", "least")
+
+    def __init__(self, duration: int) -> None:
+        self.duration = duration
+        self.children = 0
+        self.least = 0
+
+
+class OpsSoFar:
+    """What has to be known of earlier ops."""
+
+    def __init__(self, first_sequence: int, late: set[int]) -> None:
+        self.count = 0
+        self.aten = 0  #: aten ops so far, and their time
+        self.own = 0
+        self.anchors: dict[int, int] = {}  #: id -> place, of ops that later ones may refer to
+        self.backwards: set[int] = set()  #: ids of calls that run a backward pass
+        self.held: dict[int, Held] = {}  #: by place, of API calls that were open when a batch ended
+        self.late = late  #: ids of ops that were
+        self.last_op, self.last_call = -1, -1
+        self.sequences: dict[int, int] = {}  #: the last autograd number of each thread
+        self.first_sequence = first_sequence
+        self.started: dict[int, int] = {}  #: the same for ops outside a backward pass
+        self.nodes = np.zeros((3, 0), dtype=np.int64)  #: autograd number, op, its call; sorted
+        self._ids, self._base = NONE, 0
+
+    def place(self, ids: Numbers, now: Numbers) -> Numbers:
+        """Places of ops by id, of this batch, whose ids are ``now``, or of earlier ones; -1 if unknown."""
+        found = dense(now, ids)
+        found[found >= 0] += self.count
+        missing = np.flatnonzero((found < 0) & (ids >= 0))
+        if len(missing):
+            before = dense(self._ids, ids[missing])
+            before[before >= 0] += self._base
+            for at in np.flatnonzero(before < 0).tolist():
+                before[at] = self.anchors.get(int(ids[missing[at]]), -1)
+            found[missing] = before
+        return found
+
+    def advance(self, ops: Ops) -> None:
+        """The ops of a batch are in the columns."""
+        self._ids, self._base = ops.ids, self.count
+        self.count += len(ops.ids)
+        for kept in (self.anchors, self.held):
+            for key in list(kept)[: max(0, len(kept) - _ANCHORS)]:
+                del kept[key]
+
+
+class Ops:
+    """The ops of a batch in the making."""
+
+    def __init__(self, rows: Rows, tables: Tables, before: OpsSoFar, names: Names) -> None:
+        self.rows, self.ids, self.before, self._names, self._tables = rows, rows.ids, before, names, tables
+        self.base = before.count
+        self.info = rows.column(row.O_INFO)
+        operations = tables.operations
+        self.names = np.array([names.id(one.name) for one in operations] or [0], dtype=np.int64)[self.info]
+        self.flavour = np.array([one.flavour for one in operations] or [0], dtype=np.int64)[self.info]
+        self.level = (self.flavour == OP).astype(np.int64)
+        bits = rows.column(row.O_BITS)
+        self.phase = bits & ((1 << row.FLAG_SHIFT) - 1)
+        self.flags = (bits >> row.FLAG_SHIFT) & 0x7F
+        self.thread = bits >> row.THREAD_SHIFT
+        self.stack = rows.column(row.O_STACK)
+        self.parent_ids = rows.column(row.O_PARENT)
+        self.parent = before.place(self.parent_ids, self.ids)
+        self.call = NONE  #: places of module calls, set by who knows them
+        self.input_counts = rows.column(row.O_INPUTS)
+        self.output_counts = rows.column(0) - row.O_WIDTH - self.input_counts
+        if len(rows) and self.output_counts.min() < 0:
+            raise ValueError("an op has more inputs than its row")
+        self.inputs = rows.lists(row.O_WIDTH, self.input_counts)  #: ids of values
+        self.outputs = rows.lists(row.O_WIDTH + self.input_counts, self.output_counts)
+        self.forward = np.full(len(self.ids), -1, dtype=np.int64)
+        self.forward_call = np.full(len(self.ids), -1, dtype=np.int64)
+        self._note_anchors(operations)
+
+    def _note_anchors(self, operations: list[Operation]) -> None:
+        before = self.before
+        starts = np.array([one.backward for one in operations] or [False])[self.info]
+        self.starts_backward = starts
+        lasting = starts | (self.flavour == OPAQUE)
+        if before.late:
+            lasting |= np.isin(self.ids, list(before.late))
+        for at in np.flatnonzero(lasting).tolist():
+            before.anchors[int(self.ids[at])] = self.base + at
+        before.backwards.update(self.ids[starts].tolist())
+
+    # -- forward and backward ----------------------------------------------------------------------------
+
+    def find_forward_ops(self, recomputes: Mask, living: Living) -> None:
+        """Link every backward op to the forward op whose autograd node it belongs to."""
+        node = self.rows.column(row.O_NODE)
+        in_backward = (node != -1) & (self.level == 1)
+        again = in_backward & recomputes[self.stack]
+        self.phase[again] = RECOMPUTE
+        self.phase[(self.level == 0) & (self.phase == BACKWARD) & recomputes[self.stack]] = RECOMPUTE
+        makes = (self.level == 1) | (self.flavour == OPAQUE)
+        self._note_nodes(np.flatnonzero(makes))
+        nodes = self.before.nodes
+        asking = np.flatnonzero(makes & (node >= 0) & ~again)
+        if len(asking) and nodes.shape[1]:
+            keys = (nodes[0] << 32) + nodes[1]
+            at = np.searchsorted(keys, (node[asking] << 32) + self.base + asking, side="right") - 1
+            fits = (at >= 0) & (nodes[0][at] == node[asking])
+            self.forward[asking[fits]] = nodes[1][at[fits]]
+            self.forward_call[asking[fits]] = nodes[2][at[fits]]
+        makers = self._makers(living)
+        self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again), living, makers)
+        self._link_first_gradients(living, makers)
+
+    def _note_nodes(self, making: Numbers) -> None:
+        """The numbers of the autograd nodes each op has made."""
+        before, sequence = self.before, self.rows.column(row.O_SEQUENCE)
+        found = [np.zeros((3, 0), dtype=np.int64)]
+        for thread in np.unique(self.thread[making]).tolist():
+            here = making[self.thread[making] == thread]
+            now = sequence[here]
+            reached = np.maximum.accumulate(np.concatenate([[before.sequences.get(thread, -1)], now]))
+            earlier = reached[:-1]
+            ahead = now > earlier
+            found.append(np.stack([now[ahead] - 1, self.base + here[ahead], self.call[here[ahead]]]))
+            # Nodes made after the op before had run.
+            more = np.where(ahead & (earlier >= 0), np.minimum(now - 1 - earlier, _NODES), 0)
+            if more.any():
+                owner = np.searchsorted(making, here) - 1
+                place = np.where(owner >= 0, self.base + making[owner], before.last_op)
+                call = np.where(owner >= 0, self.call[making[owner]], before.last_call)
+                numbers = np.arange(int(more.sum())) + np.repeat(earlier - (np.cumsum(more) - more), more)
+                extra = np.stack([numbers, np.repeat(place, more), np.repeat(call, more)])
+                found.append(extra[:, extra[1] >= 0])
+            before.sequences[thread] = int(reached[-1])
+        if len(making):
+            before.last_op, before.last_call = self.base + int(making[-1]), int(self.call[making[-1]])
+        new = np.concatenate(found, axis=1)
+        new = new[:, np.lexsort((new[1], new[0]))]
+        old = before.nodes
+        nodes = np.concatenate([old, new], axis=1)
+        if old.shape[1] and new.shape[1] and new[0, 0] <= old[0, -1]:  # threads count for themselves
+            nodes = nodes[:, np.lexsort((nodes[1], nodes[0]))]
+        if nodes.shape[1] > _NODES + _NODES // 4:
+            nodes = nodes[:, np.sort(np.argpartition(nodes[1], -_NODES)[-_NODES:])]
+        before.nodes = nodes
+
+    def _makers(self, living: Living) -> dict[int, int]:
+        """Of values made here, the aten op that first returned each: its row in this batch."""
+        owners = np.repeat(np.arange(len(self.ids)), self.output_counts)
+        aten = self.level[owners] == 1
+        values, first = np.unique(self.outputs[aten], return_index=True)
+        ops = owners[aten][first]
+        rows = living.at(values)
+        new = (rows >= 0) & (living.maker[rows] < 0) if len(living) else np.zeros(len(rows), dtype=bool)
+        self._made_rows, self._made_ops = rows[new], ops[new]
+        return dict(zip(values[new].tolist(), ops[new].tolist(), strict=True))
+
+    def note_makers(self, living: Living) -> None:
+        """Write down what later batches may ask of the makers of values."""
+        rows, ops = self._made_rows, self._made_ops
+        living.maker[rows], living.maker_call[rows] = self.base + ops, self.call[ops]
+        living.maker_forward[rows] = self.forward[ops]
+        living.maker_forward_call[rows] = self.forward_call[ops]
+
+    def _link_accumulations(self, lost: Numbers, living: Living, makers: dict[int, int]) -> None:
+        """An op that adds into a leaf's gradient belongs where the gradient came from."""
+        starts = offsets_of(self.input_counts)
+        every = np.unique(self.inputs[spread(starts[lost], self.input_counts[lost])])
+        rows = dict(zip(every.tolist(), living.at(every).tolist(), strict=True))
+        for op in lost.tolist():
+            for value in self.inputs[starts[op] : starts[op + 1]].tolist():
+                maker, held = makers.get(value), rows[value]
+                if maker is not None:
+                    forward, call = int(self.forward[maker]), int(self.forward_call[maker])
+                elif held >= 0 and living.maker[held] >= 0:
+                    forward, call = int(living.maker_forward[held]), int(living.maker_forward_call[held])
+                else:
+                    continue
+                if maker != op and forward >= 0:
+                    self.forward[op], self.forward_call[op] = forward, call
+                    break
+
+    def _link_first_gradients(self, living: Living, makers: dict[int, int]) -> None:
+        """What ``backward()`` does before its first node: it makes the gradient of the loss."""
+        self.phase[self.starts_backward & (self.phase == FORWARD)] = BACKWARD
+        inside = np.flatnonzero((self.parent >= 0) & (self.phase == FORWARD))
+        if len(inside):
+            inside = inside[np.isin(self.parent_ids[inside], list(self.before.backwards))]
+        self.phase[inside] = BACKWARD
+        starts = offsets_of(self.input_counts)
+        for op in inside.tolist():
+            given = self.inputs[starts[op] : starts[op + 1]]
+            for value, held in zip(given.tolist(), living.at(given).tolist(), strict=True):
+                maker = makers.get(value)
+                if maker is not None and maker < op:
+                    self.forward[op], self.forward_call[op] = self.base + maker, self.call[maker]
+                elif maker is None and held >= 0 and living.maker[held] >= 0:
+                    self.forward[op] = living.maker[held]
+                    self.forward_call[op] = living.maker_call[held]
+                else:
+                    continue
+                break
+
+    # -- the rest ----------------------------------------------------------------------------------------
+
+    def advanced(self) -> Mask:
+        """Which ops outside a backward pass have made an autograd node."""
+        sequence = self.rows.column(row.O_SEQUENCE)
+        aten = (self.level == 1) & (self.phase != BACKWARD)
+        found = np.zeros(len(sequence), dtype=bool)
+        before = self.before
+        for thread in np.unique(self.thread[aten]).tolist():
+            here = np.flatnonzero(aten & (self.thread == thread))
+            start = before.started.get(thread, before.first_sequence)
+            found[here] = sequence[here] > np.concatenate([[start], sequence[here][:-1]])
+            before.started[thread] = int(sequence[here][-1])
+        return found
+
+    def operators(self) -> None:
+        """Tell ``x @ y`` from ``x.matmul(y)`` by the instruction that made the call."""
+        calls = np.flatnonzero((self.level == 0) & (self.stack >= 0))
+        keys, which = np.unique((self.stack[calls] << 32) + self.info[calls], return_inverse=True)
+        found = [self._tables.operator(int(key >> 32), int(key & 0xFFFFFFFF)) for key in keys.tolist()]
+        names = np.array([-1 if one is None else self._names.id(one) for one in found] or [-1])[which]
+        written = names >= 0
+        self.flavour[calls[written]] = OPERATOR
+        self.names[calls[written]] = names[written]
+
+    def durations(self) -> tuple[Numbers, dict[int, int]]:
+        """Host time less our own, and for API calls less what torch adds to each op inside them.
+
+        Also the new durations of calls that began in an earlier batch.
+        """
+        durations = np.maximum(self.rows.column(row.O_DURATION), 0)
+        inner = np.flatnonzero(self.parent >= self.base)
+        parents = self.parent[inner] - self.base
+        count = np.bincount(parents, minlength=len(durations))
+        least = np.bincount(parents, weights=durations[inner], minlength=len(durations)).astype(np.int64)
+        before, outer = self.before, self.level == 0
+        for at in np.flatnonzero(np.isin(self.ids, list(before.late))).tolist() if before.late else ():
+            held = before.held[self.base + at] = Held(int(durations[at]))
+            held.children, held.least = int(count[at]), int(least[at])
+        passage = self._tables.aten_passage
+        changed: dict[int, int] = {}
+        old = np.flatnonzero((self.parent >= 0) & (self.parent < self.base))
+        for place, spent in zip(self.parent[old].tolist(), durations[old].tolist(), strict=True):
+            known = before.held.get(place)
+            if known is not None:
+                known.children, known.least = known.children + 1, known.least + spent
+                changed[place] = max(known.duration - known.children * passage, known.least)
+        durations[outer] = np.maximum(durations - count * passage, least)[outer]
+        return durations, changed
+
+    def flops(self, living: Living, result: Numbers) -> Numbers:
+        """The FLOPs of every op; -1 where there is no formula."""
+        operations = self._tables.operations
+        counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
+        flops = np.full(len(self.ids), -1, dtype=np.int64)
+        wanted = np.flatnonzero(counted)
+        if not len(wanted):
+            return flops
+        form = self.rows.column(row.O_FORM)
+        given, starts = _metas(living, self.inputs), offsets_of(self.input_counts)
+        made, ends = _metas(living, self.outputs), offsets_of(self.output_counts)
+        known: dict[tuple[int, int, bytes, bytes], int] = {}
+        for op in wanted.tolist():
+            look, out = given[starts[op] : starts[op + 1]], made[ends[op] : ends[op + 1]]
+            key = (int(self.info[op]), int(form[op]), look.tobytes(), out.tobytes())
+            if key not in known:
+                shapes = tuple(look.tolist()), tuple(out.tolist())
+                known[key] = (
+                    -1
+                    if -1 in shapes[0] + shapes[1]
+                    else self._tables.flops(*key[:2], int(result[op]), *shapes)
+                )
+            flops[op] = known[key]
+        return flops
+
+
+def _metas(living: Living, ids: Numbers) -> Numbers:
+    rows = living.at(ids)
+    return np.where(rows >= 0, living.meta[rows], -1) if len(living) else np.full(len(ids), -1)
+
+
+def recompute_stacks(places: list[Place], codes: list[d.CodeInfo]) -> Mask:
+    """Which stacks run inside a checkpoint's second forward; position -1 is the empty stack."""
+    again = {
+        number
+        for number, code in enumerate(codes)
+        if code.file.endswith("checkpoint.py")
+        and code.function.split(".")[-1] in ("recompute_fn", "unpack_hook")
+    }
+    reentrant = {
+        number
+        for number, code in enumerate(codes)
+        if code.file.endswith("checkpoint.py") and code.function.endswith("CheckpointFunction.backward")
+    }
+    found = np.zeros(len(places) + 1, dtype=bool)
+    if not again and not reentrant:
+        return found
+    inside = np.zeros(len(places) + 1, dtype=bool)
+    engine = {n for n, code in enumerate(codes) if code.function.split(".")[-1] == "_engine_run_backward"}
+    for node, place in enumerate(places):
+        parent, code = place.parent, place.code
+        inside[node] = (inside[parent] or code in reentrant) and code not in engine
+        found[node] = (found[parent] and code not in engine) or code in again or inside[node]
+    return found

@@ -1,0 +1,204 @@
+"""Values batch by batch: storages, kinds and names, for as long as a value may be used again.
+
+`Living` holds the values that can still be referred to, by the ids they had while recording; everything else
+is in the columns already. A value's place in the trace is its id less the ids before it that never came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from sightline.trace import data as d
+from sightline.trace.assembly import layout as row
+from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense
+from sightline.trace.assembly.raw import Learned, Tables
+from sightline.trace.data import TensorMeta
+
+KIND: Final = {name: number for number, name in enumerate(d.KINDS)}
+ACTIVATION: Final = KIND["activation"]
+#: What is known of a living value; ``maker`` is the aten op that first returned it.
+_COLUMNS: Final = (
+    "id", "meta", "address", "offset", "kind", "producer", "previous", "base", "flags", "storage", "name",
+    "maker", "maker_call", "maker_forward", "maker_forward_call",
+)  # fmt: skip
+
+
+class Living:
+    """Columns of the values that may be used again, sorted by id."""
+
+    id: Numbers
+    meta: Numbers
+    address: Numbers
+    offset: Numbers
+    kind: Numbers
+    producer: Numbers  #: the place of an op
+    previous: Numbers  #: an id
+    base: Numbers  #: an id
+    flags: Numbers
+    storage: Numbers
+    name: Numbers
+    maker: Numbers
+    maker_call: Numbers
+    maker_forward: Numbers
+    maker_forward_call: Numbers
+
+    def __init__(self) -> None:
+        for name in _COLUMNS:
+            setattr(self, name, NONE)
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def at(self, ids: Numbers) -> Numbers:
+        """Rows of values by id; -1 for one that is not here."""
+        return dense(self.id, ids)
+
+    def extend(self, new: dict[str, Numbers]) -> int:
+        """Add values with larger ids; returns the row of the first."""
+        first, count = len(self.id), len(new["id"])
+        for name in _COLUMNS:
+            added = new.get(name)
+            if added is None:
+                added = np.full(count, -1, dtype=np.int64)
+            setattr(self, name, np.concatenate([getattr(self, name), added]))
+        return first
+
+    def keep(self, mask: Mask) -> None:
+        """Forget all others."""
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[mask])
+
+
+class Arriving:
+    """The rows of values that have arrived and are not in the columns yet."""
+
+    def __init__(self, values: Numbers, fresh: Numbers) -> None:
+        rows = Rows(values, row.V_WIDTH)
+        plain = fresh.reshape(-1, row.FRESH_WIDTH)
+        ids = np.concatenate([rows.ids, plain[:, 0]])
+        order = np.argsort(ids, kind="stable")
+
+        def column(position: int, default: int) -> Numbers:
+            rest = np.full(len(plain), default, dtype=np.int64)
+            return np.concatenate([rows.column(position), rest])[order]
+
+        self.columns = {
+            "id": ids[order],
+            "meta": np.concatenate([rows.column(row.V_META), plain[:, 1]])[order],
+            "producer": np.concatenate([rows.column(row.V_PRODUCER), plain[:, 2]])[order],
+            "address": column(row.V_STORAGE, 0),
+            "offset": column(row.V_OFFSET, 0),
+            "kind": column(row.V_KIND, ACTIVATION),
+            "previous": column(row.V_PREVIOUS, -1),
+            "base": column(row.V_BASE, -1),
+            "flags": column(row.V_FLAGS, 0),
+        }
+
+    def split(self, end: int, ops: Numbers) -> tuple[dict[str, Numbers], Numbers]:
+        """Those before the first one that an op from ``end`` on makes; and the rest, as a stream again."""
+        columns = self.columns
+        later = np.flatnonzero(columns["producer"] >= end)
+        later = later[dense(ops, columns["producer"][later]) < 0]
+        if not len(later):
+            return columns, NONE
+        cut = int(later[0])
+        rest = {name: column[cut:] for name, column in columns.items()}
+        count = len(rest["id"])
+        flat = np.empty((count, row.V_WIDTH), dtype=np.int64)
+        flat[:, 0], flat[:, 1] = row.V_WIDTH, rest["id"]
+        for name, position in (
+            ("meta", row.V_META), ("address", row.V_STORAGE), ("offset", row.V_OFFSET), ("kind", row.V_KIND),
+            ("producer", row.V_PRODUCER), ("previous", row.V_PREVIOUS), ("base", row.V_BASE),
+            ("flags", row.V_FLAGS),
+        ):  # fmt: skip
+            flat[:, position] = rest[name]
+        return {name: column[:cut] for name, column in columns.items()}, flat.reshape(-1)
+
+
+class Storages:
+    """Numbers of storages: a view shares its base's, a version its predecessor's."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen: dict[int, int] = {}  # addresses of tensors not made here, which outlive the block's own
+        self._reach = NONE
+        self._itemsize = NONE
+
+    def _look(self, metas: list[TensorMeta]) -> None:
+        if len(self._reach) != len(metas):
+            self._reach = np.array([extent(one) for one in metas], dtype=np.int64)
+            self._itemsize = np.array([one.itemsize for one in metas], dtype=np.int64)
+
+    def spans(self, living: Living) -> tuple[Numbers, Numbers]:
+        """The first and last byte of each value in its storage."""
+        first = living.offset * self._itemsize[living.meta]
+        return first, first + np.maximum(self._reach[living.meta], 1) - 1
+
+    def assign(
+        self, living: Living, first: int, known: dict[int, int], metas: list[TensorMeta]
+    ) -> tuple[Numbers, Numbers]:
+        """Storages and offsets of the values from row ``first`` on; returns storages and sizes to raise."""
+        self._look(metas)
+        ids, address = living.id[first:], living.address[first:]
+        source_ids = np.where(living.base[first:] >= 0, living.base[first:], living.previous[first:])
+        source = living.at(source_ids)
+        source[source_ids < 0] = -1
+        fresh = source < 0
+        given = np.flatnonzero(fresh & (address != 0)).tolist()
+        places: dict[int, int] = {}  # row -> address, of what shares its storage by address
+        new = fresh.copy()
+        met: set[int] = set()
+        for at in given:
+            if int(ids[at]) in known:
+                place = places[at] = int(address[at])
+                new[at] = place not in self._seen and place not in met
+                met.add(place)
+        numbers = np.where(new, self.count + np.cumsum(new) - 1, -1)
+        self.count += int(new.sum())
+        for at, place in places.items():
+            numbers[at] = self._seen.setdefault(place, int(numbers[at]))
+        self._follow(living, first, source, numbers)
+        size = self._reach[living.meta[first:]] + living.offset[first:] * self._itemsize[living.meta[first:]]
+        told = (
+            [(at, known[value]) for at, value in enumerate(ids.tolist()) if value in known] if known else []
+        )
+        for at, nbytes in told:
+            size[at] = nbytes or size[at]
+        return numbers, size
+
+    def _follow(self, living: Living, first: int, source: Numbers, numbers: Numbers) -> None:
+        """Views and versions, in order: what they come from is known before them."""
+        living.storage[first:] = numbers
+        storage, offset = living.storage, living.offset
+        for at in np.flatnonzero((source >= 0) | (offset[first:] == row.INHERITED)).tolist():
+            held = int(source[at])
+            if offset[first + at] == row.INHERITED:
+                offset[first + at] = offset[held] if held >= 0 else 0
+            if held >= 0:
+                storage[first + at] = storage[held]
+        numbers[:] = storage[first:]
+
+
+def extent(meta: TensorMeta) -> int:
+    """Bytes from the first to the last element."""
+    if meta.stride is None or 0 in meta.shape:
+        return meta.nbytes
+    last = sum((size - 1) * step for size, step in zip(meta.shape, meta.stride, strict=False))
+    return (last + 1) * meta.itemsize
+
+
+def floating(tables: Tables) -> Mask:
+    """Which metadata are of numbers that can have a gradient."""
+    return np.array([one.dtype.startswith(("float", "bfloat", "complex")) for one in tables.metas] or [False])
+
+
+def relevant(learned: Iterable[Learned], end: int) -> tuple[list[Learned], list[Learned]]:
+    """What was learned of values before ``end``, and of later ones."""
+    now: list[Learned] = []
+    later: list[Learned] = []
+    for one in learned:
+        (now if one.value < end else later).append(one)
+    return now, later

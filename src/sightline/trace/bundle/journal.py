@@ -1,0 +1,268 @@
+"""The journal of a recording that is being written: one frame per batch, added at the end of one file.
+
+``rank0.journal`` is there only while a recording runs, or after its process was killed. A frame is
+
+    4 bytes "SGJB" · length of the rest · CRC-32 of the rest · length of its head · head · streams
+
+The head is deflated JSON: what is new in the small tables, and how long each stream is; the streams are
+deflated 64-bit numbers. A frame that is cut short at the end of the file was being written when its process
+was killed: everything before it stands. Reading needs no lock, no second file and no write access.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
+from sightline.trace.assembly.numbers import NONE, Numbers
+from sightline.trace.assembly.raw import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
+from sightline.trace.bundle import plain, records, schema
+from sightline.trace.bundle.schema import Damage, shown
+from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
+
+JOURNAL: Final = "rank0.journal"
+VERSION: Final = 1
+_MAGIC: Final = b"SIGHTJNL"
+HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
+_FRAME: Final = struct.Struct("<4sIII")
+_MARK: Final = b"SGJB"
+_STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
+_NUMBERS: Final = ("outputs", "absent", "nbytes", "late_nbytes", "alive", "open_ops", "open_calls")
+_LATE: Final = frozenset({*(f"late.{name}" for name in _STREAMS), "outputs", "absent", "late_nbytes"})
+#: What a small table adds in one frame.
+News = dict[str, list[Any]]
+
+
+def encode(batch: Batch, news: News, info: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
+    """A frame. ``more`` is what only some have: in the first what does not change, and source files."""
+    streams = {name: getattr(batch.rows, name) for name in _STREAMS}
+    streams |= {f"late.{name}": getattr(batch.late, name) for name in _STREAMS}
+    streams |= {name: getattr(batch, name) for name in _NUMBERS}
+    packed: list[bytes] = []
+    lengths: list[list[Any]] = []
+    for name, numbers in streams.items():
+        if numbers is not None and (len(numbers) or name == "alive"):
+            data = zlib.compress(np.ascontiguousarray(numbers).data.cast("B") if len(numbers) else b"", 1)
+            packed.append(data)
+            lengths.append([name, int(numbers.size), len(data)])
+    told = {
+        "streams": lengths, "end": batch.end, "news": news, "info": plain.dumps(info),
+        "learned": batch.learned, "steps": batch.steps,
+        "captures": [records.dump(capture) for capture in batch.captures],
+        **(more or {}),
+    }  # fmt: skip
+    head = zlib.compress(json.dumps(told, separators=(",", ":")).encode(), 1)
+    rest = struct.pack("<I", len(head)) + head + b"".join(packed)
+    return _FRAME.pack(_MARK, len(rest), zlib.crc32(rest), 0) + rest
+
+
+def news_of(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int, int, str]],
+            flops: Iterable[tuple[Any, ...]]) -> News:  # fmt: skip
+    """What is new in the tables; ``since`` says how much was told, and is brought up to date."""
+    found: News = {
+        "operations": [list(one) for one in tables.operations[since.get("operations", 0) :]],
+        "metas": [records.dump(one) for one in tables.metas[since.get("metas", 0) :]],
+        "forms": [plain.dump_form(one) for one in tables.forms[since.get("forms", 0) :]],
+        "places": [list(one) for one in tables.places[since.get("places", 0) :]],
+        "codes": [records.dump(one) for one in tables.codes[since.get("codes", 0) :]],
+        "modules": [records.dump(one) for one in tables.modules[since.get("modules", 0) :]],
+        "files": [
+            [file, seen.mtime_ns, seen.size]
+            for file, seen in list(tables.files.items())[since.get("files", 0) :]
+        ],
+        "schemas": [
+            [name, *names] for name, names in list(tables.schemas.items())[since.get("schemas", 0) :]
+        ],
+        "operators": [list(one) for one in operators],
+        "flops": [list(one) for one in flops],
+    }
+    for name in ("operations", "metas", "forms", "places", "codes", "modules", "files", "schemas"):
+        since[name] = since.get(name, 0) + len(found[name])
+    return {name: rows for name, rows in found.items() if rows}
+
+
+class Journal:
+    """The frames of a journal, each read when it is asked for; nothing in them is trusted."""
+
+    def __init__(self, path: Path | None, pending: Iterable[bytes] = ()) -> None:
+        self.path = path
+        self.size = 0
+        self._file = -1
+        self._frames: list[tuple[int, int] | bytes] = []  # where each is, or itself
+        self._heads: list[dict[str, Any]] = []
+        self.cut_short = False
+        if path is not None:
+            self._file = os.open(path, os.O_RDONLY)
+            try:
+                self._scan()
+            except BaseException:
+                self.close()
+                raise
+        for frame in pending:
+            self._frames.append(frame[_FRAME.size :])
+            self.size += len(frame)
+        self._room = schema.allowed_bytes(self.size)
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _scan(self) -> None:
+        size = os.fstat(self._file).st_size
+        head = os.pread(self._file, len(HEAD), 0)
+        if len(head) < len(HEAD) or not head.startswith(_MAGIC):
+            raise Damage("it is no journal of a recording, or was cut short")
+        (version,) = struct.unpack_from("<I", head, len(_MAGIC))
+        if version != VERSION:
+            raise Damage(
+                f"it is a journal of format {version}, and this sightline reads {VERSION}: update it"
+            )
+        at = len(HEAD)
+        while at < size:
+            mark, length, checksum, _ = _FRAME.unpack(_padded(os.pread(self._file, _FRAME.size, at)))
+            start, at = at + _FRAME.size, at + _FRAME.size + length
+            if at > size:  # it was being written
+                self.cut_short = True
+                break
+            data = os.pread(self._file, length, start)
+            if mark != _MARK or zlib.crc32(data) != checksum:
+                if at < size:
+                    raise Damage(f"frame {len(self._frames)} was altered")
+                self.cut_short = True
+                break
+            self._frames.append((start, length))
+        self.size = size
+
+    def _data(self, number: int) -> bytes:
+        held = self._frames[number]
+        return held if isinstance(held, bytes) else os.pread(self._file, held[1], held[0])
+
+    def _head(self, data: bytes) -> tuple[dict[str, Any], int]:
+        (length,) = struct.unpack_from("<I", data)
+        reader = zlib.decompressobj()
+        try:
+            text = reader.decompress(data[4 : 4 + length], self._room)
+        except zlib.error:
+            raise Damage("a frame cannot be decompressed") from None
+        if not reader.eof:
+            raise Damage("a frame claims more than a file of its size can hold")
+        head = plain.parsed(text.decode())
+        if not isinstance(head, dict):
+            raise Damage("a frame has no head")
+        return head, 4 + length
+
+    def heads(self) -> list[dict[str, Any]]:
+        """What is in the heads of all frames."""
+        return [self._head(self._data(number))[0] for number in range(len(self))]
+
+    def batch(self, number: int, only_late: bool = False) -> Batch:
+        """A batch; with ``only_late`` nothing but what belongs to earlier ones."""
+        data = self._data(number)
+        head, at = self._head(data)
+        found: dict[str, Any] = {}
+        for name, count, length in head["streams"]:
+            if type(count) is not int or not 0 <= count * 8 <= self._room:
+                raise Damage(f"a frame claims {shown(count)} numbers, more than a file of its size can hold")
+            if not only_late or name in _LATE:
+                found[name] = _unpacked(data[at : at + length], count, str(name).endswith("floats"))
+            at += length
+        batch = Batch(
+            rows=_streams(found, ""), late=_streams(found, "late."),
+            **{name: found.get(name, NONE) for name in _NUMBERS if name != "alive"},
+        )  # fmt: skip
+        batch.alive, batch.end = found.get("alive"), int(head["end"])
+        if not only_late:
+            batch.learned = [
+                Learned(int(value), int(kind), str(name)) for value, kind, name in head["learned"]
+            ]
+            batch.steps = [StepMark(str(n), int(op), int(at), bool(b)) for n, op, at, b in head["steps"]]
+            batch.captures = [records.load(CaptureInfo, text) for text in head["captures"]]
+        return batch
+
+    def late(self) -> Late:
+        """What later frames add to earlier ones."""
+        return Late.of([self.batch(number, only_late=True) for number in range(len(self))])
+
+    def tables(self) -> Tables:
+        """The small tables, as they were when the last frame was written."""
+        operators: dict[tuple[int, int], str] = {}
+        flops: dict[tuple[Any, ...], int] = {}
+        tables = Tables(
+            flops=lambda info, form, _result, given, made: flops.get((info, form, given, made), -1),
+            operator=lambda stack, info: operators.get((stack, info)),
+        )
+        for head in self.heads():
+            _add(tables, head.get("news", {}), operators, flops)
+            for name, value in (head.get("first") or {}).items():
+                if name not in _FIRST or type(value) not in (int, bool):
+                    raise Damage(f"a frame says {shown(value)} of {shown(name)}")
+                setattr(tables, name, value)
+            tables.info = plain.loads(head["info"])
+        return tables
+
+
+_FIRST: Final = ("one_tensor", "begin", "first_sequence", "aten_passage", "api_passage", "fingerprint")
+
+
+def first_of(tables: Tables) -> dict[str, Any]:
+    """What does not change in a recording."""
+    return {name: getattr(tables, name) for name in _FIRST}
+
+
+def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, int], str],
+         flops: dict[tuple[Any, ...], int]) -> None:  # fmt: skip
+    for name, flavour, *rest in news.get("operations", ()):
+        tables.operations.append(Operation(str(name), int(flavour), *map(bool, rest)))
+    tables.metas += (records.load(TensorMeta, text) for text in news.get("metas", ()))
+    tables.forms += (plain.load_form(text) for text in news.get("forms", ()))
+    tables.places += (Place(*map(int, row)) for row in news.get("places", ()))
+    tables.codes += (records.load(CodeInfo, text) for text in news.get("codes", ()))
+    tables.modules += (records.load(ModuleInfo, text) for text in news.get("modules", ()))
+    for file, mtime, size in news.get("files", ()):
+        tables.files[str(file)] = FileInfo(int(mtime), int(size))
+    for name, *names in news.get("schemas", ()):
+        tables.schemas[str(name)] = tuple(map(str, names))
+    for stack, info, symbol in news.get("operators", ()):
+        operators[int(stack), int(info)] = str(symbol)
+    for info, form, given, made, count in news.get("flops", ()):
+        flops[int(info), int(form), tuple(given), tuple(made)] = int(count)
+
+
+def _padded(head: bytes) -> bytes:
+    return head.ljust(_FRAME.size, b"\xff")  # a length that is cut short reads as a huge one
+
+
+def _unpacked(data: bytes, count: int, floats: bool) -> Any:
+    reader = zlib.decompressobj()
+    try:
+        octets = reader.decompress(data, count * 8 + 1)
+    except zlib.error:
+        raise Damage("a stream cannot be decompressed") from None
+    if len(octets) != count * 8 or not reader.eof:
+        raise Damage(f"a stream does not have the {count} numbers it should have")
+    return np.frombuffer(octets, dtype=np.float64 if floats else np.int64)
+
+
+def _streams(found: dict[str, Any], prefix: str) -> Streams:
+    made = Streams()
+    for name in _STREAMS:
+        numbers: Numbers | None = found.get(prefix + name)
+        if numbers is None:
+            continue
+        if name in ("floats", "counts"):
+            numbers = numbers.reshape(-1, FLOATS if name == "floats" else COUNTS + LANES)
+        setattr(made, name, numbers)
+    return made

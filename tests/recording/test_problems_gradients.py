@@ -1,0 +1,211 @@
+"""Problems of gradients, planted in models that train, beside healthy twins that must be silent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sightline as sl
+from tests.recording.problematic import BATCH, STATS, Calls, found, kinds, only, plain, trained
+
+# -- gradients ---------------------------------------------------------------------------------------------
+
+
+def test_a_layer_that_is_never_called() -> None:
+    problem = only(trained(Calls(lambda net, x: net.first(x))), "unused-parameter")
+    assert problem.title == "Linear with 2 trainable parameters was never called"
+    assert (problem.module, problem.parameter) == ("second", "second.weight")
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.mask_token = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        return y
+
+
+def test_a_parameter_that_is_never_used() -> None:
+    problem = only(trained(Tokens()), "unused-parameter")
+    assert (problem.title, problem.parameter) == ("mask_token of Tokens was never used", "mask_token")
+
+
+def test_a_result_that_never_reaches_the_loss() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        net.second(x)
+        result: Tensor = net.first(x)
+        return result
+
+    problem = only(trained(Calls(forward)), "no-gradient")
+    assert problem.title == "weight, bias of Linear were used but got no gradient"
+    assert problem.module == "second"
+
+
+def test_a_branch_that_is_detached() -> None:
+    problem = only(trained(Calls(lambda net, x: net.first(x) + net.second(x).detach())), "cut-gradient")
+    assert problem.title == "weight, bias of Linear were cut from the loss by detach"
+    assert problem.module == "second"
+
+
+def test_a_branch_under_no_grad() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            h = net.second(x)
+        result: Tensor = net.first(h)
+        return result
+
+    problem = only(trained(Calls(forward)), "cut-gradient")
+    assert (
+        problem.title
+        == "weight, bias of Linear were cut from the loss by a block without gradients (no_grad)"
+    )
+
+
+def test_every_layer_of_a_branch_is_told_once() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(5))
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            result: Tensor = self.head(x.detach())
+            return result
+
+    problem = only(trained(Deep()), "cut-gradient")
+    assert (problem.count, problem.module) == (5, "layers.0 … layers.4")
+    assert problem.modules == tuple(f"layers.{at}" for at in range(5))
+
+
+def frozen(model: Calls) -> Calls:
+    model.second.requires_grad_(False)
+    return model
+
+
+def straight_through(net: Any, x: Tensor) -> Tensor:
+    """Quantised forward, smooth backward: the detached part has another way to the loss."""
+    h = net.second(net.first(x))
+    result: Tensor = h + (h.round() - h).detach()
+    return result
+
+
+def tied(net: Any, x: Tensor) -> Tensor:
+    net.second.weight, net.second.bias = net.first.weight, net.first.bias
+    result: Tensor = net.first(x)
+    return result
+
+
+HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "plain": plain,
+    "frozen and unused": lambda: frozen(Calls(lambda net, x: net.first(x))),
+    "frozen and detached": lambda: frozen(Calls(lambda net, x: net.first(x) + net.second(x).detach())),
+    "straight through": lambda: Calls(straight_through),
+    "tied": lambda: Calls(tied),
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "spectral": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)),
+    "encoder": lambda: nn.TransformerEncoderLayer(8, 2, 16),
+    "recurrent": lambda: Last(nn.LSTM(8, 8, num_layers=2)),
+    "inplace": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8)),
+}
+
+
+class Last(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x)[0]
+        return result
+
+
+@pytest.mark.parametrize("ops", ["both", "aten", "api", "none"])
+@pytest.mark.parametrize("make", HEALTHY.values(), ids=HEALTHY.keys())
+def test_healthy_training(make: Callable[[], nn.Module], ops: Any) -> None:
+    torch.manual_seed(0)
+    assert found(trained(make(), ops=ops, stats=STATS)) == []
+
+
+def test_an_embedding_of_which_some_rows_are_used() -> None:
+    model = nn.EmbeddingBag(10, 4)
+    with sl.trace(model) as t:
+        model(torch.tensor([[1, 2], [3, 3]])).sum().backward()
+    assert kinds(t) == []
+
+
+def test_without_a_backward_pass_nothing_is_missing() -> None:
+    model = Calls(lambda net, x: net.first(x))
+    with sl.trace(model) as t:
+        model(torch.randn(BATCH, 8))
+    assert kinds(t) == []
+
+
+def test_gradients_that_were_cleared_or_taken_by_hand_are_known() -> None:
+    model, x = plain(), torch.randn(BATCH, 8)
+    with sl.trace(model) as t:
+        model(x).sum().backward()
+        model.zero_grad()
+    assert kinds(t) == []
+    with sl.trace(model) as t:
+        torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    assert kinds(t) == []
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_are_healthy(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(net.second, net.first(x), use_reentrant=reentrant)
+        return result
+
+    assert kinds(trained(Calls(forward))) == []
+
+
+def test_steps_of_an_optimizer_are_healthy() -> None:
+    model, x = plain(), torch.randn(BATCH, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with sl.trace(model, stats=STATS) as t:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert kinds(t) == []
+
+
+def test_one_half_of_a_pair_in_its_turn() -> None:
+    """A discriminator is trained on what a generator makes: the generator has its own turn."""
+    generator, critic = nn.Linear(8, 8), nn.Linear(8, 1)
+    with sl.trace() as t:
+        critic(generator(torch.randn(BATCH, 8)).detach()).mean().backward()
+    assert kinds(t) == []
+
+
+def test_an_expert_without_tokens_is_healthy() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8)) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.experts[0](x) + self.experts[2](x)
+            return result
+
+    assert kinds(trained(Routed())) == []
+
+
+def test_a_crash_in_the_forward_is_no_reason_to_miss_gradients() -> None:
+    model = Calls(lambda net, x: net.second(net.first(x) @ x))
+    with pytest.raises(RuntimeError), sl.trace(model) as t:
+        model(torch.randn(BATCH, 8)).sum().backward()
+    assert kinds(t) == []
