@@ -11,11 +11,12 @@ from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.forms import SLOT, Form
 from sightline.views.chain import Place
-from sightline.views.code import code
+from sightline.views.code import code, code_lines
 from sightline.views.live import LiveCode, OpEvent
 from sightline.views.outline import Line, View
 from tests.builders import TORCH, TraceBuilder, make_trace
 from tests.conftest import Golden
+from tests.views import measured
 
 HOSTILE = "\x1b[31m[bold]evil[/bold]<script>alert(1)</script>\r\n\u202e"
 
@@ -335,3 +336,12 @@ def test_a_long_loop_folds_into_its_body() -> None:
         "┊ │ # relu(f32[2, 3]) -> f32[2, 3];",
         "└",
     ]
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 1000])
+def test_lines_in_windows_are_those_of_the_view(window: int) -> None:
+    every: list[dict[str, Any]] = [{}, {"phase": "backward"}, {"tail": 5}, {"fold": True}, {"stats": False}]
+    for trace in (make_trace(3), measured.tiny_transformer()):
+        for options in every:
+            lines = [line.text for line in code_lines(trace, window=window, **options)]
+            assert lines == str(code(trace, **options)).splitlines()

@@ -162,5 +162,27 @@ def test_a_check_alone_keeps_only_what_is_not_finite() -> None:
     lines = str(nonfinite(t)).splitlines()
     assert lines[0].startswith("log made 1 NaN of 2 in f32[2], ")
     assert "not measured" not in lines[1]
-    assert lines[4].strip().startswith("0 … 0, 1 NaN; constant ")
+    assert lines[4].strip().startswith("0, 1 NaN; constant ")
     assert lines[-1].startswith("then in 2 later values, up to ")
+
+
+def test_an_infinity_that_becomes_a_nan_is_told_as_one_story() -> None:
+    with sl.trace(stats=True) as t:
+        large = torch.full((2,), 300.0, dtype=torch.float16) * 300
+        (large - large).sum()
+    text = str(nonfinite(t))
+    assert text.startswith("mul.Tensor made 2 Inf of 2 in f16[2], ")
+    assert "  float16 ends at 65,504: compute this in float32, or use bfloat16" in text.splitlines()
+    assert "the first NaN that came of it:\n  sub.Tensor made 2 NaN of 2 in f16[2], " in text
+    assert "not out of this one" not in text
+
+
+def test_a_nan_that_was_hidden_since_is_not_what_a_later_one_came_of() -> None:
+    with sl.trace(stats=True) as t:
+        logs = torch.tensor([-1.0, 1.0]).log()
+        hidden = torch.where(logs.isnan(), torch.zeros(2), logs)
+        (hidden - 1).sqrt()
+    text = str(nonfinite(t))
+    assert text.startswith("log made 1 NaN of 2")
+    assert "one more op made one later, not out of this one:\n  sqrt made 2 NaN of 2 in f32[2], " in text
+    assert "came of it" not in text

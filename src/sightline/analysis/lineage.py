@@ -17,6 +17,7 @@ from sightline.analysis.makers import NOBODY, Makers
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import listed
 from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.trace.data import LEVELS, PHASES
 from sightline.trace.tables import Index
 
@@ -109,7 +110,7 @@ def lineage_of(
     ``ops`` is "api" (where recorded) or "aten".
     """
     if depth is not None and (type(depth) is not int or depth < 1):
-        raise UsageError(f"depth={depth!r} must be a whole number from 1 up.")
+        raise UsageError(f"depth={said(depth)} must be a whole number from 1 up.")
     level = lineage_level(index, ops)
     makers = Makers(index, level)
     if makers.of(value) == NOBODY:

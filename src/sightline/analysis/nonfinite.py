@@ -20,7 +20,7 @@ import numpy as np
 from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.patterns import op_matches, path_matches
-from sightline.trace.data import MUTATES
+from sightline.trace.data import FLAVOURS, MUTATES
 from sightline.trace.forms import Form, Record
 from sightline.trace.origins import (
     argument_names,
@@ -36,6 +36,8 @@ from sightline.trace.tables import Index, ModuleCall, Op, Value
 NAN, INF = 1, 2
 _GARBAGE: Final = 4  #: memory that was never written: whatever is in it, no op made it
 _LINEAGE_DEPTH: Final = 4
+_HALF: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
+_COMPILED: Final = 'its ops are compiled and were not seen: compiled="eager" shows which it was'
 
 #: What holds garbage until it is written.
 _UNWRITTEN: Final = ("empty*", "new_empty*", "_empty*", "resize_*", "set_*")
@@ -108,9 +110,20 @@ class Finding:
         """One sentence: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
         return placed(f"{self.op.name}{backward_of(self.op)} made {self.counts} in {self.value}", self.op)
 
+    @property
+    def hint(self) -> str:
+        """What helps with it: the end of float16, or how to see into compiled code; else empty."""
+        if self.op.flavour != "opaque":
+            return _HALF if self.infs and not self.nans and self.value.dtype == "float16" else ""
+        value = self.value
+        returned = value.requires_grad or value.id in value._data.raw.calls.outputs
+        # What is first seen after compiled code has run is taken for a result of it.
+        return _COMPILED if returned else f"{_COMPILED}, or that it came from outside"
+
     def text(self) -> str:
-        """The sentence, and a line for each input."""
-        return "\n".join([self.headline(), *(f"  {given}" for given in self.inputs)])
+        """The sentence, a line for each input, and what would tell more."""
+        lines = [*(str(given) for given in self.inputs), *([self.hint] if self.hint else [])]
+        return "\n".join([self.headline(), *(f"  {line}" for line in lines)])
 
 
 def counts_text(value: Value) -> str:
@@ -162,6 +175,8 @@ class _Search:
         order = np.argsort(values.producer, kind="stable")
         self._made: list[int] = order.tolist()
         self._starts: list[int] = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
+        self._opaque = (ops.flavour == FLAVOURS.index("opaque")).tolist()
+        self._returned = set(index.raw.calls.outputs.tolist())
         self._states: dict[int, int] = {}
         for value in self._made[: self._starts[0]]:  # what was there before
             self._states[value] = self._derived(value, 0, keeps=True)
@@ -202,6 +217,8 @@ class _Search:
 
     def _to_blame(self, op: int, value: int, given: int) -> bool:
         made = self._measured.get(value, 0)
+        if self._opaque[op] and value not in self._returned:
+            made &= NAN  # it may be a mask that was there before, and is first seen now
         before = self._previous[value]
         if before >= 0 and before not in self._measured and self._all:
             made &= NAN  # what was changed in place may have held infinities: nobody has looked

@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from sightline.trace.data import I32, PHASES, TraceData
-from sightline.trace.origins import torch_file
+from sightline.trace.data import I32, I64, PHASES, TraceData
+from sightline.trace.origins import line_in_backward, torch_file
 
 __all__ = ["Chains", "first_own", "installed_file", "shown_frames", "torch_file"]
 
@@ -38,14 +38,26 @@ def first_own(files: Iterable[str]) -> int:
     return next((at for at, file in enumerate(files) if not installed_file(file)), 0)
 
 
-def shown_frames(data: TraceData) -> I32:
-    """The frame each op is shown under: its own, or for a backward op that of its forward op."""
+def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
+    """The frame each op, or each of those asked for, is shown under: its own, or that of its forward op.
+
+    What the user's own code runs in the backward pass is shown under that code.
+    """
     ops = data.ops
-    own: I32 = ops.frame
-    if not len(ops):
+    if ids is None:
+        ids = np.arange(len(ops))
+    own: I32 = ops.frame[ids]
+    if not len(own):
         return own
-    theirs = own[np.maximum(ops.forward, 0)]
-    linked = (ops.forward >= 0) & (ops.phase == PHASES.index("backward")) & (theirs >= 0)
+    forward = ops.forward[ids]
+    theirs = ops.frame[np.maximum(forward, 0)]
+    linked = (forward >= 0) & (ops.phase[ids] == PHASES.index("backward")) & (theirs >= 0)
+    at = np.flatnonzero(linked)
+    _, first, same = np.unique(
+        own[at].astype(np.int64) * 256 + ops.thread[ids[at]], return_index=True, return_inverse=True
+    )
+    written = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
+    linked[at] = ~np.array(written, dtype=np.bool_)[same]
     return np.where(linked, theirs, own)
 
 

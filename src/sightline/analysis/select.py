@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
 from sightline.trace.tables import Index
@@ -47,13 +48,13 @@ class Selection:
         for name in ("module", "op", "phase"):
             given = getattr(self, name)
             if given is not None and not isinstance(given, str):
-                raise UsageError(f"{name}={given!r} must be a string.")
+                raise UsageError(f"{name}={said(given)} must be a string.")
         if self.phase is not None and self.phase not in PHASES:
             raise UsageError(f"phase={self.phase!r} is no phase; choose {listed(PHASES)}.")
         for name, least in (("depth", 0), ("tail", 1)):
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < least):
-                raise UsageError(f"{name}={given!r} must be a whole number from {least} up.")
+                raise UsageError(f"{name}={said(given)} must be a whole number from {least} up.")
 
     @property
     def given(self) -> dict[str, str | int]:
@@ -139,21 +140,26 @@ def listed(names: Iterable[str]) -> str:
 def nearest(wanted: str, names: Iterable[str]) -> str:
     """The end of a sentence about a name that is not there: the nearest ones, or some of those there are."""
     known = list(dict.fromkeys(name for name in names if name))
-    matcher = difflib.SequenceMatcher()
-    matcher.set_seq2(wanted)
-    scores: dict[str, float] = {}
-    for name in known:
-        matcher.set_seq1(name)
-        if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
-            scores[name] = matcher.ratio()
-    best = sorted(scores, key=lambda name: -scores[name])  # stable: equally near ones in the model's order
-    close = [name for name in best[:3] if scores[name] >= 0.5]
+    close = close_to(wanted, known)
     if close:
         return f"; did you mean {listed(close)}?"
     if not known:
         return "."
     more = ", …" if len(known) > 5 else ""
     return f"; it has {', '.join(map(repr, known[:5]))}{more}."
+
+
+def close_to(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """The names that look like one that is not there, the nearest first."""
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(wanted)
+    scores: dict[str, float] = {}
+    for name in names:
+        matcher.set_seq1(name)
+        if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
+            scores[name] = matcher.ratio()
+    best = sorted(scores, key=lambda name: -scores[name])  # stable: equally near ones in the model's order
+    return [name for name in best[:most] if scores[name] >= 0.5]
 
 
 def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
@@ -201,7 +207,7 @@ def _level_mask(index: Index, level: str | None) -> Mask:
     if level is None:
         return np.ones(len(index.raw.ops), dtype=np.bool_)
     if level not in LEVELS:
-        raise UsageError(f"ops={level!r} is no level; choose {listed(LEVELS)}.")
+        raise UsageError(f"ops={said(level)} is no level; choose {listed(LEVELS)}.")
     return _at_level(index, LEVELS.index(level))
 
 

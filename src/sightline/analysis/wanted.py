@@ -11,9 +11,10 @@ import numpy as np
 from sightline.analysis.names import value_names
 from sightline.analysis.select import nearest
 from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.trace.tables import Index, Module, ModuleCall, Op, Row, Value
 
-_ID = re.compile(r"\$(\d+)")
+_ID = re.compile(r"\$(\d{1,18})")  # Python refuses to read a number of thousands of digits
 
 
 def wanted_value(index: Index, wanted: Any) -> Value:
@@ -27,7 +28,8 @@ def wanted_value(index: Index, wanted: Any) -> Value:
         return _of_id(index, wanted)
     if not isinstance(wanted, str):
         raise UsageError(
-            f"{wanted!r} is no value of a trace; give a row of t.values or t.ops, an id like '$12' or a name."
+            f"{said(wanted)} is no value of a trace; give a row of t.values or t.ops, an id like '$12' "
+            "or a name."
         )
     number = _ID.fullmatch(wanted)
     if number:

@@ -38,6 +38,11 @@ UNFINISHED: Final = "unfinished"
 _BINARY: Final = frozenset(
     "+ - * / // % ** @ & | ^ << >> == != < <= > >= += -= *= /= //= %= **= @= &= |= ^= <<= >>=".split()
 )
+#: Those that arrive with their sides the other way round: ``1 - x`` as ``x.__rsub__(1)``.
+_REFLECTED: Final = {
+    "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
+    "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
+}  # fmt: skip
 _POSITION = re.compile(r"\[\d+\]")
 _LOCALS: Final = "<locals>."
 
@@ -135,8 +140,9 @@ class BlockStyle:
 
     def op(self, event: OpEvent) -> list[Line]:
         """An operation in one block."""
+        event, turned = _as_written(event)
         binary = event.name.removeprefix("Tensor.") in _BINARY and len(event.form.args) == 2
-        parts = self._sides(event) if binary else self._inputs(event, named=False)
+        parts = self._sides(event, turned) if binary else self._inputs(event, named=False)
         parts += self._results(event)
         return [
             self._head(event.depth, _op_head(event, binary)),
@@ -176,13 +182,13 @@ class BlockStyle:
             for label, meta in zip(labels, metas, strict=True)
         ]
 
-    def _sides(self, event: OpEvent) -> list[_Part]:
+    def _sides(self, event: OpEvent, turned: bool) -> list[_Part]:
         tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_numbers))
-        parts = []
-        for label, side in zip(("Left", "Right"), event.form.args, strict=True):
+        labels, parts = ("Right", "Left") if turned else ("Left", "Right"), []
+        for label, side in zip(labels, event.form.args, strict=True):
             known = next(tensors, None) if side is SLOT else None
             parts.append(replace(known, label=label) if known else _Part(label, constant_text(side)))
-        return parts
+        return parts[::-1] if turned else parts
 
     def _results(self, event: ModuleEvent | OpEvent) -> list[_Part]:
         if event.state == RAISED:
@@ -193,6 +199,14 @@ class BlockStyle:
             return [_Part("Output", constants_text(event.result) or "None")]
         labels = slot_labels("Output", event.result, len(event.outputs))
         return self._tensors(labels, event.outputs, event.output_numbers)
+
+
+def _as_written(event: OpEvent) -> tuple[OpEvent, bool]:
+    """An operation under the operator that was written, and whether its sides are the other way round."""
+    operator = _REFLECTED.get(event.name.rpartition(".")[2])
+    if operator is None or len(event.form.args) != 2:
+        return event, False
+    return replace(event, name=operator, flavour="operator"), True
 
 
 def _after(part: _Part, column: int) -> tuple[Span, ...]:
@@ -229,11 +243,13 @@ def _label(path: str) -> str:
 def constants_text(form: Form, skip: int = 0) -> str:
     """The arguments that are no tensors, as they were passed; None is not worth saying.
 
-    >>> constants_text(Form((SLOT, 1, [SLOT, SLOT]), {"dim": -1, "out": None}))
+    Nor is what torch's functions tell each other about warnings.
+
+    >>> constants_text(Form((SLOT, 1, [SLOT, SLOT]), {"dim": -1, "out": None, "_stacklevel": 3}))
     '1, dim=-1'
     """
     parts = [constant_text(item) for item in form.args[skip:] if not _holds_tensor(item) and item is not None]
-    named = (form.kwargs or {}).items()
+    named = [(key, item) for key, item in (form.kwargs or {}).items() if key != "_stacklevel"]
     parts += [
         f"{key}={constant_text(item)}" for key, item in named if not _holds_tensor(item) and item is not None
     ]

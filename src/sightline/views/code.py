@@ -10,9 +10,12 @@ statistics were taken, an op ends with those of its result: ``0 … 1.42, mean 0
 from __future__ import annotations
 
 import linecache
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from sightline.analysis.fold import Node, Repeat
 from sightline.analysis.fold import fold as folded
@@ -20,11 +23,12 @@ from sightline.analysis.names import enclosing_loop, value_names
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Selection
 from sightline.errors import NothingMatched
-from sightline.trace.data import LEVELS, PHASES, RAISED
+from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.tables import Index
 from sightline.views.chain import (
     NO_SOURCE,
     ChainWriter,
+    Note,
     Place,
     Placed,
     aligned,
@@ -41,22 +45,36 @@ if TYPE_CHECKING:
     from sightline.api import Trace
 
 
-def code(trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
-         phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
-         torch_frames: bool = False, names: bool = False, stats: bool | None = None) -> View:  # fmt: skip
+#: Ops whose lines are made at one time where lines are asked for one after the other.
+_WINDOW: Final = 512
+
+
+def code(trace: Trace, **options: Any) -> View:
     """Ops and shapes under the source lines that ran them; see `Trace.code` for the options."""
+    return View(tuple(code_lines(trace, window=None, **options)))
+
+
+def code_lines(
+    trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
+    phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
+    torch_frames: bool = False, names: bool = False, stats: bool | None = None, window: int | None = _WINDOW,
+) -> Iterator[Line]:  # fmt: skip
+    """The same line by line, the first before the last are made: for a pager, over millions of ops.
+
+    ``window`` ops are looked at together; the text does not depend on it. Only the mark on a source line
+    does: one that has been given away is not widened by what runs in it later.
+    """
     index = trace.index
     selection = Selection(module, op, phase, depth, tail)
     level = chosen_level(index, ops)
     readings = Readings(index.raw, stats)
-    ids = selection.ops(index, level).nonzero()[0].tolist()
-    if not ids:
-        return View((line(("(no ops were recorded)", "dim")),))
+    chosen = np.flatnonzero(selection.ops(index, level))
+    if not len(chosen):
+        return iter((line(("(no ops were recorded)", "dim")),))
     listing = _Listing(index, readings, torch_frames=torch_frames, names=names)
-    nodes: Sequence[Node] = range(len(ids))
-    if fold:
-        nodes = grown(folded([listing.key(id) for id in ids]), lambda at: listing.loose(ids[at]))
-    return View(tuple(listing.lines(ids, nodes)))
+    if fold or window is None:
+        return listing.lines([chosen], fold=fold)
+    return listing.lines(chosen[at : at + window] for at in range(0, len(chosen), window))
 
 
 def chosen_level(index: Index, ops: str | None) -> str | None:
@@ -69,6 +87,37 @@ def chosen_level(index: Index, ops: str | None) -> str | None:
     return ops
 
 
+class _Ops:
+    """The ops at hand as plain lists, by their place among them: a long recording is not read for forty."""
+
+    def __init__(self, data: TraceData, ids: I64) -> None:
+        ops = data.ops
+        self.ids: list[int] = ids.tolist()
+        self.frames: list[int] = shown_frames(data, ids).tolist()
+        self.calls: list[int] = ops.call[ids].tolist()
+        columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
+        self._looks = list(zip(*(column[ids].tolist() for column in columns), strict=True))
+        self._inputs = _metas(data, ids, ops.input_offsets, ops.inputs)
+        self._outputs = _metas(data, ids, ops.output_offsets, ops.outputs)
+
+    def phase(self, at: int) -> str:
+        return PHASES[self._looks[at][1]]
+
+    def look(self, at: int) -> Hashable:
+        """What the text of an op is made of, names of values left out."""
+        return (*self._looks[at], self._inputs[at], self._outputs[at])
+
+
+def _metas(data: TraceData, ids: I64, offsets: I64, values: I32) -> list[tuple[int, ...]]:
+    """What the values of each op look like."""
+    lengths = offsets[ids + 1] - offsets[ids]
+    ends = np.cumsum(lengths)
+    places = np.arange(int(ends[-1])) + np.repeat(offsets[ids] - (ends - lengths), lengths)
+    metas = data.values.meta[values[places]].tolist()
+    starts = [0, *ends.tolist()]
+    return [tuple(metas[start:end]) for start, end in pairwise(starts)]
+
+
 class _Listing:
     """The lines of the view, made from the columns of a trace."""
 
@@ -76,73 +125,70 @@ class _Listing:
         self._data = index.raw
         self._readings = readings
         self._sizes = Looks(index.raw)
-        self._frames = shown_frames(index.raw).tolist()
         self._chains = Chains(index.raw, (lambda _: False) if torch_frames else torch_file)
         self._metas = [str(meta) for meta in index.raw.metas]
         self._names = value_names(index) if names else None
         self._writer = ChainWriter()
         self._repeats: list[int] = []
         self._runs = [0]  # how much later, by position, each run of the open repeats is than the first
-        ops = index.raw.ops
-        self._calls = ops.call.tolist()
-        self._inputs, self._outputs = ops.input_offsets.tolist(), ops.output_offsets.tolist()
-        columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
-        self._looks = list(zip(*(column.tolist() for column in columns), strict=True))
-        self._metas_of = index.raw.values.meta.tolist()
         self._made: dict[Hashable, tuple[Span, ...]] = {}
         self._place = cache(self._read_place)
         self._chain_of = cache(self._read_chain)
         self._entered = cache(self._read_entered)
 
-    def lines(self, ids: Sequence[int], nodes: Sequence[Node]) -> list[Line]:
-        """The finished lines; made last, since a later op may widen the mark on an open source line."""
-        made = list(self._entries(ids, nodes, after=()))
-        if self._readings:
-            made = aligned(made)
-        return [as_line(entry, repeats) if not isinstance(entry, Line) else entry for entry, repeats in made]
+    def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
+        """The finished lines of some ops, in windows.
 
-    def key(self, id: int) -> Hashable:
+        Lines are made when all of their window are known: a later op may widen the mark on an open source
+        line, and numbers that stand below each other are set in one column.
+        """
+        held: list[Placed] = []
+        for ids in windows:
+            self._ops = _Ops(self._data, ids)
+            nodes: Sequence[Node] = range(len(ids))
+            if fold:
+                nodes = grown(folded([self._key(at) for at in range(len(ids))]), self._loose)
+            held += self._entries(nodes, after=())
+            end = _settled(held) if self._readings else len(held)
+            yield from self._finished(held[:end])
+            del held[:end]
+        yield from self._finished(held)
+
+    def _finished(self, placed: list[Placed]) -> Iterator[Line]:
+        for entry, repeats in aligned(placed) if self._readings else placed:
+            yield entry if isinstance(entry, Line) else as_line(entry, repeats)
+
+    def _key(self, at: int) -> Hashable:
         """What makes two ops the same to a reader: the line, the name, the arguments and the shapes."""
-        return self._frames[id], self._look(id)
+        return self._ops.frames[at], self._ops.look(at)
 
-    def loose(self, id: int) -> tuple[Hashable, tuple[int, ...]]:
+    def _loose(self, at: int) -> tuple[Hashable, tuple[int, ...]]:
         """The same without its sizes, and the sizes."""
-        look, sizes = self._sizes.loose(id)
-        return (self._frames[id], look), sizes
+        look, sizes = self._sizes.loose(self._ops.ids[at])
+        return (self._ops.frames[at], look), sizes
 
-    def _look(self, id: int) -> Hashable:
-        """What the text of an op is made of, names of values left out."""
-        ops, meta = self._data.ops, self._metas_of
-        inputs, outputs = self._inputs[id : id + 2], self._outputs[id : id + 2]
-        return (
-            *self._looks[id],
-            tuple([meta[value] for value in ops.inputs[inputs[0] : inputs[1]].tolist()]),
-            tuple([meta[value] for value in ops.outputs[outputs[0] : outputs[1]].tolist()]),
-        )
-
-    def _entries(self, ids: Sequence[int], nodes: Sequence[Node], after: Sequence[Place]) -> Iterator[Placed]:
+    def _entries(self, nodes: Sequence[Node], after: Sequence[Place]) -> Iterator[Placed]:
         writer = self._writer
         for position, node in enumerate(nodes):
             leaf, times = _single(node)
             if isinstance(leaf, Repeat):
                 rest = nodes[position + 1] if position + 1 < len(nodes) else None
-                following = self._chain(ids[_first(rest)]) if rest is not None else after
-                yield from self._repeat(ids, leaf, following)
+                following = self._chain(_first(rest)) if rest is not None else after
+                yield from self._repeat(leaf, following)
                 continue
-            id = ids[leaf]
-            phase = PHASES[self._data.ops.phase[id]]
+            phase = self._ops.phase(leaf)
             repeats = tuple(self._repeats)
-            same = [ids[leaf + later + run] for later in self._runs for run in range(times)]
+            same = [leaf + later + run for later in self._runs for run in range(times)]
             spans = self._spans(same, phase, times)
             numbers = self._numbers(same) if self._readings else ()
-            for entry in writer.op(self._chain(id), phase, spans, numbers):
+            for entry in writer.op(self._chain(leaf), phase, spans, numbers):
                 yield entry, repeats
 
-    def _repeat(self, ids: Sequence[int], node: Repeat, after: Sequence[Place]) -> Iterator[Placed]:
+    def _repeat(self, node: Repeat, after: Sequence[Place]) -> Iterator[Placed]:
         """A body of several ops, set in a bracket that says how often it ran."""
         writer = self._writer
-        chains = {self._chain(ids[leaf]) for leaf in _leaves(node)}
-        first = self._chain(ids[_first(node)])
+        chains = {self._chain(leaf) for leaf in _leaves(node)}
+        first = self._chain(_first(node))
         depth = self._bracket_depth(first, _common([*chains]), after)
         outer = tuple(self._repeats)
         further = any(len(chain) > depth for chain in chains)
@@ -155,7 +201,7 @@ class _Listing:
         runs, period = self._runs, sum(map(_length, node.body))
         self._runs = [later + run * period for later in runs for run in range(node.count)]
         self._repeats.append(depth)
-        yield from self._entries(ids, node.body, first[:depth])
+        yield from self._entries(node.body, first[:depth])
         self._repeats.pop()
         self._runs = runs
         writer.floor = floor
@@ -175,13 +221,14 @@ class _Listing:
                 return at
         return max(low, common - 1)
 
-    def _spans(self, ids: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
-        """The text of an op, for all its runs: ``ids`` are the op in each of them."""
-        first, last = ids[0], ids[-1]
-        grows = len(ids) > 1 and self._look(first) != self._look(last)
-        key = (first if grows or self._names is not None else self._look(first), times)
+    def _spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
+        """The text of an op, for all its runs: where each of them is among the ops at hand."""
+        first, last = runs[0], runs[-1]
+        look, ids = self._ops.look(first), self._ops.ids
+        grows = len(runs) > 1 and look != self._ops.look(last)
+        key = (ids[first] if grows or self._names is not None else look, times)
         if key not in self._made:
-            self._made[key] = self._new_spans(first, last if grows else first, phase, times)
+            self._made[key] = self._new_spans(ids[first], ids[last if grows else first], phase, times)
         return self._made[key]
 
     def _new_spans(self, first: int, last: int, phase: str, times: int) -> tuple[Span, ...]:
@@ -195,13 +242,14 @@ class _Listing:
         name = self._data.names[ops.name[first]]
         return op_spans(name, arguments, result, phase, raised=raised, times=times)
 
-    def _numbers(self, ids: Sequence[int]) -> tuple[Span, ...]:
+    def _numbers(self, runs: Sequence[int]) -> tuple[Span, ...]:
         """The statistics of the first result that has any, over all runs of an op.
 
         Of the others only what is not finite, and only where the first one is.
         """
         first: Reading | None = None
-        for slot, made in enumerate(zip(*map(self._sizes.outputs, ids), strict=False)):
+        outputs = [self._sizes.outputs(self._ops.ids[run]) for run in runs]
+        for slot, made in enumerate(zip(*outputs, strict=False)):
             reading = self._readings.of(made)
             if reading is not None and first is None:
                 first = reading
@@ -219,8 +267,8 @@ class _Listing:
         name = self._data.names[known] if known >= 0 else self._names.get(id)
         return f"{name}: {text}" if name else text
 
-    def _chain(self, id: int) -> tuple[Place, ...]:
-        return self._chain_of(self._frames[id], self._calls[id])
+    def _chain(self, at: int) -> tuple[Place, ...]:
+        return self._chain_of(self._ops.frames[at], self._ops.calls[at])
 
     def _read_chain(self, frame: int, call: int) -> tuple[Place, ...]:
         visible = self._chains.of(frame)
@@ -246,6 +294,16 @@ class _Listing:
         columns = (column, int(frames.end_column[frame])) if column >= 0 else None
         text = linecache.getline(known.file, at).strip()
         return Place(known.file, at, known.function, text, columns, int(frames.end_line[frame]), call)
+
+
+def _settled(placed: Sequence[Placed]) -> int:
+    """How many entries stand as they are: those after may be set in a column with what comes next."""
+    at = len(placed)
+    last = placed[-1][0] if placed else None
+    if isinstance(last, Note):
+        while at and isinstance(note := placed[at - 1][0], Note) and note.depth == last.depth:
+            at -= 1
+    return at
 
 
 def _header(inside: Place | None, count: int) -> tuple[Span, ...]:

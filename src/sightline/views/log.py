@@ -26,7 +26,7 @@ from sightline.views.blocks import (
     tensor_block_text,
 )
 from sightline.views.numbers import Readings
-from sightline.views.outline import Line, Span, View
+from sightline.views.outline import Line, Span, View, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -51,6 +51,8 @@ def log(
     if not steps and selection.given:
         given = ", ".join(f"{name}={value!r}" for name, value in selection.given.items())
         raise NothingMatched(f"{given} matches no module call and no op outside leaf modules of this trace.")
+    if not steps and title is None:
+        return View((line("(no module call and no op of a forward pass was recorded)"),))
     if tail is not None:
         steps = _tail(steps, tail)
     style = BlockStyle(tensor, margin)

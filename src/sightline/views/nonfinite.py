@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sightline.analysis.asked import measured_nothing
 from sightline.analysis.nonfinite import (
     Finding,
     counts_text,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 100
 _LATER: Final = 6  #: as many later ones are listed
+_FOLDERS: Final = re.compile(r"\b(?:site|dist)-packages/(?:[^\s:]*/)?")
 _BACKWARD: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
@@ -36,15 +39,20 @@ def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     index = trace.index
     globs = (allow,) if isinstance(allow, str) else tuple(allow or trace.index.raw.info.get("allow", ()))
     count = len(index.raw.stats)
+    if not count and index.raw.info.get("check") and index.raw.info.get("checked") == 0:
+        return View((line("nothing was checked: no op with a floating result was recorded"),))
     if not count and index.raw.info.get("check"):
         return View((line("no NaN or Inf in the results of the ops that were checked"),))
     if not count:
-        return View((line('Nothing was measured: record with stats=True or check="nonfinite".'),))
+        return View((line(f"Nothing was measured: {measured_nothing(index.raw)}."),))
     found = findings(index, globs)
     given = list(_given(index))
     if not found:
         return View((*given, _nothing(index, bool(given))))
-    return View((*given, *_first(found[0]), *_later(found[1:]), line(_spread(index, found[0]))))
+    behind = reached_from(index, found[0].value.id)
+    others = [each for each in found[1:] if not _is_behind(each, found[0], behind)]
+    later = (*_out_of(found, behind), *_later(others))
+    return View((*given, *_first(found[0]), *later, line(_spread(index, found[0], behind))))
 
 
 def _given(index: Index) -> Iterator[Line]:
@@ -81,9 +89,31 @@ def _first(finding: Finding) -> Iterator[Line]:
     yield line((finding.headline(), "error"))
     for given in finding.inputs:
         yield line(str(given), prefix="  ")
+    if finding.hint:
+        yield line((finding.hint, "dim"), prefix="  ")
     yield line()
     yield from lineage_lines(finding.lineage)
     yield line()
+
+
+def _is_behind(finding: Finding, first: Finding, behind: set[int]) -> bool:
+    """Whether what an op made was made of what the first one made, and not of something finite since."""
+    given = [value for value in finding.op.inputs if value.stats is not None and not value.stats.finite]
+    return any(value.id == first.value.id or value.id in behind for value in given)
+
+
+def _out_of(found: Sequence[Finding], behind: set[int]) -> Iterator[Line]:
+    """Where the first infinity became a NaN."""
+    made = [each for each in found[1:] if _is_behind(each, found[0], behind)]
+    if made:
+        yield line(("the first NaN that came of it:", "title"))
+        yield line(cut(_shortened(made[0]), _WIDTH - 2), prefix="  ")
+        yield line()
+
+
+def _shortened(finding: Finding) -> str:
+    """The sentence, with the file by its name alone: a path of a package would fill the line."""
+    return _FOLDERS.sub("", finding.headline())
 
 
 def _later(found: Sequence[Finding]) -> Iterator[Line]:
@@ -91,7 +121,7 @@ def _later(found: Sequence[Finding]) -> Iterator[Line]:
         return
     many = "one more op" if len(found) == 1 else f"{len(found):,} more ops"
     yield line((f"{many} made one later, not out of this one:", "title"))
-    told = Counter(finding.headline() for finding in found)  # in a loop they are alike
+    told = Counter(map(_shortened, found))  # in a loop they are alike
     for text, times in list(told.items())[:_LATER]:
         mark = f" ×{times:,}" if times > 1 else ""
         yield line(cut(text, _WIDTH - 2 - len(mark)), (mark, "number"), prefix="  ")
@@ -100,7 +130,7 @@ def _later(found: Sequence[Finding]) -> Iterator[Line]:
     yield line()
 
 
-def _spread(index: Index, finding: Finding) -> str:
+def _spread(index: Index, finding: Finding, behind: set[int]) -> str:
     """How many of the values measured later have it from there, and what matters most among them."""
     stats, values = index.raw.stats, index.raw.values
     bad = stats.nans > 0 if finding.nans else (stats.nans > 0) | (stats.infs > 0)
@@ -108,7 +138,6 @@ def _spread(index: Index, finding: Finding) -> str:
     many = int(later.sum())
     if not many:
         return "no value was measured after it" if measured_all(index) else "it went no further"
-    behind = reached_from(index, finding.value.id)
     reached = [value for value in stats.value[bad & later].tolist() if value in behind]
     if not reached:
         return f"it went no further: none of the {many:,} values measured later has it from there"

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from sightline.errors import UsageError
+from sightline.given import said
 from sightline.notation import number_text
 from sightline.trace.data import TraceData
 from sightline.views.outline import Span
@@ -92,7 +93,7 @@ class Readings:
 
     def __init__(self, data: TraceData, wanted: bool | None = None) -> None:
         if wanted is not None and not isinstance(wanted, bool):
-            raise UsageError(f"stats={wanted!r} must be True, False or None.")
+            raise UsageError(f"stats={said(wanted)} must be True, False or None.")
         if wanted and not len(data.stats):
             raise UsageError(
                 "stats=True: this trace has no statistics; record it with sl.trace(…, stats=True)."
@@ -144,18 +145,18 @@ def _pooled(parts: list[Reading]) -> Reading:
     weights = [part.size - part.nans - part.infs for part in finite]
     total = sum(weights)
     mean = std = math.nan
-    if total:
-        mean = sum(n * part.mean for n, part in zip(weights, finite, strict=True)) / total
-        std = math.sqrt(sum(map(_squares, finite, weights, [mean] * len(finite))) / max(total - 1, 1))
+    if total:  # in shares of the largest number: the square of a double may be none
+        unit = max(max(abs(part.low), abs(part.high)) for part in finite) or 1.0
+        means = [part.mean / unit for part in finite]
+        middle = sum(n * share for n, share in zip(weights, means, strict=True)) / total
+        squares = [
+            max(n - 1, 0) * (part.std / unit) ** 2 + n * (share - middle) ** 2
+            for n, part, share in zip(weights, finite, means, strict=True)
+        ]
+        mean, std = middle * unit, math.sqrt(sum(squares) / max(total - 1, 1)) * unit
     return Reading(
         min((part.low for part in finite), default=math.nan),
         max((part.high for part in finite), default=math.nan),
         mean, std, sum(part.nans for part in parts), sum(part.infs for part in parts),
         sum(part.size for part in parts), len(parts),
     )  # fmt: skip
-
-
-def _squares(part: Reading, count: int, mean: float) -> float:
-    """The sum of the squared distances of a part's elements to the mean of the whole."""
-    inside = (count - 1) * part.std**2 if count > 1 else 0.0
-    return inside + count * (part.mean - mean) ** 2

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Final
 
+from sightline.errors import UsageError
+from sightline.given import checked, said
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -34,11 +37,13 @@ STYLES: Final = {
     "error": ("bold red", "color:#c92a2a;font-weight:bold"),
 }
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
     """The text without what would move a cursor or reverse a line: control characters become ``\\x1b``."""
+    if text.isascii() and text.isprintable():  # nearly always: a table has millions of cells
+        return text
     text = text.replace("\n", "\\n").replace("\t", "    ")
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
@@ -157,8 +162,11 @@ class View:
     def __repr__(self) -> str:
         return str(self)
 
+    @checked
     def print(self, color: bool | None = None, file: IO[str] | None = None) -> None:
         """Write it to the terminal, with colour only on a TTY unless ``color`` says otherwise."""
+        if file is not None and not callable(getattr(file, "write", None)):
+            raise UsageError(f"file={said(file)} must be a file that is open for writing.")
         printer = Printer(file, color)
         for block in self.blocks:
             printer.write(block)
@@ -175,7 +183,7 @@ class Printer:
     """Writes blocks to a stream one after the other: a finished view, or a live one line by line."""
 
     def __init__(self, file: IO[str] | None = None, color: bool | None = None) -> None:
-        self._out = file or sys.stdout
+        self._out = sys.stdout if file is None else file
         self._console = _console(self._out, color)
 
     def write(self, block: Block) -> None:

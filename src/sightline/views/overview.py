@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sightline.analysis.asked import left_out_text, unmatched
 from sightline.analysis.cost import Costs, cost_of, leaf_ops
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.problems import Severity, find
@@ -41,19 +42,19 @@ _MANY_OPS: Final = 100_000  #: in a longer run, looking for problems takes too l
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()  t.problems()"
 
 
-def overview(trace: Trace) -> View:
-    """One screen about a trace."""
+def overview(trace: Trace, more: str = _VIEWS) -> View:
+    """One screen about a trace; ``more`` says which views there are, as they are asked for where it is."""
     data = trace.data
     costs = cost_of(data)
     whole = _Time.of(costs)
     blocks: list[Line | Grid] = [*_head(data), *_counts(data), *_taken(data), *whole.told()]
-    blocks += [*_trouble(data), *_problems(trace)]
+    blocks += [*_trouble(data), *_unmatched(data), *_problems(trace)]
     modules = _modules(trace, costs, whole.total)
     for block in (modules, _heaviest(trace, whole.total)):
         if block is not None:
             blocks += [line(), block]
     texts = [span.text for row in modules.rows for span in _spans(row)] if modules else []
-    return View((*blocks, line(), *wrapped("key", key(texts), _MARGIN, _WIDTH), _fact("more", _VIEWS)))
+    return View((*blocks, line(), *wrapped("key", key(texts), _MARGIN, _WIDTH), _fact("more", more)))
 
 
 def _head(data: TraceData) -> Iterator[Line]:
@@ -64,8 +65,10 @@ def _head(data: TraceData) -> Iterator[Line]:
     told.append(f"ops={info.get('ops', 'both')}")
     if info.get("compiled") and info["compiled"] != "opaque":
         told.append(f"compiled={info['compiled']}")
+    if info.get("last"):
+        told.append(f"last={info['last']}, after {info.get('dropped') or 0:,} more")
     duration = info.get("duration_ns") or _extent(data)
-    told.append(time_text(duration))
+    told.append(time_text(duration) + (", not finished" if info.get("unfinished") else ""))
     name = str(info.get("name") or "of a run")
     yield line(("trace ", "dim"), (cut(name, 60), "title"), (f"  {' · '.join(told)}", "dim"))
 
@@ -86,11 +89,15 @@ def _counts(data: TraceData) -> Iterator[Line]:
             yield _fact(f"{level} ops", f"{sum(phases):,}{split}")
     called = len(np.unique(data.calls.module))
     yield _fact("modules", f"{called:,} called, {len(data.calls):,} calls")
+    if not len(ops) and not len(data.calls):
+        yield _fact("empty", "no op and no module call was recorded: nothing of torch's ran in the block")
     external = int((values.kind == KINDS.index("external")).sum())
     external = max(external, int(data.info.get("external") or 0))
     size = bytes_text(int(data.storages.sum()))
     told = f"{len(values):,} in {len(data.storages):,} storages of {size}"
-    yield _fact("values", told, f" · {external:,} external" if external else "")
+    evicted = int((values.kind == KINDS.index("evicted")).sum())
+    warning = f" · {external:,} external" if external else ""
+    yield _fact("values", told, warning + (f" · {evicted:,} evicted" if evicted else ""))
 
 
 def _fact(title: str, text: str, warning: str = "") -> Line:
@@ -103,11 +110,17 @@ def _taken(data: TraceData) -> Iterator[Line]:
         names = ", ".join(step.name for step in data.steps)
         yield _fact("steps", cut(f"{len(data.steps):,}: {names}", _WIDTH - _MARGIN))
     yield from _measured(data)
-    if data.captures:
+    if data.captures or data.info.get("left_out"):
         size = sum(nbytes_of(kept.dtype, kept.shape) or 0 for kept in data.captures)
-        left_out = int(data.info.get("left_out") or 0)
-        missing = f" · {left_out:,} left out" if left_out else ""
+        left_out = left_out_text(data.info)
+        missing = f" · {left_out}" if left_out else ""
         yield _fact("tensors", f"{len(data.captures):,} kept, {bytes_text(size)}", missing)
+
+
+def _unmatched(data: TraceData) -> Iterator[Line]:
+    """Globs that matched nothing: whoever asked waits for what will not come."""
+    for title, each in zip(chain(["asked"], repeat("")), unmatched(data), strict=False):
+        yield line((f"{title:<{_MARGIN}}", "dim"), (cut(str(each), _WIDTH - _MARGIN), "warn"))
 
 
 def _measured(data: TraceData) -> Iterator[Line]:
@@ -122,7 +135,7 @@ def _measured(data: TraceData) -> Iterator[Line]:
     title, told = "stats", f"{len(stats):,} of {len(data.values):,} values measured"
     if data.info.get("check"):
         title, told = "check", f"{data.info['check']}: {int(data.info.get('checked') or 0):,} results"
-        found = found or [Span(" · all finite")]
+        found = found or ([Span(" · all finite")] if data.info.get("checked") else [])
     if data.info.get("check") or len(stats):
         yield line((f"{title:<{_MARGIN}}", "dim"), told, *found)
 

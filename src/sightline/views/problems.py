@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sightline.analysis.problems import KINDS, Problem, Severity, find, not_looked_at
 from sightline.analysis.select import listed, nearest
 from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.patterns import path_matches
 from sightline.trace.data import ModuleInfo
 from sightline.views.outline import Line, Span, View, cut, line, printable
@@ -41,7 +42,7 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
 def _meant(modules: list[ModuleInfo], pattern: str) -> set[str]:
     """The paths of the modules that a pattern means."""
     if not isinstance(pattern, str):
-        raise UsageError(f"module={pattern!r} must be a string.")
+        raise UsageError(f"module={said(pattern)} must be a string.")
     found = {
         info.path
         for info in modules
@@ -90,4 +91,4 @@ def _below(*spans: Span) -> Line:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(printable(text), _WIDTH - _MARGIN) or [""]
+    return textwrap.wrap(printable(text), _WIDTH - _MARGIN, break_on_hyphens=False) or [""]

@@ -19,6 +19,7 @@ from sightline.analysis.lines import LineRecord, Lines, Tally, tally_lines
 from sightline.analysis.places import installed_file
 from sightline.analysis.select import Selection, nearest
 from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.notation import short_path, time_text
 from sightline.trace.data import PHASES, FileInfo, TraceData
 from sightline.views.chain import PHASE_MARKS
@@ -42,7 +43,7 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
            width: int = 100, stats: bool | None = None) -> View:  # fmt: skip
     """The user's files, annotated line by line; see `Trace.source` for the options."""
     if type(width) is not int or width < 40:
-        raise UsageError(f"width={width!r} must be a whole number from 40 up.")
+        raise UsageError(f"width={said(width)} must be a whole number from 40 up.")
     index = trace.index
     readings = Readings(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
@@ -61,7 +62,7 @@ def _meant_files(data: TraceData, pattern: str | None) -> set[str]:
     if pattern is None:
         return {path for path in paths if not installed_file(path)}
     if not isinstance(pattern, str):
-        raise UsageError(f"file={pattern!r} must be a string: a part of a path, or a glob over it.")
+        raise UsageError(f"file={said(pattern)} must be a string: a part of a path, or a glob over it.")
     meant = {
         path
         for path in paths

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from sightline.analysis.cost import Costs, Parameters, cost_of, not_finite, parameters_in
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
-from sightline.errors import NothingMatched
+from sightline.errors import NothingMatched, UsageError
+from sightline.given import said
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import path_matches
 from sightline.trace.data import PHASES, ModuleInfo, TraceData
@@ -55,6 +56,10 @@ def summary(
 ) -> View:  # fmt: skip
     """The cost table of a trace; ``width`` is the columns it has, None for all it wants."""
     Selection(module=module, depth=depth, phase=phase)  # says what is wrong with a filter, if anything is
+    if width is not None and (type(width) is not int or width < 1):
+        raise UsageError(f"width={said(width)} must be a whole number from 1 up, or None for no limit.")
+    if not len(trace.ops) and not len(trace.module_calls):
+        return View((line("(nothing was recorded)"),))
     table = _Table(trace, Readings(trace.data, stats))
     tops = table.tops(module)
     rows = [row for top in tops for row in table.rows(top, depth)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from sightline.analysis.problems.again import computed_again
+from sightline.analysis.problems.asked import matched_nothing
 from sightline.analysis.problems.devices import copied_to_device, mixed_devices, waits_for_device
 from sightline.analysis.problems.facts import BACKWARD, Facts
 from sightline.analysis.problems.gradients import cut_gradient, no_gradient, unused_parameter
@@ -28,6 +29,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     waits_for_device,
     copied_to_device,
     computed_again,
+    matched_nothing,
 )
 KINDS: Final = tuple(check.kind for check in CHECKS)
 
@@ -42,13 +44,15 @@ def not_looked_at(index: Index) -> list[str]:
     """What a recording has too little in it to tell, each with what would tell it."""
     facts = Facts(index)
     told = []
+    if not len(facts.data.ops) and not len(facts.data.calls):
+        return ["nothing was recorded, so nothing was looked at"]
     if not facts.aten.any():
         told.append('aten ops were not recorded: ops="both" finds most of what there is to find')
     elif not (facts.data.ops.phase == BACKWARD).any():
         told.append("no backward pass ran: with one, parameters without a gradient are found")
     elif not facts.complete:
         told.append("parts of the run are not known: parameters without a gradient were not looked for")
-    if not len(facts.data.stats):
+    if not len(facts.data.stats) and "stats" not in (facts.data.info.get("asked") or ()):
         told.append("statistics were not taken: stats=True finds NaN and dead layers")
     return told
 

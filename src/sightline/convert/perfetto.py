@@ -1,0 +1,275 @@
+"""The recording as a timeline for Perfetto and chrome://tracing: trace events, written as they are made.
+
+Tracks, top to bottom: the steps, the phases, and for each thread module calls with the API calls in them and
+the aten ops in those. A counter shows the bytes in use on each device. Times are microseconds with the
+nanoseconds behind the point, so that nothing is rounded and slices nest as they did.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import pairwise
+from typing import IO, Any, Final
+
+import numpy as np
+
+from sightline._version import __version__
+from sightline.analysis.lifetimes import USES, memory_levels
+from sightline.convert.facts import Facts, Lists, json_text
+from sightline.convert.files import whole_text
+from sightline.convert.timeline import CALL, Slices, Stretch, phases, slices, steps
+from sightline.notation import position_text
+from sightline.trace import data as d
+from sightline.trace.tables import Index
+
+Progress = Callable[[int, int], None]
+
+_CHUNK: Final = 1 << 13  #: slices that are written together
+_THREAD, _PHASES, _STEPS = 1, 1000, 2000  #: track ids: each thread, its phases, and the lanes of steps
+_KEPT: Final = 1 << 14  #: texts that are remembered, of each kind
+_SOURCE_LINE: Final = 300  #: characters of a source line
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def to_perfetto(index: Index, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
+    """Write the timeline to a file that is there whole or not at all; ``.gz`` compresses it."""
+    with whole_text(path) as file:
+        write(index, file, progress)
+
+
+def write(index: Index, file: IO[str], progress: Progress | None = None) -> None:
+    """Write the timeline as JSON."""
+    Writer(index).write(file, progress or _silent)
+
+
+class Writer:
+    """One timeline in the making."""
+
+    def __init__(self, index: Index) -> None:
+        self._facts = Facts(index)
+        self._data = index.raw
+        pid = index.raw.info.get("pid")
+        self._pid = pid if type(pid) is int and 0 < pid < 1 << 31 else 1
+        self._text = lru_cache(maxsize=_KEPT)(json_text)
+        self._source = lru_cache(maxsize=_KEPT)(self._source_args)
+        self._alike: dict[Any, str] = {}
+
+    def write(self, file: IO[str], progress: Progress) -> None:
+        """Write everything."""
+        data = self._data
+        made = slices(data)
+        named, stages = steps(data), phases(data, made)
+        separator = ""
+        file.write('{"traceEvents":[\n')
+        for events in self._parts(made, named, stages, progress):
+            file.write(separator + ",\n".join(events))
+            separator = ",\n"
+        about = {"recorder": f"sightline {__version__}", **self._about()}
+        file.write(f'\n],"displayTimeUnit":"ms","otherData":{json_text(about)}}}\n')
+
+    def _about(self) -> dict[str, str]:
+        info = self._data.info
+        return {key: str(info[key]) for key in ("name", "ops", "torch", "python") if info.get(key)}
+
+    def _parts(
+        self, made: Slices, named: list[Stretch], stages: list[Stretch], progress: Progress
+    ) -> Iterator[list[str]]:
+        yield self._metadata(made, named, stages)
+        yield from self._stretches("step", _STEPS, named)
+        yield from self._stretches("phase", _PHASES, stages)
+        for first in range(0, len(made), _CHUNK):
+            yield self._slices(made, first)
+            progress(min(first + _CHUNK, len(made)), len(made))
+        yield from self._memory()
+        if self._data.info.get("exception"):
+            yield [self._exception(int(made.end.max(initial=0)))]
+
+    # -- tracks ----------------------------------------------------------------------------------
+
+    def _metadata(self, made: Slices, named: list[Stretch], stages: list[Stretch]) -> list[str]:
+        """What the process and the tracks are called, and in which order they stand."""
+        tracks = [(_STEPS + lane, "steps" if lane == 0 else f"steps ({lane + 1})")
+                  for lane in sorted({step.lane for step in named})]  # fmt: skip
+        tracks += [(_PHASES + _track(lane), f"phases of thread {lane}" if lane else "phases")
+                   for lane in sorted({stage.lane for stage in stages})]  # fmt: skip
+        tracks += [(_THREAD + _track(thread), f"thread {thread}" if thread else "main thread")
+                   for thread in np.unique(made.thread).tolist()]  # fmt: skip
+        name = str(self._data.info.get("name") or "recording")
+        events = [self._named("process_name", 0, name=name)]
+        for order, (track, title) in enumerate(tracks):
+            events.append(self._named("thread_name", track, name=title))
+            events.append(self._named("thread_sort_index", track, sort_index=order))
+        return events
+
+    def _named(self, what: str, track: int, **args: Any) -> str:
+        return f'{{"ph":"M","pid":{self._pid},"tid":{track},"name":"{what}","args":{json_text(args)}}}'
+
+    def _stretches(self, what: str, track: int, stretches: list[Stretch]) -> Iterator[list[str]]:
+        for first in range(0, len(stretches), _CHUNK):
+            yield [
+                f'{{"ph":"X","pid":{self._pid},"tid":{track + _track(one.lane)},"ts":{_us(one.start)},'
+                f'"dur":{_us(one.end - one.start)},"name":{json_text(one.name)},"cat":"{what}",'
+                f'"args":{{"ops":{one.ops}}}}}'
+                for one in stretches[first : first + _CHUNK]
+            ]
+
+    # -- module calls and ops --------------------------------------------------------------------
+
+    def _slices(self, made: Slices, first: int) -> list[str]:
+        rows = slice(first, first + _CHUNK)
+        id, start, lasted = made.id[rows], made.start[rows], made.end[rows] - made.start[rows]
+        is_call = made.kind[rows] == CALL
+        bodies: list[str] = [""] * len(id)
+        for which, written in ((is_call, self._calls), (~is_call, self._ops)):
+            places = np.flatnonzero(which)
+            for at, text in zip(places.tolist(), written(id[places], lasted[places]), strict=True):
+                bodies[at] = text
+        threads = made.thread[rows].tolist()
+        timed = zip(threads, microseconds(start), microseconds(lasted), bodies, strict=True)
+        head = f'{{"ph":"X","pid":{self._pid},"tid":'
+        return [
+            f'{head}{_THREAD + _track(thread)},"ts":{begin},"dur":{long},{body}}}'
+            for thread, begin, long, body in timed
+        ]
+
+    def _calls(self, ids: d.I32, lasted: d.I64) -> Iterator[str]:
+        calls = self._data.calls
+        inputs = self._tensors(calls.input_offsets, calls.inputs, ids)
+        outputs = self._tensors(calls.output_offsets, calls.outputs, ids)
+        columns = (
+            calls.module,
+            calls.index,
+            calls.phase,
+            calls.duration,
+            calls.flags,
+            self._facts.call_lines,
+        )
+        own = (column[ids].tolist() for column in columns)
+        listed = zip(ids.tolist(), lasted.tolist(), inputs, outputs, *own, strict=True)
+        for id, shown, given, made, module, number, phase, took, flags, line in listed:
+            info = self._data.modules[module]
+            yield (
+                f'"name":{self._text(info.path or info.type)},"cat":"module,{d.PHASES[phase]}","args":{{'
+                f'"module_call":{id},"type":{self._text(info.type)},"number":{number},'
+                f'"inputs":{self._text(given)},"outputs":{self._text(made)}{self._source(line)}'
+                f"{_ended(flags)}{_host(took, shown)}}}"
+            )
+
+    def _ops(self, ids: d.I32, lasted: d.I64) -> Iterator[str]:
+        facts, ops, meta = self._facts, self._data.ops, self._data.values.meta
+        given, made = Lists(ops.input_offsets, ops.inputs, ids), Lists(ops.output_offsets, ops.outputs, ids)
+        inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
+        i, o = given.bounds.tolist(), made.bounds.tolist()
+        alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags, facts.op_modules,
+                 facts.op_lines)  # fmt: skip
+        keys = zip(*(column[ids].tolist() for column in alike), strict=True)
+        own = zip(ids.tolist(), lasted.tolist(), ops.duration[ids].tolist(), ops.forward[ids].tolist(), keys,
+                  strict=True)  # fmt: skip
+        known = self._alike
+        for at, (id, shown, took, forward, key) in enumerate(own):
+            tensors = (*inputs[i[at] : i[at + 1]], -1, *outputs[o[at] : o[at + 1]])
+            body = known.get((key, tensors))
+            if body is None:
+                if len(known) >= _KEPT:
+                    known.clear()
+                body = known[key, tensors] = self._op(key, tensors)
+            backward = f',"forward":{forward}' if forward >= 0 else ""
+            yield f'{body}"op":{id}{backward}{_host(took, shown)}}}'
+
+    def _op(self, key: tuple[int, ...], tensors: tuple[int, ...]) -> str:
+        """What ops that look alike have in common, up to what each has of its own."""
+        name, form, result, level, phase, flops, flags, module, line = key
+        split = tensors.index(-1)
+        text = self._facts.op_text(name, form, result, tensors[:split], tensors[split + 1 :])
+        inside = f',"module":{self._text(self._facts.labels[module])}' if module >= 0 else ""
+        counted = f',"flops":{flops}' if flops >= 0 else ""
+        return (
+            f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}","args":{{'
+            f'"call":{self._text(text)}{inside}{self._source(line)}{counted}{_ended(flags)},'
+        )
+
+    def _tensors(self, offsets: d.I64, flat: d.I32, ids: d.I32) -> Iterator[str]:
+        lists = Lists(offsets, flat, ids)
+        written = self._facts.metas[self._data.values.meta[lists.items]].tolist()
+        bounds = lists.bounds.tolist()
+        return (", ".join(written[a:b]) for a, b in pairwise(bounds))
+
+    def _source_args(self, frame: int) -> str:
+        """The arguments that say where something is written; none for what has no line."""
+        facts = self._facts
+        if frame < 0:
+            return ""
+        file, line = facts.files[frame], facts.lines[frame]
+        place = {"source": position_text(file, line), "function": facts.functions[frame],
+                 "code": facts.code[frame][:_SOURCE_LINE]}  # fmt: skip
+        return "," + json_text(place)[1:-1]
+
+    # -- memory and the end ----------------------------------------------------------------------
+
+    def _memory(self) -> Iterator[list[str]]:
+        """Bytes in use on each device: all, and for what, at each moment that changes."""
+        for level in memory_levels(self._data):
+            name = json_text(f"memory {level.device}")
+            used = [use for use in range(len(USES)) if level.bytes[:, use].any()]
+            head = f'{{"ph":"C","pid":{self._pid},"tid":0,"name":{name},"ts":'
+            for first in range(0, len(level.times), _CHUNK):
+                rows = slice(first, first + _CHUNK)
+                total = level.bytes[rows].sum(axis=1).tolist()
+                parts = [(USES[use], level.bytes[rows, use].tolist()) for use in used]
+                yield [
+                    f'{head}{time},"args":{{"total":{total[at]}'
+                    + "".join(f',"{use}":{held[at]}' for use, held in parts)
+                    + "}}"
+                    for at, time in enumerate(microseconds(level.times[rows]))
+                ]
+
+    def _exception(self, when: int) -> str:
+        said = json_text({"exception": str(self._data.info["exception"])})
+        return (
+            f'{{"ph":"i","pid":{self._pid},"tid":{_THREAD},"ts":{_us(when)},"s":"p","name":"exception",'
+            f'"cat":"exception","args":{said}}}'
+        )
+
+
+def microseconds(times: d.I64) -> list[str]:
+    """Nanoseconds as microseconds, which a reader turns into the same nanoseconds, by rounding or cutting.
+
+    Some versions of Perfetto multiply by 1000 and cut: a hair too little, and a slice sticks out of the one
+    it is in, and is dropped. Where that would happen, the next larger number is written.
+
+    >>> microseconds(np.array([1_234_567, 5, 1001]))
+    ['1234.567', '0.005', '1.0010000000000001']
+    """
+    numbers = times / 1000
+    texts = [f"{number:.3f}" for number in numbers.tolist()]
+    larger = np.nextafter(numbers, np.inf)
+    short = (numbers * 1000).astype(np.int64) != times
+    for at in np.flatnonzero(
+        short & (np.rint(larger * 1000) == times)
+    ).tolist():  # after a week it may not help
+        texts[at] = repr(float(larger[at]))
+    return texts
+
+
+def _us(nanoseconds: int) -> str:
+    return microseconds(np.array([nanoseconds]))[0]
+
+
+def _host(took: int, shown: int) -> str:
+    """The time that was measured, where the slice had to be longer to hold what is in it."""
+    return "" if took == shown else f',"host_us":{took / 1000:.3f}'
+
+
+def _track(lane: int) -> int:
+    """A thread's number as part of a track id: a damaged file may have a negative one."""
+    return lane & 0xFF
+
+
+def _ended(flags: int) -> str:
+    raised = ',"raised":true' if flags & d.RAISED else ""
+    return raised + (',"unfinished":true' if flags & d.UNFINISHED else "")

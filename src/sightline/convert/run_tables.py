@@ -1,0 +1,219 @@
+"""The tables of what ran and what flowed: ops, module calls, values, and the links between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.convert.facts import Facts, Lists
+from sightline.convert.tables import (
+    Column,
+    Reader,
+    Rows,
+    Table,
+    choice,
+    flag,
+    looked_up,
+    number,
+    reference,
+    row_id,
+    tensor_lists,
+)
+from sightline.trace import data as d
+
+Array = NDArray[Any]
+_INT: Final = "integer"
+_TEXT: Final = "text"
+_BOOL: Final = "boolean"
+
+
+def _op(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.ops, name)
+
+
+def _value(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.values, name)
+
+
+def _call(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.calls, name)
+
+
+def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
+    return looked_up(lambda facts: facts.of_metas(read), _value("meta"))
+
+
+def _op_text(facts: Facts, rows: Rows) -> list[Any]:
+    ops, meta = facts.raw.ops, facts.raw.values.meta
+    given, made = _op_inputs(facts, rows), _op_outputs(facts, rows)
+    inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
+    i, o = given.bounds.tolist(), made.bounds.tolist()
+    listed = zip(ops.name[rows].tolist(), ops.form[rows].tolist(), ops.result[rows].tolist(), strict=True)
+    return [
+        facts.op_text(name, form, result, inputs[i[at] : i[at + 1]], outputs[o[at] : o[at + 1]])
+        for at, (name, form, result) in enumerate(listed)
+    ]
+
+
+def _op_inputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.ops.input_offsets, facts.raw.ops.inputs, rows)
+
+
+def _op_outputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.ops.output_offsets, facts.raw.ops.outputs, rows)
+
+
+def _call_inputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.calls.input_offsets, facts.raw.calls.inputs, rows)
+
+
+def _call_outputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.calls.output_offsets, facts.raw.calls.outputs, rows)
+
+
+OPS: Final = Table(
+    "ops",
+    "API calls and aten ops, in the order they began",
+    (
+        Column("id", _INT, "position in the recording, from 0", row_id),
+        Column("name", _TEXT, "mm, add.Tensor, F.linear, Tensor.view, @",
+               looked_up(lambda f: f.names, _op("name"))),
+        Column("level", _TEXT, "api or aten", choice(d.LEVELS, _op("level"))),
+        Column("flavour", _TEXT, "function, method, operator, property, op, opaque",
+               choice(d.FLAVOURS, _op("flavour"))),
+        Column("phase", _TEXT, "forward, backward, recompute, optimizer", choice(d.PHASES, _op("phase"))),
+        Column("module", _TEXT, "path of its module; of a backward op, that of its forward op",
+               looked_up(lambda f: f.labels, lambda f: f.op_modules)),
+        Column("call", _INT, "→ module_calls.id", reference(_op("call"))),
+        Column("step", _TEXT, "name of the innermost step",
+               looked_up(lambda f: f.step_names, lambda f: f.op_steps)),
+        Column("parent", _INT, "of an aten op, the API call it came from", reference(_op("parent"))),
+        Column("forward", _INT, "of a backward op, its forward op", reference(_op("forward"))),
+        Column("start_ns", _INT, "since the recording began", number(_op("start"))),
+        Column("duration_ns", _INT, "host time, the recorder's own left out", number(_op("duration"))),
+        Column("flops", _INT, "null where there is no formula", reference(_op("flops"))),
+        Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(_op_inputs)),
+        Column("outputs", _TEXT, "tensors it returned", tensor_lists(_op_outputs)),
+        Column("text", _TEXT, "mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]", _op_text),
+        Column("file", _TEXT, "where it is written, outside torch; of a backward op, its forward op",
+               looked_up(lambda f: f.files, lambda f: f.op_lines)),
+        Column("line", _INT, "", looked_up(lambda f: f.lines, lambda f: f.op_lines)),
+        Column("function", _TEXT, "Net.forward", looked_up(lambda f: f.functions, lambda f: f.op_lines)),
+        Column("code", _TEXT, "the source line", looked_up(lambda f: f.code, lambda f: f.op_lines)),
+        Column("frame", _INT, "→ frames.id, torch's own lines included", reference(_op("frame"))),
+        Column("thread", _INT, "", number(_op("thread"))),
+        Column("raised", _BOOL, "it ended in an exception", flag(_op("flags"), d.RAISED)),
+        Column("mutates", _BOOL, "it changed an input in place", flag(_op("flags"), d.MUTATES)),
+    ),
+    lambda facts: len(facts.raw.ops),
+)  # fmt: skip
+
+VALUES: Final = Table(
+    "values",
+    "tensors, one row per version",
+    (
+        Column("id", _INT, "12 is written $12", row_id),
+        Column("tensor", _TEXT, "f32[2, 8]", looked_up(lambda f: f.metas, _value("meta"))),
+        Column("shape", _TEXT, "[2, 8], as JSON", _meta(lambda meta: str(list(meta.shape)))),
+        Column("dtype", _TEXT, "float32", _meta(lambda meta: meta.dtype.removeprefix("torch."))),
+        Column("device", _TEXT, "cpu, cuda:0", _meta(lambda meta: meta.device)),
+        Column("numel", _INT, "", _meta(lambda meta: meta.numel)),
+        Column("bytes", _INT, "of its elements", _meta(lambda meta: meta.nbytes)),
+        Column("kind", _TEXT, "parameter, buffer, input, activation, gradient, state, constant …",
+               choice(d.KINDS, _value("kind"))),
+        Column("name", _TEXT, "fc1.weight of a parameter; else null",
+               looked_up(lambda f: f.names, _value("name"))),
+        Column("producer", _INT, "→ ops.id, the op that made it", reference(_value("producer"))),
+        Column("slot", _INT, "which output of its producer", reference(_value("slot"))),
+        Column("module", _TEXT, "of its producer", looked_up(
+            lambda f: f.labels, lambda f: np.append(f.op_modules, np.int32(-1))[f.raw.values.producer])),
+        Column("storage", _INT, "→ storages.id", reference(_value("storage"))),
+        Column("base", _INT, "→ values.id, what it is a view of", reference(_value("base"))),
+        Column("previous", _INT, "→ values.id, what an in-place op replaced", reference(_value("previous"))),
+        Column("requires_grad", _BOOL, "", flag(_value("flags"), d.REQUIRES_GRAD)),
+    ),
+    lambda facts: len(facts.raw.values),
+)  # fmt: skip
+
+CALLS: Final = Table(
+    "module_calls",
+    "calls of modules, in the order of entry",
+    (
+        Column("id", _INT, "", row_id),
+        Column("module", _TEXT, "path", looked_up(lambda f: f.labels, _call("module"))),
+        Column("type", _TEXT, "class of the module",
+               looked_up(lambda f: f.of_modules(lambda module: module.type), _call("module"))),
+        Column("number", _INT, "which call of this module, from 0", number(_call("index"))),
+        Column("parent", _INT, "→ module_calls.id", reference(_call("parent"))),
+        Column("depth", _INT, "0 for a call outside all others",
+               lambda facts, rows: [facts.index.call_depths[row] for row in rows.tolist()]),
+        Column("phase", _TEXT, "forward or recompute", choice(d.PHASES, _call("phase"))),
+        Column("start_ns", _INT, "since the recording began", number(_call("start"))),
+        Column("duration_ns", _INT, "host time, the recorder's own left out", number(_call("duration"))),
+        Column("first_op", _INT, "ops from this one …", number(_call("first_op"))),
+        Column("end_op", _INT, "… to before this one ran inside it", number(_call("end_op"))),
+        Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
+        Column("outputs", _TEXT, "tensors it returned", tensor_lists(_call_outputs)),
+        Column("file", _TEXT, "where it was called, outside torch",
+               looked_up(lambda f: f.files, lambda f: f.call_lines)),
+        Column("line", _INT, "", looked_up(lambda f: f.lines, lambda f: f.call_lines)),
+        Column("module_id", _INT, "→ modules.id", reference(_call("module"))),
+        Column("raised", _BOOL, "it ended in an exception", flag(_call("flags"), d.RAISED)),
+        Column("unfinished", _BOOL, "the recording ended first", flag(_call("flags"), d.UNFINISHED)),
+    ),
+    lambda facts: len(facts.raw.calls),
+)  # fmt: skip
+
+
+def _linked(name: str, about: str, owner: str, of: Callable[[Facts], Any], side: str) -> Table:
+    """A row for each tensor that went into, or came out of, an op or a module call."""
+
+    def owners(facts: Facts, rows: Rows) -> Array:
+        return np.searchsorted(getattr(of(facts), f"{side}_offsets"), rows, side="right") - 1
+
+    def positions(facts: Facts, rows: Rows) -> list[Any]:
+        offsets = getattr(of(facts), f"{side}_offsets")
+        found: list[Any] = (rows - offsets[owners(facts, rows)]).tolist()
+        return found
+
+    return Table(
+        name,
+        about,
+        (
+            Column(owner, _INT, f"→ {'ops' if owner == 'op' else 'module_calls'}.id",
+                   lambda facts, rows: owners(facts, rows).tolist()),
+            Column("position", _INT, f"which of its {side}s, from 0", positions),
+            Column("value", _INT, "→ values.id", number(lambda facts: getattr(of(facts), f"{side}s"))),
+        ),
+        lambda facts: len(getattr(of(facts), f"{side}s")),
+    )  # fmt: skip
+
+
+def _reader(facts: Facts, rows: Rows) -> list[Any]:
+    found: list[Any] = (np.searchsorted(facts.raw.ops.input_offsets, rows, side="right") - 1).tolist()
+    return found
+
+
+EDGES: Final = Table(
+    "edges",
+    "what flowed where: a row for each tensor an op read",
+    (
+        Column("source", _INT, "→ ops.id, the op that made it; null for what came from outside",
+               reference(lambda facts: facts.edge_sources)),
+        Column("value", _INT, "→ values.id", number(_op("inputs"))),
+        Column("target", _INT, "→ ops.id, the op that read it", _reader),
+    ),
+    lambda facts: len(facts.raw.ops.inputs),
+)  # fmt: skip
+
+INPUTS: Final = _linked("inputs", "tensors that ops read", "op", lambda facts: facts.raw.ops, "input")
+OUTPUTS: Final = _linked("outputs", "tensors that ops returned", "op", lambda facts: facts.raw.ops, "output")
+CALL_INPUTS: Final = _linked(
+    "call_inputs", "tensors given to module calls", "call", lambda facts: facts.raw.calls, "input"
+)
+CALL_OUTPUTS: Final = _linked(
+    "call_outputs", "tensors returned by module calls", "call", lambda facts: facts.raw.calls, "output"
+)

@@ -1,0 +1,172 @@
+"""The recording as slices on tracks: what ran when, each slice inside the one it ran in.
+
+Starts are on the clock of the run, durations leave the recorder's own time out: an op that holds others would
+end before they do. So a slice lasts as long as it was measured, or until the last one inside it ends. What
+then still crosses is cut: on a track, any two slices are one inside the other or apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.analysis.lifetimes import LONGEST, clock
+from sightline.trace.data import I8, I32, I64, LEVELS, PHASES, TraceData
+
+CALL, API, ATEN = range(3)  #: kinds of slices; also their order where two begin at once
+_PASSES: Final = 64  #: levels of nesting through which an end is handed up
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Module calls and ops in the order they began, thread by thread."""
+
+    kind: I8
+    id: I32  #: of the op or the module call
+    thread: I32
+    start: I64
+    end: I64
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+def slices(data: TraceData) -> Slices:
+    """Every module call and op as a slice; on each thread they nest."""
+    ops, calls = data.ops, data.calls
+    call_end, op_end = _ends(data)
+    kind = np.concatenate([np.full(len(calls), CALL), np.where(ops.level == LEVELS.index("api"), API, ATEN)])
+    id = np.concatenate([np.arange(len(calls)), np.arange(len(ops))])
+    start = np.concatenate([clock(calls.start), clock(ops.start)])
+    end = np.concatenate([call_end, op_end])
+    thread = np.concatenate([call_threads(data), ops.thread.astype(np.int32)])
+    order = np.lexsort((id, kind, start, thread))
+    found = Slices(
+        kind[order].astype(np.int8), id[order].astype(np.int32), thread[order], start[order], end[order]
+    )
+    for first, last in _runs(found.thread):
+        cut_to_nest(found.start[first:last], found.end[first:last], found.kind[first:last] == ATEN)
+    return found
+
+
+def _ends(data: TraceData) -> tuple[I64, I64]:
+    """When calls and ops ended, at least: after all that ran inside them."""
+    ops, calls = data.ops, data.calls
+    op_end = clock(ops.start) + clock(ops.duration)
+    call_end = clock(calls.start) + clock(calls.duration)
+    _hand_up(op_end, ops.parent)
+    ids = np.arange(len(ops))
+    at = np.flatnonzero(ops.call >= 0)
+    call = ops.call[at]
+    # A backward op names the call of its forward op, in which it did not run.
+    at = at[(ids[at] >= calls.first_op[call]) & (ids[at] < calls.end_op[call])]
+    np.maximum.at(call_end, ops.call[at], op_end[at])
+    _hand_up(call_end, calls.parent)
+    return call_end, op_end
+
+
+def _hand_up(end: I64, parent: I32) -> None:
+    inner = np.flatnonzero(parent >= 0)
+    for _ in range(_PASSES):
+        inner = inner[end[parent[inner]] < end[inner]]
+        if not len(inner):
+            return
+        np.maximum.at(end, parent[inner], end[inner])
+        inner = np.flatnonzero(parent >= 0)
+
+
+def call_threads(data: TraceData) -> I32:
+    """The thread of each module call: that of the ops in it, of the calls in it, or of the call around it."""
+    ops, calls = data.ops, data.calls
+    found = np.full(len(calls), -1, dtype=np.int32)
+    ran = np.flatnonzero((ops.call >= 0) & (ops.phase != PHASES.index("backward")))[::-1]
+    found[ops.call[ran]] = ops.thread[ran]
+    threads, parents = found.tolist(), calls.parent.tolist()
+    for at in range(len(threads) - 1, -1, -1):
+        if parents[at] >= 0 and threads[parents[at]] < 0:
+            threads[parents[at]] = threads[at]
+    for at, thread in enumerate(threads):
+        if thread < 0:
+            threads[at] = threads[parents[at]] if parents[at] >= 0 else 0
+    return np.array(threads, dtype=np.int32)
+
+
+def cut_to_nest(start: I64, end: I64, leaf: NDArray[np.bool_]) -> None:
+    """Cut ends so that slices in the order of their starts nest; a leaf ends where the next one begins."""
+    open_ends: list[int] = []
+    open_at: list[int] = []
+    leaves: list[bool] = []
+    for chunk in range(0, len(start), _CHUNK):
+        rows = slice(chunk, chunk + _CHUNK)
+        listed = zip(start[rows].tolist(), end[rows].tolist(), leaf[rows].tolist(), strict=True)
+        for at, (begin, until, is_leaf) in enumerate(listed, chunk):
+            while open_ends and (leaves[-1] or open_ends[-1] <= begin):
+                if open_ends[-1] > begin:
+                    end[open_at[-1]] = begin
+                open_ends.pop(), open_at.pop(), leaves.pop()
+            if open_ends and until > open_ends[-1]:
+                until = end[at] = open_ends[-1]
+            open_ends.append(until)
+            open_at.append(at)
+            leaves.append(is_leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A named part of a track."""
+
+    name: str
+    start: int
+    end: int
+    lane: int = 0  #: tracks of its kind are numbered: a thread, or where steps overlap
+    ops: int = 0
+
+
+def phases(data: TraceData, made: Slices) -> list[Stretch]:
+    """For each thread, the stretches in which its ops belonged to one phase."""
+    found: list[Stretch] = []
+    is_op = made.kind != CALL
+    thread, id, start, end = (column[is_op] for column in (made.thread, made.id, made.start, made.end))
+    phase = data.ops.phase[id].astype(np.int32)
+    for first, last in _runs(thread.astype(np.int64) * len(PHASES) + phase):
+        until = int(end[first:last].max())
+        if last < len(id) and thread[last] == thread[first]:
+            until = min(until, int(start[last]))
+        found.append(
+            Stretch(PHASES[phase[first]], int(start[first]), until, int(thread[first]), last - first)
+        )
+    return found
+
+
+def steps(data: TraceData) -> list[Stretch]:
+    """The named steps; where two overlap and neither holds the other, the later one has its own lane."""
+    lanes: list[list[int]] = []
+    found: list[Stretch] = []
+    timed = []
+    for step in data.steps:
+        start, long = (min(max(time, 0), LONGEST) for time in (step.start, step.duration))
+        timed.append((start, start + long, step))
+    for start, end, step in sorted(timed, key=lambda one: (one[0], -one[1])):
+        for ends in lanes:
+            while ends and ends[-1] <= start:
+                ends.pop()
+        lane = next((at for at, ends in enumerate(lanes) if not ends or end <= ends[-1]), len(lanes))
+        if lane == len(lanes):
+            lanes.append([])
+        lanes[lane].append(end)
+        found.append(Stretch(step.name, start, end, lane, step.end_op - step.first_op))
+    return found
+
+
+def _runs(keys: NDArray[Any]) -> Sequence[tuple[int, int]]:
+    """Where equal keys stand together: (first, end) of each run."""
+    if not len(keys):
+        return []
+    bounds = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]
+    return list(pairwise(bounds))
