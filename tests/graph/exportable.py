@@ -201,6 +201,8 @@ CASES = (
     Case("two inputs", TwoInputs, calls(((2, 3, 8, 8), (2, 5)), ((3, 3, 9, 7), (3, 5)))),
     Case("sequence", lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)),
         calls((2, 8, 6), (2, 16, 6), (3, 5, 6))),
+    Case("sequence, one at a time", lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)),
+        calls((1, 8, 6), (1, 16, 6))),
     Case("lstm", lambda: nn.LSTM(4, 5, num_layers=2, batch_first=True, bidirectional=True),
         calls((2, 3, 4), (4, 3, 4))),  # torch fixes the length of a sequence it takes apart
     Case("gru", lambda: nn.GRU(4, 5), calls((3, 2, 4), (3, 5, 4))),

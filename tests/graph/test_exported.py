@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sightline.errors import UsageError
-from sightline.graph.exported import ExportedGraph, ExportError, export, exporting, tracing
+from sightline.graph.exported import ExportedGraph, ExportError, export, exporting, load_graph, tracing
 from sightline.graph.graph import Graph
 from tests import leftovers
 from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs
@@ -151,6 +152,35 @@ def test_the_pieces_of_a_tuple_know_their_slot() -> None:
     assert len(g["lstm"].outputs) == 3
 
 
+class Clashing(nn.Module):
+    bias: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("bias", torch.ones(3))
+
+    def forward(self, output: Tensor, linear: Tensor, p_fc_weight: Tensor, keep: Tensor) -> Any:
+        return self.fc(output) + linear * self.bias, p_fc_weight * keep
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_inputs_named_like_nodes(by_name: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Clashing().eval()
+    given = {name: torch.randn(2, 3) for name in ("output", "linear", "p_fc_weight", "keep")}
+    args, kwargs = ((), given) if by_name else (tuple(given.values()), {})
+    g = export(model, args, kwargs)
+    assert [node.op for node in g.lint().nodes_of(kind="input")] == list(given)
+    g.save(tmp_path / "m.pt2")
+    for each in (g, load_graph(tmp_path / "m.pt2", model=model)):
+        io = each.run(*given.values())  # by position: `keep=` by name is an option of run
+        assert_same(io.output, model(**given))
+        assert io["output"].outputs is given["output"]
+        assert each[list(io)[-1]].kind == "output"
+        assert each.verify(*given.values())
+
+
 # -- sizes -----------------------------------------------------------------------------------
 
 
@@ -270,6 +300,36 @@ def dynamo_configuration() -> Any:
     from torch.fx.experimental import _config
 
     return torch._dynamo.config.get_config_copy(), _config.get_config_copy()  # type: ignore[attr-defined]
+
+
+def test_a_failure_leaves_no_marks_on_the_inputs_and_speaks_of_the_sizes_given() -> None:
+    x = torch.randn(2, 4, 8, 8)
+    x.mine = 1  # type: ignore[attr-defined]
+    with pytest.raises(ExportError, match=r"expected input\[2, 4, 8, 8\] to have 3 channels, but got 4"):
+        export(nn.Conv2d(3, 8, 3).eval(), x)
+    assert vars(x) == {"mine": 1}
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = torch.zeros(3), torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.last + self.first
+        self.last, self.first = x * 2, x
+        return y
+
+
+def test_what_forward_leaves_on_the_model_is_said_in_a_sentence() -> None:
+    model = Remembers().eval()
+    with leftovers.same_model(model):
+        g = export(model, torch.ones(2, 3))
+    (note,) = g.dynamic.notes
+    assert note == (
+        "forward sets first and 1 more on the model, which a graph does not: what one call leaves for the "
+        "next must be a buffer (register_buffer)."
+    )
 
 
 class Opaque(nn.Module):

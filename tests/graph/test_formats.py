@@ -11,7 +11,9 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from sightline.errors import DamagedFile, UsageError
+from sightline.errors import DamagedFile, SightlineError, UsageError
+from sightline.graph.formats.files import drawn
+from sightline.graph.formats.telling import hyperparameters
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Elided, Record, Symbol
@@ -52,12 +54,52 @@ def graph(name: str = "net", op: str = "relu", path: str = "blocks.0") -> Graph:
 def test_dot_says_kinds_shapes_modules_and_loops() -> None:
     text = graph().to_dot()
     assert "rankdir=TB" in text
-    assert 'label=" f32[2, 8]"' in text
+    assert 'label="  f32[2, 8]\\l"' in text
     assert "subgraph cluster_" in text
     assert "<B>blocks.0</B>" in text
     assert "style=dashed" in text
     assert text.count("->") == 4  # the parameter is a line in its reader
     assert "w f32[2, 8]" in text
+
+
+def test_what_comes_around_a_loop_is_one_arrow_where_one_tensor_went_in() -> None:
+    x, norm = Node(0, "x", "x", "input"), Node(1, "norm", "norm", args={"a": Ref("x")}, repeat=9)
+    add = Node(2, "add", "+", args={"a": Ref("x"), "b": Ref("norm")}, repeat=9)
+    entering = (Edge(0, 1, 0, "a"), Edge(0, 2, 0, "a"), Edge(1, 2, 0, "b", repeat=9))
+    around = (Edge(2, 1, 0, "a", repeat=8, loop=True), Edge(2, 2, 0, "a", repeat=8, loop=True))
+    text = Graph((x, norm, add), entering + around).lint().to_dot()
+    assert [line.split(" [")[0] for line in text.splitlines() if "dir=back" in line] == ["  n1 -> n2"]
+    other = Graph((x, norm, add), (*entering[:1], *entering[2:], *around))  # the sum begins with its own
+    assert other.to_dot().count("dir=back") == 2
+
+
+def test_a_buffer_that_nothing_reads_is_not_drawn() -> None:
+    g = graph()
+    idle = Node(9, "idle", "bn.num_batches_tracked", "buffer", outputs=(META,))
+    assert "num_batches_tracked" not in Graph((*g.nodes, idle), g.edges).to_dot()
+    assert "num_batches_tracked" in Graph((idle,), ()).to_dot()
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "text"),
+    [
+        (
+            "conv2d",
+            {"input": Ref("x"), "stride": (2, 2), "padding": (3, 3), "groups": 1},
+            "stride=2 padding=3",
+        ),
+        ("conv2d", {"stride": [2, 1], "dilation": 1, "groups": 4}, "stride=[2, 1] groups=4"),
+        ("max_pool2d", {"kernel_size": 2, "stride": None, "ceil_mode": False}, "kernel_size=2"),
+        ("max_pool2d", {"kernel_size": [2, 2], "stride": []}, "kernel_size=2"),
+        ("scaled_dot_product_attention", {"attn_mask": None, "is_causal": True}, "is_causal=True"),
+        ("add.Tensor", {"self": Ref("x"), "other": Ref("x"), "alpha": 1}, ""),
+        ("add.Tensor", {"self": Ref("x"), "other": Ref("x"), "alpha": 3}, "alpha=3"),
+        ("softmax", {"dim": Ref("x")}, ""),
+        ("einsum", {"equation": "b" * 80}, ""),
+    ],
+)
+def test_a_picture_tells_what_an_op_was_told(op: str, args: dict[str, object], text: str) -> None:
+    assert hyperparameters(Node(0, "n", op, args=args)) == text
 
 
 @needs_dot
@@ -83,6 +125,17 @@ def test_every_format_can_be_saved(tmp_path: Path, suffix: str) -> None:
 def test_an_unknown_format_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"'g.bmp' names no format of a graph; end it in '.svg', '.png'"):
         graph().save(tmp_path / "g.bmp")
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"There is no folder '.*none' to save the graph in"):
+        graph().save(tmp_path / "none" / "g.json")
+
+
+@needs_dot
+def test_what_graphviz_cannot_read_is_one_sentence() -> None:
+    with pytest.raises(SightlineError, match=r"^graphviz could not draw the graph: .*syntax error.*[^.]\.$"):
+        drawn("digraph {", "svg", 0)
 
 
 def test_without_graphviz_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,6 +225,8 @@ def test_model_explorer_gets_its_fields(text: str) -> None:
         "targetNodeInputId": "1",
     }
     assert {"key": "flops", "value": "12"} in node["attrs"]
+    if text:
+        assert inner["groupNodeAttributes"]["blocks/0"]["module"] == "blocks.0"
     assert {data["name"] for data in made["nodeData"]} == {"duration", "flops", "std"}
     assert all(isinstance(attr["value"], str) for each in inner["nodes"] for attr in each["attrs"])
 

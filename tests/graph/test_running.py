@@ -59,6 +59,8 @@ def test_unknown_nodes_are_told_with_near_names(layered: ExportedGraph) -> None:
         layered.run(torch.randn(5, 4), edit={"rellu_1": torch.zeros(1)})
     with pytest.raises(NoSuchNode, match=r"`until=` names 'head.x'"):
         layered.run(torch.randn(5, 4), until="head.x")
+    with pytest.raises(NoSuchNode, match=r"`until=` names 'zzz', .*; it has 'linear', 'relu', 'add'"):
+        layered.run(torch.randn(5, 4), until="zzz")  # what is listed are ops, not parameters
 
 
 # -- what is kept -----------------------------------------------------------------------------------
@@ -280,7 +282,8 @@ def test_wrong_inputs_are_named() -> None:
     ):
         g.run(*args, **{**kwargs, "power": 4})
     with pytest.raises(
-        UsageError, match=r"The input pair\[1\] must be f32\[s\d+, 4\], but is f64\[3, 4\]: another dtype"
+        UsageError,
+        match=r"pair\[1\] must be f32\[s\d+, 4\], but is f64\[3, 4\]: convert it with \.to\(torch\.float32\)",
     ):
         g.run([args[0][0], args[0][1].double()], *args[1:], **kwargs)
     with pytest.raises(
@@ -292,11 +295,19 @@ def test_wrong_inputs_are_named() -> None:
     with pytest.raises(UsageError, match=r"The input scale must be a tensor f32\[s\d+, 4\], but is 1\.5"):
         g.run(*args, scale=1.5, power=3)
     with pytest.raises(
-        UsageError, match=r"The input scale must be f32\[s\d+, 4\], but is f32\[4\]: 2 dimensions"
+        UsageError,
+        match=r"scale must be f32\[s\d+, 4\], but is f32\[4\]: 1 instead of 2 dimensions",
     ):
         g.run(*args, scale=torch.ones(4), power=3)
     with pytest.raises(UsageError, match="got 7 positional inputs"):
         g.run(1, 2, 3, 4, 5, 6, 7)
+    with pytest.raises(
+        UsageError,
+        match=r"The input scale must be one tensor f32\[s\d+, 4\] as in the example, but is a list of 1",
+    ):
+        g.run(*args, scale=[kwargs["scale"]], power=3)
+    with pytest.raises(UsageError, match=r"scale must be on cpu, but is on meta: move it with \.to\('cpu'\)"):
+        g.run(*args, scale=kwargs["scale"].to("meta"), power=3)
 
 
 def _structures(batch: int) -> tuple[Any, Any]:
@@ -310,7 +321,9 @@ def test_an_error_in_an_op_says_where_it_was(layered: ExportedGraph) -> None:
     assert caught.value.__notes__[0].startswith(
         "In the node 'add' of the exported graph, tests/graph/test_running.py:"
     )
-    assert caught.value.__notes__[0].endswith("in Layered.forward, given f32[5, 4], f32[5, 3].")
+    assert caught.value.__notes__[0].endswith(
+        "in Layered.forward, given f32[5, 4], f32[5, 3]; 'relu' had been edited."
+    )
 
 
 # -- comparing -----------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ import sightline as sl
 from sightline.errors import NothingMatched, UsageError
 from sightline.graph.graph import Graph, Ref
 from sightline.graph.runtime import graph
+from sightline.trace.forms import Symbol
+from sightline.trace.tables import Index
 from tests.builders import make_trace
 
 
@@ -98,6 +103,94 @@ def test_aten_ops_have_the_names_of_their_schema() -> None:
     assert ops(g) == ["native_layer_norm", "t", "addmm", "gelu", "add.Tensor", "t", "addmm"]
     assert set(g["addmm"].args) >= {"self", "mat1", "mat2"}
     assert [edge.argument for edge in g.incoming("addmm")] == ["self", "mat1", "mat2"]
+
+
+def test_arguments_nobody_gave_have_the_defaults_of_the_schema(tmp_path: Path) -> None:
+    with sl.trace() as t:
+        x = torch.ones(1, 1, 4, 8)
+        y = torch.add(F.max_pool2d(x, 2), 1, alpha=2).softmax(-1)
+        torch.logcumsumexp(F.huber_loss(y, y).view(1), 0)
+        x + y.sum()
+    t.save(tmp_path / "t.sight")
+    for g in (made(t), made(sl.load(tmp_path / "t.sight"))):
+        assert g["max_pool2d"].args == {
+            "input": Ref("ones"), "kernel_size": 2, "stride": None, "padding": 0, "dilation": 1,
+            "ceil_mode": False, "return_indices": False,
+        }  # fmt: skip
+        assert g["add"].args == {"input": Ref("max_pool2d"), "other": 1, "alpha": 2}
+        assert g["huber_loss"].args["delta"] == 1.0  # of its own signature
+        assert g["logcumsumexp"].args == {"self": Ref("view"), "dim": 0}  # of the op of its name
+        assert g["sum"].args == {"self": Ref("softmax"), "dim": None, "keepdim": False}  # of a method
+        assert g["add_1"].args == {"self": Ref("ones"), "other": Ref("sum")}  # an operator has none
+    for g in (made(t, level="aten"), made(sl.load(tmp_path / "t.sight"), level="aten")):
+        assert g["max_pool2d_with_indices"].args == {
+            "self": Ref("ones"), "kernel_size": [2, 2], "stride": [], "padding": [0, 0], "dilation": [1, 1],
+            "ceil_mode": False,
+        } or g["max_pool2d_with_indices"].args["stride"] == [2, 2]  # fmt: skip  # as F.max_pool2d fills it in
+        assert g["sum"].args["dtype"] is None
+        assert [edge.argument for edge in g.incoming("add_1")] == ["self", "other"]
+        assert g["add_1"].args["alpha"] == 1
+
+
+@pytest.mark.parametrize(
+    ("default", "shown"),
+    [
+        ("1", 1), ("'none'", "none"), ("[0, 1]", [0, 1]), ("torch.float32", Symbol("torch.float32")),
+        ("inf", Symbol("inf")), ("__import__('os')", Symbol("__import__('os')")), ("", Symbol("")),
+        ("(" * 300, Symbol("(" * 200)), ("[" * 150, Symbol("[" * 150)), ("\0", Symbol("\0")),
+    ],
+)  # fmt: skip
+def test_a_default_out_of_a_file_is_data(default: str, shown: Any) -> None:
+    with sl.trace() as t:
+        torch.ones(2).relu()
+    old = graph(Index(replace(t.data, schemas={"relu": ("self",)})), level="aten")
+    assert old["relu"].args == {"self": Ref("ones")}  # a file of before defaults were kept
+    g = graph(Index(replace(t.data, schemas={"relu": ("self", f"alpha={default}")})), level="aten")
+    assert g["relu"].args == {"self": Ref("ones"), "alpha": shown}
+    assert Graph.from_json(g.lint().to_json()) == g
+
+
+class NamedLikeNodes(nn.Module):
+    output: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("output", torch.ones(3))
+
+    def forward(self, output: Tensor, linear: Tensor, fc_weight: Tensor) -> Any:
+        return self.fc(output) + linear * self.output, fc_weight * 2
+
+
+def test_inputs_named_like_nodes() -> None:
+    model = NamedLikeNodes()
+    given = {name: torch.ones(2, 3) for name in ("output", "linear", "fc_weight")}
+    with sl.trace(model) as t:
+        model(**given)
+    g = made(t)
+    assert {node.op: node.name for node in g.nodes_of(kind="input")} == {
+        "output": "output", "linear": "linear_1", "fc_weight": "fc_weight_1",
+    }  # fmt: skip
+    assert [node.kind for node in (g["output"], g["output_1"], g["output_2"])] == [
+        "input",
+        "buffer",
+        "output",
+    ]
+    assert g["linear"].args["input"] == Ref("output")
+    for picture in (g.fold(), g.collapse(1), g.subgraph("fc"), g.prune("parameters")):
+        picture.lint()
+        assert Graph.from_json(picture.to_json()) == picture
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_garbage_collector_is_as_it_was(on: bool) -> None:
+    t = make_trace(1)
+    try:
+        gc.enable() if on else gc.disable()
+        graph(t.index)
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()
 
 
 def test_leaf_modules_with_what_runs_between_them() -> None:

@@ -1,7 +1,8 @@
 """The arguments of an op or a module call by name, tensors as `Ref`.
 
-Aten ops have the names of their schema, API calls those of `sightline.graph.signatures`; methods and
-operators say ``self`` and ``other``. ``Arguments`` also tells under which name each tensor went in.
+Aten ops have the names and defaults of their schema, API calls those of `sightline.graph.signatures` or of
+their own signature; methods and operators say ``self`` and ``other``. ``Arguments`` also tells under which
+name each tensor went in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from sightline.graph.graph import Ref
 from sightline.graph.naming import word
-from sightline.graph.signatures import REQUIRED, signature
+from sightline.graph.signatures import REQUIRED, read_arguments, signature
 from sightline.trace.forms import SLOT, Form, Record
 
 _SELF = ("method", "operator", "property")
@@ -66,20 +67,20 @@ class Arguments:
 
 
 def op_arguments(name: str, level: str, flavour: str, form: Form, schema: Sequence[str]) -> Arguments:
-    """The arguments of an op, by schema (aten) or by what is known of the function (API)."""
-    if level == "aten":
-        return Arguments(form, tuple(schema))
-    bare = word(name if flavour == "operator" else name.rpartition(".")[2], level)
-    known = signature(bare)
+    """The arguments of an op: by its schema (aten), or by what is known of the function (API)."""
+    known = read_arguments(schema)
+    if level == "api":
+        known = signature(word(name if flavour == "operator" else name.rpartition(".")[2], level)) or known
     names = [key for key, _ in known if not key.startswith("*")]
     rest = next((key[1:] for key, _ in known if key.startswith("*")), "")
     if flavour in _SELF:
         names = ["self", *(names[1:] or (["other"] if flavour == "operator" else []))]
     given = {*names[: len(form.args)], *(form.kwargs or {})}
     # A default is worth saying only where the function itself was called as it is documented.
-    exact = not form.args or len(form.args) <= len(names) or bool(rest)
+    exact = len(form.args) <= len(names) or bool(rest)
     defaults = tuple((key, value) for key, value in known if value is not REQUIRED and key not in given)
-    return Arguments(form, tuple(names), rest, defaults if exact and flavour == "function" else ())
+    told = exact and flavour not in ("operator", "property")
+    return Arguments(form, tuple(names), rest, defaults if told else ())
 
 
 def call_arguments(form: Form) -> Arguments:

@@ -16,6 +16,7 @@ from math import gcd
 from typing import Any
 
 from sightline.errors import UsageError
+from sightline.given import said
 from sightline.graph.folding import loop_key
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.graph.likeness import strict
@@ -50,7 +51,7 @@ def collapse(graph: Graph, depth: int) -> Graph:
     [('fc', 'Linear'), ('relu', 'relu')]
     """
     if type(depth) is not int or depth < 0:
-        raise UsageError(f"depth={depth!r} must be a whole number from 0 up.")
+        raise UsageError(f"depth={said(depth)} must be a whole number from 0 up.")
     tree = nesting(graph)
     group_of = _groups(graph, tree, depth)
     _absorb(graph, group_of)

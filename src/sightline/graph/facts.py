@@ -24,8 +24,9 @@ class Facts:
         self._frame: list[int] = shown_frames(index.raw).tolist()
         self._call: list[int] = index.raw.ops.call.tolist()
         self._own_call: list[int] = index.raw.calls.module.tolist()
+        self._measured = len(index.raw.stats) > 0
         self._texts: dict[int, str] = {-1: ""}
-        self._columns: dict[int, tuple[int, ...]] = {}
+        self._columns: dict[int, list[int]] = {}
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -134,7 +135,8 @@ class Facts:
             at = at if at >= 0 else frame
             code = codes[frames.code[at]]
             text = self._texts[frame] = f"{position_text(code.file, int(frames.line[at]))} in {code.function}"
-            self._columns[frame] = (int(frames.column[at]), int(frames.end_column[at]))
+            if frames.column[at] >= 0:
+                self._columns[frame] = [int(frames.column[at]), int(frames.end_column[at])]
         return text
 
     # -- costs -----------------------------------------------------------------------------------
@@ -144,23 +146,25 @@ class Facts:
         ops = self._data.ops
         return ops.flops.tolist(), ops.duration.tolist(), ops.flags.tolist()
 
-    def op_info(self, op: int, outputs: list[int]) -> dict[str, Any]:
-        """Plain facts about an op."""
+    def op_info(self, op: int, inner: list[int], outputs: list[int]) -> dict[str, Any]:
+        """Plain facts about an op and those inside it."""
         flops, durations, flags = self._costs
         info: dict[str, Any] = {"duration": durations[op]}
         if self._call[op] >= 0:
             info["call"] = self._call[op]
-        known = [flops[each] for each in (op, *self._index.children(op)) if flops[each] >= 0]
-        if known:
-            info["flops"] = known[0] if flops[op] >= 0 else sum(known)
+        if flops[op] >= 0:
+            info["flops"] = flops[op]
+        elif inner and (known := [flops[each] for each in inner if flops[each] >= 0]):
+            info["flops"] = sum(known)
         columns = self._columns.get(self._frame[op])
-        if columns and columns[0] >= 0:
-            info["columns"] = list(columns)
+        if columns:
+            info["columns"] = columns
         if flags[op] & MUTATES:
             info["mutates"] = True
         if flags[op] & RAISED:
             info["raised"] = True
-        self._add_statistics(info, outputs)
+        if self._measured:
+            self._add_statistics(info, outputs)
         return info
 
     def call_info(self, call: int, ops: list[int], outputs: list[int]) -> dict[str, Any]:
@@ -175,12 +179,11 @@ class Facts:
         known = [flops[op] for op in ops if flops[op] >= 0]
         if known:
             info["flops"] = sum(known)
-        self._add_statistics(info, outputs)
+        if self._measured:
+            self._add_statistics(info, outputs)
         return info
 
     def _add_statistics(self, info: dict[str, Any], outputs: list[int]) -> None:
-        if not len(self._data.stats):
-            return
         taken = [self._index.numbers(value) for value in outputs]
         if any(taken):
             info["statistics"] = [

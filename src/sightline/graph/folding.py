@@ -12,6 +12,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
+from sightline.graph.collecting import collector_paused
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.graph.repeats import Order, Run
 from sightline.graph.rewiring import rewired
@@ -32,6 +33,11 @@ def fold(graph: Graph) -> Graph:
     >>> [(node.name, node.repeat) for node in folded], [(edge.repeat, edge.loop) for edge in folded.edges]
     ([('x', 1), ('relu_1', 4)], [(1, False), (3, True)])
     """
+    with collector_paused():
+        return _folded(graph)
+
+
+def _folded(graph: Graph) -> Graph:
     order = Order(graph)
     runs = order.runs()
     if not runs:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.errors import NoSuchNode
+from sightline.given import checked, said
 from sightline.trace.data import TensorMeta
 
 if TYPE_CHECKING:
@@ -129,15 +130,15 @@ class Graph:
         return tuple(self._outgoing.get(self._node(node).id, ()))
 
     def __getitem__(self, name: str) -> Node:
-        node = self.by_name.get(name)
+        node = self.by_name.get(name) if name in self else None
         if node is None:
             from sightline.analysis.select import nearest
 
-            raise NoSuchNode(f"This graph has no node {name!r}{nearest(str(name), self.by_name)}")
+            raise NoSuchNode(f"This graph has no node {said(name)}{nearest(said(name), self.by_name)}")
         return node
 
     def __contains__(self, name: object) -> bool:
-        return name in self.by_name
+        return isinstance(name, str) and name in self.by_name
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -150,7 +151,7 @@ class Graph:
         return [node.name for node in self]
 
     def _node(self, node: Node | str) -> Node:
-        return self[node if isinstance(node, str) else node.name]
+        return self[node.name if isinstance(node, Node) else node]
 
     def topological(self) -> tuple[Node, ...]:
         """The nodes, each after all it was made from (loops left out)."""
@@ -185,6 +186,7 @@ class Graph:
 
         return shortest(self, self._node(start), self._node(end))
 
+    @checked
     def nodes_of(
         self, *, module: str | None = None, op: str | None = None, kind: str | None = None
     ) -> tuple[Node, ...]:
@@ -207,6 +209,7 @@ class Graph:
 
     # -- other graphs ----------------------------------------------------------------------------
 
+    @checked
     def subgraph(self, module: str) -> Graph:
         """What ran in the modules of a glob; what crosses the border becomes inputs and outputs."""
         from sightline.graph.cutting import subgraph
@@ -264,6 +267,7 @@ class Graph:
         return to_json(self)
 
     @classmethod
+    @checked
     def from_json(cls, text: str) -> Graph:
         """The graph a text of `to_json` describes.
 
@@ -275,6 +279,7 @@ class Graph:
 
         return from_json(text)
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``.svg``, ``.png``, ``.pdf``, ``.dot``, ``.mmd`` or ``.json``; pictures need graphviz."""
         from sightline.graph.formats.files import save

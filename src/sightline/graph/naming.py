@@ -28,12 +28,15 @@ class Names:
     """
 
     def __init__(self) -> None:
+        self._plain: dict[str, str] = {}  # a wish is made many times
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()
 
     def new(self, wish: str) -> str:
         """The wish made an identifier, with a number if it is taken."""
-        plain = identifier(wish)
+        plain = self._plain.get(wish)
+        if plain is None:
+            plain = self._plain[wish] = identifier(wish)
         count = self._counts.get(plain, 0)
         name = f"{plain}_{count}" if count else plain
         while name in self._taken:  # ``relu_1`` may have been somebody's own name

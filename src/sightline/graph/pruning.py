@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sightline.analysis.select import listed
 from sightline.errors import UsageError
+from sightline.given import said
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.graph.naming import word
 from sightline.graph.rewiring import with_args
@@ -39,10 +40,13 @@ def prune(graph: Graph, what: Iterable[str | Iterable[str]]) -> Graph:
     >>> [(node.name, node.args) for node in pruned]
     [('x', {}), ('relu', {'self': x})]
     """
+    for item in what:
+        if not isinstance(item, str | list | tuple | set | frozenset):
+            raise UsageError(f"prune={said(item)} is nothing to leave out; choose from {listed(PRUNABLE)}.")
     wanted = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
-    unknown = sorted(wanted.difference(PRUNABLE))
+    unknown = sorted(map(said, wanted.difference(PRUNABLE)))
     if unknown:
-        raise UsageError(f"prune={unknown[0]!r} is nothing to leave out; choose from {listed(PRUNABLE)}.")
+        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {listed(PRUNABLE)}.")
     if "views" in wanted:
         graph = _without_views(graph)
     kinds = {"parameters": ("parameter", "buffer"), "constants": ("constant",)}

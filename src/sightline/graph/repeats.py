@@ -16,7 +16,7 @@ from sightline.analysis.fold import Node as Folded
 from sightline.analysis.fold import Repeat
 from sightline.analysis.fold import fold as fold_sequence
 from sightline.graph.graph import Graph, Node
-from sightline.graph.likeness import loose, masked, source_key, strict
+from sightline.graph.likeness import likeness, masked, source_key
 from sightline.graph.nesting import nesting
 
 STRICT: Final = 0
@@ -60,7 +60,7 @@ class Order:
                 source = self.place.get(edge.source, -1 - edge.source)
                 self.reads[self.place[edge.target]].append((source, edge.slot, edge.argument))
         self._ids: dict[Hashable, int] = {}
-        self.keys = [(self._id(strict(node)), self._id(loose(node))) for node in self.nodes]
+        self.keys = [(self._id(strict), self._id(loose)) for strict, loose in map(likeness, self.nodes)]
         self._sources = {
             -1 - node.id: self._id(source_key(node)) for node in graph.nodes if node.id not in self.place
         }

@@ -7,12 +7,14 @@ value afterwards reads it from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from sightline.analysis.select import listed
 from sightline.errors import UsageError
+from sightline.given import said
 from sightline.graph.binding import Arguments, call_arguments, op_arguments
+from sightline.graph.collecting import collector_paused
 from sightline.graph.facts import Facts
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.graph.naming import Names, full_name, op_name, word
@@ -21,6 +23,10 @@ from sightline.trace.data import KINDS, LEVELS, PHASES, TensorMeta
 from sightline.trace.tables import Index
 
 _LEVELS: Final = ("api", "aten", "module")
+#: A node: name, op, kind, arguments, module, source, phase, target, info; without a name and arguments.
+_Row = tuple[str, str, str, dict[str, Any], str, str, str, str, dict[str, Any]]
+_Fields = tuple[str, str, str, str, str, str, dict[str, Any]]
+_NONE: Final[list[int]] = []
 _KINDS: Final = {"parameter": "parameter", "buffer": "buffer", "state": "buffer", "constant": "constant"}
 
 
@@ -51,8 +57,9 @@ def graph(
     if level is not None and level not in _LEVELS:
         raise UsageError(f"level={level!r} is no level of a graph; choose {listed(_LEVELS)}.")
     if depth is not None and (type(depth) is not int or depth < 0):
-        raise UsageError(f"depth={depth!r} must be a whole number from 0 up.")
-    made = _Builder(index, level or _recorded(index), SHOWN[phase]).build()
+        raise UsageError(f"depth={said(depth)} must be a whole number from 0 up.")
+    with collector_paused():
+        made = _Builder(index, level or _recorded(index), SHOWN[phase]).build()
     if module is not None:
         made = made.subgraph(module)
     wanted = (prune,) if isinstance(prune, str) else tuple(prune)
@@ -83,24 +90,29 @@ class _Builder:
         self._op_count = len(data.ops)
         self._facts = Facts(index)
         self._names = Names()
-        self._bound: dict[tuple[int, int], Arguments] = {}
-        self._nodes: list[Node] = []
+        self._known: dict[tuple[int, int], tuple[Arguments, str, str, str]] = {}  # by name and form
+        self._bound: dict[int, Arguments] = {}  # of module calls, by form
+        self._rows: list[_Row] = []  # of the nodes; their outputs may grow until all are there
         self._edges: list[Edge] = []
         self._outputs: list[list[TensorMeta]] = []
-        self._holder: dict[int, tuple[int, int]] = {}  # value -> node, slot
+        self._holder: dict[int, tuple[int, int, Ref]] = {}  # value -> node, slot, and how it is said
         self._node_of_unit: dict[int, int] = {}
         self._named: dict[tuple[str, str], int] = {}  # a parameter is one node, whatever its version
         # Lists: they are read one number at a time.
         values, ops, calls = data.values, data.ops, data.calls
         self._producer: list[int] = values.producer.tolist()
         self._meta: list[int] = values.meta.tolist()
+        self._kind: list[int] = values.kind.tolist()
         self._base: list[int] = values.base.tolist()
         self._previous: list[int] = values.previous.tolist()
+        self._name: list[int] = ops.name.tolist()
+        self._form: list[int] = ops.form.tolist()
+        self._phase: list[int] = ops.phase.tolist()
         self._inputs = (ops.input_offsets.tolist(), ops.inputs.tolist())
         self._made = (ops.output_offsets.tolist(), ops.outputs.tolist())
         self._given = (calls.input_offsets.tolist(), calls.inputs.tolist())
         self._returned = (calls.output_offsets.tolist(), calls.outputs.tolist())
-        self._inner = self._inner_ops(units.tolist())
+        self._inner = self._inner_ops(self._units)
 
     def _inner_ops(self, units: list[int]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -114,10 +126,11 @@ class _Builder:
             self._add_unit(unit)
         self._add_outputs()
         nodes = [
-            Node(node.id, node.name, node.op, node.kind, node.args, node.module, node.source, tuple(metas),
-                 1, node.phase, node.target, node.info)
-            for node, metas in zip(self._nodes, self._outputs, strict=True)
-        ]  # fmt: skip
+            Node(id, name, op, kind, args, module, source, tuple(metas), 1, phase, target, info)
+            for id, ((name, op, kind, args, module, source, phase, target, info), metas) in enumerate(
+                zip(self._rows, self._outputs, strict=True)
+            )
+        ]
         info: dict[str, Any] = {"level": self._level, "calls": self._facts.calls()}
         name = str(self._data.info.get("name") or "")
         return Graph(tuple(nodes), tuple(self._edges), name, self._facts.modules(), info)
@@ -125,62 +138,69 @@ class _Builder:
     # -- nodes -----------------------------------------------------------------------------------
 
     def _add_unit(self, unit: int) -> None:
+        inner = self._inner.get(unit, _NONE)
         if unit < self._op_count:
             given, returned = _span(self._inputs, unit), _span(self._made, unit)
-            bound, fields = self._op(unit)
+            bound, wish, fields = self._op(unit, inner)
         else:
             call = unit - self._op_count
             given, returned = _span(self._given, call), _span(self._returned, call)
-            bound, fields = self._call(call)
-        inner = self._inner.get(unit, ())
-        read = self._also_read(unit, inner, given)
-        sources = [self._source(value) for value in given + read]
-        refs = [Ref(self._nodes[node].name, slot) for node, slot in sources]
+            bound, wish, fields = self._call(call, inner)
         count = len(bound.paths)
-        args = bound.fill(refs[:count])
-        paths = [*bound.paths, *self._extra_names(read, args)]
-        args.update(zip(paths[count:], refs[count:], strict=True))
-        id = self._new_node(self._names.new(fields.pop("wish")), args=args, **fields)
+        paths: Sequence[str] = bound.paths
+        args = bound.fill([self._source(value)[2] for value in given[:count]])
+        read = given[count:]
+        if inner:
+            read = read + self._also_read(unit, inner, given)
+        if read:
+            extra = self._extra_names(read, args)
+            paths = [*paths, *extra]
+            args.update(zip(extra, [self._source(value)[2] for value in read], strict=True))
+            given = given[:count] + read
+        op, kind, module, source, phase, target, info = fields
+        id = self._new_node((self._names.new(wish), op, kind, args, module, source, phase, target, info))
         self._node_of_unit[unit] = id
-        for (source, slot), path, value in zip(sources, paths, given + read, strict=True):
-            self._edges.append(Edge(source, id, slot, path, self._data.metas[self._meta[value]]))
-        for slot, value in enumerate(returned):
-            self._holder[value] = (id, slot)
-            self._outputs[id].append(self._data.metas[self._meta[value]])
+        metas, meta, holder = self._data.metas, self._meta, self._holder
+        for path, value in zip(paths, given, strict=True):
+            node, slot, _ = holder[value]
+            self._edges.append(Edge(node, id, slot, path, metas[meta[value]]))
+        name, outputs = self._rows[id][0], self._outputs[id]
+        for at, value in enumerate(returned):
+            holder[value] = (id, at, Ref(name, at))
+            outputs.append(metas[meta[value]])
 
-    def _op(self, op: int) -> tuple[Arguments, dict[str, Any]]:
-        ops = self._data.ops
-        name, form = int(ops.name[op]), int(ops.form[op])
-        bound = self._bound.get((name, form))
-        text = self._data.names[name]
-        level = LEVELS[ops.level[op]]
-        if bound is None:
-            flavour = self._index.ops[op].flavour
-            schema = self._data.schemas.get(text, ())
-            bound = self._bound[name, form] = op_arguments(
-                text, level, flavour, self._data.forms[form], schema
-            )
+    def _op(self, op: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
+        known = self._known.get((self._name[op], self._form[op]))
+        if known is None:
+            known = self._known[self._name[op], self._form[op]] = self._described(op)
+        bound, wish, short, target = known
+        facts = self._facts
+        source = facts.source_of_op(op)  # before the info, which says where on the line
+        info = facts.op_info(op, inner, _span(self._made, op))
+        phase = PHASES[self._phase[op]]
+        return bound, wish, (short, "call", facts.path_of_op(op), source, phase, target, info)
+
+    def _described(self, op: int) -> tuple[Arguments, str, str, str]:
+        """What all ops of this name and form have in common: arguments, wish for a name, name and target."""
+        text, level = self._data.names[self._name[op]], LEVELS[self._data.ops.level[op]]
+        schema = self._data.schemas.get(text, ())
+        form = self._data.forms[self._form[op]]
         short = op_name(text, level)
-        return bound, {
-            "wish": word(short, level), "op": short, "kind": "call", "module": self._facts.path_of_op(op),
-            "source": self._facts.source_of_op(op), "phase": PHASES[ops.phase[op]],
-            "target": full_name(text, level), "info": self._facts.op_info(op, _span(self._made, op)),
-        }  # fmt: skip
+        bound = op_arguments(text, level, self._index.ops[op].flavour, form, schema)
+        return bound, word(short, level), short, full_name(text, level)
 
-    def _call(self, call: int) -> tuple[Arguments, dict[str, Any]]:
+    def _call(self, call: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
         form = int(self._data.calls.input_form[call])
-        bound = self._bound.get((-1, form))
+        bound = self._bound.get(form)
         if bound is None:
-            bound = self._bound[-1, form] = call_arguments(self._data.forms[form])
+            bound = self._bound[form] = call_arguments(self._data.forms[form])
         module = self._data.modules[self._data.calls.module[call]]
         path = self._facts.path_of_call(call)
-        ops = self._inner.get(self._op_count + call, [])
-        return bound, {
-            "wish": path or module.type, "op": module.type, "kind": "call", "module": path,
-            "source": self._facts.source_of_call(call), "phase": PHASES[self._data.calls.phase[call]],
-            "target": f"{module.type_module}.{module.type}",
-            "info": self._facts.call_info(call, ops, _span(self._returned, call)),
-        }  # fmt: skip
+        phase = PHASES[self._data.calls.phase[call]]
+        target = f"{module.type_module}.{module.type}"
+        info = self._facts.call_info(call, inner, _span(self._returned, call))
+        fields = (module.type, "call", path, self._facts.source_of_call(call), phase, target, info)
+        return bound, path or module.type, fields
 
     def _also_read(self, unit: int, inner: Iterable[int], given: list[int]) -> list[int]:
         """What the ops inside read that the unit was not given and did not make."""
@@ -195,7 +215,7 @@ class _Builder:
                 producer = self._producer[value]
                 if producer >= 0 and self._units[producer] == unit:
                     continue
-                if self._data.values.kind[value] == constant and unit < self._op_count:
+                if self._kind[value] == constant and unit < self._op_count:
                     continue  # a number the op wrapped for itself
                 known.add(value)
                 found.append(value)
@@ -213,63 +233,63 @@ class _Builder:
             found.append(name)
         return found
 
-    def _new_node(self, name: str, **fields: Any) -> int:
-        id = len(self._nodes)
-        self._nodes.append(Node(id, name, **fields))
+    def _new_node(self, row: _Row) -> int:
+        self._rows.append(row)
         self._outputs.append([])
-        return id
+        return len(self._rows) - 1
 
     # -- where a value comes from ----------------------------------------------------------------
 
-    def _source(self, value: int) -> tuple[int, int]:
-        """The node that holds a value now, and which output of it the value is."""
+    def _source(self, value: int) -> tuple[int, int, Ref]:
+        """The node that holds a value now, which output of it the value is, and how that is said."""
         found = self._holder.get(value)
         if found is None:
             found = self._holder[value] = self._find(value)
         return found
 
-    def _find(self, value: int) -> tuple[int, int]:
+    def _find(self, value: int) -> tuple[int, int, Ref]:
         producer = self._producer[value]
         if producer >= 0:
             node = self._node_of_unit.get(self._units[producer])
             if node is not None:  # made inside it, and not handed out: a cached cast, a written-through view
                 self._outputs[node].append(self._data.metas[self._meta[value]])
-                return node, len(self._outputs[node]) - 1
+                slot = len(self._outputs[node]) - 1
+                return node, slot, Ref(self._rows[node][0], slot)
             first = self._first_version(value)
-            return self._source(first) if first != value else (self._add_source(value), 0)
-        kind = KINDS[self._data.values.kind[value]]
+            return self._source(first) if first != value else self._add_source(value)
+        kind = KINDS[self._kind[value]]
         if kind in ("activation", "gradient", "external"):
             for other in (self._base[value], self._previous[value]):
                 if other >= 0:
                     return self._source(other)
-        return self._add_source(value), 0
+        return self._add_source(value)
 
     def _first_version(self, value: int) -> int:
         """Of a parameter that an optimizer changed, which is not shown here, the parameter itself."""
         first = value
         while self._previous[first] >= 0:
             first = self._previous[first]
-        return first if KINDS[self._data.values.kind[first]] in _KINDS else value
+        return first if KINDS[self._kind[first]] in _KINDS else value
 
-    def _add_source(self, value: int) -> int:
-        kind = KINDS[self._data.values.kind[value]]
+    def _add_source(self, value: int) -> tuple[int, int, Ref]:
+        kind = KINDS[self._kind[value]]
         name = self._index.name(int(self._data.values.name[value]))
         shown = _KINDS.get(kind, "input")
         if name and (shown, name) in self._named:
-            return self._named[shown, name]
+            id = self._named[shown, name]
+            return id, 0, Ref(self._rows[id][0])
         producer = self._producer[value]
         label = name or self._facts.input_name(value)
         if not label and producer >= 0:
             label = op_name(self._data.names[self._data.ops.name[producer]], "api")
         owner = self._facts.owner(name) if shown in ("parameter", "buffer") else ""
         info = {"value": kind} if kind not in (shown, "input") else {}
-        id = self._new_node(
-            self._names.new(label or shown), op=label or shown, kind=shown, module=owner, info=info
-        )
+        unique = self._names.new(label or shown)
+        id = self._new_node((unique, label or shown, shown, {}, owner, "", "forward", "", info))
         self._outputs[id].append(self._data.metas[self._meta[value]])
         if name:
             self._named[shown, name] = id
-        return id
+        return id, 0, Ref(unique)
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -309,9 +329,9 @@ class _Builder:
         }
         if not sources:
             return
-        args = {path: Ref(self._nodes[node].name, slot) for path, (node, slot) in sources.items()}
-        id = self._new_node(self._names.new("output"), op="output", kind="output", args=args)
-        for path, (node, slot) in sources.items():
+        args = {path: ref for path, (_, _, ref) in sources.items()}
+        id = self._new_node((self._names.new("output"), "output", "output", args, "", "", "forward", "", {}))
+        for path, (node, slot, _) in sources.items():
             self._edges.append(Edge(node, id, slot, path, self._outputs[node][slot]))
 
 

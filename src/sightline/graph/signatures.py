@@ -1,16 +1,20 @@
-"""The argument names and defaults of common torch functions and methods, as their documentation has them.
+"""The argument names and defaults of torch functions and methods.
 
-A recording knows the schema of aten ops, not that of API calls: this says that the second argument of
-``F.linear`` is the weight. What is not listed has its arguments numbered.
+A recording has the schema of every op that has just one. This table has what documentation calls the
+arguments of common functions, and those of functions that can be called in several ways: ``sum``, ``view``.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, Final
 
+from sightline.trace.forms import Symbol
+
 REQUIRED: Final = object()  #: stands where an argument has no default
+_MOST_TEXT: Final = 200  #: characters of a default: it may come out of a file
 
 #: One line each: the names of functions that agree, then their arguments. ``*dims``: all that is left.
 _TABLE: Final = """
@@ -113,16 +117,32 @@ def signature(name: str) -> tuple[tuple[str, Any], ...]:
     return _signatures().get(name, ())
 
 
+def read_arguments(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
+    """Arguments as a recording has them from the schema of an op, each with its default or ``REQUIRED``.
+
+    >>> read_arguments(["self", "alpha=1", "dtype=torch.float32"])[1:]
+    (('alpha', 1), ('dtype', torch.float32))
+    """
+    return tuple(map(_argument, texts))
+
+
 @cache
 def _signatures() -> dict[str, tuple[tuple[str, Any], ...]]:
     found: dict[str, tuple[tuple[str, Any], ...]] = {}
     for line in _TABLE.strip().splitlines():
         names, _, arguments = line.partition(" : ")
-        read = tuple(_argument(text) for text in arguments.split())
+        read = read_arguments(arguments.split())
         found.update(dict.fromkeys(names.split(), read))
     return found
 
 
 def _argument(text: str) -> tuple[str, Any]:
     name, given, default = text.partition("=")
-    return name, ast.literal_eval(default) if given else REQUIRED
+    return name, _default(default) if given else REQUIRED
+
+
+def _default(text: str) -> Any:
+    try:
+        return ast.literal_eval(text) if len(text) <= _MOST_TEXT else Symbol(text[:_MOST_TEXT])
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # no plain data
+        return Symbol(text)

@@ -6,7 +6,16 @@ from an archive.
 
 from __future__ import annotations
 
-from sightline.errors import ExportError
+from sightline.errors import ExportError, TorchMissing
+
+try:
+    import torch  # noqa: F401  # what is imported below needs it
+except ImportError as error:
+    raise TorchMissing(
+        "sl.export and sl.load_graph need torch, which is not installed here (looking at a saved trace does "
+        "not): install torch and try again."
+    ) from error
+
 from sightline.graph.exported.dynamic import Dynamic
 from sightline.graph.exported.executable import ExportedGraph
 from sightline.graph.exported.exporting import export, load_graph

@@ -179,7 +179,7 @@ def _in_words(code: str, sources: Mapping[str, str]) -> str:
 
 
 def _sizes_text(text: str, shapes: Mapping[str, Sequence[int]]) -> str:
-    named = [name for name in shapes if f"{name}.shape" in text]
+    named = [name for name in shapes if re.search(rf"(?<![\w.]){re.escape(name)}\.shape", text)]
     return " and ".join(f"{name} of shape {tuple(shapes[name])}" for name in named or shapes)
 
 

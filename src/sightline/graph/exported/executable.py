@@ -14,6 +14,7 @@ import torch
 
 from sightline.analysis.select import nearest
 from sightline.errors import NoSuchNode, UsageError
+from sightline.given import checked, said
 from sightline.graph.exported.archive import write
 from sightline.graph.exported.dynamic import Dynamic
 from sightline.graph.exported.flattening import flattened
@@ -102,6 +103,7 @@ class ExportedGraph(Graph):
         >>> io["relu"].outputs.shape, g.run(edit={"1": torch.zeros(4, 3)}, given=io).output.sum()
         (torch.Size([4, 3]), tensor(0.))
         """
+        _check_asked(keep, until, on_node, edit, given)
         plan = self._plan
         starts = self._starts(inputs, kwargs, given)
         named = {plan.steps[position].name: value for position, value in starts.items()}
@@ -131,12 +133,14 @@ class ExportedGraph(Graph):
                 "This graph was loaded without its model, so there is nothing to compare it with: "
                 "load_graph(path, model=model)."
             )
+        self._inputs.flat(inputs, kwargs)  # says what is wrong with them, if anything is
         return verification(
             self.model, self.run, self._fit, self._outputs, lambda name: self[name].source, inputs, kwargs
         )
 
     # -- on disk -------------------------------------------------------------------------------------
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph: ``.pt2`` is torch's archive, weights included, for `load_graph`; else a picture.
 
@@ -234,9 +238,10 @@ class ExportedGraph(Graph):
         elif not found:
             found = [index[one.name] for one in self.nodes if one.module and matches(segments_of(one.module))]
         if not found:
-            names = [*index, *self.modules]
+            calls = [node.name for node in self.nodes if node.kind == "call"]  # parameters are seldom meant
+            known = dict.fromkeys([*calls, *self.modules, *index])
             raise NoSuchNode(
-                f"`{option}=` names {pattern!r}, which this graph does not have{nearest(pattern, names)}"
+                f"`{option}=` names {pattern!r}, which this graph does not have{nearest(pattern, known)}"
             )
         return found
 
@@ -249,6 +254,24 @@ class ExportedGraph(Graph):
     def _fit(self, output: Any) -> Any:
         """The model's output without what the graph cannot return, taken apart."""
         return type(self.facts.returned)().fit(output)
+
+
+def _check_asked(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> None:
+    """Refuse what `ExportedGraph.run` cannot take, in one sentence."""
+    globs = isinstance(keep, list | tuple | set | frozenset) and all(isinstance(one, str) for one in keep)
+    if not (isinstance(keep, bool | str) or callable(keep) or globs):
+        raise UsageError(
+            f"keep={said(keep)} is not a choice; it is True, False, a glob, a list of globs or a function of "
+            "a name."
+        )
+    if until is not None and not isinstance(until, str):
+        raise UsageError(f"until={said(until)} must be the name of a node or a module.")
+    if on_node is not None and not callable(on_node):
+        raise UsageError(f"on_node={said(on_node)} must be a function of name, inputs and outputs.")
+    if edit is not None and not (isinstance(edit, dict) and all(isinstance(name, str) for name in edit)):
+        raise UsageError(f"edit={said(edit)} must be a dict from names of nodes or modules to new values.")
+    if given is not None and not isinstance(given, Run):
+        raise UsageError(f"given={said(given)} must be a run of this graph: given=g.run(x).")
 
 
 def graph_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError, UsageError
+from sightline.given import checked, said
 from sightline.graph.exported.archive import Cache, read
 from sightline.graph.exported.dynamic import read_dimensions
 from sightline.graph.exported.executable import ExportedGraph, graph_of
@@ -20,6 +22,7 @@ from sightline.graph.exported.program import Facts, user_inputs
 from sightline.graph.exported.tracing import Traced, traced
 
 
+@checked
 def export(
     model: torch.nn.Module,
     args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
@@ -49,7 +52,13 @@ def export(
         raise UsageError(f"export takes a torch.nn.Module, not a {type(model).__name__}.")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise UsageError(f"kwargs must be a dict of keyword arguments, not a {type(kwargs).__name__}.")
-    positional: tuple[Any, ...] = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+    positional = _positional(args)
+    _check_signature(model, positional, kwargs or {})
+    if isinstance(dynamic, str) and dynamic != "auto":
+        raise UsageError(
+            f'dynamic={said(dynamic)} is not a choice; it is "auto", None for fixed sizes, or what torch '
+            "calls dynamic_shapes."
+        )
     keywords = dict(kwargs or {})
     options = {"dynamic": dynamic if dynamic is None or dynamic == "auto" else str(dynamic), "strict": strict}
     store, key, why = (Cache(cache), "", "") if cache is not None else (None, "", "")
@@ -69,6 +78,29 @@ def export(
     return _told(graph_of(program, facts, model))
 
 
+def _positional(args: Any) -> tuple[Any, ...]:
+    if isinstance(args, torch.Tensor):
+        return (args,)
+    if not isinstance(args, tuple | list):
+        raise UsageError(f"args must be a tuple of the model's inputs, not {said(args)}.")
+    return tuple(args)
+
+
+def _check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Inputs that ``forward`` cannot be called with are refused here: torch would blame the model."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that is not Python
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"{type(model).__name__}.forward cannot be called with the example inputs: {error}; give them as "
+            "export(model, (x, y), {name: z})."
+        ) from None
+
+
 def _told(graph: ExportedGraph) -> ExportedGraph:
     """The graph, after a warning if it does what only training should."""
     if graph.info["training"] and any(_is_training_op(node.args) for node in graph.nodes):
@@ -80,6 +112,7 @@ def _told(graph: ExportedGraph) -> ExportedGraph:
     return graph
 
 
+@checked
 def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> ExportedGraph:
     """Read what ``g.save("m.pt2")`` wrote, or any archive of `torch.export.save`.
 
@@ -92,6 +125,8 @@ def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = Non
     ...     print(load_graph(f"{folder}/m.pt2").run(-torch.ones(1, 3)).output)
     tensor([[0., 0., 0.]])
     """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not {said(model)}.")
     return graph_of(*read(Path(path)), model)
 
 
@@ -114,10 +149,7 @@ def _exported(
         try:
             result = traced(model, args, kwargs, _all_dynamic(args, kwargs), strict)
         except ExportError as error:
-            try:
-                result = traced(model, args, kwargs, None, strict)
-            except ExportError:
-                raise error from error.__cause__
+            result = traced(model, args, kwargs, None, strict)  # where that fails, it is not for the sizes
             notes.append(
                 f"With dynamic sizes: {str(error).partition('. A recorded run')[0]}. All sizes are fixed."
             )

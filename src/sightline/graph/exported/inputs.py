@@ -115,8 +115,9 @@ class Inputs:
         for name, value, want in zip((*self.positional, *self.keywords), given, wanted, strict=True):
             spec = pytree.tree_structure(value)
             if spec != want:
+                tensor = f"one tensor {self.dynamic.wanted(name)}" if name in self.dynamic.inputs else ""
                 raise UsageError(
-                    f"The input {name} must be {_described(want)} as in the example, "
+                    f"The input {name} must be {tensor or _described(want)} as in the example, "
                     f"but is {_described(spec)}."
                 )
 
@@ -142,12 +143,19 @@ class Inputs:
         dimensions, got = self.dynamic.inputs[name], _short(value)
         if value.dim() != len(dimensions):
             raise UsageError(
-                f"The input {name} must be {wanted}, but is {got}: {len(dimensions)} dimensions."
+                f"The input {name} must be {wanted}, but is {got}: {value.dim()} instead of "
+                f"{len(dimensions)} dimensions."
             )
-        if str(value.dtype).removeprefix("torch.") != (self.dynamic.dtypes or {}).get(name):
-            raise UsageError(f"The input {name} must be {wanted}, but is {got}: another dtype.")
-        if value.device.type != torch.device(self.devices[name]).type:
-            raise UsageError(f"The input {name} must be on {self.devices[name]}, but is on {value.device}.")
+        dtype, device = (self.dynamic.dtypes or {}).get(name), self.devices[name]
+        if str(value.dtype).removeprefix("torch.") != dtype:
+            raise UsageError(
+                f"The input {name} must be {wanted}, but is {got}: convert it with .to(torch.{dtype})."
+            )
+        if value.device.type != torch.device(device).type:
+            raise UsageError(
+                f"The input {name} must be on {device}, but is on {value.device}: "
+                f"move it with .to({device!r})."
+            )
         for one, size in zip(dimensions, value.shape, strict=True):
             if not one.dynamic and one.size != size:
                 raise UsageError(f"The input {name} must be {wanted}, but is {got}: {one}.")

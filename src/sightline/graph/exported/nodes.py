@@ -50,7 +50,7 @@ def lowered(program: torch.export.ExportedProgram, flat: FxGraph) -> Lowered:
         spec = specs.get(fx.name) if fx.op == "placeholder" else None
         stack = module_stack(fx)
         found.modules.update({path: kind.rpartition(".")[2] for path, kind in stack})
-        arguments = _arguments(fx)
+        arguments = bound_arguments(fx)
         metas = _metas(fx.meta.get("val"))
         path = stack[-1][0] if stack else ""
         op, kind = _op(fx), "call"
@@ -102,7 +102,7 @@ def module_calls(fx: FxNode) -> list[tuple[str, str]]:
 # -- arguments -----------------------------------------------------------------------------------
 
 
-def _arguments(fx: FxNode) -> dict[str, Any]:
+def bound_arguments(fx: FxNode) -> dict[str, Any]:
     """All arguments by the names of the op's own schema, defaults included."""
     if fx.op != "call_function":
         return {"result": fx.args[0]} if fx.op == "output" else {}

@@ -14,6 +14,7 @@ import torch
 
 from sightline.analysis.select import nearest
 from sightline.errors import NoSuchNode, UsageError
+from sightline.given import said
 from sightline.graph.exported.plan import Plan, Step, poured
 from sightline.graph.exported.snapshots import Snapshots
 from sightline.notation import tensor_text
@@ -60,9 +61,9 @@ class Run(Mapping[str, NodeIO]):
         return self._output
 
     def __getitem__(self, name: str) -> NodeIO:
-        position = self._plan.index.get(name)
+        position = self._position(name)
         if position is None:
-            raise NoSuchNode(f"This graph has no node {name!r}{nearest(str(name), self._plan.index)}")
+            raise NoSuchNode(f"This graph has no node {said(name)}{nearest(said(name), self._plan.index)}")
         outputs = self._records[position]
         if outputs is NOTHING:
             raise NoSuchNode(f"The values of {name!r} were not kept: `keep=` and `until=` say which are.")
@@ -80,8 +81,11 @@ class Run(Mapping[str, NodeIO]):
         return sum(record is not NOTHING for record in self._records)
 
     def __contains__(self, name: object) -> bool:
-        position = self._plan.index.get(name) if isinstance(name, str) else None
+        position = self._position(name)
         return position is not None and self._records[position] is not NOTHING
+
+    def _position(self, name: object) -> int | None:
+        return self._plan.index.get(name) if isinstance(name, str) else None
 
     def __repr__(self) -> str:
         stopped = f", stopped after {self._stopped!r}" if self._stopped else ""
@@ -192,7 +196,9 @@ class Pass:
     def _note(self, step: Step, values: list[Any]) -> str:
         texts = ", ".join(_short(values[source]) for source in step.sources)
         place = self.explain(step.name)
-        return f"In the node {step.name!r} of the exported graph{place}, given {texts or 'nothing'}."
+        edited = [repr(self.plan.steps[source].name) for source in step.sources if source in self.edits]
+        after = f"; {' and '.join(edited)} had been edited" if edited else ""
+        return f"In the node {step.name!r} of the exported graph{place}, given {texts or 'nothing'}{after}."
 
 
 def _edited(edit: Any, value: Any, in_place: bool) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import sys
 import threading
 import traceback
@@ -15,11 +16,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import torch
+from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError
 from sightline.graph.exported.returning import Returned
@@ -40,9 +43,22 @@ class Noise:
 
     def note(self, text: str) -> None:
         """Keep the first sentence of something torch said, once."""
-        first = " ".join(text.strip().split("\n\n")[0].split())
+        first = _assigned(text) or " ".join(text.strip().split("\n\n")[0].split())
         if first and first not in self.notes:
             self.notes.append(first)
+
+
+def _assigned(text: str) -> str:
+    """What torch says at length of attributes that forward sets, in a sentence; "" for anything else."""
+    found = re.match(r"The tensor attributes? (.+?) (?:was|were) assigned during export", text)
+    if found is None:
+        return ""
+    names = sorted(name.removeprefix("self.") for name in found[1].split(", "))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"forward sets {names[0]}{more} on the model, which a graph does not: what one call leaves for the "
+        "next must be a buffer (register_buffer)."
+    )
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ def traced(
         return returned.fit(output)
 
     with ExitStack() as stack:
-        stack.enter_context(_everything_put_back())
+        stack.enter_context(_everything_put_back((args, kwargs)))
         stack.enter_context(heard(noise))
         handle = model.register_forward_hook(fit)
         stack.callback(handle.remove)
@@ -168,9 +184,16 @@ def is_users(file: str) -> bool:
 
 
 @contextmanager
-def _everything_put_back() -> Iterator[None]:
-    """Random generators and the grad mode, which code of the model may have changed."""
-    restore: list[Callable[[], Any]] = []
+def _everything_put_back(inputs: Any) -> Iterator[None]:
+    """Random generators and the grad mode, which code of the model may have changed, and what torch leaves.
+
+    When it fails it forgets to take off what it noted on the inputs themselves, the sizes that are dynamic,
+    and in some versions a hook for every buffer that any model sets.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    restore: list[Callable[[], Any]] = [partial(_put_back, vars(one), dict(vars(one))) for one in tensors]
+    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
+    restore.append(partial(_put_back, hooks, dict(hooks)))
     python, cpu, grad = random.getstate(), torch.get_rng_state(), torch.is_grad_enabled()
     restore += [lambda: random.setstate(python), lambda: torch.set_rng_state(cpu)]
     restore.append(lambda: torch.set_grad_enabled(grad))
@@ -186,6 +209,11 @@ def _everything_put_back() -> Iterator[None]:
     finally:
         for put_back in restore:
             put_back()
+
+
+def _put_back(held: dict[Any, Any], before: dict[Any, Any]) -> None:
+    held.clear()
+    held.update(before)
 
 
 # -- what went wrong -----------------------------------------------------------------------------------

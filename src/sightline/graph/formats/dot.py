@@ -21,11 +21,11 @@ LOOKS: Final = {
 }
 _FONT: Final = "Helvetica,Arial,sans-serif"
 _HEAD: Final = f"""\
-  graph [rankdir=TB, fontname="{_FONT}", fontsize=11, nodesep=0.28, ranksep=0.26, splines=spline,
+  graph [rankdir=TB, fontname="{_FONT}", fontsize=11, nodesep=0.25, ranksep=0.2, splines=spline,
          bgcolor="white", compound=true, newrank=true, margin=0.1];
-  node [fontname="{_FONT}", fontsize=11, style="filled,rounded", margin="0.10,0.05", height=0.3, penwidth=1];
+  node [fontname="{_FONT}", fontsize=11, style="filled,rounded", margin="0.11,0.06", height=0.28, penwidth=1];
   edge [fontname="{_FONT}", fontsize=9, fontcolor="#5c636a", color="#868e96", arrowsize=0.6];"""
-_NEWLINE: Final = "\n"
+_LEFT: Final = "\\l"  #: ends a line that begins at the left
 _SHADES: Final = ("#f8f9fa", "#f1f3f5", "#e9ecef", "#e3e7eb")
 
 
@@ -43,13 +43,13 @@ def to_dot(graph: Graph, *, inline: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def quoted(text: str) -> str:
+def quoted(text: str, newline: str = "\\n") -> str:
     """A string of DOT: only the quote and the backslash mean something in it.
 
     >>> print(quoted('a "b"'))
     "a \\"b\\""
     """
-    plain = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    plain = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", newline)
     return f'"{plain}"'
 
 
@@ -103,11 +103,19 @@ def _html(label: Label) -> str:
 
 
 def _arrow(arrow: Arrow) -> str:
-    attributes = [f"label={quoted(' ' + arrow.text.replace(_NEWLINE, _NEWLINE + ' '))}"] if arrow.text else []
-    attributes += [f"tooltip={quoted(arrow.tip)}"]
+    lines = [f"  {line}\n" for line in arrow.text.splitlines()]
+    attributes = [f"label={quoted(''.join(lines), _LEFT)}"] if lines else []
+    attributes.append(f"tooltip={quoted(arrow.tip)}")
+    ends = [f"n{_key(arrow.source)}", f"n{_key(arrow.target)}"]
     if arrow.loop:
-        attributes.append('style=dashed, color="#d9480f", fontcolor="#d9480f", constraint=false')
-    return f"  n{_key(arrow.source)} -> n{_key(arrow.target)} [{', '.join(attributes)}];"
+        # Laid out as if it went on from the first node to the last: it gets a lane of its own.
+        attributes.append('style=dashed, color="#d9480f", fontcolor="#d9480f", dir=back')
+        ends.reverse()
+    elif arrow.near:
+        attributes.append("weight=4")
+    if arrow.alone and len(lines) == 1:
+        attributes.append("labelfloat=true")  # there is room: the line need not bend around its label
+    return f"  {' -> '.join(ends)} [{', '.join(attributes)}];"
 
 
 def _key(id: int) -> str:

@@ -7,11 +7,15 @@ what is in it does not say so again.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 from typing import Any
 
+from sightline.graph.formats.telling import hyperparameters
 from sightline.graph.graph import Edge, Graph, Node
 from sightline.graph.nesting import Nesting, nesting
 from sightline.notation import constant_text, count_text
@@ -56,6 +60,8 @@ class Arrow:
     text: str
     loop: bool
     tip: str
+    near: bool = False  #: within one box: worth keeping straight
+    alone: bool = False  #: with hardly anything beside it: there is room for its label
 
 
 class Drawing:
@@ -65,6 +71,7 @@ class Drawing:
         self.graph = graph
         self._tree: Nesting = nesting(graph)
         self._boxes: dict[int, Box] = {}
+        self._box_of: dict[int, Box] = {}
         self._repeats = self._box_repeats()
         self.inlined: dict[int, list[tuple[str, Node]]] = {}
         self._hidden: set[int] = set()
@@ -92,7 +99,8 @@ class Drawing:
         homes = self._homes()
         for node in self.graph.topological():
             if node.id not in self._hidden:
-                self._box(homes.get(node.id, -1)).items.append(node)
+                box = self._box_of[node.id] = self._box(homes.get(node.id, -1))
+                box.items.append(node)
 
     def _homes(self) -> dict[int, int]:
         """The scope each node is drawn in: of what does not run, the one that all its readers are in."""
@@ -144,6 +152,10 @@ class Drawing:
             source = self.graph.by_id[edge.source]
             if source.kind in _INLINE:
                 readers.setdefault(source.id, {}).setdefault(edge.target, edge)
+        if readers:  # a buffer that nothing reads (``num_batches_tracked``) would only float about
+            self._hidden.update(
+                node.id for node in self.graph.nodes if node.kind in _INLINE and node.id not in readers
+            )
         for id, edges in readers.items():
             source = self.graph.by_id[id]
             targets = [self.graph.by_id[target] for target in edges]
@@ -166,9 +178,11 @@ class Drawing:
         collapsed = "collapsed" in node.info
         # The module of a node says something where no box does.
         module = node.module if collapsed or not self._boxed(node, box) else ""
-        lines = []
+        told = hyperparameters(node)
+        lines = [told] if told else []
         if node.info.get("parameters"):
-            lines.append(f"{count_text(node.info['parameters'])} parameters")
+            # In a box that stands for several layers, what is said is true of one of them.
+            lines.append(f"{count_text(node.info['parameters'] // box.repeat)} parameters")
         held = self.inlined.get(node.id, [])
         lines += [
             f"{_part(name, source)} {_metas(source.outputs[:1])}" for name, source in held[:_MOST_LINES]
@@ -199,12 +213,30 @@ class Drawing:
     def arrows(self) -> list[Arrow]:
         """The edges; what goes from one node to another is one arrow, however many tensors it is."""
         found: dict[tuple[int, int, bool], list[Edge]] = {}
-        for edge in self.graph.edges:
-            if edge.source not in self._hidden:
-                found.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
-        return [self._arrow(edges) for edges in found.values()]
+        for edge in self._told():
+            found.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
+        beside = _Beside(found, self._box_of)
+        return [self._arrow(edges, beside.little(*key[:2])) for key, edges in found.items()]
 
-    def _arrow(self, edges: list[Edge]) -> Arrow:
+    def _told(self) -> Iterator[Edge]:
+        """The edges a reader needs: what comes around a loop and goes where one tensor went in is one edge.
+
+        The result of a layer is read at several places of the next one (a norm, and the sum around it): the
+        edges into the first layer show them already, and long lines back to each would cross everything.
+        """
+        entries = {(e.target, e.argument): (e.source, e.slot) for e in self.graph.edges if not e.loop}
+        seen: set[tuple[int, int, tuple[int, int]]] = set()
+        for edge in self.graph.edges:
+            if edge.source in self._hidden:
+                continue
+            entry = entries.get((edge.target, edge.argument)) if edge.loop else None
+            if entry is not None:
+                if (edge.source, edge.slot, entry) in seen:
+                    continue
+                seen.add((edge.source, edge.slot, entry))
+            yield edge
+
+    def _arrow(self, edges: list[Edge], alone: bool) -> Arrow:
         source, target = self.graph.by_id[edges[0].source], self.graph.by_id[edges[0].target]
         texts: dict[str, int] = {}
         slots: set[tuple[int, str]] = set()
@@ -216,7 +248,9 @@ class Drawing:
         lines = [f"{count} × {text}" if count > 1 and text else text for text, count in texts.items()]
         names = ", ".join(edge.argument for edge in edges if edge.argument)
         tip = f"{source.name} → {target.name}: {names}"
-        return Arrow(source.id, target.id, "\n".join(filter(None, lines)), edges[0].loop, tip)
+        near = self._box_of[source.id] is self._box_of[target.id]
+        text = "\n".join(filter(None, lines))
+        return Arrow(source.id, target.id, text, edges[0].loop, tip, near, alone)
 
     def _edge_text(self, edge: Edge, source: Node, target: Node) -> str:
         text = self.shape(source, edge.slot) or (str(edge.meta) if edge.meta else "")
@@ -225,6 +259,31 @@ class Drawing:
         if edge.repeat > 1 and (edge.loop or source.repeat != target.repeat or edge.repeat != source.repeat):
             text = f"{text} ×{edge.repeat}".strip()
         return text
+
+
+class _Beside:
+    """How much runs beside an arrow in the box it leads into: two labels side by side need room."""
+
+    def __init__(self, arrows: Iterable[tuple[int, int, bool]], box_of: dict[int, Box]) -> None:
+        self._box_of = box_of
+        self._place = {id: at for at, id in enumerate(box_of)}
+        self._leaving, self._entering = Counter[int](), Counter[int]()
+        self._starts: dict[int, list[int]] = {}
+        self._ends: dict[int, list[int]] = {}
+        for source, target, _ in arrows:
+            self._leaving[source] += 1
+            self._entering[target] += 1
+            span = sorted((self._place[source], self._place[target]))
+            for places, at in zip((self._starts, self._ends), span, strict=True):
+                places.setdefault(id(box_of[target]), []).append(at)
+        for each in (*self._starts.values(), *self._ends.values()):
+            each.sort()
+
+    def little(self, source: int, target: int) -> bool:
+        """Whether it is all that its ends have, and at most one other arrow passes by."""
+        box, at = id(self._box_of[target]), self._place[source]
+        passing = bisect_right(self._starts[box], at) - bisect_right(self._ends[box], at)
+        return self._leaving[source] == self._entering[target] == 1 and passing <= 2  # itself and another
 
 
 def _within(path: str, around: str) -> str:

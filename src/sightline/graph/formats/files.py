@@ -22,12 +22,15 @@ _TEXTS: Final = (".dot", ".gv", ".mmd", ".json")
 _INSTALL: Final = "`apt-get install graphviz`, `brew install graphviz` or `conda install graphviz`"
 _MOST_INLINE: Final = 400  #: nodes a notebook can still lay out without a pause
 _PATIENCE: Final = 120  #: seconds
+_DPI: Final = 120  #: sharp on today's screens
 
 
 def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write a graph in the format that the end of the file name asks for."""
     file = Path(path)
     suffix = file.suffix.lower()
+    if suffix in (*_PICTURES, *_TEXTS) and not file.parent.is_dir():
+        raise UsageError(f"There is no folder {str(file.parent)!r} to save the graph in.")
     if suffix in _PICTURES:
         file.write_bytes(draw(graph, suffix[1:]))
     elif suffix in (".dot", ".gv"):
@@ -40,25 +43,29 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         raise UsageError(f"{file.name!r} names no format of a graph; end it in {listed(_PICTURES + _TEXTS)}.")
 
 
-def draw(graph: Graph, format: str, *, resolution: int = 120) -> bytes:
+def draw(graph: Graph, format: str) -> bytes:
     """The picture of a graph as graphviz lays it out."""
+    return drawn(to_dot(graph), format, len(graph), dpi=_DPI if format == "png" else None)
+
+
+def drawn(text: str, format: str, nodes: int, *, dpi: int | None = None) -> bytes:
+    """The picture graphviz makes of any text in its language; ``nodes`` is said where it takes too long."""
     program = shutil.which("dot")
     if program is None:
         raise UsageError(f"Drawing needs graphviz' `dot`, which is not installed: {_INSTALL} brings it.")
-    command = [program, f"-T{format}", *([f"-Gdpi={resolution}"] if format == "png" else [])]
+    command = [program, f"-T{format}", *([f"-Gdpi={dpi}"] if dpi is not None else [])]
     try:
         done = subprocess.run(  # noqa: S603  # a fixed command; the graph goes to standard input
-            command, input=to_dot(graph).encode(), capture_output=True, check=False, timeout=_PATIENCE
+            command, input=text.encode(), capture_output=True, check=False, timeout=_PATIENCE
         )
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"graphviz did not lay out {len(graph)} nodes in {_PATIENCE} s: fold, collapse or prune first."
+            f"graphviz did not lay out {nodes} nodes in {_PATIENCE} s: fold, collapse or prune first."
         ) from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise SightlineError(
-            f"graphviz could not draw the graph: {said[0] if said else 'it gave no reason'}."
-        )
+        reason = said[0].rstrip(".") if said else "it gave no reason"
+        raise SightlineError(f"graphviz could not draw the graph: {reason}.")
     return done.stdout
 
 

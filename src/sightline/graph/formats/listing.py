@@ -54,8 +54,8 @@ def _cut(text: str, width: int) -> str:
 
 
 def _arguments(node: Node) -> list[str]:
-    """Tensors by the node they come from, the rest by name."""
-    return [_text(key, item) for key, item in node.args.items()]
+    """Tensors by the node they come from, the rest by name; what was not given says nothing."""
+    return [_text(key, item) for key, item in node.args.items() if item is not None]
 
 
 def _text(key: str, item: Any) -> str:

@@ -1,7 +1,8 @@
 """What Google's Model Explorer reads: a graph collection whose namespaces are the module paths.
 
-Everything is text there, and namespaces are cut at ``/``. Statistics, FLOPs and time are node data, which
-the page can colour by: they are attributes of the nodes here and a list of their own under ``nodeData``.
+Everything is text there, and namespaces are cut at ``/``. Statistics, FLOPs and time are attributes of the
+nodes, and also node data, which the page can colour by: it takes them as files beside the graph, one for each
+item of ``nodeData``, and does not mind them in the graph's own file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def to_model_explorer(graph: Graph) -> dict[str, Any]:
     spaces = _Namespaces(graph, tree)
     nodes = [_node(graph, node, spaces.of(node)) for node in graph.topological()]
     name = printable(graph.name) or "graph"
-    made: dict[str, Any] = {"label": name, "graphs": [{"id": name, "nodes": nodes}]}
+    inner: dict[str, Any] = {"id": name, "nodes": nodes}
+    classes = spaces.classes()
+    if classes:
+        inner["groupNodeAttributes"] = classes
+    made: dict[str, Any] = {"label": name, "graphs": [inner]}
     data = _node_data(graph)
     if data:
         made["nodeData"] = data
@@ -36,7 +41,7 @@ class _Namespaces:
     """``blocks/0/attn``; further calls of a module have a number: ``cell (2)``."""
 
     def __init__(self, graph: Graph, tree: Nesting) -> None:
-        self._tree = tree
+        self._tree, self._types = tree, graph.modules
         self._texts: list[str] = []
         self._homes = dict(tree.of_node)
         seen: dict[str, int] = {}
@@ -55,6 +60,14 @@ class _Namespaces:
                 home = tree.of_node.get(edge.target, -1)
                 known = self._homes.get(edge.source)
                 self._homes[edge.source] = home if known is None else tree.common(known, home)
+
+    def classes(self) -> dict[str, dict[str, str]]:
+        """What the page says of a group when it is selected."""
+        return {
+            text: {"class": printable(self._types[scope.path]), "module": printable(scope.path)}
+            for text, scope in zip(self._texts, self._tree.scopes, strict=True)
+            if text and self._types.get(scope.path)
+        }
 
     def of(self, node: Node) -> str:
         scope = self._homes.get(node.id, -1)

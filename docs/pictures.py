@@ -1,0 +1,139 @@
+"""The pictures of docs/graphs.md, drawn from runs of small models: `make pictures`.
+
+    python docs/pictures.py [cnn t5 …]
+
+Needs graphviz and transformers. The same models give the same files: weights and inputs are seeded, and
+nothing that a run measures is drawn.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+import sightline as sl
+from sightline.graph.graph import Graph
+
+FOLDER: Final = Path(__file__).parent / "pictures"
+
+
+class Residual(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(x + self.norm2(self.conv2(y)))
+
+
+class Convolutional(nn.Module):
+    """A small image classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 7, stride=2, padding=3)
+        self.pool = nn.MaxPool2d(2)
+        self.block = Residual(16)
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, image: Tensor) -> Any:
+        x = self.pool(torch.relu(self.stem(image)))
+        return self.fc(self.block(x).mean(dim=(2, 3)))
+
+
+class Recurrent(nn.Module):
+    """A sequence read by a cell, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 16)
+        self.cell = nn.LSTMCell(16, 32)
+        self.head = nn.Linear(32, 100)
+
+    def forward(self, tokens: Tensor) -> Any:
+        x = self.embed(tokens)
+        h = c = x.new_zeros(len(x), 32)
+        states = []
+        for step in x.unbind(dim=1):
+            h, c = self.cell(step, (h, c))
+            states.append(h)
+        return self.head(torch.stack(states, dim=1))
+
+
+def run(model: nn.Module, **inputs: Any) -> sl.Trace:
+    """The trace of one forward pass."""
+    model.eval()
+    with torch.no_grad(), sl.trace(model) as t:
+        model(**inputs)
+    return t
+
+
+def cnn() -> Graph:
+    """Every call, with the shape of what flows."""
+    return run(Convolutional(), image=torch.randn(4, 3, 64, 64)).graph()
+
+
+def gpt2(**options: Any) -> Graph:
+    """GPT-2 with its twelve layers, narrow."""
+    from transformers import GPT2Config, GPT2Model
+
+    sizes = {"n_layer": 12, "n_embd": 64, "n_head": 4, "vocab_size": 1000, "n_positions": 64}
+    config = GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)
+    t = run(GPT2Model(config), input_ids=torch.randint(0, 1000, (2, 16)))
+    return t.graph(prune=("views", "constants", "leaves"), **options)
+
+
+def t5() -> Graph:
+    """An encoder and a decoder, each with its repeated layers shown once."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"num_layers": 6, "d_model": 64, "d_ff": 128, "d_kv": 16, "num_heads": 4, "vocab_size": 1000}
+    model = T5ForConditionalGeneration(T5Config(**sizes, use_cache=False))
+    source, target = torch.randint(0, 1000, (2, 16)), torch.randint(0, 1000, (2, 8))
+    t = run(model, input_ids=source, decoder_input_ids=target)
+    return t.graph(fold=True, depth=3, prune=("views", "constants", "leaves"))
+
+
+def lstm() -> Graph:
+    """A recurrence as a loop."""
+    return run(Recurrent(), tokens=torch.randint(0, 100, (4, 12))).graph(fold=True)
+
+
+PICTURES: Final[dict[str, Callable[[], Graph]]] = {
+    "cnn": cnn,
+    "gpt2-folded": lambda: gpt2(fold=True),
+    "gpt2-depth-2": lambda: gpt2(depth=2),
+    "gpt2-screen": lambda: gpt2(fold=True, depth=3),
+    "t5": t5,
+    "lstm": lstm,
+}
+
+
+def main(wanted: list[str]) -> None:
+    """Draw the pictures that were asked for, or all of them."""
+    FOLDER.mkdir(exist_ok=True)
+    for name in wanted or PICTURES:
+        torch.manual_seed(0)
+        graph = PICTURES[name]()
+        file = FOLDER / f"{name}.svg"
+        graph.save(file)
+        # What graphviz notes of itself differs from machine to machine.
+        text = re.sub(r"<!--.*?-->\s*", "", file.read_text("utf-8"), flags=re.DOTALL)
+        file.write_text(text, "utf-8")
+        print(f"{file.name}: {len(graph)} nodes, {len(text) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
