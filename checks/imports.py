@@ -1,10 +1,10 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← graph, views ← api ← tracing ← cli, compat
+    recording → trace ← analysis ← graph, views ← convert ← api ← tracing ← compat ← cli
 
-``errors``, ``notation``, ``options``, ``patterns``, ``spying`` and ``_version`` are below all. Only what
-runs or exports a model may import torch. Imports inside functions count: a late import is still a dependency.
-Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
+``errors``, ``given``, ``notation``, ``options``, ``patterns``, ``spying`` and ``_version`` are below all.
+Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
+dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from typing import Final
 
 PACKAGE: Final = "sightline"
 
-_BASE: Final = frozenset({"errors", "notation", "options", "patterns", "spying", "_version"})
+_BASE: Final = frozenset({"errors", "given", "notation", "options", "patterns", "spying", "_version"})
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
-_HELD: Final = _READERS | {"graph", "views"}
+_HELD: Final = _READERS | {"graph", "views", "convert"}
 #: Each part of the package, and the other parts it may import. "" is the package's own ``__init__``.
 MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
     "errors": frozenset(),
     "notation": frozenset({"errors"}),
-    "options": frozenset({"errors"}),
+    "given": frozenset({"errors"}),
+    "options": frozenset({"errors", "given"}),
     "patterns": frozenset(),
-    "spying": frozenset({"errors"}),
+    "spying": frozenset({"errors", "given"}),
     "trace": _BASE,
     "recording": _DATA,
     "analysis": _DATA,
     "graph": _READERS,
     "views": _READERS,
+    "convert": _READERS | {"views"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},
     "": _HELD | {"api", "tracing"},
-    "cli": _HELD | {"recording", "api", "tracing", ""},
+    "__main__": frozenset({"cli"}),
+    "cli": _HELD | {"recording", "api", "tracing", "compat", ""},
     "compat": _HELD | {"recording", "api", "tracing", ""},
 }
 

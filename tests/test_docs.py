@@ -1,7 +1,8 @@
 """The examples of the README and the docs run, and print what stands below them.
 
 A block that begins with ``# name.py`` is that file. The other ``python`` blocks of a document are one script,
-run as a user would; a ``text`` block right after one is what it prints, with ``...`` for what varies.
+run as a user would; a ``text`` block right after one is what it prints, with ``...`` for what varies. A
+``console`` block is a session in the same folder afterwards: commands after ``$ ``, and what each prints.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
 _MARK = "@@@ end of block"
+_COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+#: What a session can start: this Python, and the command of this checkout.
+_PROGRAMS = {
+    "python": 'exec {python} "$@"',
+    "sightline": 'exec {python} -c "from sightline.cli import main; main(prog_name=\'sightline\')" "$@"',
+}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
@@ -37,11 +44,36 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
         elif kind == "text":
             wanted[-1] = text
     printed = _run(tmp_path, "".join(script)).split(_MARK + "\n")
-    checker = doctest.OutputChecker()
     for text, shown in zip(wanted, printed, strict=False):
-        if text is not None and not checker.check_output(text, shown, FLAGS):
-            difference = checker.output_difference(doctest.Example("", text), shown, FLAGS)
-            pytest.fail(f"{document.name}\n{difference}", pytrace=False)
+        if text is not None:
+            _compare(document.name, text, shown)
+    for kind, text in _BLOCK.findall(document.read_text("utf-8")):
+        if kind == "console":
+            _session(document.name, text, tmp_path)
+
+
+def _compare(where: str, text: str, shown: str) -> None:
+    checker = doctest.OutputChecker()
+    if not checker.check_output(text, shown, FLAGS):
+        difference = checker.output_difference(doctest.Example("", text), shown, FLAGS)
+        pytest.fail(f"{where}\n{difference}", pytrace=False)
+
+
+def _session(where: str, session: str, folder: Path) -> None:
+    """Run the commands of a session; one that fails says so as ``Error:``, as the text must."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, text in _PROGRAMS.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text.format(python=sys.executable)}\n", "utf-8")
+        (programs / name).chmod(0o755)
+    environment = _environment() | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    for command, wanted in _COMMAND.findall(session):
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode == 0) != ("Error: " in done.stdout), f"{where}: {command}\n{done.stdout}"
+        _compare(f"{where}: {command}", wanted, done.stdout)
 
 
 def _run(folder: Path, script: str) -> str:
@@ -49,11 +81,16 @@ def _run(folder: Path, script: str) -> str:
     if not script:
         return ""
     (folder / "example.py").write_text(script, "utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "example.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
 
 
 def test_every_link_between_documents_leads_somewhere() -> None:

@@ -191,6 +191,51 @@ def test_without_torch_recording_says_so_in_one_sentence() -> None:
     assert printed.endswith(".")
 
 
+@pytest.mark.parametrize("asked", ["sl.export", "sl.load_graph", "sl.load_graph('m.pt2')"])
+def test_without_torch_graphs_of_export_say_so(asked: str) -> None:
+    printed = run(
+        script(
+            f"""
+            import sightline as sl
+            try:
+                {asked}
+            except sl.TorchMissing as error:
+                print(error)
+            """,
+            without_torch=True,
+        )
+    )
+    assert printed.startswith("sl.export and sl.load_graph need torch, which is not installed here")
+    assert "\n" not in printed
+
+
+def test_without_torch_a_captured_tensor_says_what_there_is_instead(tmp_path: Path) -> None:
+    import torch
+
+    import sightline as sl
+
+    with sl.trace(capture=True) as t:
+        sl.spy("q", torch.ones(2))
+    t.save(tmp_path / "run.sight")
+    printed = run(
+        script(
+            f"""
+            import sightline as sl
+            q = sl.load({str(tmp_path / "run.sight")!r}).tensors["q"][0]
+            try:
+                q.torch()
+            except sl.TorchMissing as error:
+                print(error, q.numpy().tolist())
+            """,
+            without_torch=True,
+        )
+    )
+    assert printed == (
+        "A torch tensor needs torch, which is not installed here; `.numpy()` has the numbers and `.raw` the "
+        "bits. [1.0, 1.0]"
+    )
+
+
 def test_without_torch_the_demo_says_so() -> None:
     printed = run(
         script(

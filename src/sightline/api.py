@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sightline.errors import UsageError
+from sightline.errors import TorchMissing, UsageError
+from sightline.given import checked, said
 
 if TYPE_CHECKING:
     from sightline.graph.graph import Graph
@@ -92,13 +93,16 @@ class Trace:
         >>> list(t.tensors), t.tensors["1"][0].shape
         (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
         """
+        from sightline.analysis.asked import capture_text
         from sightline.analysis.names import value_names
         from sightline.trace.stores import MemoryStore
         from sightline.trace.tensors import Tensors
 
         index = self.index
         store = index.raw.store or MemoryStore({})
-        return Tensors(index.raw.captures, store, lambda: value_names(index), _to_torch)
+        return Tensors(
+            index.raw.captures, store, lambda: value_names(index), _to_torch, lambda: capture_text(index.raw)
+        )
 
     @property
     def info(self) -> dict[str, Any]:
@@ -111,6 +115,7 @@ class Trace:
 
         return validate(self.data)
 
+    @checked
     def code(
         self,
         *,
@@ -145,6 +150,7 @@ class Trace:
         return code(self, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail, fold=fold,
                     torch_frames=torch_frames, names=names, stats=stats)  # fmt: skip
 
+    @checked
     def source(
         self,
         *,
@@ -176,6 +182,7 @@ class Trace:
         return source(self, file=file, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
                       width=width, stats=stats)  # fmt: skip
 
+    @checked
     def log(
         self,
         *,
@@ -206,9 +213,13 @@ class Trace:
         from sightline.views.blocks import tensor_block_text
         from sightline.views.log import log
 
+        if tensor is not None and not callable(tensor):
+            raise UsageError(f"tensor={said(tensor)} must be a function that writes a tensor, such as str.")
+
         return log(self, module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
                    tensor=tensor or tensor_block_text, stats=stats)  # fmt: skip
 
+    @checked
     def call_order(
         self,
         *,
@@ -238,6 +249,7 @@ class Trace:
 
         return call_order(self, order=order, module=module, phase=phase, depth=depth, tail=tail, fold=fold)
 
+    @checked
     def summary(
         self,
         *,
@@ -266,6 +278,7 @@ class Trace:
 
         return summary(self, module=module, phase=phase, depth=depth, width=width, stats=stats)
 
+    @checked
     def problems(self, *, module: str | None = None, kind: str | None = None) -> View:
         """What looks wrong in this run, the most serious first, each with its line and why it matters.
 
@@ -282,6 +295,7 @@ class Trace:
 
         return problems(self, module=module, kind=kind)
 
+    @checked
     def nonfinite(self, *, allow: str | Sequence[str] = ()) -> View:
         """The op that made the first NaN or infinity, its inputs, and how far it went.
 
@@ -298,6 +312,7 @@ class Trace:
 
         return nonfinite(self, allow=allow)
 
+    @checked
     def lineage(self, value: Any, *, depth: int | None = None, ops: str | None = None) -> LineageView:
         """Where a value came from: the chain of ops, lines and modules, the most recent first.
 
@@ -315,6 +330,7 @@ class Trace:
 
         return lineage(self, value, depth=depth, ops=ops)
 
+    @checked
     def graph(
         self,
         *,
@@ -345,6 +361,7 @@ class Trace:
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
                      module=module)  # fmt: skip
 
+    @checked
     def save(self, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True) -> str:
         """Write the recording to a folder ``run.sight``; returns the line that says what went in.
 
@@ -364,6 +381,28 @@ class Trace:
 
         return save(self.data, path, source=source, environment=environment)
 
+    @checked
+    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+        """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+        Module calls hold API calls, which hold aten ops; phases, steps and the memory in use have tracks of
+        their own, and each slice says its tensors and its source line. A path that ends in ``.gz`` is
+        compressed. A file that is there is replaced, at once or not at all.
+
+        >>> import json, pathlib, tempfile, torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     t.to_perfetto(f"{folder}/run.json")
+        ...     events = json.loads(pathlib.Path(folder, "run.json").read_text())["traceEvents"]
+        >>> [event["name"] for event in events if event.get("cat") == "aten,forward"]
+        ['ones', 'relu']
+        """
+        from sightline.convert.perfetto import to_perfetto
+
+        to_perfetto(self.index, path)
+
+    @checked
     def print(self, color: bool | None = None) -> None:
         """Write the one-screen overview to the terminal, with colour on a TTY."""
         self._overview().print(color)
@@ -383,6 +422,7 @@ class Trace:
         return self._overview()._repr_html_()
 
 
+@checked
 def load(path: str | os.PathLike[str]) -> Trace:
     """A recording that was saved, read as it is asked for; needs no torch, and runs nothing of the file.
 
@@ -400,7 +440,13 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 
 def _to_torch(captured: CapturedTensor) -> Any:
-    from sightline.recording.copies import to_torch
+    try:
+        from sightline.recording.copies import to_torch
+    except TorchMissing as error:
+        raise TorchMissing(
+            "A torch tensor needs torch, which is not installed here; `.numpy()` has the numbers and `.raw` "
+            "the bits."
+        ) from error
 
     return to_torch(captured._data, captured.dtype, captured.shape)
 

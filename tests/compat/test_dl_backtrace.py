@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +209,22 @@ def test_bert_at_another_size() -> None:
     }
 
 
+@pytest.mark.usefixtures("transformers")
+def test_bert_traced_with_one_sentence_takes_batches_of_any_length() -> None:
+    model, kwargs = next(one for one in ZOO if one.name == "bert").build()
+    model.eval()
+    ids, mask = kwargs["input_ids"][:1], torch.ones_like(kwargs["input_ids"][:1])
+    dlb = DLBacktrace(model=model, input_for_graph=(ids, mask), device="cpu")
+    for rows, length in ((1, 9), (4, 5), (1, 3), (2, 8)):
+        batch = torch.randint(3, 60, (rows, length)), torch.ones(rows, length, dtype=torch.long)
+        found = output(dlb.predict(*batch))
+        with torch.no_grad():
+            torch.testing.assert_close(found.logits, model(*batch).logits)
+    assert len(dlb._traces) == 2  # one sentence, and any more
+    with pytest.raises(UsageError, match="attention_mask is missing"):
+        dlb.predict(ids)
+
+
 def test_a_cnn_at_other_sizes() -> None:
     dlb = DLBacktrace(Pictures().eval(), torch.randn(2, 3, 16, 16))
     for shape in ((5, 3, 24, 20), (2, 3, 9, 31)):
@@ -241,6 +259,25 @@ def test_a_parameter_is_told_by_the_signature_not_by_its_name() -> None:
 
     dlb = DLBacktrace(Named(), (torch.randn(3), torch.randn(3)))
     assert {dlb.graph.nodes[name]["layer_type"] for name in ("p_weight", "bias")} == {"Placeholder"}
+
+
+def test_constants_and_ops_of_other_libraries_have_a_type_of_their_own() -> None:
+    with torch.library._scoped_library("sightline_compat_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        twice: Any = torch.ops.sightline_compat_test.twice
+        dlb = DLBacktrace(Of(lambda x: twice(x) + torch.tensor([1.0, 2.0])), torch.randn(4, 2))
+        node_io = assert_predicts(dlb, torch.randn(3, 2))
+        types = {name: values["layer_type"] for name, values in node_io.items()}
+        assert (types["twice"], node_io["twice"]["layer_name"]) == ("CustomOp", "twice")
+        assert [name for name in types if types[name] == "Constant"] == ["c_lifted_tensor_0"]
+
+
+def test_values_carry_no_gradients() -> None:
+    dlb = DLBacktrace(nn.Linear(3, 2), torch.randn(4, 3))
+    node_io = dlb.predict(torch.randn(4, 3, requires_grad=True))
+    assert not node_io["linear"]["output_values"].requires_grad
+    assert torch.is_grad_enabled()
 
 
 def test_arguments_that_are_easily_lost() -> None:
@@ -322,7 +359,7 @@ def test_errors_raise() -> None:
     with pytest.raises(IndexError) as caught:
         dlb.predict(torch.randn(4), torch.tensor([0, 9]))
     assert "In the node 'index'" in caught.value.__notes__[0]
-    with pytest.raises(UsageError, match="another dtype"):
+    with pytest.raises(UsageError, match="convert it with"):
         dlb.predict(torch.randn(4), torch.tensor([0.0, 1.0]))
     with pytest.raises(ExportError):
         DLBacktrace(Of(lambda x: x if x.sum() > 0 else -x), torch.randn(3))
@@ -332,6 +369,13 @@ def test_a_size_that_the_model_cannot_have_is_refused_in_words() -> None:
     dlb = DLBacktrace(nn.Linear(1, 2), torch.randn(4, 1))
     with pytest.raises(UsageError, match="must be"):
         dlb.predict(torch.randn(4, 3))
+
+
+def test_the_arguments_have_the_other_tool_s_names_and_defaults() -> None:
+    found = {name: one.default for name, one in inspect.signature(DLBacktrace).parameters.items()}
+    assert list(found)[:5] == ["model", "input_for_graph", "dynamic_shapes", "device", "verbose"]
+    assert (found["dynamic_shapes"], found["device"], found["verbose"]) == (None, "cpu", False)
+    assert inspect.signature(DLBacktrace.visualize).parameters["save_path"].default == "graph.png"
 
 
 def test_wrong_calls_get_one_sentence() -> None:
@@ -352,6 +396,12 @@ def test_pictures(tmp_path: Path) -> None:
     dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3))
     dlb.visualize(tmp_path / "g.dot")
     assert (tmp_path / "g.dot").read_text().startswith("digraph")
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
+def test_a_picture_without_a_format_in_its_name_is_a_png(tmp_path: Path) -> None:
+    DLBacktrace(nn.ReLU(), torch.randn(2, 3)).visualize(tmp_path / "g")
+    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_verbose_says_what_was_traced(capsys: pytest.CaptureFixture[str]) -> None:

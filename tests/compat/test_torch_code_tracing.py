@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import re
 import subprocess
@@ -52,15 +53,18 @@ class Net(nn.Module):
         return x + torch.triu(full, diagonal=1)[..., None]
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    """A tiny Llama; made once and early, since transformers leaves things behind while it makes one."""
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def language_model(request: pytest.FixtureRequest) -> Any:
+    """A tiny model; made once and early, since transformers leaves things behind while it makes one."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
+    sizes = {
+        "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+    }  # fmt: skip
+    if request.param == "llama":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
+    config = transformers.Gemma3TextConfig(pad_token_id=0, **sizes)
+    return transformers.Gemma3ForCausalLM(config).to(torch.bfloat16).eval()
 
 
 def checked(text: str) -> list[str]:
@@ -187,6 +191,16 @@ def test_quiet_keeps_the_ops_and_prints_nothing(capsys: pytest.CaptureFixture[st
     assert mode.traces is mode.traces
 
 
+def test_the_arguments_have_the_other_tool_s_names_and_defaults() -> None:
+    def defaults(function: Any) -> dict[str, Any]:
+        found = inspect.signature(function).parameters
+        return {name: one.default for name, one in found.items() if name != "self"}
+
+    assert defaults(TracingMode) == {"quiet": False, "succinct": True, "color": True}
+    assert defaults(TracingMode.format) == {"color": False, "succinct": True}
+    assert list(defaults(TracingMode.print)) == ["succinct"]
+
+
 def test_entering_again_adds_ops_and_nesting_a_mode_in_itself_is_refused() -> None:
     mode = TracingMode(quiet=True)
     assert (mode.traces, mode.format()) == ([], "")
@@ -212,6 +226,24 @@ def test_backward_ops_have_the_lines_of_their_forward_ops(capsys: pytest.Capture
         assert above[-1].startswith("loss = w.exp().sum()  # test_torch_code_tracing.py in ")
 
 
+def test_results_of_every_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.zeros(2, 3)
+    with TracingMode(color=False) as mode:
+        x.split(1)
+        torch._foreach_add_([x, x], 1.0)
+        x.equal(x)
+        torch.std_mean(x)
+    found = [trace.op_str for trace in mode.traces]
+    assert found == [
+        "split.Tensor(f32[2, 3], 1) -> (f32[1, 3], f32[1, 3])",
+        "_foreach_add_.Scalar([f32[2, 3], f32[2, 3]], 1.0) -> None",
+        "equal(f32[2, 3], f32[2, 3]) -> True",
+        "std_mean.correction(f32[2, 3]) -> (f32[], f32[])",
+    ]
+    shown = [line for line in checked(capsys.readouterr().out) if line.startswith("│ ")]
+    assert shown == [f"│ # {text};" for text in found]
+
+
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "complex64", "uint16", "bits8", "float4_e2m1fn_x2"])
 def test_any_dtype_has_a_name(name: str) -> None:
     with TracingMode(quiet=True) as mode:
@@ -228,20 +260,27 @@ def test_what_ran_before_an_exception_is_printed(capsys: pytest.CaptureFixture[s
 
 
 def test_installed_files_are_shortened_and_torch_is_left_out(
-    llama: Any, capsys: pytest.CaptureFixture[str]
+    language_model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example: dict[str, Any] = {"input_ids": torch.tensor([[1, 2, 3]])}
     with torch.no_grad(), TracingMode(succinct=True, color=False) as mode:
-        out = llama(**example)
+        out = language_model(**example)
     shown = capsys.readouterr().out
     lines = checked(shown)
     assert mode.format() + "\n" == shown
-    assert bare(lines)[0].startswith("out = llama(**example)  # test_torch_code_tracing.py in ")
+    assert bare(lines)[0].startswith("out = language_model(**example)  # test_torch_code_tracing.py in ")
     files = {found["file"] for line in lines if (found := SOURCE.match(line.lstrip("│ ")))}
-    assert "site-packages/transformers/models/llama/modeling_llama.py" in files
+    name = language_model.config.model_type.removesuffix("_text")
+    assert f"site-packages/transformers/models/{name}/modeling_{name}.py" in files
     assert not [file for file in files if file.startswith(("/", "site-packages/torch/"))]
-    assert any(line.endswith("# embedding(f32[32, 16], i64[1, 3]) -> f32[1, 3, 16];") for line in lines)
     assert out.logits.shape == (1, 3, 32)
+    at = next(at for at, line in enumerate(lines) if "# embedding(" in line)
+    if name == "llama":
+        assert lines[at].endswith("# embedding(f32[32, 16], i64[1, 3]) -> f32[1, 3, 16];")
+    else:
+        assert "return super().forward(input_ids) * self.embed_scale" in lines[at - 1]
+        assert lines[at].endswith("# embedding(bf16[32, 16], i64[1, 3], 0) -> bf16[1, 3, 16];")
+        assert lines[at + 1].endswith("# mul.Tensor(bf16[1, 3, 16], bf16[]) -> bf16[1, 3, 16];")
 
 
 def test_the_other_packages_name_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +308,10 @@ def test_a_script_of_its_own(tmp_path: Path) -> None:
             x = torch.ones(2)
             with TracingMode(succinct=True, color=False):
                 y = double(x)
+            def block():
+                with TracingMode(succinct=True, color=False):
+                    y = double(x)
+            block()
             """
         )
     )
@@ -278,4 +321,10 @@ def test_a_script_of_its_own(tmp_path: Path) -> None:
         "│ ⬇️",
         "│ return x * 2  # script.py:8 in double:",
         "│ │ # mul.Tensor(f32[2], 2) -> f32[2];",
+        "block()  # script.py:15 in <module>:",
+        "│ ⬇️",
+        "│ y = double(x)  # script.py:14 in block:",
+        "│ │ ⬇️",
+        "│ │ return x * 2  # script.py:8 in double:",
+        "│ │ │ # mul.Tensor(f32[2], 2) -> f32[2];",
     ]

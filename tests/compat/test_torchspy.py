@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,24 @@ def test_every_submodule_holds_the_same_objects() -> None:
     ]  # fmt: skip
 
 
+def test_the_arguments_have_the_other_tool_s_names_and_defaults() -> None:
+    filters = {"target_classes": (nn.Module,), "target_names": None, "exclude_names": None}
+    for function, wanted in (
+        (BaseDebugger, {"enabled": True}),
+        (TensorSaver, {"enabled": True}),
+        (CallTracer, {"enabled": True}),
+        (TensorSaver.register_modules, filters),
+        (CallTracer.register_hooks, filters),
+        (CallTracer.save_trace, {"filename": "call_trace.txt"}),
+        (TensorSaver.save, {"call_idx": None, "norm_only": False}),
+        (DebugContext, {"prefix": "", "module_path_override": None}),
+        (spy_save, {"module": None}),
+        (tg.construct_graph, {"show_repetition": True, "prune_leaves_flag": True, "squash_name": False}),
+    ):
+        found = inspect.signature(function).parameters.values()
+        assert {one.name: one.default for one in found if one.default is not one.empty} == wanted
+
+
 # -- the saver -------------------------------------------------------------------------------------------
 
 
@@ -248,6 +268,33 @@ def test_paths_override_unknown_and_nested(tmp_path: Path, caplog: pytest.LogCap
     assert files(tmp_path) == ["inner.here.x.call0.pt", "outer.root.x.call0.pt"]
 
 
+def test_a_context_is_its_thread_s_own_and_ends_with_an_exception(tmp_path: Path) -> None:
+    saver, x = TensorSaver(tmp_path), torch.ones(1)
+    with DebugContext(saver), ThreadPoolExecutor(1) as pool:
+        pool.submit(spy_save, "elsewhere", x).result()
+        assert pool.submit(get_debug_context).result() is None
+        spy_save("here", x)
+    with pytest.raises(KeyError), DebugContext(saver):
+        raise KeyError("x")
+    assert get_debug_context() is None
+    spy_save("after", x)
+    assert files(tmp_path) == ["manual.here.call0.pt"]
+
+
+def test_a_saver_hooks_nothing_and_forgets_modules_that_are_gone(tmp_path: Path) -> None:
+    saver, model = TensorSaver(tmp_path), Whole()
+    saver.register_modules(model, target_classes=(Half,))
+    assert saver.module_paths == {id(half): f"layers.{i}" for i, half in enumerate(model.layers)}
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+    number = id(model.layers[0])
+    stranger = nn.ReLU()
+    del model
+    gc.collect()
+    saver.module_paths[id(stranger)] = saver.module_paths[number]  # as if the number were given out again
+    saver._refs[id(stranger)] = saver._refs[number]
+    assert saver.get_module_path(stranger) == "unknown"
+
+
 def test_saving_is_not_part_of_a_recording(tmp_path: Path) -> None:
     model, saver = Whole(), TensorSaver(tmp_path)
     saver.register_modules(model)
@@ -295,11 +342,16 @@ def test_children_are_done_before_parents(tracer: CallTracer) -> None:
     model(torch.ones(1, 4))
     assert tracer.call_trace == once
     assert tracer.hooks == []
+    assert tracer.save_trace() == tracer.output_dir / "call_trace.txt"
+    assert tracer.save_trace("in/it.txt").read_text() == "\n".join(once)
 
 
 def test_filters(tracer: CallTracer) -> None:
     model = Whole(depth=11)
-    tracer.register_hooks(model, (nn.Linear,), ["layers.1", "head"], ["layers.10"])
+    saver = TensorSaver(tracer.output_dir)
+    saver.register_modules(model, nn.Linear, exclude_names=["layers.1"])
+    assert [path for path in saver.module_paths.values() if "1" in path] == ["layers.10.inner"]
+    tracer.register_hooks(model, (nn.Linear,), ["layers.1", "head", "layers.0"], ["ers.0"])
     assert len(tracer.hooks) == 2
     assert sorted(tracer.module_paths.values()) == ["head", "layers.1.inner"]
     model(torch.ones(1, 4))

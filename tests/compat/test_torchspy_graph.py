@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sightline.cli import main
 from sightline.compat.torchspy import trace_graph as tg
 
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
@@ -47,6 +49,7 @@ def test_the_graph() -> None:
     assert 'label="layers x 2"' in pruned.source
     assert "attn" not in pruned.source
     assert "head" in pruned.source
+    assert 'label="fc"' in tg.construct_graph(tg.build_tree(["fc.0", "fc.0"])).source  # one index, met twice
     whole = tg.construct_graph(tree, show_repetition=False, prune_leaves_flag=False)
     assert "layers x" not in whole.source
     assert whole.source.count("->") == 3
@@ -58,7 +61,7 @@ def test_the_graph() -> None:
 @needs_dot
 def test_the_command_writes_the_file_it_was_told(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("\n".join(PATHS))
-    command = [sys.executable, "-m", "sightline.compat.torchspy.trace_graph", "--trace-file", "t.txt"]
+    command = [sys.executable, "-m", "sightline", "trace-graph", "--trace-file", "t.txt"]
     more = ["--out", "g.png", "--no-prune-leaves", "--no-show-repetition", "--squash-name", "--dpi", "72",
             "--figwidth", "4", "--figheight", "3", "--save-json", "t.json", "--verbose"]  # fmt: skip
     done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -66,6 +69,84 @@ def test_the_command_writes_the_file_it_was_told(tmp_path: Path) -> None:
     picture = (tmp_path / "g.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert int.from_bytes(picture[16:20], "big") == pytest.approx(4 * 72, abs=12)
-    assert "wrote g.png" in done.stderr
+    assert done.stderr.splitlines() == ["5 calls in t.txt", "wrote t.json", "wrote g.png"]
     assert tg.construct_graph(tg.build_tree(PATHS)).render(tmp_path / "h", cleanup=True).endswith("h.png")
-    assert tg.main(["--trace-file", str(tmp_path / "none.txt")]) == 1
+
+
+@needs_dot
+def test_the_command_without_options_draws_a_pruned_picture(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(PATHS))
+    script = (
+        "import sys; from sightline.cli import main\n"
+        "main(['trace-graph', '--trace-file', 't.txt'], standalone_mode=False)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "wrote trace_graph.png\n")
+    dot = tg.construct_graph(tg.build_tree(PATHS), show_repetition=True, prune_leaves_flag=True)
+    tg.apply_graph_render_options(dot, dpi=150)
+    assert (tmp_path / "trace_graph.png").read_bytes() == dot.pipe("png")
+
+
+@needs_dot
+@pytest.mark.parametrize(("out", "written"), [("g", "g.png"), ("g.SVG", "g.SVG"), ("in/g.pdf", "in/g.pdf")])
+def test_the_name_of_the_picture_says_its_format(tmp_path: Path, out: str, written: str) -> None:
+    (tmp_path / "t.txt").write_text("\n".join(PATHS))
+    given = ["trace-graph", "--trace-file", str(tmp_path / "t.txt"), "--out", str(tmp_path / out)]
+    told = CliRunner().invoke(main, given)
+    assert (told.exit_code, told.output) == (0, f"wrote {tmp_path / written}\n")
+    assert (tmp_path / written).stat().st_size > 0
+
+
+def test_the_size_of_the_picture() -> None:
+    for sides, wanted in (
+        ((None, None), {"dpi": "99"}),
+        ((6, 4), {"dpi": "99", "size": "6,4!", "ratio": "fill"}),
+        ((6, None), {"dpi": "99", "size": "6!"}),
+        ((None, 4.5), {"dpi": "99", "size": "4.5!"}),
+    ):
+        dot = tg.Digraph()
+        tg.apply_graph_render_options(dot, 99, *sides)
+        assert dot.graph_attr == wanted
+    plain = tg.Digraph()
+    tg.apply_graph_render_options(plain)
+    assert plain.graph_attr == {"dpi": "150"}
+
+
+def test_numbers_are_absorbed_and_last_names_pruned_without_changing_the_tree() -> None:
+    by_hand = tg.Node("root", {"h": tg.Node("h", {"2": tg.Node("2", {"fc": tg.Node("fc", count=3)})})})
+    squashed = tg.squash_numeric_indices(by_hand).children["h"]
+    assert (squashed.indices, squashed.children["fc"].count, squashed.children["fc"].parents) == (
+        {2},
+        3,
+        [squashed],
+    )
+    assert list(by_hand.children["h"].children) == ["2"]
+    tree = tg.build_tree(["2.fc", "h.3.fc", "h.11.fc.0.5"])
+    assert (list(tree.children), tree.children["h"].indices) == (["2", "h"], {3, 11})
+    assert tree.children["h"].children["fc"].indices == {0, 5}
+    pruned = tg.prune_leaves(tree)
+    assert [list(node.children) for node in pruned.children.values()] == [[], []]
+    assert [list(node.children) for node in tree.children.values()] == [["fc"], ["fc"]]
+
+
+def test_names_are_data_in_the_graph() -> None:
+    source = tg.construct_graph(tg.build_tree(['a"];evil[x="']), prune_leaves_flag=False).source
+    assert source.count("[") == 2 + source.count('\\"];evil[')
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    for name, sentence in (("none.txt", "trace file not found"), ("empty.txt", "trace file is empty")):
+        told = CliRunner().invoke(main, ["trace-graph", "--trace-file", str(tmp_path / name)])
+        assert told.exit_code == 1
+        assert told.output.startswith(f"Error: {sentence}" if name == "none.txt" else "Error: ")
+        assert sentence in told.output
+    (tmp_path / "t.txt").write_text("a.b")
+    given = ["trace-graph", "--trace-file", str(tmp_path / "t.txt"), "--out", str(tmp_path / "g.jpg")]
+    told = CliRunner().invoke(main, given)
+    assert told.output == "Error: 'jpg' is no format of a picture here; choose png, svg or pdf.\n"
+    assert [path.name for path in tmp_path.glob("g*")] == []
+    assert "Examples:" in CliRunner().invoke(main, ["trace-graph", "--help"]).output

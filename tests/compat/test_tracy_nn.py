@@ -112,7 +112,7 @@ def test_start_a_forward_pass_and_stop(capsys: pytest.CaptureFixture[str]) -> No
     assert shown.splitlines() == [
         "  ● TRACING Attention STARTED",
         "  │",
-        *block(f"query (Linear) ({settings}, bias: True)", f"Input: {whole}", f"Output: {whole}"),
+        *block(f"query (Linear) ({settings})", f"Input: {whole}", f"Output: {whole}"),
         *halves,
         *block(f"key (Linear) ({settings}, bias: False)", f"Input: {whole}", f"Output: {whole}"),
         *halves,
@@ -123,11 +123,12 @@ def test_start_a_forward_pass_and_stop(capsys: pytest.CaptureFixture[str]) -> No
         *block("Tensor.@ @ [Attention.attend]", f"Left: {scores}", f"Right: {heads}", f"Output: {heads}"),
         *block("Tensor.transpose(1, 2) @ [Attention.join]", f"Input: {heads}", f"Output: {split}"),
         *block("Tensor.reshape(5, 4, 6) @ [Attention.join]", f"Input: {split}", f"Output: {whole}"),
-        *block(f"out (Linear) ({settings}, bias: True)", f"Input: {whole}", f"Output: {whole}"),
+        *block(f"out (Linear) ({settings})", f"Input: {whole}", f"Output: {whole}"),
         "  ● TRACING Attention COMPLETE",
     ]
     assert output.shape == x.shape
-    assert shown == str(log(tracer.recording, root=False, title="Attention", margin="  ")) + "\n"
+    kept = str(log(tracer.recording, root=False, title="Attention", margin="  ")) + "\n"
+    assert shown == kept.replace(", bias: True", "")
 
 
 def test_a_block_with_a_tracer_that_was_used_before(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +148,7 @@ def test_a_block_with_a_tracer_that_was_used_before(capsys: pytest.CaptureFixtur
         "  ● body (Sequential)",
         "  ├─ Input: Tensor [2, 3] @ cpu",
         "  │",
-        "  │  ● body.0 (Linear) (in_features: 3, out_features: 3, bias: True)",
+        "  │  ● body.0 (Linear) (in_features: 3, out_features: 3)",
         "  │  ├─ Input: Tensor [2, 3] @ cpu",
         "  │  └─ Output: Tensor [2, 3] @ cpu",
         "  │  │",
@@ -180,7 +181,7 @@ def test_trace_model_makes_a_tracer_that_waits(capsys: pytest.CaptureFixture[str
         model(X)
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0], lines[-1]) == ("  ● TRACING A model STARTED", "  ● TRACING A model COMPLETE")
-    assert lines[2] == "  ● 0 (Linear) (in_features: 3, out_features: 2, bias: True)"
+    assert lines[2] == "  ● 0 (Linear) (in_features: 3, out_features: 2)"
 
 
 def test_starting_twice_says_so_and_stopping_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,7 +194,7 @@ def test_starting_twice_says_so_and_stopping_twice_is_harmless(capsys: pytest.Ca
     tracer.start(other)
     with tracer.trace(model):
         pass
-    assert capsys.readouterr().out.splitlines() == ["  ● TRACING Net IS ALREADY ACTIVE"] * 2
+    assert capsys.readouterr().out.splitlines() == ["  ● Tracer Net is already active"] * 2
     assert tracer.active
     model(X)
     tracer.stop()
@@ -209,6 +210,36 @@ def test_a_model_without_submodules_shows_its_operations(capsys: pytest.CaptureF
         model(X)
     heads = [line for line in capsys.readouterr().out.splitlines() if "●" in line][1:-1]
     assert heads == ["  ● Tensor.relu() @ [Doubled.forward]", "  ● Tensor.* @ [Doubled.forward]"]
+
+
+def test_operators_have_their_sides_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    class Written(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (1 - x) + 2**x / (3 / x) - (4 < x) * (x % 5) + (6 // x)  # noqa: SIM300  # as people do
+
+    model = Written()
+    with Tracer("Written").trace(model):
+        model(X)
+    text = re.sub(r"Tensor \[2, 3\] @ cpu", "x", capsys.readouterr().out)
+    found = re.findall(r"● Tensor\.(\S+) @.*\n  ├─ Left: (.*)\n  ├─ Right: (.*)\n", text)
+    assert [one for one in found if one[1:] != ("x", "x")] == [
+        ("-", "1", "x"), ("**", "2", "x"), ("/", "3", "x"),
+        (">", "x", "4"), ("%", "x", "5"), ("//", "6", "x"),
+    ]  # fmt: skip
+
+
+def test_modules_say_what_they_are_set_to(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Conv1d(3, 2, 3, bias=False))
+    ids = torch.zeros(2, 3, dtype=torch.int64)
+    with Tracer("Settings").trace(model):
+        nn.functional.softmax(model(ids), dim=-1)
+    heads = [line for line in capsys.readouterr().out.splitlines() if "●" in line][1:-1]
+    assert heads == [
+        "  ● 0 (Embedding) (9, 4)",
+        "  ● 1 (LayerNorm) ((4,), eps: 1e-05, elementwise_affine: True)",
+        "  ● 2 (Conv1d) (3, 2, kernel_size: (3,), stride: (1,), bias: False)",
+        "  ● F.softmax(dim=-1) @ [test_modules_say_what_they_are_set_to]",
+    ]
 
 
 def test_an_exception_passes_and_what_led_to_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

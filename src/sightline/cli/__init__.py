@@ -12,8 +12,18 @@ import click
 
 from sightline._version import __version__
 
-#: Verb → what it does. The verb ``x`` is the command ``command`` in ``sightline.cli.x``.
+#: Verb → what it does. The verb ``a-b`` is the command ``command`` in the module ``sightline.cli.a_b``.
 VERBS: Final = {
+    "run": "Run a script unchanged, and record what its model did.",
+    "show": "Show a recording: its code, log, call order, summary, source or problems.",
+    "ops": "List the operations, as a table, JSON or CSV.",
+    "tensors": "List the kept tensors, or look at one of them.",
+    "lineage": "Tell where a value came from.",
+    "graph": "Draw the data-flow graph.",
+    "validate": "Check that a recording is sound.",
+    "sql": "Ask a recording in SQL, read-only.",
+    "convert": "Write a recording for another tool: Perfetto, CSV, JSON, Parquet.",
+    "trace-graph": "Draw a graph, top down, from the text torchspy's CallTracer writes.",
     "demo": "Trace a small transformer, forward and backward, and print the views.",
 }
 
@@ -27,7 +37,13 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        command = import_module(f"sightline.cli.{cmd_name}").command
+        home = f"sightline.cli.{cmd_name.replace('-', '_')}"
+        try:
+            command = import_module(home).command
+        except ModuleNotFoundError as error:
+            if error.name != home:
+                raise
+            return None
         assert isinstance(command, click.Command)
         return command
 
@@ -36,7 +52,11 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="\b\nExamples:\n  sightline run train.py\n  sightline show run.sight\n  sightline VERB --help",
+)
 @click.version_option(__version__, prog_name="sightline")
 def main() -> None:
     """See straight through a PyTorch model."""

@@ -28,6 +28,7 @@ from sightline.notation import call_text, tensor_text
 from sightline.recording.recorder import Asked, Recorder
 from sightline.trace.data import TensorMeta
 from sightline.trace.events import CallHappened, OpHappened
+from sightline.trace.forms import Form
 from sightline.trace.tables import Index, Op
 from sightline.views.chain import Place, PlaceLike, shared_lines
 from sightline.views.live import LiveCode, OpEvent
@@ -131,7 +132,7 @@ class _Printing:
         self._last: Sequence[Place] = ()
 
     def op(self, event: OpHappened) -> None:
-        inputs, outputs = _texts(event.inputs), event.result.fill(_texts(event.outputs))
+        inputs, outputs = _texts(event.inputs), _made(event, _texts(event.outputs))
         chain = _places(event.chain)
         self.write(OpEvent(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
 
@@ -164,6 +165,14 @@ class _Printing:
 def _texts(metas: Sequence[TensorMeta]) -> list[str]:
     """Tensors without their device: ``bf16[2, 3]``."""
     return [tensor_text(meta.shape, meta.dtype) for meta in metas]
+
+
+def _made(op: OpHappened | Op, texts: Sequence[str]) -> str:
+    """What an op returned; several outputs stand in parentheses, also those of a list."""
+    if op.raised:
+        return ""
+    one = op.result.args[0] if len(op.result.args) == 1 else None
+    return (Form((tuple(one),)) if isinstance(one, list) else op.result).fill(texts) or "None"
 
 
 def _places(chain: Sequence[PlaceLike]) -> tuple[Place, ...]:
@@ -199,7 +208,7 @@ def _traces(index: Index) -> Iterator[Trace]:
 
     def event(op: Op) -> OpEvent:
         inputs, outputs = ([metas[data.values.meta[v.id]] for v in part] for part in (op.inputs, op.outputs))
-        made = op.result.fill(outputs)
+        made = _made(op, outputs)
         return OpEvent(op.name, op.form, inputs, made, chain(frames[op.id]), op.phase, op.raised)
 
     for op in index.ops.where(level="aten"):

@@ -6,7 +6,7 @@
 is enough for a script that is written for that package. The recorder says what happens and the live log
 writes it, so every torch function is seen (``torch.cat`` too), what a module is set to comes from the module
 itself, containers indent what runs inside them, and nothing in torch is replaced. The model has no block of
-its own, unless it is a single module of torch.
+its own, unless it is a single module of torch; a bias is said where there is none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Tracer:
     ...     y = model(x)
       ● TRACING Tiny STARTED
       │
-      ● 0 (Linear) (in_features: 3, out_features: 2, bias: True)
+      ● 0 (Linear) (in_features: 3, out_features: 2)
       ├─ Input: Tensor [1, 3] @ cpu
       └─ Output: Tensor [1, 2] @ cpu
       │
@@ -95,7 +95,7 @@ class Tracer:
         """Whether it was not tracing yet, and now is."""
         if self.active:
             printer = Printer()
-            printer.write(_STYLE.banner(f"TRACING {self.name} IS ALREADY ACTIVE"))
+            printer.write(_STYLE.banner(f"Tracer {self.name} is already active"))
             printer.flush()
             return False
         check_model(model)
@@ -144,7 +144,10 @@ class _Block:
 
 
 class _Watch(WatchLog):
-    """The live log with its banners; a model of the user's own without submodules is no leaf."""
+    """The live log with its banners; a model of the user's own without submodules is no leaf.
+
+    A bias that is there is not said, as torch's own convolutions do not.
+    """
 
     def __init__(self, log: LiveLog, model: Any) -> None:
         super().__init__("api")
@@ -159,4 +162,5 @@ class _Watch(WatchLog):
         super().leave(self._seen(event))
 
     def _seen(self, event: CallHappened) -> CallHappened:
-        return replace(event, leaf=False) if event.root and self._own else event
+        leaf = event.leaf and not (event.root and self._own)
+        return replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))

@@ -6,13 +6,14 @@ Called by `DLBacktrace` only.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
+
+from sightline.graph.exported.nodes import bound_arguments
 
 #: Stands for the value of a node that another node computed: an input of the op, no hyperparameter of it.
 COMPUTED: Final = object()
@@ -93,37 +94,11 @@ def hyperparameters(fx: FxNode, lookup: Lookup) -> dict[str, Any] | None:
     """
     if fx.op != "call_function":
         return None
-    found = {}
-    for name, value, length in _bound(fx):
-        plain = _filled(value, lookup)
-        if plain is COMPUTED:
-            continue
-        if length and isinstance(plain, int) and not isinstance(plain, bool):
-            plain = (plain,) * length
-        found[name] = plain
+    filled = ((name, _filled(value, lookup)) for name, value in bound_arguments(fx).items())
+    found = {name: plain for name, plain in filled if plain is not COMPUTED}
     if "kernel_size" in found and found.get("stride") == ():
         found["stride"] = found["kernel_size"]  # what an empty stride means to every pooling op
     return found
-
-
-def _bound(fx: FxNode) -> Iterator[tuple[str, Any, int]]:
-    """Each argument: its name, its value, and how many numbers it is if it is always as many."""
-    schema = getattr(fx.target, "_schema", None)
-    if schema is None:
-        names = ("self", "index") if fx.target is operator.getitem else ()
-        for position, value in enumerate(fx.args):
-            yield names[position] if position < len(names) else f"arg{position}", value, 0
-        for name, value in fx.kwargs.items():
-            yield name, value, 0
-        return
-    for position, argument in enumerate(schema.arguments):
-        length = argument.N or 0
-        if position < len(fx.args) and not argument.kwarg_only:
-            yield argument.name, fx.args[position], length
-        elif argument.name in fx.kwargs:
-            yield argument.name, fx.kwargs[argument.name], length
-        elif argument.has_default_value():
-            yield argument.name, argument.default_value, length
 
 
 def _filled(value: Any, lookup: Lookup) -> Any:

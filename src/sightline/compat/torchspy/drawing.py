@@ -1,25 +1,19 @@
-"""The tree of a call trace as a picture, and the command that draws it.
+"""The tree of a call trace as a picture.
 
 `Digraph` has what people use of the class of this name in the ``graphviz`` package, which is not needed; the
-program ``dot`` is. It is started without a shell and reads the graph from its standard input.
+program ``dot`` is.
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
 import os
-import shutil
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline.compat.torchspy.pathtree import Node, build_tree, parse_trace, prune_leaves, save_tree_json
-from sightline.errors import SightlineError, UsageError
+from sightline.compat.torchspy.pathtree import Node, prune_leaves
+from sightline.errors import UsageError
 from sightline.graph.formats.dot import quoted
-
-logger = logging.getLogger(__name__)
+from sightline.graph.formats.files import drawn
 
 
 class Digraph:
@@ -60,16 +54,7 @@ class Digraph:
 
     def pipe(self, format: str | None = None) -> bytes:
         """The picture itself."""
-        program = shutil.which("dot")
-        if program is None:
-            raise UsageError("Drawing needs graphviz' `dot`, which is not installed.")
-        done = subprocess.run(  # noqa: S603  # a fixed command; the graph goes to standard input
-            [program, f"-T{_known(format or self.format)}"], input=self.source.encode(), capture_output=True,
-            check=False, timeout=120,
-        )  # fmt: skip
-        if done.returncode:
-            raise SightlineError(f"graphviz could not draw the graph: {done.stderr.decode(errors='replace')}")
-        return done.stdout
+        return drawn(self.source, _known(format or self.format), len(self.body))
 
     def render(
         self, filename: str | os.PathLike[str], cleanup: bool = False, format: str | None = None
@@ -100,6 +85,7 @@ def construct_graph(
 ) -> Digraph:
     """The graph of a tree, top down; a name that has several indices says how many.
 
+    >>> from sightline.compat.torchspy.pathtree import build_tree
     >>> tree = build_tree(["encoder.layers.0.fc", "encoder.layers.1.fc"])
     >>> "layers x 2" in construct_graph(tree).source
     True
@@ -143,41 +129,3 @@ def apply_graph_render_options(
         dot.attr(size=f"{figwidth},{figheight}!", ratio="fill")
     elif figwidth is not None or figheight is not None:
         dot.attr(size=f"{figheight if figwidth is None else figwidth}!")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command: ``python -m sightline.compat.torchspy.trace_graph --trace-file forward.txt --out g.png``.
-
-    >>> main(["--trace-file", "/nowhere/forward.txt"])
-    1
-    """
-    both = argparse.BooleanOptionalAction
-    parser = argparse.ArgumentParser(prog="trace_to_graph", description="Draw a call trace, top down.")
-    parser.add_argument("--trace-file", type=Path, required=True, help="what CallTracer.save_trace wrote")
-    parser.add_argument("--out", type=Path, default=Path("trace_graph.png"), help="the picture")
-    parser.add_argument("--show-repetition", action=both, default=True, help="say how many layers there are")
-    parser.add_argument("--prune-leaves", action=both, default=True, help="leave the last names out")
-    parser.add_argument("--squash-name", action="store_true", help="draw equal names once")
-    parser.add_argument("--dpi", type=int, default=150)
-    parser.add_argument("--figwidth", type=float, help="inches")
-    parser.add_argument("--figheight", type=float, help="inches")
-    parser.add_argument("--save-json", type=Path, help="write the tree here, too")
-    parser.add_argument("--verbose", action="store_true", help="say what is done")
-    given = parser.parse_args(arguments)
-    if given.verbose:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        tree = build_tree(parse_trace(given.trace_file))
-        logger.info("%d calls in %s", tree.count, given.trace_file)
-        if given.save_json is not None:
-            save_tree_json(tree, given.save_json)
-            logger.info("wrote %s", given.save_json)
-        dot = construct_graph(tree, given.show_repetition, given.prune_leaves, given.squash_name)
-        apply_graph_render_options(dot, given.dpi, given.figwidth, given.figheight)
-        kind = given.out.suffix.lower().removeprefix(".")
-        picture = dot.render(given.out, cleanup=True, format=kind if kind in ("svg", "pdf") else "png")
-        logger.info("wrote %s", picture)
-    except (OSError, ValueError, SightlineError) as error:
-        logger.error("%s", error)
-        return 1
-    return 0

@@ -1,10 +1,8 @@
-"""`torchspy.trace_graph`, by its own name; ``python -m`` runs it as the command."""
+"""`torchspy.trace_graph`, by its own name; the command is ``sightline trace-graph``."""
 
 from __future__ import annotations
 
-import sys
-
-from sightline.compat.torchspy.drawing import Digraph, apply_graph_render_options, construct_graph, main
+from sightline.compat.torchspy.drawing import Digraph, apply_graph_render_options, construct_graph
 from sightline.compat.torchspy.pathtree import (
     Node,
     build_tree,
@@ -20,12 +18,8 @@ __all__ = [
     "apply_graph_render_options",
     "build_tree",
     "construct_graph",
-    "main",
     "parse_trace",
     "prune_leaves",
     "save_tree_json",
     "squash_numeric_indices",
 ]
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,167 @@
+"""``sightline convert``: a recording as a file for another tool."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from sightline.cli.progress import bar
+from sightline.cli.verb import Verb, examples, opened, recording, safe
+from sightline.errors import UsageError
+from sightline.notation import bytes_text
+
+if TYPE_CHECKING:
+    from sightline.convert.tables import Table
+    from sightline.trace.tables import Index
+
+FORMATS: Final = ("perfetto", "csv", "json", "parquet")
+#: What the end of a name says.
+_SUFFIXES: Final = {
+    ".perfetto.json": "perfetto", ".trace.json": "perfetto", ".perfetto": "perfetto", ".csv": "csv",
+    ".parquet": "parquet",
+}  # fmt: skip
+
+
+@click.command(
+    "convert",
+    cls=Verb,
+    epilog=examples(
+        "sightline convert run.sight -o run.perfetto.json.gz   # open it in ui.perfetto.dev",
+        "sightline convert run.sight -o run.json --to perfetto",
+        "sightline convert run.sight -o ops.csv --table ops",
+        "sightline convert run.sight -o tables --to parquet    # a folder, a file per table",
+        "sightline convert run.sight -o run.json --to json",
+    ),
+)
+@recording
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    required=True,
+    type=click.Path(),
+    help="The file to write, or a folder for several tables.",
+)
+@click.option("--to", "format", type=click.Choice(FORMATS), help="The format; else the end of OUT says it.")
+@click.option(
+    "--table",
+    "tables",
+    metavar="NAME",
+    multiple=True,
+    help="Only this table (csv, json, parquet); can be repeated. `sightline sql FILE` lists them.",
+)
+@click.option("--force", is_flag=True, help="Replace what is there.")  # fmt: skip
+def command(file: str, output: str, format: str | None, tables: tuple[str, ...], force: bool) -> None:
+    """Write a recording for another tool: Perfetto, CSV, JSON, Parquet.
+
+    perfetto is a timeline in Chrome's JSON: modules, ops, phases, steps and memory. csv and parquet are a
+    folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
+    in .gz is compressed. A file is there when it is whole.
+    """
+    from sightline.convert.documents import needs
+
+    target = Path(output)
+    try:
+        chosen = format or _guessed(target)
+        picked = _picked(tables, chosen, target)
+    except UsageError as error:  # about the options, not about the recording
+        raise click.UsageError(safe(str(error))) from None
+    needs(chosen)
+    _free(target, Path(file), force)
+    index = opened(file).index
+    with bar("writing") as progress:
+        files = _written(index, chosen, picked, target, progress)
+    size = sum(path.stat().st_size for path in files if path.is_file())
+    many = f"{len(files)} files, " if len(files) > 1 else ""
+    click.echo(f"Wrote {safe(output)}: {many}{len(index.ops):,} ops, {bytes_text(size)}.", err=True)
+
+
+def _guessed(target: Path) -> str:
+    name = target.name.lower().removesuffix(".gz")
+    for suffix, format in _SUFFIXES.items():
+        if name.endswith(suffix):
+            return format
+    if name.endswith(".json"):
+        raise UsageError(f"{target.name} can be a timeline or plain tables: add --to perfetto or --to json.")
+    raise UsageError(
+        f"The name {target.name} says no format: add --to {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
+    )
+
+
+def _picked(names: Sequence[str], format: str, target: Path) -> list[Table]:
+    """The tables to write; for a file of one table its name can be the name of the file."""
+    from sightline.convert.schema import ALIASES, TABLES
+
+    if format == "perfetto":
+        if names:
+            raise UsageError("A timeline has no tables: --table goes with csv, json and parquet.")
+        return []
+    if not names and _is_file(target, format):
+        stem = target.name.partition(".")[0]
+        names = [stem]
+        if ALIASES.get(stem, stem) not in TABLES:
+            raise UsageError(
+                f"{target.name} holds one table: say which with --table, or name a folder for all of them."
+            )
+    unknown = next((name for name in names if ALIASES.get(name, name) not in TABLES), None)
+    if unknown is not None:
+        raise UsageError(f"There is no table {unknown!r}; there are {', '.join(TABLES)}.")
+    picked = [TABLES[ALIASES.get(name, name)] for name in dict.fromkeys(names)] or list(TABLES.values())
+    if len(picked) > 1 and _is_file(target, format):
+        raise UsageError(f"{target.name} holds one table, not {len(picked)}: name a folder instead.")
+    return picked
+
+
+def _is_file(target: Path, format: str) -> bool:
+    """Whether the name is that of a file, for a format that makes files or a folder."""
+    return (
+        format != "json"
+        and not target.is_dir()
+        and target.name.lower().removesuffix(".gz").endswith(f".{format}")
+    )
+
+
+def _free(target: Path, source: Path, force: bool) -> None:
+    """Raise if something is there that would be lost."""
+    inside = os.path.realpath(target)
+    held = os.path.realpath(source)
+    if inside == held or inside.startswith(held + os.sep):
+        raise UsageError(f"{target} is in the recording itself: write it somewhere else.")
+    if target.is_dir():
+        if any(target.iterdir()) and not force:
+            raise UsageError(
+                f"{target} is there and not empty: --force replaces its files of the same names."
+            )
+    elif target.is_file() and not force:
+        raise UsageError(f"{target} is there already: --force replaces it.")
+
+
+def _written(index: Index, format: str, tables: list[Table], target: Path,
+             progress: Callable[[int, int], None]) -> list[Path]:  # fmt: skip
+    """Write; the files that were."""
+    from sightline.convert import documents
+    from sightline.convert.perfetto import to_perfetto
+
+    if format == "perfetto":
+        to_perfetto(index, target, progress)
+        return [target]
+    total, rows = documents.count(index, tables), 0
+
+    def done(more: int) -> None:
+        nonlocal rows
+        rows += more
+        progress(rows, total)
+
+    if format == "json":
+        documents.to_json(index, tables, target, done)
+        return [target]
+    if _is_file(target, format):
+        one = documents.to_csv if format == "csv" else documents.to_parquet
+        one(index, tables[0], target, done)
+        return [target]
+    documents.to_folder(index, tables, target, format, done)
+    return [target / f"{table.name}.{format}" for table in tables]

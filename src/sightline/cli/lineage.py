@@ -1,0 +1,51 @@
+"""``sightline lineage``: the chain of ops, lines and modules a value came from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sightline.cli.screen import Screen, screen_options
+from sightline.cli.verb import Verb, examples, opened, recording
+from sightline.errors import NothingMatched
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+
+@click.command(
+    "lineage",
+    cls=Verb,
+    epilog=examples(
+        "sightline lineage run.sight '$12'             # a value: quote it, or the shell takes it",
+        "sightline lineage run.sight 1041              # what op 1041 of `sightline ops` made",
+        "sightline lineage run.sight blocks.0.attn     # what a module returned last",
+        "sightline lineage run.sight blocks.0.attn.q   # a variable of its code",
+        "sightline lineage run.sight fc.weight --depth 5",
+    ),
+)
+@recording
+@click.argument("key", metavar="KEY")
+@click.option("--depth", metavar="N", type=click.IntRange(1), help="How many ops to go back.")
+@click.option("--level", type=click.Choice(["api", "aten"]), help="Calls as written, or aten ops.")
+@screen_options
+def command(file: str, key: str, depth: int | None, level: str | None, screen: Screen) -> None:
+    """Tell where a value came from.
+
+    KEY is a value ('$12'), the number of an op, the name of a parameter, a module, a variable in a module, or
+    the key of a kept tensor. The most recent op comes first.
+    """
+    trace = opened(file)
+    screen.show(trace.lineage(_meant(trace, key), depth=depth, ops=level).blocks)
+
+
+def _meant(trace: Trace, key: str) -> Any:
+    """A number is an op, as `sightline ops` counts them; everything else is for the trace to understand."""
+    if not (key.isascii() and key.isdecimal() and len(key) < 19):
+        return key
+    count = len(trace.ops)
+    if int(key) >= count:
+        there = f"its ops are 0 … {count - 1}" if count else "it has no ops"
+        raise NothingMatched(f"There is no op {key} in this trace; {there}.")
+    return trace.ops[int(key)]

@@ -1,0 +1,131 @@
+"""Where the text of a verb goes: a pager on a terminal, plain lines anywhere else.
+
+Lines are written as they come, so the first screen is there before the last line is made.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from itertools import chain, islice
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+from sightline.views.outline import Block, Printer
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Blocks handed to a pager at a time: one is a screen, so that nobody waits, and a call costs little.
+_BATCH: Final = 64
+_PATIENCE: Final = 1.0  #: seconds before a wait is spoken of
+#: How ``less`` is asked to behave where the user has no opinion: colours, and gone if all fits a screen.
+_LESS: Final = "-FRX"
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What is written to: whether it is a terminal, in colour, through a pager."""
+
+    terminal: bool
+    color: bool
+    pager: bool
+
+    @classmethod
+    def of(cls, color: str, pager: bool) -> Screen:
+        """The screen of this process; ``color`` is "auto", "always" or "never"."""
+        terminal = sys.stdout.isatty()
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        colored = color == "always" or (color == "auto" and terminal and not plain)
+        return cls(terminal, colored, pager and terminal)
+
+    @property
+    def room(self) -> int | None:
+        """Columns there are; None on a pipe, where nothing has to be cut."""
+        return shutil.get_terminal_size().columns if self.terminal else None
+
+    def show(self, blocks: Iterable[Block]) -> None:
+        """Write blocks as they come."""
+        given = iter(blocks)
+        with waiting():  # and what is wrong with the recording is said before a pager opens
+            first = list(islice(given, 1))
+        if self.pager:
+            os.environ["LESS"] = _less(os.environ.get("LESS", ""), self.color)
+            click.echo_via_pager(self._texts(chain(first, given)), color=self.color)
+            return
+        printer = Printer(sys.stdout, self.color)
+        for block in chain(first, given):
+            printer.write(block)
+
+    def _texts(self, blocks: Iterator[Block]) -> Iterator[str]:
+        """The text in pieces of some lines, the newline before a line: the pager adds the last one."""
+        end = ""
+        while batch := list(islice(blocks, _BATCH)):
+            out = io.StringIO()
+            printer = Printer(out, self.color)
+            for block in batch:
+                printer.write(block)
+            yield end + out.getvalue().removesuffix("\n")
+            end = "\n"
+
+
+def _less(wanted: str, color: bool) -> str:
+    """The options of ``less``: the user's, with what shows colours where that is missing.
+
+    >>> _less("", True), _less("-M", True), _less("-M", False), _less("-SR", True)
+    ('-FRX', '-R -M', '-M', '-SR')
+    """
+    if not wanted:
+        return _LESS
+    return f"-R {wanted}" if color and "r" not in wanted.lower() else wanted
+
+
+@contextmanager
+def waiting(text: str = "reading …") -> Iterator[None]:
+    """Say on a terminal that something is being done, where it takes more than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    said = threading.Event()
+
+    def say() -> None:
+        said.set()
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    timer = threading.Timer(_PATIENCE, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if said.is_set():
+            sys.stderr.write(f"\r{' ' * len(text)}\r")
+            sys.stderr.flush()
+
+
+def screen_options(function: F) -> F:
+    """``--color`` and ``--no-pager``, and what they mean as the argument ``screen``."""
+
+    @wraps(function)
+    def with_screen(*args: Any, color: str, pager: bool, **kwargs: Any) -> Any:
+        return function(*args, screen=Screen.of(color, pager), **kwargs)
+
+    pager = click.option("--pager/--no-pager", default=True, help="Page on a terminal.  [default: pager]")
+    color = click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Colour; auto is on a terminal, without NO_COLOR.",
+    )
+    return cast(F, color(pager(with_screen)))

@@ -1,0 +1,109 @@
+"""``sightline show``: the views of a recording, with the filters that each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sightline.cli.screen import Screen, screen_options
+from sightline.cli.verb import Verb, examples, filters, opened, recording
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+    from sightline.views.outline import Block
+
+#: Each view, and the options it takes.
+VIEWS: Final = {
+    "overview": (),
+    "code": ("level", "module", "op", "phase", "depth", "tail", "fold", "torch_frames", "names", "stats"),
+    "log": ("module", "op", "phase", "depth", "tail", "inside", "stats"),
+    "order": ("module", "phase", "depth", "tail", "fold", "order"),
+    "summary": ("module", "phase", "depth", "width", "stats"),
+    "source": ("only", "level", "module", "op", "phase", "depth", "tail", "width", "stats"),
+    "problems": ("module", "kind"),
+    "nonfinite": ("allow",),
+}
+_MORE: Final = "--view code, log, order, summary, source, problems or nonfinite"
+_WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
+
+
+@click.command(
+    "show",
+    cls=Verb,
+    epilog=examples(
+        "sightline show run.sight",
+        "sightline show run.sight --view code --module 'blocks.0' --fold",
+        "sightline show run.sight --phase backward --tail 40",
+        "sightline show run.sight --view log --op '*matmul*' | less",
+        "sightline show run.sight --view summary --depth 2",
+        "sightline show run.sight --view source --only net.py",
+    ),
+)
+@recording
+@click.option("--view", type=click.Choice(list(VIEWS)),
+              help="Which view.  [default: overview, or code if there are filters]")  # fmt: skip
+@filters("module", "op", "phase", "depth", "tail")
+@click.option("--level", type=click.Choice(["api", "aten"]),
+              help="code, source: calls as written, or aten ops.")  # fmt: skip
+@click.option("--fold/--no-fold", default=None, help="code, order: repeats once, with ×N.")
+@click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
+@click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
+@click.option("--torch-frames", is_flag=True, default=None, help="code: lines of torch's own source, too.")
+@click.option("--inside", is_flag=True, default=None, help="log: what ran inside leaf modules, too.")
+@click.option("--order", type=click.Choice(["entry", "completion"]), help="order: by entry or completion.")
+@click.option("--only", metavar="GLOB", help="source: these files; a part of a path will do.")
+@click.option("--kind", metavar="KIND", help="problems: only this kind.")
+@click.option("--allow", metavar="GLOB", multiple=True, default=None,
+              help="nonfinite: ops and modules that may make them; may be given several times.")  # fmt: skip
+@click.option("--width", metavar="N", type=click.IntRange(20), help="summary, source: columns to fill.")
+@screen_options
+def command(file: str, view: str | None, screen: Screen, **options: Any) -> None:
+    """Show a recording: its code, log, call order, summary, source or problems.
+
+    A filter that matches nothing is an error that names what is near. On a terminal the text is paged; on a
+    pipe it is plain, and comes while it is made.
+    """
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    view = view or ("code" if given else "overview")
+    for name in given:
+        if name not in VIEWS[view]:
+            raise click.UsageError(_misplaced(name, view))
+    screen.show(_blocks(opened(file), view, given, screen))
+
+
+def _misplaced(name: str, view: str) -> str:
+    """The sentence about an option that a view does not take."""
+    taken = _joined([_flag(each) for each in VIEWS[view]], "and") or "no filters"
+    homes = _joined([each for each, options in VIEWS.items() if name in options], "or")
+    return f"{_flag(name)} does not go with --view {view}, which takes {taken}; it goes with --view {homes}."
+
+
+def _joined(words: Sequence[str], last: str) -> str:
+    return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> Iterator[Block]:
+    """The blocks of a view; those of the code, which may be long, while they are made."""
+    if "width" in VIEWS[view]:
+        given.setdefault("width", screen.room or _WIDTH)
+    if "level" in given:
+        given["ops"] = given.pop("level")
+    if "only" in given:
+        given["file"] = given.pop("only")
+    if view == "code":
+        from sightline.views.code import code_lines
+
+        yield from code_lines(trace, **given)
+    elif view == "overview":
+        from sightline.views.overview import overview
+
+        yield from overview(trace, more=_MORE).blocks
+    else:
+        method = trace.call_order if view == "order" else getattr(trace, view)
+        yield from method(**given).blocks

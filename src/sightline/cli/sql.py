@@ -1,0 +1,187 @@
+"""``sightline sql``: a recording asked in SQL, read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sightline.cli.listing import Column, Row, formats, write
+from sightline.cli.progress import bar
+from sightline.cli.screen import Screen, screen_options
+from sightline.cli.verb import Verb, examples, opened, recording
+from sightline.views.outline import Block, line, printable, width
+
+if TYPE_CHECKING:
+    from sightline.convert.query import Desk
+    from sightline.trace.tables import Index
+
+_ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
+_LOOKED_AT: Final = 200  #: rows that tell whether a column is of numbers
+_CUT: Final = 10  #: columns that a text keeps where there is little room
+_GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
+
+
+@click.command(
+    "sql",
+    cls=Verb,
+    epilog=examples(
+        "sightline sql run.sight                  # the tables",
+        "sightline sql run.sight --tables         # and what each column means",
+        'sightline sql run.sight "select name, sum(duration_ns) from ops group by 1 order by 2 desc limit 9"',
+        'sightline sql run.sight "select * from stats join vals on vals.id = stats.value where nans > 0"',
+        'sightline sql run.sight "select * from module_calls" --csv > calls.csv',
+        "sightline sql run.sight - < query.sql",
+    ),
+)
+@recording
+@click.argument("query", required=False)
+@click.option("--tables", is_flag=True, help="List the tables with all their columns.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="The most a query may take.",
+)
+@click.option(
+    "--limit",
+    metavar="N",
+    type=click.IntRange(0),
+    default=None,
+    help=f"At most N rows; 0 for all.  [default: {_ROWS} in a table, all as JSON or CSV]",
+)
+@formats
+@screen_options
+def command(file: str, query: str | None, tables: bool, timeout: float, limit: int | None, form: str | None,
+            screen: Screen) -> None:  # fmt: skip
+    """Ask a recording in SQL, read-only.
+
+    QUERY is one SELECT in the SQL of SQLite, or - to read it from standard input. The tables are in memory
+    and hold what the query mentions: nothing can be changed, attached or loaded. Without a query the tables
+    are listed.
+    """
+    index = opened(file).index
+    if query is None or tables:
+        screen.show(list(_listed(index, tables)))
+        return
+    from sightline.convert.query import Desk
+
+    text = sys.stdin.read() if query == "-" else query
+    most = limit if limit is not None else _ROWS if form is None else 0
+    with bar("tables") as progress:
+        desk = Desk(index, text, seconds=timeout, progress=progress)
+        with _held_to(desk, timeout), desk:
+            _write(desk, form, most, screen)
+
+
+def _write(desk: Desk, form: str | None, most: int, screen: Screen) -> None:
+    names = list(map(printable, desk.names))
+    rows: Iterator[Row] = (_plain(dict(zip(names, row, strict=True))) for row in desk.rows)
+    shown = islice(rows, most) if most else rows
+    looked_at = list(islice(shown, _LOOKED_AT))
+    columns = _columns(names, looked_at)
+    if form is None and screen.room is not None and _least(columns, looked_at) > screen.room:
+        screen.show(_records(chain(looked_at, shown), columns))
+    else:
+        write(form, chain(looked_at, shown), names, columns, screen)
+    if not looked_at and form is None:
+        click.echo("No rows.", err=True)
+    if most and next(rows, None) is not None:
+        click.echo(f"These are the first {most:,} rows; --limit 0 shows all.", err=True)
+
+
+def _least(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+    """How wide a table of these rows is when its texts are cut as far as they are."""
+    wide = [max(len(column.title), *(len(column.text(row)) for row in rows), 0) for column in columns]
+    cut = (size if column.right else min(size, _CUT) for size, column in zip(wide, columns, strict=True))
+    return sum(cut) + 2 * (len(columns) - 1)
+
+
+def _records(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[Block]:
+    """Rows with too many columns for a terminal, each as a list of its own."""
+    wide = max(width(column.title) for column in columns)
+    for number, row in enumerate(rows, 1):
+        yield line((f"── row {number} " + "─" * 20, "dim"))
+        for column in columns:
+            pad = " " * (wide - width(column.title) + 2)
+            yield line((column.title, "dim"), pad, (column.text(row), column.style))
+
+
+def _plain(row: Row) -> Row:
+    """A row as text and numbers: bytes as SQL writes them."""
+    return {name: f"x'{item.hex()}'" if isinstance(item, bytes) else item for name, item in row.items()}
+
+
+def _columns(names: Sequence[str], rows: Sequence[Row]) -> list[Column]:
+    def numeric(name: str) -> bool:
+        found = [row[name] for row in rows if row[name] is not None]
+        return bool(found) and all(isinstance(item, int | float) for item in found)
+
+    return [_column(name, numeric(name)) for name in names]
+
+
+def _column(name: str, right: bool) -> Column:
+    return Column(name, lambda row: _text(row[name]), "number" if right else "", right=right)
+
+
+def _text(item: Any) -> str:
+    if item is None:
+        return "null"
+    return f"{item:.6g}" if isinstance(item, float) else str(item)
+
+
+def _listed(index: Index, columns: bool) -> Iterable[Block]:
+    """The tables, each with its rows, what they are, and its columns."""
+    from sightline.convert.facts import Facts
+    from sightline.convert.schema import ALIASES, TABLES
+
+    facts = Facts(index)
+    others = {name: alias for alias, name in ALIASES.items()}
+    for table in TABLES.values():
+        count = table.count(facts)
+        also = f", also {others[table.name]}" if table.name in others else ""
+        yield line((table.name, "title"), f"  {count:,} row{'' if count == 1 else 's'}{also}: {table.about}")
+        names = [column.name for column in table.columns]
+        if columns:
+            wide = max(map(len, names))
+            for column in table.columns:
+                yield line(f"  {column.name:<{wide}}  ", (f"{column.type:<7}", "dim"), f"  {column.about}")
+        else:
+            yield from (line((text, "dim"), prefix="  ") for text in _folded(names, 96))
+
+
+def _folded(names: Sequence[str], room: int) -> Iterator[str]:
+    text = ""
+    for name in names:
+        if text and len(text) + 2 + len(name) > room:
+            yield f"{text},"
+            text = ""
+        text = f"{text}, {name}" if text else name
+    yield text
+
+
+@contextlib.contextmanager
+def _held_to(desk: Desk, seconds: float) -> Iterator[None]:
+    """End the process if SQLite does not come back: inside one function it looks at no clock."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.2):
+            if desk.spent > seconds + _GRACE:
+                sys.stderr.write(f"Error: The query took longer than {seconds:g} s and was stopped.\n")
+                sys.stderr.flush()
+                os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

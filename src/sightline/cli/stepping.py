@@ -1,0 +1,92 @@
+"""Which training steps of a script are recorded: a step ends when an optimizer has stepped."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, ExitStack
+from types import FrameType, TracebackType
+
+from sightline.api import Trace
+from sightline.errors import UsageError
+from sightline.spying import step
+from sightline.tracing import trace
+
+
+def span_of(text: str | None) -> range | None:
+    """The steps that are meant: ``3``, ``0:5``, ``10:``, ``:``; None if no steps are asked for.
+
+    >>> span_of("3"), span_of("2:5")
+    (range(3, 4), range(2, 5))
+    """
+    if text is None:
+        return None
+    first, colon, end = text.partition(":")
+    try:
+        start = int(first or 0)
+        stop = (int(end) if end else sys.maxsize) if colon else start + 1
+    except ValueError:
+        raise UsageError(f"--steps {text!r} must be a step or a range of them: 3, 0:5, 10: or `:`.") from None
+    if start < 0 or stop <= start:
+        raise UsageError(f"--steps {text!r} means no step; count from 0, and end after the first: 0:5.")
+    return range(start, stop)
+
+
+class Stepping:
+    """A block in which everything is recorded, or some training steps are, each named."""
+
+    def __init__(self, traced: trace, span: range | None) -> None:
+        self._traced = traced
+        self._span = span
+        self._number = 0
+        self._step: AbstractContextManager[None] | None = None
+        self._ready = ExitStack()
+        self._above: FrameType | None = None  # the frame that runs the script
+        self.trace: Trace | None = None
+
+    def __enter__(self) -> None:
+        self._above = sys._getframe(1)
+        if self._span is None:
+            self._begin(sys._getframe())
+            return
+        from sightline.recording.installation import standing_by
+        from sightline.recording.torchapi import optimizer_hooks
+
+        self._ready.enter_context(standing_by())  # steps begin and end inside a hook
+        self._ready.callback(optimizer_hooks.register_optimizer_step_post_hook(self._stepped).remove)
+        self._next(sys._getframe())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end_step()
+        if self.trace is not None:
+            self._traced.__exit__(kind, error, traceback)
+        self._ready.close()
+        self._above = None
+
+    def _stepped(self, *_: object) -> None:
+        """An optimizer has stepped."""
+        self._end_step()
+        self._number += 1
+        self._next(sys._getframe())
+
+    def _next(self, frame: FrameType) -> None:
+        assert self._span is not None
+        if self._number == self._span.start:
+            self._begin(frame)
+        if self._number in self._span:
+            self._step = step(f"step{self._number}")
+            self._step.__enter__()
+        elif self._number == self._span.stop:
+            self._traced.stop()
+
+    def _begin(self, frame: FrameType) -> None:
+        """Begin to record, from the script's own first frame on."""
+        while frame.f_back is not None and frame.f_back is not self._above:
+            frame = frame.f_back
+        self.trace = self._traced._start(frame, above=False)
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None

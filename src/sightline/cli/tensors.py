@@ -1,0 +1,187 @@
+"""``sightline tensors``: the kept tensors of a recording as a table, or one of them as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sightline.cli.listing import Column, Row, formats, write
+from sightline.cli.screen import Screen, screen_options
+from sightline.cli.verb import Verb, examples, filters, opened, recording
+from sightline.errors import NotCaptured, UsageError
+from sightline.notation import bytes_text, tensor_text, value_text
+from sightline.views.outline import Line, line
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+    from sightline.trace.tensors import CapturedTensor, Tensors
+
+_NAMES: Final = ("key", "step", "module", "name", "call", "slot", "role", "path", "value", "tensor", "shape",
+                 "dtype", "bytes", "whole")  # fmt: skip
+_NUMBERS: Final = ("min", "max", "mean", "std", "nans", "infs")
+
+
+@click.command(
+    "tensors",
+    cls=Verb,
+    epilog=examples(
+        "sightline tensors run.sight",
+        "sightline tensors run.sight --module 'blocks.*' --role output",
+        "sightline tensors run.sight blocks.0.attn/output/0/0",
+        "sightline tensors run.sight blocks.0.attn.q --slice 0,2",
+        "sightline tensors run.sight --json | jq 'select(.nans > 0)'",
+    ),
+)
+@recording
+@click.argument("key", metavar="[KEY]", required=False)
+@filters("module")
+@click.option("--name", metavar="GLOB", help="Only of these names: 'output', 'q', '*.grad'.")
+@click.option("--step", metavar="GLOB", help="Only of these steps.")
+@click.option(
+    "--role", type=click.Choice(["input", "output", "op", "spy", "gradient"]), help="Only this role."
+)
+@click.option("--call", metavar="N", type=click.IntRange(0), help="Only the call N of each, from 0.")
+@filters("head", "tail")
+@click.option(
+    "--stats/--no-stats", default=True, help="Range, mean and deviation: reads every tensor listed."
+)
+@click.option(
+    "--slice", "chosen", metavar="I,J…", help="With KEY: which slice to draw, by its first indices."
+)
+@formats
+@screen_options
+def command(file: str, key: str | None, head: int | None, tail: int | None, stats: bool, chosen: str | None,
+            form: str | None, screen: Screen, **asked: Any) -> None:  # fmt: skip
+    """List the kept tensors, or look at one of them.
+
+    KEY is a full key, which means one tensor, or a name: of a module for what it returned, of a variable or
+    op in a module, or of what was spied on. One tensor is drawn; of several there is a table.
+    """
+    if head is not None and tail is not None:
+        raise click.UsageError("--head and --tail do not go together; give one of them.")
+    if chosen is not None and key is None:
+        raise click.UsageError("--slice goes with a KEY: it says which part of that tensor to draw.")
+    trace = opened(file)
+    found = _meant(trace, key, asked)
+    found = found[:head] if head is not None else found[-tail:] if tail is not None else found
+    if key is not None and len(found) == 1 and form is None:
+        screen.show(_drawn(trace, found[0], _indices(chosen)))
+        return
+    if chosen is not None:
+        raise UsageError(f"--slice is for one tensor; {key!r} means {len(found)}: {_offer(found)}.")
+    names = (*_NAMES, *_NUMBERS) if stats else _NAMES
+    columns = _COLUMNS if stats else _COLUMNS[:-3]
+    if form is None and not found:
+        screen.show([line(("(no tensors were kept)", "dim"))])
+        return
+    write(form, (_row(tensor, stats) for tensor in found), names, columns, screen)
+
+
+def _meant(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[CapturedTensor]:
+    """The tensors that are meant; none is an error where something was asked for."""
+    tensors = trace.tensors
+    found = list(tensors.where(**asked))
+    given = [f"--{name} {value}" for name, value in asked.items() if value is not None]
+    if key is not None:
+        named = _named(tensors, key)
+        keys = {named.key} if hasattr(named, "key") else set(named.keys())
+        found = [tensor for tensor in found if tensor.key in keys]
+    if given and not found:
+        raise UsageError(f"{' '.join(given)} matches none of the {len(tensors)} kept tensors.")
+    return found
+
+
+def _named(tensors: Tensors, key: str) -> Any:
+    """What a key or a name means; what is no name but looks like a key is likely to be one, misspelt."""
+    if "/" in key and key not in tensors:
+        from sightline.analysis.select import nearest
+
+        raise NotCaptured(f"No tensor was captured as {key!r}{nearest(key, tensors)}")
+    return tensors[key]
+
+
+def _offer(found: list[CapturedTensor]) -> str:
+    """Some of the keys one may choose from."""
+    keys = [repr(tensor.key) for tensor in found[:3]]
+    return f"give {', '.join(keys)}{', …' if len(found) > 3 else ''}"
+
+
+def _indices(text: str | None) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no list of whole numbers; write 0,2.", param_hint="--slice"
+        ) from None
+
+
+def _row(tensor: CapturedTensor, stats: bool) -> Row:
+    info = tensor.info
+    row: dict[str, Any] = {
+        "key": tensor.key, "step": info.step or None, "module": info.module or None, "name": info.name,
+        "call": info.call, "slot": info.slot, "role": info.role, "path": info.path or None,
+        "value": value_text(info.value) if info.value >= 0 else None,
+        "tensor": tensor_text(tensor.shape, tensor.dtype), "shape": list(tensor.shape),
+        "dtype": tensor.dtype, "bytes": tensor.nbytes, "whole": info.whole,
+    }  # fmt: skip
+    if stats:
+        import numpy as np
+
+        from sightline.cli.picture import reading
+
+        try:
+            seen = reading(tensor.numpy())
+        except UsageError:  # a dtype that numpy has no numbers for
+            seen = reading(np.zeros(0))
+        row |= {"min": seen.low, "max": seen.high, "mean": seen.mean, "std": seen.std, "nans": seen.nans,
+                "infs": seen.infs, "_range": seen.range, "_spread": seen.spread,
+                "_wrong": "".join(span.text for span in seen.wrong)}  # fmt: skip
+    return row
+
+
+_COLUMNS: Final = (
+    Column("key", lambda row: row["key"], "module", least=24, end=True),
+    Column("tensor", lambda row: row["tensor"] + ("" if row["whole"] else " (a sample)"), "shape"),
+    Column("size", lambda row: bytes_text(row["bytes"]), "dim", right=True),
+    Column("value", lambda row: row["value"] or "", "dim"),
+    Column("range", lambda row: row["_range"], "number"),
+    Column("mean ± std", lambda row: " ± ".join(row["_spread"]) if row["_spread"][1] else ""),
+    Column("NaN, Inf", lambda row: row["_wrong"], "error"),
+)
+
+
+def _drawn(trace: Trace, tensor: CapturedTensor, chosen: list[int]) -> Iterable[Line]:
+    """A tensor: what it is, its numbers, its picture."""
+    from sightline.cli.picture import picture
+
+    return [*_head(trace, tensor), *picture(tensor.numpy(), chosen)]
+
+
+def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
+    info = tensor.info
+    sample = "" if info.whole else "  (a sample of its elements)"
+    tensor_ = tensor_text(tensor.shape, tensor.dtype)
+    yield line(
+        (tensor.key, "title"), "  ", (tensor_, "shape"), (f"  {bytes_text(tensor.nbytes)}{sample}", "dim")
+    )
+    if info.value >= 0:
+        value = trace.values[info.value]
+        made = value.producer
+        name = f" {value.name}" if value.name else ""
+        told = f"{value_text(value.id)} {value.kind}{name}"
+        if made is not None:
+            told += f", made by op {made.id} {made.name}{_place(trace, made.id)}"
+        yield line((f"{'value':<11}", "dim"), told)
+
+
+def _place(trace: Trace, op: int) -> str:
+    """Where the user wrote what ran an op, to end a sentence with."""
+    import numpy as np
+
+    from sightline.analysis.places import Chains, shown_frames, torch_file
+
+    frame = int(shown_frames(trace.data, np.array([op]))[0])
+    chain = Chains(trace.data, torch_file).of(frame)
+    return f" at {trace.frames[chain[-1]].position}" if chain else ""

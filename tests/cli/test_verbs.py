@@ -1,0 +1,147 @@
+"""What all verbs that view a recording promise: no torch, no escape codes out of it, help with examples."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import sightline as sl
+from sightline.cli import VERBS, main
+from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, process, told
+from tests.recording.architectures import ZOO
+
+VIEWING: dict[str, list[list[str]]] = {
+    "show": [[], *(["--view", view] for view in ("code", "log", "order", "summary", "source", "problems"))],
+    "ops": [[], ["--json"], ["--csv"]],
+    "tensors": [[], ["--json"], ["--csv"], ["--no-stats"]],
+    "lineage": [["$3"], ["1"]],
+    "graph": [[], ["--to", "dot"], ["--to", "json"], ["--to", "list"]],
+    "validate": [[]],
+}
+CASES = [(verb, options) for verb, cases in VIEWING.items() for options in cases]
+
+
+@pytest.mark.parametrize(("verb", "options"), CASES, ids=lambda part: part if isinstance(part, str) else None)
+def test_nothing_of_a_recording_reaches_the_terminal_raw(
+    hostile: list[Path], verb: str, options: list[str]
+) -> None:
+    for path in hostile:
+        result = invoke(verb, path, *options)
+        assert result.exit_code == 0 or verb == "validate", result.output
+        raw = [character for character in result.output if not character.isprintable() and character != "\n"]
+        assert not raw
+        if verb in ("show", "ops", "tensors", "lineage"):
+            colored = invoke(verb, path, *options, "--color", "always").output
+            assert "\x1b[31mred" not in colored
+            assert "\x1b[31m'" not in colored
+
+
+def test_names_are_shown_as_they_are(hostile: list[Path]) -> None:
+    shown = told("ops", hostile[0], "--color", "always")
+    assert "\\x1b[31mred\\x1b[0m" in shown
+    assert "torch.<script>alert(1)</script>" in shown
+    assert "[bold]x[/bold]" in told("show", hostile[0], "--view", "order", "--color", "always")
+    assert "../../etc/passwd/0/0" in told("tensors", hostile[1])
+    drawn = told("tensors", hostile[1], "\x1b[31m/'; DROP TABLE ops; --/0/0")
+    assert drawn.startswith("\\x1b[31m/'; DROP TABLE ops; --/0/0")
+
+
+def test_an_error_says_nothing_raw(hostile: list[Path]) -> None:
+    for arguments in (
+        ["show", "\x1b[31mred"],
+        ["tensors", hostile[1], "\x1b[31m"],
+        ["lineage", hostile[0], "\x1b[31mred"],
+        ["ops", hostile[0], "--op", "\x1b[31mred"],
+        ["show", hostile[0], "--view", "problems", "--kind", "\x1b[31mred"],
+        ["graph", hostile[0], "-o", "\x1b[31mred"],
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: ")
+        assert "\x1b" not in result.output
+
+
+def test_viewing_imports_no_torch(run: Path) -> None:
+    calls = [
+        ["show", run], ["show", run, "--view", "code"], ["show", run, "--view", "source"],
+        ["show", run, "--view", "problems"], ["show", run, "--view", "summary"], ["ops", run],
+        ["tensors", run], ["tensors", run, "step0/head/output/0/0"], ["lineage", run, "blocks.1"],
+        ["graph", run, "--fold"], ["validate", run],
+    ]  # fmt: skip
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from sightline.cli import main\n"
+        f"for call in {[[str(part) for part in call] for call in calls]!r}:\n"
+        "    main(call, standalone_mode=False)\n"
+        "    assert not [name for name in sys.modules if name.startswith('torch.')], call\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "is sound" in done.stdout
+
+
+def test_the_command_works_without_torch(run: Path) -> None:
+    done = process("show", run, "--tail", 3, command=WITHOUT_TORCH)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{sl.load(run).code(tail=3)}\n", "")
+    done = process("show", run.parent, command=WITHOUT_TORCH)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: ")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom sightline.cli import main\nmain(['--help'], standalone_mode=False)\n"
+        "heavy = ('numpy', 'rich', 'torch', 'sqlite3', 'sightline.views')\n"
+        "print(*(name for name in heavy if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VIEWING)
+def test_help_has_examples(verb: str) -> None:
+    shown = told(verb, "--help")
+    assert "\n  Examples:\n" in shown
+    assert f"    sightline {verb} run.sight" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_verb_that_is_not_there_yet_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VERBS, "not-written", "Nothing yet.")
+    assert "not-written" in told("--help")
+    assert main.get_command(None, "not-written") is None  # type: ignore[arg-type]
+    assert invoke("not-written").exit_code == 2
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> sl.Trace:
+    """A forward of a tiny GPT-2; the first model transformers builds adds a method to nn.Module, for good."""
+    architecture = next(each for each in ZOO if each.name == "gpt2")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, inputs = architecture.build()
+        with sl.trace(model.eval(), capture="**.attn", stats=True) as trace, torch.no_grad():
+            model(**inputs)
+    return trace
+
+
+def test_a_real_architecture(gpt2: sl.Trace, tmp_path: Path) -> None:
+    path = tmp_path / "run.sight"
+    gpt2.save(path)
+    assert told("show", path, "--view", "summary") == f"{gpt2.summary()}\n"
+    assert "modeling_gpt2.py" in told("show", path, "--view", "code")
+    assert told("ops", path, "--json").count("\n") == len(gpt2.ops)
+    key = next(iter(gpt2.tensors))
+    assert key in told("tensors", path)
+    assert "rows 0 … " in told("tensors", path, key)
+    assert told("validate", path).startswith(f"{path} is sound: {len(gpt2.ops):,} ops")
+    assert " ×" in told("graph", path, "--fold", "--level", "module", "--to", "list")
