@@ -54,6 +54,21 @@ def test_a_branch_that_is_detached() -> None:
     assert problem.module == "second"
 
 
+def test_a_branch_that_is_detached_in_a_model_made_in_the_block() -> None:
+    with sl.trace() as t:
+        model = Calls(lambda net, x: net.first(x) + net.second(x).detach())
+        model(torch.randn(BATCH, 8)).sum().backward()
+    problem = only(t, "cut-gradient")
+    assert problem.title == "weight, bias of Linear were cut from the loss by detach"
+
+
+def test_a_layer_that_is_never_called_in_a_model_made_in_the_block() -> None:
+    with sl.trace() as t:
+        model = Calls(lambda net, x: net.first(x))
+        model(torch.randn(BATCH, 8)).sum().backward()
+    assert only(t, "unused-parameter").title == "Linear with 2 trainable parameters was never called"
+
+
 def test_a_branch_under_no_grad() -> None:
     def forward(net: Any, x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -34,7 +37,7 @@ def test_api_calls_are_named_as_they_are_written() -> None:
     calls = [(op.name, op.flavour) for op in t.ops.where(level="api")]
     assert calls == [
         ("torch.cat", "function"), ("F.linear", "function"), ("Tensor.view", "method"), ("@", "operator"),
-        ("Tensor.matmul", "method"), ("-", "operator"), ("[]", "operator"), ("-", "operator"),
+        ("Tensor.matmul", "method"), ("Tensor.__rsub__", "method"), ("[]", "operator"), ("-", "operator"),
         (">", "operator"), ("Tensor.clone", "method"), ("+=", "operator"), ("[]=", "operator"),
         ("Tensor.T", "property"), ("torch.linalg.norm", "function"),
     ]  # fmt: skip
@@ -372,3 +375,53 @@ def test_several_results_know_their_place_and_their_base() -> None:
     assert [t.data.values.offset[value.id] for value in split.outputs] == [0, 3]
     assert [value.slot for value in norm.outputs] == [0, 1, 2]
     assert len({value.storage for value in norm.outputs}) == 3
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("path", [False, True])
+def test_a_parameter_stays_one_whoever_makes_and_changes_it(inside: bool, path: bool, tmp_path: Path) -> None:
+    model = None if inside else torch.nn.Linear(3, 2)
+    with sl.trace(model, path=tmp_path / "run.sight" if path else None) as t:
+        model = torch.nn.Linear(3, 2) if model is None else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    t.validate()
+    read = [op.inputs[0] for op in t.ops.where(name="addmm")]
+    assert [(value.kind, value.name) for value in read] == [("parameter", "bias")] * 2
+    assert read[1].producer is not None
+    assert read[1].producer.phase == "optimizer"
+    weights = t.values.where(name="weight")
+    assert {value.kind for value in weights} == {"parameter"}
+    assert [value.producer and value.producer.name for value in weights] == (
+        [None, *["uniform_"] * inside, "add_.Tensor", "add_.Tensor"]
+    )
+
+
+class Talkative(nn.Module):
+    """Says how it is by running ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def extra_repr(self) -> str:
+        return f"mean={self.weight.mean().item():.1f}"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def test_a_module_that_is_gone_at_the_end_is_known() -> None:
+    with sl.trace() as t:
+        for _ in range(2):
+            nn.Sequential(Talkative(), nn.ReLU())(torch.ones(3))
+            gc.collect()
+    first = [module for module in t.modules if not module.path.startswith("Sequential")]
+    assert [(module.path, module.type, module.extra) for module in first] == [
+        ("", "Sequential", ""), ("0", "Talkative", "mean=1.0"), ("1", "ReLU", ""),
+    ]  # fmt: skip
+    assert [op.name for op in t.ops.where(level="api", module="0")] == ["*"]
+    assert len({info.key for module in t.data.modules for info in module.parameters}) == 2

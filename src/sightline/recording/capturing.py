@@ -148,7 +148,8 @@ class Capturer(Observer):
     def _watch_returned(self, result: Any) -> None:
         """Inside the dispatcher a result has no gradient to wait for; what the API call returns has."""
         for tensor in self._session.arguments.tensors(result, []):
-            kept = self._unwatched.pop(self._session.values.known(tensor) or -1, None)
+            known = self._session.values.known(tensor)
+            kept = None if known is None else self._unwatched.pop(known, None)
             if kept is not None:
                 self._watch(tensor, *kept)
 
@@ -286,6 +287,7 @@ class Capturer(Observer):
         self._handles.clear()
         if self._writer is not None:
             self._writer.close()
+            self.left_out += self._writer.failures
 
     def store(self) -> Store:
         """Where the tensors kept so far are."""

@@ -12,7 +12,8 @@ from sightline.trace.tables import Index, Op, Value
 
 def exception_text(error: BaseException) -> str:
     """What a recording says of the exception that ended it."""
-    return f"{type(error).__name__}: {str(error)[:500]}"
+    name, text = type(error).__name__, str(error)[:500]
+    return f"{name}: {text}" if text else name
 
 
 def explain(session: Session, data: TraceData, error: BaseException) -> None:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 #: A batch is written this often: a killed process loses what is younger.
 SECONDS: Final = 0.3
-_BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
+_BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame; who makes it has the folder
+_ANEW: Final = f".{JOURNAL}.anew"  #: a journal that is about to take the place of a longer one
 _SPARE: Final = 1 << 20  #: bytes of frames that are no longer needed before a journal is written anew
 
 
@@ -54,17 +55,14 @@ class Frame(NamedTuple):
 def claim(folder: Path) -> int:
     """Make the folder of a recording and the file of its journal; refuse where a recording is already.
 
-    The file gets its name with its first frame: a journal always holds something.
+    The file gets its name with its first frame: a journal always holds something. Who makes the file has the
+    folder, whatever other processes do at the same time.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
         )
-    for name in (schema.DATABASE, JOURNAL):
-        if (folder / name).exists():
-            raise UsageError(
-                f"{folder} already holds a recording: give path= another name, or remove the folder first."
-            )
+    _refuse_recording(folder)
     others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
     if others:
         raise UsageError(
@@ -73,13 +71,39 @@ def claim(folder: Path) -> int:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / _BEGUN, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        file = os.open(folder / _BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise UsageError(
+            f"{folder} is where another recording begins: give path= another name, or remove the folder "
+            "if its process was killed."
+        ) from None
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        _refuse_recording(folder)  # one that has begun since we looked
         os.write(file, HEAD)
     except OSError as error:
-        raise CaptureError(
-            f"No recording can be written to {folder}: {error.strerror or error}; give path= another folder."
-        ) from error
+        unclaim(folder, file)
+        raise _unwritable(folder, error) from error
+    except UsageError:
+        unclaim(folder, file)
+        raise
     return file
+
+
+def _refuse_recording(folder: Path) -> None:
+    """Refuse a folder with a recording in it."""
+    for name in (JOURNAL, schema.DATABASE):  # in this order: one takes the place of the other
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} already holds a recording: give path= another name, or remove the folder first."
+            )
+
+
+def _unwritable(folder: Path, error: OSError) -> CaptureError:
+    return CaptureError(
+        f"No recording can be written to {folder}: {error.strerror or error}; give path= another folder."
+    )
 
 
 def unclaim(folder: Path, file: int) -> None:
@@ -263,7 +287,7 @@ class Keeper:
     def _rewrite(self) -> None:
         """A journal of the frames that are needed takes the place of the one there is."""
         assert self._folder is not None
-        part = self._folder / _BEGUN
+        part = self._folder / _ANEW
         try:
             file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
             data = b"".join([HEAD, *self._held()])
@@ -309,7 +333,7 @@ class Keeper:
         if self._last is not None:
             return Journal(None, self._held())
         assert self._folder is not None
-        return Journal(self._folder / JOURNAL, self._pending)
+        return Journal(self._folder / JOURNAL, self._pending, self._file)
 
     def finish(self) -> None:
         """The recording has stopped: turn the journal into a bundle."""
@@ -324,8 +348,7 @@ class Keeper:
                 self._final = self._in_memory() if self._last is not None else None
                 self._final = self._saved() or self._final
             except Exception as error:  # the trace is there, and says why there is no bundle
-                why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                self._trouble = f"No bundle was made: {why.rstrip('.')}; {self._folder}/{JOURNAL} stays."
+                self._trouble = self._no_bundle(error)
                 self._final = self._in_memory()
             finally:
                 if self._file >= 0:
@@ -333,11 +356,22 @@ class Keeper:
                     self._file = -1
             self._frames.clear()
 
+    def _no_bundle(self, error: Exception) -> str:
+        """Why there is none, and what there is instead."""
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        left = f"{self._folder}/{JOURNAL} stays" if self._is_there() else "nothing of it is on disk"
+        return f"No bundle was made: {why.rstrip('.')}; {left}."
+
+    def _is_there(self) -> bool:
+        return self._folder is not None and (self._folder / JOURNAL).exists()
+
     def _saved(self) -> TraceData | None:
         """The bundle; None where none was asked for."""
         if self._folder is None:
             return None
         session = self._session
+        if not self._is_there():  # what the program has removed is not made again
+            raise CaptureError(f"{self._folder} was removed while it was written to")
         if self._trouble is not None and self._pending:
             raise CaptureError(self._trouble)
         if self._final is not None:

@@ -6,12 +6,13 @@ once, when recording stops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from weakref import ref
 
 from sightline.recording.lanes import OpenCall
-from sightline.recording.torchapi import Module, Parameter, Tensor, quiet
+from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet
 from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
 
@@ -21,7 +22,7 @@ _MAX_EXTRA: Final = 500
 class Known:
     """A module that has been met."""
 
-    __slots__ = ("aliases", "number", "parent", "path", "ref", "root")
+    __slots__ = ("aliases", "info", "number", "parent", "path", "ref", "root")
 
     def __init__(self, module: Any, number: int, path: str, root: int, parent: int) -> None:
         self.ref = ref(module)
@@ -30,6 +31,7 @@ class Known:
         self.aliases = [path]
         self.root = root
         self.parent = parent
+        self.info: ModuleInfo | None = None  #: of a module that may not live to the end
 
 
 class Modules:
@@ -40,6 +42,8 @@ class Modules:
         self.all: list[Known] = []
         self.by_id: dict[int, Known] = {}
         self._tensors: dict[int, tuple[ref[Any], str, str]] = {}
+        self._keys: dict[int, tuple[ref[Any], int]] = {}
+        self._numbers = itertools.count()
         self._attributes: dict[int, tuple[ref[Any], str]] | None = None
         self._labels: dict[str, int] = {}
         self.given = model is not None
@@ -53,7 +57,7 @@ class Modules:
             label = type(model).__name__
             seen = self._labels[label] = self._labels.get(label, -1) + 1
             prefix = f"{label}_{seen}" if seen else label
-        root = len(self.all)
+        root, given = len(self.all), self.given and not self.all
         by_path: dict[str, int] = {}
         walked = list(model.named_modules(remove_duplicate=False))
         for path, module in walked:
@@ -66,6 +70,8 @@ class Modules:
                 known.aliases.append(full)
             by_path[path] = known.number
         self._name_tensors(walked, prefix)
+        if not given:
+            self._read_now(self.all[root:])
 
     def _add(self, module: Any, path: str, root: int, parent: int) -> Known:
         known = Known(module, len(self.all), path, root, parent)
@@ -83,14 +89,13 @@ class Modules:
             for kind, table in (("parameter", "_parameters"), ("buffer", "_buffers")):
                 for path, module in walked:
                     for name, tensor in getattr(module, table).items():
-                        if tensor is not None and id(tensor) not in self._tensors:
+                        if tensor is not None and self.tensor_name(tensor) is None:
                             self._name_tensor(tensor, kind, _join(_join(prefix, path), name))
 
     def _name_tensor(self, tensor: Any, kind: str, name: str) -> None:
         values = self._values
         self._tensors[id(tensor)] = (ref(tensor), kind, name)
-        if values.known(tensor) is None:
-            values.first_sight(tensor, KIND[kind], name)
+        values.label([(name, tensor)], kind)
         if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
             values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
 
@@ -102,7 +107,9 @@ class Modules:
                 if found is module:
                     full = _join(outer.path, path)
                     self._name_tensors(list(module.named_modules(remove_duplicate=False)), full)
-                    return self._add(module, full, outer.root, outer.number)
+                    known = self._add(module, full, outer.root, outer.number)
+                    self._read_now([known])
+                    return known
         self.add_root(module)
         return self.by_id[id(module)]
 
@@ -142,8 +149,32 @@ class Modules:
 
     def infos(self) -> list[ModuleInfo]:
         """What the trace keeps of every module that was called, and of those that hold one."""
-        keys: dict[int, int] = {}
-        return [_info(known, keys) for known in self.all]
+        return [self._info(known) for known in self.all]
+
+    def _read_now(self, met: Sequence[Known]) -> None:
+        """What is said of modules that were met in the block: they may be gone when it ends."""
+        with quiet(), no_dispatch():  # ``extra_repr`` is code of the user's
+            for known in met:
+                known.info = self._info(known)
+
+    def _info(self, known: Known) -> ModuleInfo:
+        module = known.ref()
+        if module is None:
+            if known.info is not None:
+                return known.info
+            return ModuleInfo(known.path, tuple(known.aliases), "?", "", known.parent, "", False, known.root)
+        kind = type(module)
+        return ModuleInfo(
+            known.path, tuple(known.aliases), kind.__name__, kind.__module__, known.parent, _extra(module),
+            bool(module.training), known.root, _parameters(module, known.path, self._key),
+        )  # fmt: skip
+
+    def _key(self, tensor: Any) -> int:
+        """A number that tensors share only if they are one and the same."""
+        found = self._keys.get(id(tensor))
+        if found is None or found[0]() is not tensor:
+            found = self._keys[id(tensor)] = ref(tensor), next(self._numbers)
+        return found[1]
 
 
 def _join(prefix: str, name: str) -> str:
@@ -164,17 +195,6 @@ def _attributes(module: Any) -> list[tuple[str, Any]]:
     return found
 
 
-def _info(known: Known, keys: dict[int, int]) -> ModuleInfo:
-    module = known.ref()
-    if module is None:
-        return ModuleInfo(known.path, tuple(known.aliases), "?", "", known.parent, "", False, known.root)
-    kind = type(module)
-    return ModuleInfo(
-        known.path, tuple(known.aliases), kind.__name__, kind.__module__, known.parent, _extra(module),
-        bool(module.training), known.root, _parameters(module, known.path, keys),
-    )  # fmt: skip
-
-
 def _extra(module: Any) -> str:
     if type(module).extra_repr is Module.extra_repr:
         return ""
@@ -184,7 +204,7 @@ def _extra(module: Any) -> str:
         return ""
 
 
-def _parameters(module: Any, path: str, keys: dict[int, int]) -> tuple[ParameterInfo, ...]:
+def _parameters(module: Any, path: str, key: Callable[[Any], int]) -> tuple[ParameterInfo, ...]:
     held = [(name, tensor, False) for name, tensor in module._parameters.items()]
     held += [(name, tensor, True) for name, tensor in module._buffers.items()]
     infos = []
@@ -199,7 +219,7 @@ def _parameters(module: Any, path: str, keys: dict[int, int]) -> tuple[Parameter
             ParameterInfo(
                 name, _join(path, name), shape, str(tensor.dtype).removeprefix("torch."), numel,
                 numel * tensor.dtype.itemsize, isinstance(tensor, Parameter) and tensor.requires_grad, buffer,
-                keys.setdefault(id(tensor), len(keys)),
+                key(tensor),
             )
         )  # fmt: skip
     return tuple(infos)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -112,7 +112,11 @@ class Recorder:
     def _keep(self, session: Session) -> None:
         """Put observers in place, and whoever keeps what they and the session write."""
         asked = self._asked
-        file = -1 if asked.folder is None else claim(asked.folder)
+        file = -1
+        if asked.folder is not None:
+            file = claim(asked.folder)
+            # The program may go to another folder, and come to its end there.
+            asked = self._asked = replace(asked, folder=asked.folder.absolute())
         try:
             self._observe(session)
             if asked.folder is not None or asked.last is not None:

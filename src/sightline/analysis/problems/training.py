@@ -65,7 +65,7 @@ class Training:
         for module, info in reversed(missing.values()):
             values = self._values_of(info.key)
             if all(self._facts.meta(value).type == "Tensor" for value in values):
-                yield Idle(info.name, info.path, module, values, bool(self._uses(values)))
+                yield Idle(info.name, info.path, module, values, bool(self._reads(values)))
 
     def _below(self, top: int) -> list[int]:
         """A module and all inside it."""
@@ -112,9 +112,14 @@ class Training:
     def _uses(self, values: Sequence[int]) -> list[int]:
         return sorted({op for value in values for op in self._facts.users(value)})
 
+    def _reads(self, values: Sequence[int]) -> list[int]:
+        """The ops that read a parameter; not those that gave it a new value, as its initialisation did."""
+        made = set(self._data.values.producer[list(values)].tolist())
+        return [op for op in self._uses(values) if op not in made]
+
     def uses(self, idle: Idle) -> list[int]:
         """The forward ops that read a parameter."""
-        return self._uses(idle.values)
+        return self._reads(idle.values)
 
     # -- gradients -------------------------------------------------------------------------------------
 
@@ -157,16 +162,16 @@ class Training:
     def cut(self, idle: Idle) -> int:
         """The op behind which a parameter's branch goes on towards the loss without gradients, or -1."""
         floating, leads = self._facts.floating, self._reached[1]
-        front, seen = list(idle.values), set(idle.values)
-        while front:
+        seen, ops = set(idle.values), self._reads(idle.values)
+        while ops:
             after: list[int] = []
-            for op in self._uses(front):
+            for op in ops:
                 made = [value for value in self._facts.results(op) if floating[value]]
                 if any(leads[value] and not self.wants[value] for value in made):
                     return op
                 after += (value for value in made if self.wants[value] and value not in seen)
             seen.update(after)
-            front = list(dict.fromkeys(after))
+            ops = self._uses(list(dict.fromkeys(after)))
         return -1
 
     # -- modules ---------------------------------------------------------------------------------------

@@ -21,7 +21,18 @@ from sightline.trace.assembly.ops import OPAQUE, Ops, OpsSoFar, recompute_stacks
 from sightline.trace.assembly.raw import Batch, Late, Learned, Streams, Tables
 from sightline.trace.assembly.stats import Statistics
 from sightline.trace.assembly.steps import Steps
-from sightline.trace.assembly.values import ACTIVATION, KIND, Arriving, Living, Storages, floating, relevant
+from sightline.trace.assembly.values import (
+    ACTIVATION,
+    KIND,
+    LASTING,
+    Arriving,
+    Living,
+    Storages,
+    earlier,
+    floating,
+    inherit,
+    relevant,
+)
 from sightline.trace.assembly.versions import Changes, NewVersions
 from sightline.trace.data import CaptureInfo, StepInfo
 
@@ -91,6 +102,7 @@ class Assembler:
             self._steps.waiting += batch.steps
             self._captures += batch.captures
         self._learn(first)
+        inherit(self._living, first)
         recomputes = recompute_stacks(self._tables.places, self._tables.codes)
         ops.find_forward_ops(recomputes, self._living)
         self._write(ops, first, rows)
@@ -183,11 +195,19 @@ class Assembler:
             if at >= 0 and name >= 0:
                 living.name[at] = name
             if at < first:  # it is written
-                place = int(self.place_of(np.array([one.value]))[0])
-                if one.kind >= 0:
-                    self._sink.patch("values", "kind", place, one.kind)
-                if name >= 0:
-                    self._sink.patch("values", "name", place, name)
+                self._patch(one.value, one.kind, name)
+            for older in earlier(living, at) if one.kind in LASTING else ():
+                living.kind[older], living.name[older] = one.kind, name
+                if older < first:
+                    self._patch(int(living.id[older]), one.kind, name)
+
+    def _patch(self, value: int, kind: int, name: int) -> None:
+        """What became known of a value that is written."""
+        place = int(self.place_of(np.array([value]))[0])
+        if kind >= 0:
+            self._sink.patch("values", "kind", place, kind)
+        if name >= 0:
+            self._sink.patch("values", "name", place, name)
 
     # -- columns -----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ is in the columns already. A value's place in the trace is its id less the ids b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,9 @@ from sightline.trace.data import TensorMeta
 
 KIND: Final = {name: number for number, name in enumerate(d.KINDS)}
 ACTIVATION: Final = KIND["activation"]
+#: What a tensor stays when it is changed in place: a weight is one before and after the optimizer.
+LASTING: Final = frozenset({KIND["parameter"], KIND["buffer"], KIND["state"]})
+_GIVEN: Final = frozenset({KIND["input"], KIND["external"]})
 #: What is known of a living value; ``maker`` is the aten op that first returned it.
 _COLUMNS: Final = (
     "id", "meta", "address", "offset", "kind", "producer", "previous", "base", "flags", "storage", "name",
@@ -180,6 +183,25 @@ class Storages:
             if held >= 0:
                 storage[first + at] = storage[held]
         numbers[:] = storage[first:]
+
+
+def inherit(living: Living, first: int) -> None:
+    """Versions from row ``first`` on are what the tensor was before, if that is something that lasts."""
+    rows = np.flatnonzero((living.previous[first:] >= 0) & (living.kind[first:] == ACTIVATION)) + first
+    kind, name = living.kind, living.name
+    for at, before in zip(rows.tolist(), living.at(living.previous[rows]).tolist(), strict=True):
+        if before >= 0 and int(kind[before]) in LASTING:
+            kind[at] = kind[before]
+            if name[at] < 0:
+                name[at] = name[before]
+
+
+def earlier(living: Living, at: int) -> Iterator[int]:
+    """The rows of what a tensor was before, back to where it was seen first and nobody knew what it was."""
+    while at >= 0 and living.previous[at] >= 0:
+        at = int(living.at(living.previous[at : at + 1])[0])
+        if at >= 0 and int(living.kind[at]) in _GIVEN:
+            yield at
 
 
 def extent(meta: TensorMeta) -> int:
