@@ -367,7 +367,8 @@ class Trace:
 
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
-        An existing bundle is replaced at once, or not at all.
+        A bundle that is there is replaced without a question, whatever recording it holds: at once, or not
+        at all.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:

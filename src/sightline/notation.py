@@ -4,6 +4,7 @@
     $12            the value with id 12
     mul.Tensor     an aten op with its overload; the default overload has no suffix
     net.py:9       a source position, with the path shortened
+    [f32[] ×64]    a list of 64 tensors that look alike
 
 It is torch-free: dtypes and devices come in as the text torch prints for them.
 """
@@ -14,10 +15,13 @@ import os
 import sysconfig
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from sightline.trace.forms import Form
+
+#: So many tensors of a list that look alike are written as one.
+MANY_ALIKE: Final = 4
 
 _DTYPES = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16",
@@ -49,6 +53,11 @@ def tensor_text(shape: Sequence[int], dtype: str, device: str = "cpu", layout: s
     if layout not in ("strided", "torch.strided"):
         text += f" {layout.removeprefix('torch.')}"
     return text if device == "cpu" else f"{text}@{device}"
+
+
+def times_text(text: str, count: int) -> str:
+    """What there is several times, one after the other: ``f32[] ×64``."""
+    return f"{text} ×{count}"
 
 
 def value_text(value_id: int) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
 from sightline.errors import UsageError
+from sightline.given import checked
 from sightline.options import Capture, Check, Stats, one_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     by running it eagerly, in the whole process, while the block runs.
     """
 
+    @checked
     def __init__(
         self,
         model: Any = None,
@@ -68,11 +70,11 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         one_of("ops", ops, ("none", "api", "aten", "both"))
         one_of("live", live, (None, "code", "log"))
         one_of("compiled", compiled, ("opaque", "eager"))
-        kept, measured, checked = Capture.of(capture), Stats.of(stats), Check.of(check)
+        kept, measured, guarded = Capture.of(capture), Stats.of(stats), Check.of(check)
         folder = _folder(path, kept)
         if last is not None and (type(last) is not int or last < 1):
             raise UsageError(f"last={last!r} is how many ops to keep: a whole number from 1 up.")
-        if checked is not None and ops == "none":
+        if guarded is not None and ops == "none":
             raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
         from sightline.recording.recorder import Asked, Recorder, check_model
 
@@ -82,7 +84,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             ops,
             name,
             compiled,
-            Asked(_watcher(live, ops), measured, checked, _judge, kept, folder, last),
+            Asked(_watcher(live, ops), measured, guarded, _judge, kept, folder, last),
         )
         self._recorder: Recorder | None = None
 

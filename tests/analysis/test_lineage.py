@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.analysis.lineage import Lineage, lineage_of
-from sightline.analysis.wanted import wanted_value
+from sightline.analysis.wanted import find_wanted, wanted_value
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import CaptureInfo
@@ -192,7 +192,7 @@ def test_a_capture_by_its_key() -> None:
     [
         (
             "blocks.0.atn",
-            r"'blocks.0.atn' names no value, module or variable .*; did you mean 'blocks.0.attn'",
+            r"'blocks.0.atn' names no value, module or variable .*; did you mean 'blocks.0.attn.qkv'",
         ),
         ("$9999", r"There is no value \$9999 in this trace; its values are \$0 … \$\d+\."),
         (-1, r"There is no value \$-1 in this trace"),
@@ -301,3 +301,45 @@ def test_a_view_that_no_recorded_op_made() -> None:
     view = b.value(2, kind="activation", base=base)
     makings = told(b.build(), int(view)).makings
     assert [(making.name, making.sources) for making in makings] == [("", (int(base),)), ("exp", ())]
+
+
+def test_a_module_that_was_never_called_is_not_offered_again() -> None:
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.used(x)
+            return out
+
+    model = Holding()
+    with sl.trace(model) as t:
+        model(torch.ones(1, 2))
+    sentence = r"^'unused' is a module that was never called in this recording: there is no value of it\.$"
+    with pytest.raises(NothingMatched, match=sentence):
+        wanted_value(t.index, "unused")
+    with pytest.raises(NothingMatched, match=r"did you mean 'used'(, [^u]| or [^u]|\?)"):
+        wanted_value(t.index, "unsed")
+
+
+def returning(x: Tensor) -> Tensor:
+    inner = x * 2
+    for _ in range(2):
+        inner = nn.functional.mse_loss(inner.expand(2), torch.zeros(2))
+    return inner
+
+
+def test_a_variable_anywhere_means_the_last_value_it_had() -> None:
+    model = Residual()
+    with sl.trace(model) as t:
+        outer = returning(torch.ones(2))
+        outer = returning(outer.expand(2))
+        model(torch.ones(2, 4))
+    assert wanted_value(t.index, "inner").producer.name == "mse_loss"  # type: ignore[union-attr]
+    assert wanted_value(t.index, "outer").id == wanted_value(t.index, "inner").id
+    assert find_wanted(t.index, "inner").set_by.code.startswith("inner = nn.functional")  # type: ignore[union-attr]
+    assert find_wanted(t.index, "outer").set_by.code == "outer = returning(outer.expand(2))"  # type: ignore[union-attr]
+    assert wanted_value(t.index, "turned").shape == (4, 2)
+    assert find_wanted(t.index, "fc.weight").set_by is None
+    assert outer.shape == ()

@@ -6,8 +6,8 @@ import linecache
 
 import pytest
 
-from sightline.analysis.names import assigned_name, enclosing_loop, value_names
-from tests.builders import TraceBuilder, make_trace
+from sightline.analysis.names import assigned_name, value_names
+from tests.builders import make_trace
 
 
 def name_in(text: str, expr: str, path: str = "") -> str | None:
@@ -63,20 +63,10 @@ def test_unreadable_source_gives_no_name(text: str) -> None:
     file = "<broken>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     assert assigned_name(file, 1, 1, 4, 8) is None
-    assert enclosing_loop(file, 1) is None
 
 
 def test_a_missing_file_gives_no_name() -> None:
     assert assigned_name("/nowhere/net.py", 1, 1, 0, 4) is None
-
-
-def test_the_innermost_loop_around_a_line() -> None:
-    b = TraceBuilder()
-    b.source("loops.py", "for a in x:\n    while (b\n           > 1):\n        f(a)\n    g(a)\nh()\n")
-    assert enclosing_loop("loops.py", 4) == "while (b > 1):"
-    assert enclosing_loop("loops.py", 5) == "for a in x:"
-    assert enclosing_loop("loops.py", 1) is None
-    assert enclosing_loop("loops.py", 6) is None
 
 
 def test_values_are_named_by_api_calls_and_module_calls() -> None:

@@ -52,7 +52,7 @@ def test_csv_says_the_same(run: Path) -> None:
 
 def test_the_table_is_for_people(run: Path) -> None:
     lines = told("ops", run, "--module", "blocks.0", "--phase", "forward", "--head", 5).splitlines()
-    assert lines[0].split() == ["id", "op", "result", "module", "line", "time"]
+    assert lines[0].split() == ["id", "time", "module", "line", "result", "op"]
     assert lines[2].split("  ")[1:] != []
     assert "F.linear(f32[2, 5, 8], f32[8, 8], f32[8])" in lines[2]
     assert "    view(f32[2, 5, 8], [10, 8])" in lines[3]
@@ -67,7 +67,29 @@ def test_a_terminal_gets_no_line_it_cannot_show(run: Path) -> None:
     assert max(map(len, shown.splitlines())) == 100
     assert "…" in shown
     lines = [line for line in shown.splitlines() if "blocks" in line]
-    assert all(re.search(r"\.py:\d+ +[\d.]+ .?s$", line) for line in lines)
+    assert all(re.search(r"^ *\d+  \w+ +[\d.]+ .?s  ", line) for line in lines)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("asked", [[], ["--sort", "flops"], ["--level", "api"]])
+def test_a_table_has_the_width_of_the_terminal(run: Path, columns: int, asked: list[str]) -> None:
+    shown, status = on_terminal("ops", run, *asked, "--color", "never", "--no-pager", COLUMNS=str(columns))
+    assert status == 0
+    assert max(map(len, shown.splitlines())) <= columns
+
+
+def test_what_is_sorted_by_is_shown(run: Path) -> None:
+    title, _, first, *_ = told("ops", run, "--sort", "flops", "--head", 3).splitlines()
+    assert title.split()[:4] == ["id", "time", "FLOPs", "module"]
+    assert re.search(r"s +\d[\d.]*k? +", first)
+    assert "FLOPs" not in told("ops", run, "--sort", "time", "--head", 3)
+
+
+def test_on_a_pipe_the_rows_are_measured(run: Path) -> None:
+    title, _, *lines = told("ops", run, "--head", 40).splitlines()
+    assert len(lines) == 40
+    column = title.index("op")
+    assert all(line[column - 2 : column] == "  " and line[column:].strip() for line in lines)
 
 
 def test_filters_choose_and_limits_cut(run: Path) -> None:
@@ -93,7 +115,7 @@ def test_wrong_calls_are_one_sentence(run: Path) -> None:
         "--head and --tail do not go together; give one of them."
     )
     assert refused("ops", run, "--op", "reluu").startswith(
-        "op='reluu' matches no op of this trace; did you mean 'relu'"
+        "--op 'reluu' matches no op of this trace; did you mean 'relu'"
     )
     assert "'sideways' is not one of" in misused("ops", run, "--phase", "sideways")
 

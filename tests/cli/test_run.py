@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -169,16 +171,151 @@ def test_what_is_not_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_recording_never_goes_over_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _place(None, "train", force=False) == Path("train.sight")
-    Path("train.sight").mkdir()
-    Path("train-2.sight").mkdir()
-    assert _place(None, "train", force=False) == Path("train-3.sight")
+    assert [str(_place(None, "train", force=False)) for _ in range(3)] == [
+        "train.sight", "train-2.sight", "train-3.sight",
+    ]  # fmt: skip
     with pytest.raises(UsageError, match=r"train\.sight is there already; give another -o, or --force"):
         _place("train.sight", "train", force=False)
     with pytest.raises(UsageError, match=r"train\.sight is no recording and is not replaced"):
         _place("train.sight", "train", force=True)
-    Path("train.sight", "rank0.db").touch()
-    assert not _place("train.sight", "train", force=True).exists()
+    Path("train.sight", "rank0.journal").touch()
+    with pytest.raises(UsageError, match=r"train\.sight is still being recorded, or its process was killed"):
+        _place("train.sight", "train", force=True)
+    Path("train.sight", "rank0.journal").rename(Path("train.sight", "rank0.db"))
+    assert not os.listdir(_place("train.sight", "train", force=True))
+    Path("notes").touch()
+    with pytest.raises(UsageError, match=r"written to notes/x\.sight: Not a directory; say where with -o\."):
+        _place("notes/x.sight", "train", force=False)
+
+
+def test_runs_at_the_same_time_have_recordings_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "opt.py").write_text("import torch\ntorch.ones(2).relu()\nprint('done')\n")
+    asked = [[], [], ["-o", "same.sight"], ["-o", "same.sight"]]
+    command = [sys.executable, "-m", "sightline", "run", "-q"]
+    started = [
+        subprocess.Popen([*command, *options, "opt.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE) for options in asked
+    ]  # fmt: skip
+    told = [process.communicate() for process in started]
+    assert [process.returncode for process in started[:2]] == [0, 0]
+    assert sorted(process.returncode for process in started[2:]) == [0, 1]
+    assert [out for out, _ in told].count("done\n") == 3
+    refused = next(err for process, (_, err) in zip(started, told, strict=True) if process.returncode)
+    assert refused == "Error: same.sight is there already; give another -o, or --force to replace it.\n"
+    for name in ("opt", "opt-2", "same"):
+        assert sl.load(tmp_path / f"{name}.sight").validate().ops == 4
+
+
+def test_a_script_that_goes_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "cd.py").write_text("import os, torch\nos.chdir('/')\ntorch.ones(2)\nprint('out')\nexit(7)\n")
+    done = run(tmp_path, "-q", "cd.py")
+    assert (done.returncode, done.stdout) == (7, "out\n")
+    assert done.stderr.endswith("Look at it: sightline show cd.sight\n")
+    assert sl.load(tmp_path / "cd.sight").validate().ops == 2
+
+
+@pytest.mark.parametrize("options", [["-q"], [], ["-q", "--last", "9"], ["-q", "--capture", "**"]])
+def test_a_script_that_removes_the_recording(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "gone.py").write_text(
+        "import shutil, torch\ntorch.nn.ReLU()(torch.ones(2))\nshutil.rmtree('gone.sight')\n"
+        "torch.ones(2)\nprint('out')\nraise SystemExit(3)\n"
+    )
+    done = run(tmp_path, *options, "gone.py")
+    assert (done.returncode, done.stdout) == (3, "out\n")
+    assert done.stderr == (
+        f"sightline: No bundle was made: {tmp_path / 'gone.sight'} was removed while it was written to; "
+        "nothing of it is on disk.\n"
+    )
+    assert os.listdir(tmp_path) == ["gone.py"]
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('never')\n")
+    done = run(Path("/proc"), str(tmp_path / "script.py"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: No recording can be written to script.sight: ")
+    assert done.stderr.endswith("; say where with -o.\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
+    (tmp_path / "fork.py").write_text(
+        "import os, sys, torch\ntorch.ones(2)\nif os.fork() == 0:\n    sys.exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    for options in ([], ["--steps", "1:2"]):
+        done = run(tmp_path, "-q", *options, "fork.py")
+        assert (done.returncode, done.stdout) == (0, "5\n")
+        assert done.stderr.count("sightline: ") == 1
+    assert sorted(os.listdir(tmp_path)) == ["fork.py", "fork.sight"], "no step was taken: no folder is left"
+
+
+def test_options_before_the_script_are_ours(tmp_path: Path) -> None:
+    (tmp_path / "mirror.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    done = run(tmp_path, "-q", "--statts", "mirror.py")
+    assert done.returncode == 2
+    assert "No such option '--statts'" in done.stderr
+    assert "'--stats'" in done.stderr
+    done = run(tmp_path, "-q", "mirror.py", "--statts", "--", "-q", "--help")
+    assert done.stdout == "['--statts', '--', '-q', '--help']\n"
+    done = run(tmp_path, "--module", "fc", "mirror.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Error: --module says where statistics are taken: give --stats with it." in done.stderr
+
+
+def test_a_glob_that_matched_nothing_is_told_even_to_the_quiet(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import sys, torch\n"
+        "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.attn = torch.nn.Linear(2, 2)\n    def forward(self, x):\n        return self.attn(x)\n"
+        "Net()(torch.ones(1, 2))\nsys.exit(0)\n"
+    )
+    asked = ["--capture", "atn", "--stats", "--module", "atn"]
+    quiet, loud = run(tmp_path, "-q", *asked, "net.py"), run(tmp_path, *asked, "net.py")
+    for option in ("--capture", "--module"):
+        assert f"sightline: {option} 'atn' matched nothing; near: attn.\n" in quiet.stderr
+        assert f"{option} 'atn' matched nothing; near: attn\n" in loud.stderr
+    assert "raised" not in loud.stderr, "sys.exit(0) is no failure"
+
+
+def test_a_folder_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "pk").mkdir()
+    (tmp_path / "pk" / "__main__.py").write_text(MIRROR)
+    alone, recorded = ran(tmp_path, "pk", "4"), run(tmp_path, "-q", "pk", "4")
+    assert (recorded.returncode, recorded.stdout) == (4, alone.stdout)
+    assert '"package": ""' in alone.stdout
+    assert recorded.stderr.endswith("Look at it: sightline show pk.sight\n")
+
+
+def test_a_second_interrupt_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stop.py").write_text(
+        "import torch\ntorch.ones(2)\ndef f():\n    raise KeyboardInterrupt\nf()\n"
+    )
+    program = (
+        "import sightline.cli.run as run\nfrom sightline.cli import main\n"
+        "def interrupted(*_):\n    raise KeyboardInterrupt\n"
+        "{place} = interrupted\nmain(['run', 'stop.py'], prog_name='sightline')\n"
+    )
+    for place in ("run._say", "run.sys.stdout.flush", "import_finish().finish"):
+        text = program.format(place=place).replace(
+            "import_finish()", "__import__('sightline.recording.keeping', fromlist=['x']).Keeper"
+        )
+        done = ran(tmp_path, "-c", text)
+        assert done.returncode == -signal.SIGINT
+        assert "interrupted" in done.stderr
+        assert 'stop.py", line 5, in <module>\n' in done.stderr
+        assert "sightline/cli" not in done.stderr
+
+
+def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:
+    (tmp_path / "my script é.py").write_text(
+        "import torch\nwith torch.no_grad():\n    torch.ones(2).relu()\n"
+    )
+    done = run(tmp_path, "my script é.py")
+    assert done.stderr.endswith("Look at it: sightline show 'my script é.sight'\n")
+    assert "more      sightline show 'my script é.sight'\n" in done.stderr
+    assert "sightline run --stats finds NaN" in done.stderr
+    assert not re.search(r"\bt\.\w+\(|stats=|path=|sl\.", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,24 @@ import pytest
 import sightline as sl
 from sightline.cli.screen import waiting
 from sightline.cli.show import VIEWS
+from sightline.cli.words import spoken_view
 from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
 
 
 def test_without_options_it_is_the_overview(run: Path) -> None:
     shown = told("show", run)
-    assert shown.splitlines()[:-1] == str(sl.load(run)).splitlines()[:-1]
+    overview = str(spoken_view(sl.load(run)._overview()))
+    assert ": --view nonfinite" in overview
+    assert shown.splitlines()[:-1] == overview.splitlines()[:-1]
     last = shown.splitlines()[-1]
     assert last == "more      --view code, log, order, summary, source, problems or nonfinite"
 
 
 @pytest.mark.parametrize("view", ["code", "log", "summary", "source", "problems", "nonfinite"])
 def test_a_view_is_that_of_the_trace(run: Path, view: str) -> None:
-    assert told("show", run, "--view", view) == f"{getattr(sl.load(run), view)()}\n"
+    shown = getattr(sl.load(run), view)()
+    shown = spoken_view(shown) if view == "summary" else shown
+    assert told("show", run, "--view", view) == f"{shown}\n"
 
 
 def test_the_order_of_calls(run: Path) -> None:
@@ -46,7 +51,7 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     assert (
         told("show", run, "--view", "log", "--inside", "--tail", 4) == f"{trace.log(inside=True, tail=4)}\n"
     )
-    narrow = trace.summary(width=60, depth=1)
+    narrow = spoken_view(trace.summary(width=60, depth=1))
     assert told("show", run, "--view", "summary", "--width", 60, "--depth", 1) == f"{narrow}\n"
     source = trace.source(file="recorded.py", op="relu")
     assert told("show", run, "--view", "source", "--only", "recorded.py", "--op", "relu") == f"{source}\n"
@@ -88,12 +93,12 @@ def test_an_option_the_view_does_not_take_is_one_sentence(run: Path) -> None:
 
 def test_what_matches_nothing_names_what_is_near(run: Path) -> None:
     said = refused("show", run, "--module", "block")
-    assert said.startswith("module='block' matches no module of this trace; did you mean 'blocks'")
+    assert said.startswith("--module 'block' matches no module of this trace; did you mean 'blocks'")
 
 
 def test_what_is_no_recording_is_one_sentence(run: Path, tmp_path: Path) -> None:
     assert refused("show", tmp_path / "none") == f"There is no recording {tmp_path / 'none'}."
-    assert refused("show", tmp_path) == (f"{tmp_path} is no sightline recording: there is no rank0.db in it.")
+    assert refused("show", tmp_path) == (f"{tmp_path} is no sightline recording: it is an empty folder.")
     text = tmp_path / "notes.txt"
     text.write_text("hello")
     assert refused("show", text).startswith(f"{text} is no sightline recording: it is not a database")
@@ -144,7 +149,7 @@ def test_a_pager_that_is_left_early_ends_it(run: Path) -> None:
 def test_an_error_comes_before_the_pager(run: Path) -> None:
     seen, status = on_terminal("show", run, "--op", "nothing", PAGER="sed s/^/paged:/")
     assert status == 1
-    assert seen.startswith("Error: op='nothing' matches no aten op of this trace")
+    assert seen.startswith("Error: --op 'nothing' matches no aten op of this trace")
 
 
 def test_colour_can_be_asked_for_on_a_pipe(run: Path) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +44,46 @@ def test_a_tensor_that_was_altered(run: Path, tmp_path: Path) -> None:
     assert str(shard) in refused("validate", path)
     shard.unlink()
     assert refused("validate", path).startswith(f"{shard} is missing")
+
+
+def test_a_byte_in_any_chunk(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.sight"
+    shutil.copytree(run, path)
+    database = sqlite3.connect(path / "rank0.db", isolation_level=None)
+    chunks = database.execute("SELECT kind, name, number, data FROM chunks").fetchall()
+    assert len(chunks) > 50
+    change = "UPDATE chunks SET data = ? WHERE kind = ? AND name = ? AND number = ?"
+    missed = []
+    for kind, name, number, data in chunks:
+        altered = bytearray(data)
+        altered[len(data) // 2] ^= 0x10
+        database.execute(change, (bytes(altered), kind, name, number))
+        said = invoke("validate", path)
+        if said.exit_code != 1 or f"{kind}/{name}/{number} was altered" not in said.stderr:
+            missed.append(f"{kind}/{name}")
+        database.execute(change, (data, kind, name, number))
+    database.close()
+    assert missed == []
+    assert "is sound" in told("validate", path)
+
+
+def test_a_recording_that_was_not_finished(tmp_path: Path) -> None:
+    script = """
+        import os, signal, sys, torch, sightline as sl
+        from sightline.recording import keeping
+        keeping.SECONDS = 0.01
+        model = torch.nn.Linear(2, 2)
+        with sl.trace(model, path=sys.argv[1], capture=True) as t:
+            model(torch.ones(1, 2))
+            t.data
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    path = tmp_path / "run.sight"
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert told("validate", path).startswith(
+        f"{path} is sound, but not finished: 5 ops, 5 values, 1 module call, "
+    )
 
 
 def test_the_exit_code_is_for_scripts(run: Path, tmp_path: Path) -> None:

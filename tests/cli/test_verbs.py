@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 
 import sightline as sl
 from sightline.cli import VERBS, main
-from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, process, told
+from sightline.cli.words import spoken_view
+from sightline.views.outline import Line, View, line
+from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, misused, process, refused, told
 from tests.recording.architectures import ZOO
 
 VIEWING: dict[str, list[list[str]]] = {
@@ -122,6 +125,61 @@ def test_a_verb_that_is_not_there_yet_is_unknown(monkeypatch: pytest.MonkeyPatch
     assert invoke("not-written").exit_code == 2
 
 
+def test_a_misspelt_verb_or_recording_names_what_is_near(run: Path) -> None:
+    assert misused("shwo", run) == "No such command 'shwo'. Did you mean 'show'?"
+    assert misused("zzz") == "No such command 'zzz'."
+    near = f"; did you mean {run}?"
+    assert (
+        refused("show", run.with_name("rnu.sigth"))
+        == f"There is no recording {run.with_name('rnu.sigth')}{near}"
+    )
+    assert refused("ops", run.with_name("run")) == f"There is no recording {run.with_name('run')}{near}"
+    assert (
+        refused("show", run.with_name("other.sight"))
+        == f"There is no recording {run.with_name('other.sight')}."
+    )
+
+
+@pytest.mark.parametrize("verb", ["ops", "tensors"])
+def test_two_forms_do_not_go_together(run: Path, verb: str) -> None:
+    assert misused(verb, run, "--csv", "--json") == "--csv and --json do not go together; give one of them."
+
+
+def test_what_is_allowed_but_is_not_there_is_said(run: Path) -> None:
+    result = invoke("show", run, "--view", "nonfinite", "--allow", "adm", "--allow", "head")
+    assert result.exit_code == 0
+    assert result.stderr == "sightline: --allow 'adm' matched nothing; near: addmm, add\n"
+
+
+def test_the_command_line_speaks_of_its_own_options(tmp_path: Path) -> None:
+    with sl.trace(ops="api") as bare:
+        torch.ones(2).relu().log()
+    bare.save(tmp_path / "bare.sight")
+    with sl.trace(ops="none", stats=True) as calls:
+        torch.nn.Threshold(9, float("nan"))(torch.ones(2))
+    calls.save(tmp_path / "calls.sight")
+    said = [told("show", file, "--view", view) for view in ("overview", "problems", "nonfinite")
+            for file in (tmp_path / "bare.sight", tmp_path / "calls.sight")]  # fmt: skip
+    said += [
+        refused("show", tmp_path / "bare.sight", "--stats"),
+        refused("tensors", tmp_path / "bare.sight", "q"),
+    ]
+    text = "\n".join(said)
+    for words in ("--ops both finds", "--stats finds", "--capture '**'", "--stats or --check."):
+        assert f"sightline run {words}" in text
+    assert ": --view nonfinite" in text
+    assert not re.search(r"\bt\.\w+\(|stats=|capture=|path=|sl\.|ops=\"|check=", text)
+
+
+def test_what_comes_out_of_a_recording_is_never_rewritten() -> None:
+    data = View(tuple(line(("stats=True finds", style)) for style in ("error", "op", "module", "code")))
+    assert spoken_view(data) == data
+    own = (line("x: t.problems()"),)
+    said = spoken_view(View(own, fit=lambda _: own))
+    assert str(said) == "x: --view problems"
+    assert [block.text for block in said.within(80) if isinstance(block, Line)] == [str(said)]
+
+
 @pytest.fixture(scope="module")
 def gpt2() -> sl.Trace:
     """A forward of a tiny GPT-2; the first model transformers builds adds a method to nn.Module, for good."""
@@ -137,7 +195,7 @@ def gpt2() -> sl.Trace:
 def test_a_real_architecture(gpt2: sl.Trace, tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     gpt2.save(path)
-    assert told("show", path, "--view", "summary") == f"{gpt2.summary()}\n"
+    assert told("show", path, "--view", "summary") == f"{spoken_view(gpt2.summary())}\n"
     assert "modeling_gpt2.py" in told("show", path, "--view", "code")
     assert told("ops", path, "--json").count("\n") == len(gpt2.ops)
     key = next(iter(gpt2.tensors))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,7 +21,7 @@ import transformers
 
 import sightline as sl
 from sightline.errors import CaptureError, UsageError
-from sightline.recording import keeping
+from sightline.recording import claiming, keeping
 from sightline.trace.bundle.loading import LoadedTrace
 from tests.recording.nets import Net
 from tests.recording.streams import TIMES, Awkward, awkward, both_ways, differences, session_of, train
@@ -233,6 +234,85 @@ def test_a_second_recording_needs_another_name(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"No recording can be written to .*: Not a directory; give path="):
         sl.trace(path=tmp_path / "other" / "notes.txt" / "run.sight").start()
     assert sorted(os.listdir(tmp_path)) == ["other", "run.sight"]
+
+
+def test_a_path_or_a_name_that_is_none() -> None:
+    with pytest.raises(UsageError, match=r"^path=3 must be a path\.$"):
+        sl.trace(path=3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^name=a Tensor must be a string\.$"):
+        sl.trace(name=torch.ones(99))  # type: ignore[arg-type]
+
+
+def test_of_many_that_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
+    won: list[int] = []
+    lost: list[str] = []
+    ready = threading.Barrier(8)
+
+    def want(folder: Path) -> None:
+        ready.wait()
+        try:
+            won.append(claiming.claim(folder))
+        except UsageError as error:
+            lost.append(str(error))
+
+    for number in range(20):
+        threads = [threading.Thread(target=want, args=(tmp_path / f"{number}",)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (len(won), len(lost)) == (20, 140)
+    assert all("is where another recording begins: give path= another name" in text for text in lost)
+    for file in won:
+        os.close(file)
+
+
+def test_one_that_begins_after_we_looked_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def late(path: Path, *flags: int) -> int:
+        (tmp_path / "rank0.journal").write_bytes(b"another's")
+        return opened(path, *flags)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(UsageError, match="already holds a recording"):
+        claiming.claim(tmp_path)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.journal"]
+    assert (tmp_path / "rank0.journal").read_bytes() == b"another's"
+
+
+def test_a_block_that_goes_to_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with sl.trace(torch.nn.ReLU(), path="run.sight", capture=True) as t:
+        os.chdir("elsewhere")
+        torch.nn.ReLU()(torch.ones(2))
+    assert t.tensors["ReLU"][0].numpy().tolist() == [1, 1]
+    assert len(sl.load(tmp_path / "run.sight").tensors) == 1
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("more", [{}, {"last": 100}])
+def test_a_folder_that_is_removed_costs_only_the_bundle(tmp_path: Path, more: dict[str, Any]) -> None:
+    with sl.trace(path=tmp_path / "run.sight", **more) as t:
+        torch.ones(2).relu()
+        assert len(t.ops) == 4
+        shutil.rmtree(tmp_path / "run.sight")
+        torch.ones(2).exp()
+        assert len(t.ops) == 8
+    assert [op.name for op in t.ops.where(level="aten")] == ["ones", "relu", "ones", "exp"]
+    assert "run.sight was removed while it was written to; nothing of it is on disk." in t.info["faults"][-1]
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_exception_without_a_text_is_its_name() -> None:
+    with pytest.raises(KeyboardInterrupt), sl.trace() as t:
+        raise KeyboardInterrupt
+    assert t.info["exception"] == "KeyboardInterrupt"
 
 
 def test_what_cannot_start_leaves_nothing(tmp_path: Path) -> None:

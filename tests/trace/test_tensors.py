@@ -365,3 +365,15 @@ def test_what_is_shown_reads_nothing() -> None:
     assert repr(tensors.where()).endswith("  … 2 more")
     assert repr(tensors["loss"]).startswith("<1 captured tensor, 8 B>")
     assert tensors["q"][0].nbytes == 8
+
+
+def test_a_list_of_modules_is_not_offered_as_the_home_of_a_variable() -> None:
+    infos = [
+        CaptureInfo("", f"blocks.{at}", "output", 0, 0, "output", "", at, (2,), "float32") for at in (0, 1)
+    ]
+    tensors = held(*infos, names={0: "x", 1: "x"})
+    with pytest.raises(NotCaptured) as error:
+        tensors["blocks.0.fx"]
+    offered = "; did you mean 'blocks.0', 'blocks.1' or 'blocks.0.output'?"
+    assert str(error.value) == f"No tensor was captured as 'blocks.0.fx'{offered}"
+    assert len(tensors["x"]) == 2

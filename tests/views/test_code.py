@@ -345,3 +345,30 @@ def test_lines_in_windows_are_those_of_the_view(window: int) -> None:
         for options in every:
             lines = [line.text for line in code_lines(trace, window=window, **options)]
             assert lines == str(code(trace, **options)).splitlines()
+
+
+def test_each_level_of_nested_loops_has_its_own_header() -> None:
+    b = TraceBuilder()
+    b.source(
+        "nest.py",
+        "for i in range(2):\n    for j in range(3):\n        x = x + 1\n        x = x.relu()\n"
+        "    x = x * 2\n",
+    )
+    x = b.value(2)
+    for _ in range(2):
+        for _ in range(3):
+            b.op("add", x, out=(2,), frame=b.frame("nest.py", 3, "<module>"))
+            b.op("relu", x, out=(2,), frame=b.frame("nest.py", 4, "<module>"))
+        b.op("mul", x, out=(2,), frame=b.frame("nest.py", 5, "<module>"))
+    assert str(code(b.build(), fold=True)).splitlines() == [
+        "┌ ×2  for i in range(2):",
+        "┊ ┌ ×3  for j in range(3):",
+        "┊ ┊ x = x + 1  # nest.py:3 in <module>:",
+        "┊ ┊ │ # add(f32[2]) -> f32[2];",
+        "┊ ┊ x = x.relu()  # nest.py:4 in <module>:",
+        "┊ ┊ │ # relu(f32[2]) -> f32[2];",
+        "┊ └",
+        "┊ x = x * 2  # nest.py:5 in <module>:",
+        "┊ │ # mul(f32[2]) -> f32[2];",
+        "└",
+    ]

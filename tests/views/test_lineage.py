@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 import sightline as sl
@@ -130,3 +132,13 @@ def test_hostile_names_stay_text() -> None:
         assert "\x1b" not in str(view)
         assert "\u202e" not in str(view)
         assert "<script>" not in view._repr_html_()
+
+
+def test_a_variable_of_a_script_is_told_with_its_line() -> None:
+    with sl.trace() as t:
+        total = torch.ones(2).exp()
+    head, first, *_ = str(t.lineage("total")).splitlines()
+    assert re.fullmatch(r"total was last set at \S+\.py:\d+: total = torch\.ones\(2\)\.exp\(\)", head)
+    assert "Tensor.exp" in first
+    assert str(t.lineage(f"${t.values[-1].id}")) == str(t.lineage("total")).removeprefix(f"{head}\n")
+    assert total.shape == (2,)

@@ -197,3 +197,15 @@ def test_a_live_log_is_flushed_and_says_what_raised() -> None:
     events(LiveLog(file=out), state=RAISED)
     assert out.flushed == out.getvalue()
     assert "└─ Raised: it ended in an exception" in out.flushed
+
+
+def test_a_long_list_of_tensors_that_look_alike_is_one_line() -> None:
+    b = TraceBuilder()
+    x, y = b.value(8), b.value(4)
+    b.op("torch.stack", [*[x] * 64, y], out=(64, 8), level="api")
+    assert str(log(b.build())).splitlines() == [
+        "● torch.stack()",
+        "├─ Input 0…63: Tensor [8] @ cpu ×64",
+        "├─ Input 64: Tensor [4] @ cpu",
+        "└─ Output: Tensor [64, 8] @ cpu",
+    ]

@@ -58,7 +58,8 @@ def test_repeated_blocks_are_one_row() -> None:
 
 
 def test_an_empty_trace() -> None:
-    assert "modules   0 called, 0 calls" in str(overview(TraceBuilder().build()))
+    told = "modules   0 called; only the thread that started the recording is recorded"
+    assert told in str(overview(TraceBuilder().build()))
 
 
 def test_hostile_names_stay_text() -> None:
@@ -133,3 +134,21 @@ def test_what_is_short_is_explained_where_it_appears() -> None:
     assert fact(overview(nested()), "key")
     assert not fact(overview(make_trace()), "key")
     assert "×N: N times" in fact(overview(make_trace(48)), "key")
+
+
+def test_a_recording_that_was_cut_short_says_so() -> None:
+    told = "cut short the process ended before the recording did: what it did last may be missing"
+    b = TraceBuilder(unfinished=True)
+    b.op("relu", b.value(2), out=(2,))
+    assert told in str(overview(b.build()))
+    assert "cut short" not in str(overview(make_trace()))
+    why = "nothing had been written when the process ended"
+    assert fact(overview(TraceBuilder(unfinished=True).build()), "empty").endswith(why)
+
+
+def test_what_ran_in_other_threads_is_not_there_and_that_is_said() -> None:
+    b = TraceBuilder()
+    b.op("relu", b.value(2), out=(2,))
+    told = "0 called; only the thread that started the recording is recorded"
+    assert fact(overview(b.build()), "modules") == told
+    assert "thread" not in str(overview(make_trace()))

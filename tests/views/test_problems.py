@@ -89,3 +89,12 @@ def test_hostile_names_stay_text() -> None:
     assert "\x1b" not in str(view)
     assert "<script>" in str(view)
     assert "<script>" not in view._repr_html_()
+
+
+def test_none_found_is_not_all_there_is_to_say_of_a_recording_that_was_cut_short() -> None:
+    b = TraceBuilder(unfinished=True)
+    b.op("relu", b.value(2), out=(2,))
+    head, cut_short, *_ = str(problems(b.build())).splitlines()
+    assert head == "problems: none found in 1 ops of a recording that was not finished"
+    assert cut_short == "the process ended before the recording did: what it did last may be missing"
+    assert "finished" not in str(problems(make_trace()))

@@ -172,7 +172,7 @@ def test_one_op_that_ran_often_has_one_range() -> None:
 def test_numbers_of_neighbours_stand_below_each_other() -> None:
     b = TraceBuilder()
     x = b.value(4)
-    wide = b.op("cat", [x] * 9, out=(36,))
+    wide = b.op("cat", [b.value(size) for size in range(1, 10)], out=(36,))
     made = [b.op("relu", x, out=(4,)), b.op("add.Tensor", x, 1, out=(4,)), wide]
     b.op("size", x)
     lines = str(code(measured(b.build(), {id: {} for id in made}))).splitlines()

@@ -54,6 +54,13 @@ def unmatched(data: TraceData) -> list[Unmatched]:
     return found
 
 
+def unmatched_allow(data: TraceData, globs: Iterable[str]) -> list[Unmatched]:
+    """Which globs of what may make a NaN match no op and no module of a recording."""
+    names, matches = _there_is(data, {}, "check", "allow")
+    wrong = [glob for glob in globs if not any(matches(glob, name) for name in names)]
+    return [Unmatched(repr(glob), tuple(close_to(glob, names, _NEAR))) for glob in wrong]
+
+
 def left_out_text(info: Mapping[str, Any]) -> str:
     """``3 left out by max_bytes=4,096``; empty where every tensor that was asked for was kept."""
     count = info.get("left_out")

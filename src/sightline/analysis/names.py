@@ -12,24 +12,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
 from sightline.analysis.places import torch_file
+from sightline.trace.data import I64, TraceData
 from sightline.trace.tables import Index
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
 Target = str | tuple["Target | None", ...]
 
 _FIRST = re.compile(r"\[(\d+)\]")
-
-
-@dataclass(frozen=True)
-class Source:
-    """What one source file says about names and loops."""
-
-    targets: dict[Position, Target] = field(default_factory=dict)
-    loops: tuple[tuple[int, int, str], ...] = ()  #: first line, last line, and the text of the header
+_HANDING_OVER: Final = "handle_torch_function"
 
 
 def assigned_name(
@@ -39,7 +34,7 @@ def assigned_name(
 
     ``path`` is where in the result the tensor is: ``""`` for the result itself, ``[1]`` for its second part.
     """
-    target = read(file).targets.get((line, end_line, column, end_column))
+    target = _read(file).targets.get((line, end_line, column, end_column))
     while target is not None and not isinstance(target, str):
         found = _FIRST.match(path)
         if found is None or int(found[1]) >= len(target):
@@ -48,46 +43,90 @@ def assigned_name(
     return None if target is None else target + path
 
 
-def enclosing_loop(file: str, line: int) -> str | None:
-    """The header of the innermost loop a line is in: ``for block in self.blocks:``."""
-    inside = [loop for loop in read(file).loops if loop[0] < line <= loop[1]]
-    return max(inside)[2] if inside else None
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A value and a variable it was assigned to, with the frame that did it."""
+
+    value: int
+    name: str
+    frame: int
+    call: int  #: the module call in the code of which it was done; -1 outside
 
 
 def value_names(index: Index) -> dict[int, str]:
     """The variable of the user's that each value was assigned to, where the source says so.
 
-    Read off API calls, aten ops that came from none, and module calls, in the order they ended: what is
-    returned and assigned again further out has its outer name.
+    What is returned by a module and assigned again further out has its outer name.
     """
+    return {each.value: each.name for each in assignments(index)}
+
+
+def assignments(index: Index) -> Iterator[Assigned]:
+    """Every assignment of a value to a variable of the user's, where the source says so.
+
+    Read off API calls, aten ops that came from none, and module calls, in the order they ended.
+    """
+    for value, frame, call, path in _made(index):
+        name = assigned_name(*_position(index, frame), path)
+        if name is not None:
+            yield Assigned(value, name, frame, call)
+
+
+def returned_assignments(index: Index) -> Iterator[Assigned]:
+    """What was assigned to a variable after functions of the user's returned it: ``loss = step(x)``.
+
+    A function that sets the variable it returns several times returned the last one of these.
+    """
+    for value, frame, call, path in _made(index):
+        name = assigned_name(*_position(index, frame), path)
+        parents = index.raw.frames.parent
+        while frame >= 0 and not path and _returns(*_position(index, frame), name):
+            frame = int(parents[frame])
+            name = assigned_name(*_position(index, frame)) if frame >= 0 else None
+            if name is not None:
+                yield Assigned(value, name, frame, call)
+
+
+def _made(index: Index) -> Iterator[tuple[int, int, int, str]]:
+    """Each value that a line of the user's made: its id, frame and module call, and where in the result."""
     data = index.raw
     ops, calls = data.ops, data.calls
     own = np.array([not torch_file(code.file) for code in data.codes] + [False])[data.frames.code]
     own = np.append(own, False)  # frame -1: no source
-    names: dict[int, str] = {}
-    for ids, frames, forms, offsets, flat in (
-        (np.flatnonzero(ops.parent < 0), ops.frame, ops.result, ops.output_offsets, ops.outputs),
-        (np.argsort(calls.order), calls.frame, calls.output_form, calls.output_offsets, calls.outputs),
-    ):
+    for ids, frames, inside, forms, offsets, flat in (
+        (np.flatnonzero(ops.parent < 0), _callers(data)[ops.frame], ops.call, ops.result,
+         ops.output_offsets, ops.outputs),
+        (np.argsort(calls.order), calls.frame, calls.parent, calls.output_form,
+         calls.output_offsets, calls.outputs),
+    ):  # fmt: skip
         bounds = offsets.tolist()
         for id in ids[own[frames[ids]] & (forms[ids] >= 0)].tolist():
             for slot, path in enumerate(_paths(index, int(forms[id]))):
                 at = bounds[id] + slot
-                name = _frame_name(index, int(frames[id]), path) if at < bounds[id + 1] else None
-                if name is not None:
-                    names[int(flat[at])] = name
-    return names
+                if at < bounds[id + 1]:
+                    yield int(flat[at]), int(frames[id]), int(inside[id]), path
 
 
-def _frame_name(index: Index, frame: int, path: str) -> str | None:
+def _callers(data: TraceData) -> I64:
+    """For each frame the one that made the call: of torch's functions in Python that is two further out.
+
+    Such a function, as ``F.mse_loss``, hands over its whole call, in a line of its own, to torch's dispatch.
+    """
+    frames = data.frames
+    parents = np.append(frames.parent, -1).astype(np.int64)
+    hands_over = np.array([code.function == _HANDING_OVER and torch_file(code.file) for code in data.codes])
+    found = np.append(np.arange(len(frames), dtype=np.int64), -1)
+    if hands_over.any():
+        handed = np.flatnonzero(hands_over[frames.code])
+        found[handed] = parents[parents[handed]]
+    return found
+
+
+def _position(index: Index, frame: int) -> tuple[str, int, int, int, int]:
     frames = index.raw.frames
-    position = (
-        int(frames.line[frame]),
-        int(frames.end_line[frame]),
-        int(frames.column[frame]),
-        int(frames.end_column[frame]),
-    )
-    return assigned_name(index.raw.codes[frames.code[frame]].file, *position, path)
+    numbers = (frames.line, frames.end_line, frames.column, frames.end_column)
+    line, end_line, column, end_column = (int(each[frame]) for each in numbers)
+    return index.raw.codes[frames.code[frame]].file, line, end_line, column, end_column
 
 
 def _paths(index: Index, form: int) -> list[str]:
@@ -95,28 +134,51 @@ def _paths(index: Index, form: int) -> list[str]:
     return [path.removeprefix("[0]") for path in index.raw.forms[form].slots()]
 
 
-def read(file: str) -> Source:
+@dataclass(frozen=True)
+class _Source:
+    """What one source file says about names."""
+
+    targets: dict[Position, Target] = field(default_factory=dict)
+    returned: frozenset[Position] = frozenset()  #: whole values of ``return``
+    #: Functions by their first and last line, with the variables that ``return`` names.
+    functions: tuple[tuple[int, int, frozenset[str]], ...] = ()
+
+
+def _returns(
+    file: str, line: int, end_line: int, column: int, end_column: int, name: str | None = None
+) -> bool:
+    """Whether a function returns the expression at a position, or the variable it is assigned to."""
+    source = _read(file)
+    if (line, end_line, column, end_column) in source.returned:
+        return True
+    around = [each for each in source.functions if each[0] <= line <= each[1]]
+    return name is not None and bool(around) and name in max(around)[2]
+
+
+def _read(file: str) -> _Source:
     """What a file says, read once for each content it had."""
     try:
-        return _parsed(file, "".join(linecache.getlines(file)))
+        return _parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
-        return Source()
+        return _Source()
 
 
 @lru_cache(maxsize=256)
-def _parsed(_file: str, text: str) -> Source:
+def _parsed(text: str) -> _Source:
     targets: dict[Position, Target] = {}
-    loops: list[tuple[int, int, str]] = []
-    lines = text.splitlines()
+    returned: set[Position] = set()
+    functions: list[tuple[int, int, frozenset[str]]] = []
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
-            last = node.body[0].lineno
-            header = " ".join(part.strip() for part in lines[node.lineno - 1 : max(last - 1, node.lineno)])
-            loops.append((node.lineno, node.end_lineno or node.lineno, header))
         for value, target in _assignments(node):
             for position in _positions(value):
                 targets[position] = target
-    return Source(targets, tuple(loops))
+        if isinstance(node, ast.Return) and node.value is not None:
+            returned.update(_positions(node.value))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            values = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+            names = frozenset(each.id for each in values if isinstance(each, ast.Name))
+            functions.append((node.lineno, node.end_lineno or node.lineno, names))
+    return _Source(targets, frozenset(returned), tuple(functions))
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, Target]]:

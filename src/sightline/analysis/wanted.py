@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from sightline.analysis.names import value_names
+from sightline.analysis.names import Assigned, assignments, returned_assignments
 from sightline.analysis.select import nearest
 from sightline.errors import NothingMatched, UsageError
 from sightline.given import said
-from sightline.trace.tables import Index, Module, ModuleCall, Op, Row, Value
+from sightline.trace.tables import Frame, Index, Module, ModuleCall, Op, Row, Value
 
 _ID = re.compile(r"\$(\d{1,18})")  # Python refuses to read a number of thousands of digits
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The value that is meant, and the line that set it where it is a variable of a script or function."""
+
+    value: Value
+    set_by: Frame | None = None
+
+
 def wanted_value(index: Index, wanted: Any) -> Value:
-    """The value that is meant; where a name was given to several, the last of them.
+    """The value that is meant; where a name was given to several, the last of them."""
+    return find_wanted(index, wanted).value
+
+
+def find_wanted(index: Index, wanted: Any) -> Wanted:
+    """The value that is meant, and how.
 
     A row is looked up in the recording it came from: inside the block every snapshot has its own.
     """
     if isinstance(wanted, Row):
-        return _of_row(wanted)
+        return Wanted(_of_row(wanted))
     if isinstance(wanted, int) and not isinstance(wanted, bool):
-        return _of_id(index, wanted)
+        return Wanted(_of_id(index, wanted))
     if not isinstance(wanted, str):
         raise UsageError(
             f"{said(wanted)} is no value of a trace; give a row of t.values or t.ops, an id like '$12' "
@@ -33,14 +47,27 @@ def wanted_value(index: Index, wanted: Any) -> Value:
         )
     number = _ID.fullmatch(wanted)
     if number:
-        return _of_id(index, int(number[1]))
-    found = _captured(index, wanted)
-    for look in (_named, _returned, _assigned):
-        found = look(index, wanted) if found < 0 else found
-    if found < 0:
-        names = nearest(wanted, _known(index))
-        raise NothingMatched(f"{wanted!r} names no value, module or variable of this trace{names}")
-    return index.values[found]
+        return Wanted(_of_id(index, int(number[1])))
+    for look in (_captured, _named, _returned):
+        found = look(index, wanted)
+        if found >= 0:
+            return Wanted(index.values[found])
+    known = _assigned(index, wanted)
+    if known is None:
+        raise NothingMatched(_no_value(index, wanted))
+    outside = "." not in wanted  # of no module that was named
+    return Wanted(index.values[known.value], index.frames[known.frame] if outside else None)
+
+
+def _no_value(index: Index, wanted: str) -> str:
+    """The sentence about a name that means no value: a module that gave none, or what is near."""
+    for module in index.modules:
+        if wanted in module.aliases or (not module.path and wanted == module.type):
+            if module.calls:
+                return f"{wanted!r} is a module that returned no tensor."
+            return f"{wanted!r} is a module that was never called in this recording: there is no value of it."
+    names = nearest(wanted, (name for name in _known(index) if name != wanted))
+    return f"{wanted!r} names no value, module or variable of this trace{names}"
 
 
 def _of_row(row: Row) -> Value:
@@ -90,26 +117,24 @@ def _returned(index: Index, path: str) -> int:
     return -1
 
 
-def _assigned(index: Index, name: str) -> int:
-    """A variable of a function that ran in a module: ``blocks.0.attn.q``; outside all just ``loss``."""
-    return max((value for value, names in _variables(index) if name in names), default=-1)
+def _assigned(index: Index, name: str) -> Assigned | None:
+    """A variable of a function that ran in a module, ``blocks.0.attn.q``, or outside all, ``loss``.
 
-
-def _variables(index: Index) -> Iterator[tuple[int, list[str]]]:
-    """Each value that was assigned to a variable, and the names that go by: ``blocks.0.attn.q``, ``Net.q``.
-
-    A variable belongs to the module in the code of which the value was made, or to which it was returned.
+    One that no module is named for may also be of any function: the last value it had counts.
     """
-    calls = index.raw.calls
-    returned: dict[int, list[ModuleCall | None]] = {}
-    callers = np.repeat(np.arange(len(calls)), np.diff(calls.output_offsets))
-    for value, call in zip(calls.outputs.tolist(), calls.parent[callers].tolist(), strict=True):
-        returned.setdefault(value, []).append(index.module_calls[call] if call >= 0 else None)
-    for value, variable in value_names(index).items():
-        producer = index.values[value].producer
-        around = [producer.call if producer is not None else None, *returned.get(value, ())]
-        paths = dict.fromkeys(path for call in around for path in _paths(call))
-        yield value, [f"{path}.{variable}" if path else variable for path in paths]
+    variables = list(_variables(index))
+    found = [each for each, names in variables if name in names]
+    if not found and "." not in name:
+        found = [each for each, _ in variables if each.name == name]
+        found += [each for each in returned_assignments(index) if each.name == name]
+    return max(found, key=lambda each: each.value, default=None)
+
+
+def _variables(index: Index) -> Iterator[tuple[Assigned, list[str]]]:
+    """Each assignment to a variable, and the names that go by: ``blocks.0.attn.q``, ``Net.q``."""
+    for each in assignments(index):
+        paths = _paths(index.module_calls[each.call] if each.call >= 0 else None)
+        yield each, [f"{path}.{each.name}" if path else each.name for path in paths]
 
 
 def _paths(call: ModuleCall | None) -> tuple[str, ...]:
@@ -122,9 +147,9 @@ def _paths(call: ModuleCall | None) -> tuple[str, ...]:
 
 def _known(index: Index) -> Iterator[str]:
     """Every name that would have been understood."""
-    for module in index.modules:
-        yield module.path
+    yield from (module.path for module in index.modules if module.calls)
     yield from (index.name(id) for id in np.unique(index.raw.values.name).tolist())
-    for _, names in _variables(index):
-        yield from names
+    for each, names in _variables(index):
+        yield from (*names, each.name)
+    yield from (each.name for each in returned_assignments(index))
     yield from (each.key for each in index.raw.captures)

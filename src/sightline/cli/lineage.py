@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 def command(file: str, key: str, depth: int | None, level: str | None, screen: Screen) -> None:
     """Tell where a value came from.
 
-    KEY is a value ('$12'), the number of an op, the name of a parameter, a module, a variable in a module, or
-    the key of a kept tensor. The most recent op comes first.
+    KEY is a value ('$12'), the number of an op, the name of a parameter, a module, a variable in a module or
+    of the script, or the key of a kept tensor. The most recent op comes first.
     """
     trace = opened(file)
-    screen.show(trace.lineage(_meant(trace, key), depth=depth, ops=level).blocks)
+    screen.show(trace.lineage(_meant(trace, key), depth=depth, ops=level).within(screen.room))
 
 
 def _meant(trace: Trace, key: str) -> Any:

@@ -1,8 +1,9 @@
 """Rows as a table for people, or as JSON lines or CSV for programs, written while they are made.
 
 A row is a plain dict. A table takes its widths from the first rows; on a terminal longer cells that come
-later are cut, on a pipe nothing is. JSON has one object per line. No string reaches the output raw: JSON
-escapes what is not ASCII, CSV and tables write control characters as ``\\x1b``.
+later are cut, on a pipe nothing is, and such a cell moves the rest of its row. JSON has one object per line.
+No string reaches the output raw: JSON escapes what is not ASCII, CSV and tables write control characters as
+``\\x1b``.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from sightline.cli.screen import Screen
-from sightline.views.outline import Line, Span, cut, printable, width
+from sightline.views.fitting import narrowed
+from sightline.views.outline import Line, Span, cut, cut_end, printable, width
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 _LOOKED_AT: Final = 200  #: rows that decide how wide a table's columns are
-_MOST: Final = 48  #: columns that texts are padded to on a pipe; a longer one moves the rest of its row
 _GAP: Final = "  "
 
 
@@ -38,7 +39,9 @@ class Column:
     style: str = ""
     right: bool = False  #: numbers are set flush right, and are never cut
     least: int = 10  #: columns of a terminal that a text keeps, when it has to be cut
+    spare: int = 0  #: the higher, the sooner it goes where a terminal has no room; 0 stays
     end: bool = False  #: the end of it matters more than the beginning, as of a path
+    widest: int = 0  #: columns that a text further down may need
 
 
 def formats(function: F) -> F:
@@ -72,29 +75,16 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
     given = iter(rows)
     looked_at = [[column.text(row) for column in columns] for row in islice(given, _LOOKED_AT)]
     widths = [
-        max(width(column.title), *(width(printable(texts[at])) for texts in looked_at), 0)
+        max(width(column.title), column.widest, *(width(printable(texts[at])) for texts in looked_at), 0)
         for at, column in enumerate(columns)
     ]
-    if room is None:
-        widths = [
-            size if column.right else min(size, _MOST) for size, column in zip(widths, columns, strict=True)
-        ]
-    else:
-        _shrink(widths, columns, room)
-    rule = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
+    if room is not None:
+        widths = narrowed(widths, columns, room)
+    rule = "─" * (sum(size + len(_GAP) for size in widths if size >= 0) - len(_GAP))
     yield _laid([column.title for column in columns], columns, widths, room, "dim")
     yield Line((Span(rule, "dim"),))
     for texts in chain(looked_at, ([column.text(row) for column in columns] for row in given)):
         yield _laid(texts, columns, widths, room)
-
-
-def _shrink(widths: list[int], columns: Sequence[Column], room: int) -> None:
-    """Take from the columns of text that have most to give until all fit, or none can give more."""
-    spare = [0 if column.right else size - column.least for size, column in zip(widths, columns, strict=True)]
-    while sum(widths) + len(_GAP) * (len(widths) - 1) > room and max(spare) > 0:
-        giving = spare.index(max(spare))
-        widths[giving] -= 1
-        spare[giving] -= 1
 
 
 def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], room: int | None,
@@ -102,20 +92,17 @@ def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
     spans: list[Span] = []
     gap = ""
     for text, column, size in zip(texts, columns, widths, strict=True):
+        if size < 0:
+            continue
         if room is None or column.right:
             text = printable(text)
         else:
-            text = _end(text, size) if column.end else cut(text, size)
+            text = cut_end(text, size) if column.end else cut(text, size)
         pad = " " * (size - width(text))
         shown = Span(text, column.style if style is None else style)
         spans += [Span(gap + pad), shown] if column.right else [Span(gap), shown]
         gap = _GAP if column.right else pad + _GAP
     return Line(tuple(spans))
-
-
-def _end(text: str, room: int) -> str:
-    """The end of a text in the room there is: ``…attn.qkv``."""
-    return cut(printable(text)[::-1], room)[::-1]
 
 
 def _json(row: Row) -> str:

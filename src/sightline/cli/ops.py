@@ -12,7 +12,7 @@ import numpy as np
 from sightline.cli.listing import Column, Row, formats, write
 from sightline.cli.screen import Screen, screen_options
 from sightline.cli.verb import Verb, examples, filters, opened, recording
-from sightline.notation import position_text, time_text
+from sightline.notation import count_text, position_text, time_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,7 @@ NAMES: Final = (
 
 #: What the table is made of.
 _IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "raised", "module", "file",
-                    "line", "duration_ns")  # fmt: skip
+                    "line", "duration_ns", "flops")  # fmt: skip
 
 
 @click.command(
@@ -65,7 +65,9 @@ def command(file: str, level: str | None, head: int | None, tail: int | None, so
     ids = ids[:head] if head is not None else ids[-tail:] if tail is not None else ids
     names = NAMES if form is not None else _IN_TABLE
     phases = len(np.unique(trace.data.ops.phase[ids])) > 1
-    write(form, OpRows(trace, names).rows(ids), names, _columns(level is None, phases), screen)
+    last = int(ids.max()) if len(ids) else 0
+    columns = _columns(level is None and sort is None, phases, flops=sort == "flops", last=last)
+    write(form, OpRows(trace, names).rows(ids), names, columns, screen)
 
 
 def _chosen(trace: Trace, level: str | None, sort: str | None, filters: dict[str, Any]) -> I64:
@@ -193,17 +195,33 @@ def _some(numbers: NDArray[Any]) -> list[int | None]:
     return [number if number >= 0 else None for number in numbers.tolist()]
 
 
-def _columns(nested: bool, phases: bool) -> list[Column]:
-    """The columns of the table; ``nested`` sets aten ops under their calls, ``phases`` names their phases."""
+def _columns(nested: bool, phases: bool, *, flops: bool, last: int) -> list[Column]:
+    """The columns of the table, the longest text last.
+
+    ``nested`` sets aten ops under their calls, ``phases`` names their phases, ``flops`` has their FLOPs;
+    ``last`` is the largest id.
+    """
     return [
-        Column("id", lambda row: str(row["id"]), "dim", right=True),
-        *([Column("phase", lambda row: row["phase"], "dim")] if phases else []),
-        Column("op", lambda row: _op_text(row, nested), "op", least=30),
-        Column("result", lambda row: "raised" if row["raised"] else row["result"], "shape", least=13),
+        Column("id", lambda row: str(row["id"]), "dim", right=True, widest=len(str(last))),
+        *([Column("phase", lambda row: row["phase"], "dim", least=8, spare=2)] if phases else []),
+        Column(
+            "time",
+            lambda row: time_text(row["duration_ns"]),
+            "number",
+            right=True,
+            spare=3 * flops,
+            widest=len("12.3 ms"),
+        ),
+        *([Column("FLOPs", _flops_text, "number", right=True)] if flops else []),
         Column("module", lambda row: row["module"] or "", least=12, end=True),
-        Column("line", _place_text, "dim", least=12, end=True),
-        Column("time", lambda row: time_text(row["duration_ns"]), "number", right=True),
+        Column("line", _place_text, "dim", least=12, end=True, spare=1),
+        Column("result", lambda row: "raised" if row["raised"] else row["result"], "shape", least=13),
+        Column("op", lambda row: _op_text(row, nested), "op", least=20),
     ]
+
+
+def _flops_text(row: Row) -> str:
+    return count_text(row["flops"]) if row["flops"] is not None else ""
 
 
 def _op_text(row: Row, nested: bool) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sightline.errors import UsageError
 from sightline.notation import number_text
+from sightline.views.fitting import NARROWEST
 from sightline.views.numbers import Reading
 from sightline.views.outline import Line, Span, line
 
@@ -67,8 +68,12 @@ def _unit(low: float, high: float) -> float:
     return max(abs(low), abs(high)) or 1.0
 
 
-def picture(given: Array, chosen: Sequence[int] = ()) -> Iterator[Line]:
-    """The facts about a tensor's numbers and its drawing; ``chosen`` are the first indices of the slice."""
+def picture(given: Array, chosen: Sequence[int] = (), room: int | None = None) -> Iterator[Line]:
+    """The facts about a tensor's numbers and its drawing, in ``room`` columns.
+
+    ``chosen`` are the first indices of the slice.
+    """
+    most = _COLUMNS if room is None else min(_COLUMNS, max(room, NARROWEST))
     yield from _facts(given)
     if not given.size or not given.ndim:
         return
@@ -76,11 +81,11 @@ def picture(given: Array, chosen: Sequence[int] = ()) -> Iterator[Line]:
     at = _indices(given.shape, chosen)
     shown = _wide(np.asarray(given[at]))
     yield line()
-    yield line((_which(at, shown.shape), "dim"))
+    yield line((_which(at, shown.shape, most), "dim"))
     if not shown.ndim:
         yield line(number_text(float(shown)))
     else:
-        yield from (_bars if shown.ndim == 1 else _map)(shown)
+        yield from (_bars if shown.ndim == 1 else _map)(shown, most)
 
 
 def _wide(given: Array) -> F64:
@@ -107,7 +112,7 @@ def _facts(given: Array) -> Iterator[Line]:
 
 
 def _fact(title: str, *spans: Span) -> Line:
-    return line((f"{title:<{_MARGIN}}", "dim"), *spans)
+    return line((f"{title:<{_MARGIN}}", "dim"), *spans, hang=_MARGIN)
 
 
 def _finite_sample(given: Array) -> F64:
@@ -149,12 +154,12 @@ def _indices(shape: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
     return (*found, *[0] * (len(shape) - len(found) - 2))
 
 
-def _which(at: Sequence[int], shape: Sequence[int]) -> str:
+def _which(at: Sequence[int], shape: Sequence[int], most: int) -> str:
     """Which part is drawn: ``[0, :, :]  rows 0 … 7, columns 0 … 63``."""
     told = [f"[{', '.join([*map(str, at), *':' * len(shape)])}]"] if at else []
     words = ("entries",) if len(shape) == 1 else ("rows", "columns")
     sizes = ", ".join(f"{word} 0 … {size - 1}" for word, size in zip(words, shape, strict=False))
-    fits = all(size <= most for size, most in zip(shape, (_ROWS, _COLUMNS)[-len(shape) :], strict=False))
+    fits = all(size <= limit for size, limit in zip(shape, (_ROWS, most)[-len(shape) :], strict=False))
     return "  ".join([*told, *([sizes] if sizes else [])]) + ("" if fits else ", averaged")
 
 
@@ -213,15 +218,15 @@ class _Cells:
         return Line(tuple(part for span in spans for part in (span, Span("   "))))
 
 
-def _bars(shown: F64) -> Iterator[Line]:
-    cells = _Cells.of(shown, [_COLUMNS])
+def _bars(shown: F64, most: int) -> Iterator[Line]:
+    cells = _Cells.of(shown, [most])
     yield Line(cells.spans(BARS))
     yield cells.legend(BARS)
 
 
-def _map(shown: F64) -> Iterator[Line]:
-    cells = _Cells.of(shown, [_ROWS, _COLUMNS])
-    wide = 2 if shown.shape[1] * 2 <= _COLUMNS else 1  # a cell of a terminal is twice as high as it is wide
+def _map(shown: F64, most: int) -> Iterator[Line]:
+    cells = _Cells.of(shown, [_ROWS, most])
+    wide = 2 if shown.shape[1] * 2 <= most else 1  # a cell of a terminal is twice as high as it is wide
     for row in range(len(cells.means)):
         yield Line(cells.spans(SHADES, wide, row))
     yield cells.legend(SHADES)

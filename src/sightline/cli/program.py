@@ -28,7 +28,8 @@ class Program:
     def script(cls, path: str, arguments: tuple[str, ...]) -> Program:
         """A file, or a folder with a ``__main__.py`` in it."""
         file = Path(path)
-        if file.is_dir():
+        folder = file.is_dir()
+        if folder:
             file /= "__main__.py"
         if not file.is_file():
             raise UsageError(
@@ -36,10 +37,13 @@ class Program:
             )
         place = str(file.absolute())
         loader = importlib.machinery.SourceFileLoader("__main__", place)
-        facts = {"__file__": place, "__spec__": None, "__package__": None, "__loader__": loader}
-        folder = str(file.resolve().parent)
-        return cls(file.stem if path == str(file) else Path(path).name, _compiled(file, place), facts, folder,
-                   (path, *arguments))  # fmt: skip
+        facts: dict[str, Any] = dict.fromkeys(("__spec__", "__package__"))
+        facts |= {"__file__": place, "__loader__": loader}
+        if folder:  # to Python that is a module, and not a file
+            spec = importlib.util.spec_from_file_location("__main__", place, loader=loader)
+            facts |= {"__spec__": spec, "__package__": "", "__cached__": spec and spec.cached}
+        name = Path(path).absolute().name if folder else file.stem
+        return cls(name, _compiled(file, place), facts, str(file.resolve().parent), (path, *arguments))
 
     @classmethod
     def module(cls, name: str, arguments: tuple[str, ...]) -> Program:

@@ -7,9 +7,11 @@ its own. What is said about the recording goes to standard error, after the scri
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,8 @@ import click
 
 from sightline.cli.program import Program, tell
 from sightline.cli.verb import Verb, examples, safe
-from sightline.errors import SightlineError, UsageError
+from sightline.cli.words import spoken_asked, spoken_error, spoken_view
+from sightline.errors import UsageError
 from sightline.notation import bytes_text
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 @click.command(
     "run",
     cls=Verb,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},  # what comes after the script is the script's
     epilog=examples(
         "sightline run train.py --epochs 1",
         "sightline run --steps 3:5 -o slow.sight train.py",
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 @click.option("--capture", multiple=True, metavar="GLOB", help="Keep what these modules return; '**' is all.")
 @click.option("--stats", is_flag=True, help="Minimum, maximum, mean … and a fingerprint of every result.")
 @click.option("--check", is_flag=True, help="Stop at the op that makes the first NaN or infinity.")
-@click.option("--module", multiple=True, metavar="GLOB", help="Statistics only in these modules.")
+@click.option("--module", multiple=True, metavar="GLOB", help="With --stats: only in these modules.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Keep only the last N ops.")
 @click.option(
     "--steps", metavar="A:B", help="Record only these training steps; each ends with optimizer.step()."
@@ -66,12 +69,20 @@ def command(
     SCRIPT and its arguments are what would follow `python`. The recording is there even if the script fails
     or is killed; look at it with `sightline show`.
     """
+    if asked["module"] and not asked["stats"]:
+        raise click.UsageError("--module says where statistics are taken: give --stats with it.")
     program = _found(script, arguments, as_module)
     place = _place(output, program.name, force)
-    recording = _recording(program.name, place, steps, asked)
-    ended = _run(program, recording)
-    with suppress(SightlineError):  # the script has ended: whatever is wrong with showing it is not its fault
-        _say(recording.trace, place, quiet)
+    home = place.absolute()  # the script may go to another folder
+    began = os.getpid()
+    try:
+        recording = _recording(program.name, home, steps, asked)
+        ended = _run(program, recording)
+    finally:
+        if os.getpid() == began:  # not in a child of the script
+            _leave(home)
+    if os.getpid() == began:
+        _report(recording, place, home, quiet)
     if ended is not None:
         _end(context, program, ended)
 
@@ -87,18 +98,56 @@ def _found(script: str, arguments: tuple[str, ...], as_module: bool) -> Program:
 
 
 def _place(output: str | None, name: str, force: bool) -> Path:
-    """Where the recording goes: never over another one, unless that is asked for."""
+    """Where the recording goes: never over another one, unless that is asked for.
+
+    The folder is made here, which decides between processes that want the same one, and says before the
+    script runs that nothing can be written.
+    """
+    places = [Path(output)] if output is not None else list(_numbered(name))
+    for place in places:
+        try:
+            with suppress(FileExistsError):  # a file: the next line says what is wrong with that
+                place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir()
+            return place
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(
+                f"No recording can be written to {place}: {error.strerror or error}; say where with -o."
+            ) from error
     if output is None:
-        numbered = (Path(f"{name}.sight" if n == 1 else f"{name}-{n}.sight") for n in range(1, 1 << 20))
-        return next(place for place in numbered if not place.exists())
-    place = Path(output)
-    if place.exists():
-        if not force:
-            raise UsageError(f"{output} is there already; give another -o, or --force to replace it.")
-        if not any(place.glob("rank*.db")):
-            raise UsageError(f"{output} is no recording and is not replaced; give another -o.")
-        shutil.rmtree(place)
+        raise UsageError(f"{places[0]} and {len(places) - 1} more are there already; give another -o.")
+    if not force:
+        raise UsageError(f"{output} is there already; give another -o, or --force to replace it.")
+    _make_room(place)
     return place
+
+
+def _numbered(name: str) -> Iterator[Path]:
+    return (Path(f"{name}.sight" if number == 1 else f"{name}-{number}.sight") for number in range(1, 10_000))
+
+
+def _make_room(place: Path) -> None:
+    """An empty folder where a recording was; of several processes that want it, one gets it."""
+    from sightline.trace.bundle.journal import JOURNAL
+    from sightline.trace.bundle.saving import alone
+
+    with alone(place):
+        if (place / JOURNAL).exists():
+            raise UsageError(
+                f"{place} is still being recorded, or its process was killed; remove it, or give another -o."
+            )
+        if not any(place.glob("rank*.db")):
+            raise UsageError(f"{place} is no recording and is not replaced; give another -o.")
+        shutil.rmtree(place)
+        place.mkdir()
+
+
+def _leave(home: Path) -> None:
+    """Take the folder away again if nothing came into it."""
+    with suppress(OSError):
+        home.rmdir()
 
 
 def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any]) -> Stepping:
@@ -106,13 +155,16 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
     if not _has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
     from sightline.cli.stepping import Stepping, span_of
-    from sightline.options import Stats
+    from sightline.options import Capture, Stats
     from sightline.tracing import trace
 
     modules = list(asked["module"]) or None
-    stats = Stats(modules=modules) if asked["stats"] and modules else asked["stats"] or None
+    stats = Stats(modules=modules) if asked["stats"] else None
+    globs = list(asked["capture"])
+    # A full disk is no reason for the script to end.
+    capture = Capture(modules=globs, on_error="report") if globs else None
     traced = trace(
-        ops=asked["ops"], capture=list(asked["capture"]) or None, stats=stats, last=asked["last"],
+        ops=asked["ops"], capture=capture, stats=stats, last=asked["last"],
         check="nonfinite" if asked["check"] else None, path=place, name=name,
     )  # fmt: skip
     return Stepping(traced, span_of(steps))
@@ -121,6 +173,7 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
 def _run(program: Program, recording: Stepping) -> BaseException | None:
     """Run it; the result is how it ended, if not by itself."""
     names = program.begin()
+    recording.begin()
     try:
         with recording:
             exec(program.code, names)  # noqa: S102 — it is what was asked for
@@ -129,22 +182,65 @@ def _run(program: Program, recording: Stepping) -> BaseException | None:
     return None
 
 
-def _say(trace: Trace | None, place: Path, quiet: bool) -> None:
-    """Where the recording is, what was in it and what looks wrong."""
-    sys.stdout.flush()
-    if trace is None:
-        click.echo("sightline: nothing was recorded: the script took no such step.", err=True)
-        return
-    size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-    if not quiet:
-        from sightline.views.overview import overview
+def _report(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
+    """Say how it went. The script has ended: whatever goes wrong here changes nothing about that."""
+    try:
+        with suppress(OSError, ValueError):  # a pipe that is closed is the script's own affair
+            sys.stdout.flush()
+        _say(recording, place, home, quiet)
+    except KeyboardInterrupt:
+        _tell(f"the report was interrupted; the recording is {place}.")
+    except Exception as error:  # noqa: BLE001 — a script may leave anything behind
+        with suppress(Exception):
+            _tell(f"the recording cannot be shown: {str(error) or type(error).__name__}")
 
-        for view in (overview(trace, more=f"sightline show {place}"), trace.problems()):
-            click.echo(err=True)
-            view.print(file=sys.stderr)
+
+def _say(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
+    """Where the recording is, what was in it and what looks wrong."""
+    if recording.trouble:
+        _tell(spoken_error(recording.trouble))
+    trace = recording.trace
+    if trace is None:
+        if not recording.trouble:
+            _tell("nothing was recorded: the script took no such step.")
+        return
+    if not any(home.glob("rank*")):
+        faults = trace.info.get("faults") or [f"{place} was removed while the script ran."]
+        _tell(faults[-1])
+        return
+    where = shlex.quote(str(place))
+    if quiet:
+        _say_missing(trace)
+    else:
+        _show(trace, where)
+    size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
+    _tell(f"{len(trace.ops):,} ops in {place}, {bytes_text(size)}.")
+    click.echo(safe(f"Look at it: sightline show {where}"), err=True)
+
+
+def _show(trace: Trace, where: str) -> None:
+    from sightline.views.overview import overview
+
+    for view in (overview(trace, more=f"sightline show {where}"), trace.problems()):
         click.echo(err=True)
-    click.echo(f"sightline: {len(trace.ops):,} ops in {safe(str(place))}, {bytes_text(size)}.", err=True)
-    click.echo(f"Look at it: sightline show {safe(str(place))}", err=True)
+        spoken_view(view, after_run=True).print(file=sys.stderr)
+    click.echo(err=True)
+
+
+def _say_missing(trace: Trace) -> None:
+    """What was asked for and did not come about, or went wrong: even the quiet want to know it."""
+    from sightline.analysis.asked import left_out_text, unmatched
+
+    missing = [spoken_asked(str(each)) for each in unmatched(trace.data)]
+    left_out = left_out_text(trace.info)
+    for text in (*missing, *([f"tensors: {left_out}"] if left_out else [])):
+        _tell(f"{text}.")
+    for fault in (trace.info.get("faults") or ())[-1:]:
+        _tell(f"the recorder failed: {fault}")
+
+
+def _tell(text: str) -> None:
+    click.echo(safe(f"sightline: {text}"), err=True)
 
 
 def _end(context: click.Context, program: Program, error: BaseException) -> None:

@@ -69,7 +69,7 @@ class Screen:
         end = ""
         while batch := list(islice(blocks, _BATCH)):
             out = io.StringIO()
-            printer = Printer(out, self.color)
+            printer = Printer(out, self.color, sys.stdout.encoding)
             for block in batch:
                 printer.write(block)
             yield end + out.getvalue().removesuffix("\n")

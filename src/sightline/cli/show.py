@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, filters, opened, recording
+from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
+from sightline.cli.words import spoken_view
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -26,6 +27,8 @@ VIEWS: Final = {
     "nonfinite": ("allow",),
 }
 _MORE: Final = "--view code, log, order, summary, source, problems or nonfinite"
+#: The views that, like the overview, say what to do next; the others show the user's own lines.
+_SPEAKING: Final = ("summary", "problems", "nonfinite")
 _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 
 
@@ -70,7 +73,19 @@ def command(file: str, view: str | None, screen: Screen, **options: Any) -> None
     for name in given:
         if name not in VIEWS[view]:
             raise click.UsageError(_misplaced(name, view))
-    screen.show(_blocks(opened(file), view, given, screen))
+    trace = opened(file)
+    blocks = _blocks(trace, view, given, screen)
+    if "allow" in given:
+        _say_unmatched(trace, given["allow"])
+    screen.show(blocks)
+
+
+def _say_unmatched(trace: Trace, globs: Sequence[str]) -> None:
+    """A glob that means nothing allows nothing; the answer stands, but whoever asked must know."""
+    from sightline.analysis.asked import unmatched_allow
+
+    for each in unmatched_allow(trace.data, globs):
+        click.echo(safe(f"sightline: --allow {each}"), err=True)
 
 
 def _misplaced(name: str, view: str) -> str:
@@ -90,8 +105,11 @@ def _flag(name: str) -> str:
 
 def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> Iterator[Block]:
     """The blocks of a view; those of the code, which may be long, while they are made."""
-    if "width" in VIEWS[view]:
-        given.setdefault("width", screen.room or _WIDTH)
+    room = screen.room
+    if "width" in given:  # asked for, and so whatever the terminal has
+        room = None
+    elif "width" in VIEWS[view]:
+        given["width"] = room or _WIDTH
     if "level" in given:
         given["ops"] = given.pop("level")
     if "only" in given:
@@ -103,7 +121,8 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     elif view == "overview":
         from sightline.views.overview import overview
 
-        yield from overview(trace, more=_MORE).blocks
+        yield from spoken_view(overview(trace, more=_MORE)).within(room)
     else:
         method = trace.call_order if view == "order" else getattr(trace, view)
-        yield from method(**given).blocks
+        found = method(**given)
+        yield from (spoken_view(found) if view in _SPEAKING else found).within(room)

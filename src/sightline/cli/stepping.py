@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager, ExitStack
 from types import FrameType, TracebackType
 
 from sightline.api import Trace
-from sightline.errors import UsageError
+from sightline.errors import NonFiniteError, UsageError
 from sightline.spying import step
 from sightline.tracing import trace
 
@@ -32,7 +33,11 @@ def span_of(text: str | None) -> range | None:
 
 
 class Stepping:
-    """A block in which everything is recorded, or some training steps are, each named."""
+    """A block in which everything is recorded, or some training steps are, each named.
+
+    ``begin`` may refuse; once the block runs, what goes wrong with the recording is kept as ``trouble`` and
+    the script goes on. In a forked child all this is the parent's.
+    """
 
     def __init__(self, traced: trace, span: range | None) -> None:
         self._traced = traced
@@ -41,9 +46,16 @@ class Stepping:
         self._step: AbstractContextManager[None] | None = None
         self._ready = ExitStack()
         self._above: FrameType | None = None  # the frame that runs the script
+        self._pid = os.getpid()
         self.trace: Trace | None = None
+        self.trouble = ""  #: what went wrong with the recording, as a sentence
 
-    def __enter__(self) -> None:
+    @property
+    def _at_home(self) -> bool:
+        return os.getpid() == self._pid
+
+    def begin(self) -> None:
+        """Begin to record, or to count steps; whoever calls it runs the script next."""
         self._above = sys._getframe(1)
         if self._span is None:
             self._begin(sys._getframe())
@@ -55,20 +67,46 @@ class Stepping:
         self._ready.callback(optimizer_hooks.register_optimizer_step_post_hook(self._stepped).remove)
         self._next(sys._getframe())
 
+    def __enter__(self) -> None:
+        """What is inside is the script."""
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end_step()
-        if self.trace is not None:
+        if not self._at_home:
+            return
+        try:
+            self._end_step()
+            if self.trace is None:
+                return
+            if isinstance(error, SystemExit) and not error.code:  # `sys.exit(main())` is no failure
+                kind = error = traceback = None
             self._traced.__exit__(kind, error, traceback)
-        self._ready.close()
-        self._above = None
+        except NonFiniteError:  # what was asked for
+            raise
+        except KeyboardInterrupt:  # the script has ended, in its own way
+            self.trouble = "the recording was interrupted before it was finished."
+        except Exception as own:  # noqa: BLE001 — whatever it is, it is not the script's
+            self._fail(own)
+        finally:
+            self._ready.close()
+            self._above = None
+
+    def _fail(self, error: Exception) -> None:
+        self.trouble = self.trouble or str(error) or type(error).__name__
 
     def _stepped(self, *_: object) -> None:
         """An optimizer has stepped."""
-        self._end_step()
-        self._number += 1
-        self._next(sys._getframe())
+        if not self._at_home:
+            return
+        try:
+            self._end_step()
+            self._number += 1
+            self._next(sys._getframe())
+        except NonFiniteError:
+            raise
+        except Exception as error:  # noqa: BLE001 — the same
+            self._fail(error)
 
     def _next(self, frame: FrameType) -> None:
         assert self._span is not None
@@ -77,7 +115,7 @@ class Stepping:
         if self._number in self._span:
             self._step = step(f"step{self._number}")
             self._step.__enter__()
-        elif self._number == self._span.stop:
+        elif self._number == self._span.stop and self.trace is not None:
             self._traced.stop()
 
     def _begin(self, frame: FrameType) -> None:

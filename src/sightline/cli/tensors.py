@@ -12,7 +12,7 @@ from sightline.cli.screen import Screen, screen_options
 from sightline.cli.verb import Verb, examples, filters, opened, recording
 from sightline.errors import NotCaptured, UsageError
 from sightline.notation import bytes_text, tensor_text, value_text
-from sightline.views.outline import Line, line
+from sightline.views.outline import Line, View, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -67,16 +67,24 @@ def command(file: str, key: str | None, head: int | None, tail: int | None, stat
     found = _meant(trace, key, asked)
     found = found[:head] if head is not None else found[-tail:] if tail is not None else found
     if key is not None and len(found) == 1 and form is None:
-        screen.show(_drawn(trace, found[0], _indices(chosen)))
+        screen.show(View(tuple(_drawn(trace, found[0], _indices(chosen), screen.room))).within(screen.room))
         return
     if chosen is not None:
         raise UsageError(f"--slice is for one tensor; {key!r} means {len(found)}: {_offer(found)}.")
     names = (*_NAMES, *_NUMBERS) if stats else _NAMES
     columns = _COLUMNS if stats else _COLUMNS[:-3]
     if form is None and not found:
-        screen.show([line(("(no tensors were kept)", "dim"))])
+        screen.show([line((_nothing_kept(trace), "dim"), hang=1)])
         return
     write(form, (_row(tensor, stats) for tensor in found), names, columns, screen)
+
+
+def _nothing_kept(trace: Trace) -> str:
+    """That there is nothing, and why or how there can be something."""
+    from sightline.analysis.asked import capture_text
+
+    why = capture_text(trace.data) or "record with sl.trace(…, capture=True) or sightline run --capture GLOB"
+    return f"(no tensors were kept: {why})"
 
 
 def _meant(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[CapturedTensor]:
@@ -144,19 +152,19 @@ def _row(tensor: CapturedTensor, stats: bool) -> Row:
 _COLUMNS: Final = (
     Column("key", lambda row: row["key"], "module", least=24, end=True),
     Column("tensor", lambda row: row["tensor"] + ("" if row["whole"] else " (a sample)"), "shape"),
-    Column("size", lambda row: bytes_text(row["bytes"]), "dim", right=True),
-    Column("value", lambda row: row["value"] or "", "dim"),
+    Column("size", lambda row: bytes_text(row["bytes"]), "dim", right=True, spare=3),
+    Column("value", lambda row: row["value"] or "", "dim", spare=2),
     Column("range", lambda row: row["_range"], "number"),
-    Column("mean ± std", lambda row: " ± ".join(row["_spread"]) if row["_spread"][1] else ""),
+    Column("mean ± std", lambda row: " ± ".join(row["_spread"]) if row["_spread"][1] else "", spare=1),
     Column("NaN, Inf", lambda row: row["_wrong"], "error"),
 )
 
 
-def _drawn(trace: Trace, tensor: CapturedTensor, chosen: list[int]) -> Iterable[Line]:
+def _drawn(trace: Trace, tensor: CapturedTensor, chosen: list[int], room: int | None) -> Iterable[Line]:
     """A tensor: what it is, its numbers, its picture."""
     from sightline.cli.picture import picture
 
-    return [*_head(trace, tensor), *picture(tensor.numpy(), chosen)]
+    return [*_head(trace, tensor), *picture(tensor.numpy(), chosen, room)]
 
 
 def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
@@ -164,7 +172,11 @@ def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
     sample = "" if info.whole else "  (a sample of its elements)"
     tensor_ = tensor_text(tensor.shape, tensor.dtype)
     yield line(
-        (tensor.key, "title"), "  ", (tensor_, "shape"), (f"  {bytes_text(tensor.nbytes)}{sample}", "dim")
+        (tensor.key, "title"),
+        "  ",
+        (tensor_, "shape"),
+        (f"  {bytes_text(tensor.nbytes)}{sample}", "dim"),
+        hang=2,
     )
     if info.value >= 0:
         value = trace.values[info.value]
@@ -173,7 +185,7 @@ def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
         told = f"{value_text(value.id)} {value.kind}{name}"
         if made is not None:
             told += f", made by op {made.id} {made.name}{_place(trace, made.id)}"
-        yield line((f"{'value':<11}", "dim"), told)
+        yield line((f"{'value':<11}", "dim"), told, hang=11)
 
 
 def _place(trace: Trace, op: int) -> str:

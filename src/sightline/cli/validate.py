@@ -29,16 +29,22 @@ def command(file: str) -> None:
     """Check that a recording is sound.
 
     Every table, source file and kept tensor is read, and the recording's own invariants are proved: ids
-    resolve, calls nest, values are made before they are read. The exit code is 0 if so, else 1.
+    resolve, calls nest, values are made before they are read. The exit code is 0 if so, else 1. A recording
+    whose process was killed, or still runs, may be sound as far as it goes: then it says `not finished`.
     """
     trace = opened(file)
     with waiting():
         report = trace.validate()
-    told = [f"{report.ops:,} ops", f"{report.values:,} values", f"{report.calls:,} module calls"]
+    told = [
+        _counted(report.ops, "op"),
+        _counted(report.values, "value"),
+        _counted(report.calls, "module call"),
+    ]
     told += _sources(trace) + _tensors(trace)
     if report.external:
         told.append(f"{report.external:,} values from outside")
-    click.echo(f"{safe(file)} is sound: {', '.join(told)}.")
+    state = "sound, but not finished" if trace.info.get("unfinished") else "sound"
+    click.echo(f"{safe(file)} is {state}: {', '.join(told)}.")
 
 
 def _sources(trace: Trace) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sightline.cli.words import spoken_error
 from sightline.errors import SightlineError
 from sightline.views.outline import printable
 
@@ -24,11 +25,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Verb(click.Command):
     """A command that never ends in a traceback about its input."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Options that are said to choose one thing, such as a form, exclude each other."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        chosen: dict[str | None, click.Parameter] = {}
+        for option in order:
+            other = chosen.setdefault(option.name, option)
+            if other is not option:
+                flags = " and ".join(each.opts[0] for each in (other, option))
+                raise click.UsageError(f"{flags} do not go together; give one of them.", ctx)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SightlineError as error:
-            raise click.ClickException(safe(str(error))) from error
+            raise click.ClickException(safe(spoken_error(str(error)))) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # `| head` has seen enough: click ends quietly
                 raise

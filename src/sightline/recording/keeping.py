@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sightline.errors import CaptureError, UsageError
+from sightline.errors import CaptureError
+from sightline.recording.claiming import BEGUN
 from sightline.recording.cutting import Cutter
 from sightline.recording.gathering import Telling
 from sightline.recording.looking import Looks
@@ -25,7 +26,7 @@ from sightline.trace.assembly.evicting import known_after
 from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
 from sightline.trace.assembly.numbers import NONE, Numbers, Rows
 from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams, Tables
-from sightline.trace.bundle import plain, schema
+from sightline.trace.bundle import plain
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.finishing import finish, in_memory
 from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 #: A batch is written this often: a killed process loses what is younger.
 SECONDS: Final = 0.3
-_BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame; who makes it has the folder
 _ANEW: Final = f".{JOURNAL}.anew"  #: a journal that is about to take the place of a longer one
 _SPARE: Final = 1 << 20  #: bytes of frames that are no longer needed before a journal is written anew
 
@@ -50,68 +50,6 @@ class Frame(NamedTuple):
     data: bytes
     ops: int
     before: bytes  #: with ``last=``, a frame of what could be referred to when it began
-
-
-def claim(folder: Path) -> int:
-    """Make the folder of a recording and the file of its journal; refuse where a recording is already.
-
-    The file gets its name with its first frame: a journal always holds something. Who makes the file has the
-    folder, whatever other processes do at the same time.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(
-            f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
-        )
-    _refuse_recording(folder)
-    others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
-    if others:
-        raise UsageError(
-            f"{folder} is a folder with other things in it, such as {min(others)!r}; "
-            f"give path= a new one, such as {folder / 'run.sight'}."
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / _BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        raise UsageError(
-            f"{folder} is where another recording begins: give path= another name, or remove the folder "
-            "if its process was killed."
-        ) from None
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    try:
-        _refuse_recording(folder)  # one that has begun since we looked
-        os.write(file, HEAD)
-    except OSError as error:
-        unclaim(folder, file)
-        raise _unwritable(folder, error) from error
-    except UsageError:
-        unclaim(folder, file)
-        raise
-    return file
-
-
-def _refuse_recording(folder: Path) -> None:
-    """Refuse a folder with a recording in it."""
-    for name in (JOURNAL, schema.DATABASE):  # in this order: one takes the place of the other
-        if (folder / name).exists():
-            raise UsageError(
-                f"{folder} already holds a recording: give path= another name, or remove the folder first."
-            )
-
-
-def _unwritable(folder: Path, error: OSError) -> CaptureError:
-    return CaptureError(
-        f"No recording can be written to {folder}: {error.strerror or error}; give path= another folder."
-    )
-
-
-def unclaim(folder: Path, file: int) -> None:
-    """Leave the folder as if it had never been claimed."""
-    os.close(file)
-    with suppress(OSError):
-        (folder / _BEGUN).unlink()
-        folder.rmdir()
 
 
 class Keeper:
@@ -145,7 +83,7 @@ class Keeper:
         if self._folder is not None:
             if self._pending:
                 raise CaptureError(self._trouble)
-            os.replace(self._folder / _BEGUN, self._folder / JOURNAL)
+            os.replace(self._folder / BEGUN, self._folder / JOURNAL)
 
     def start(self) -> None:
         """Begin to take batches."""
@@ -409,4 +347,4 @@ def _write_all(file: int, data: bytes, at: int) -> None:
         view, at = view[done:], at + done
 
 
-__all__ = ["Keeper", "claim", "unclaim"]
+__all__ = ["Keeper"]

@@ -19,8 +19,9 @@ from sightline.recording import installation
 from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
 from sightline.recording.checking import Checker, Judge
+from sightline.recording.claiming import claim, unclaim
 from sightline.recording.explain import exception_text, explain
-from sightline.recording.keeping import Keeper, claim, unclaim
+from sightline.recording.keeping import Keeper
 from sightline.recording.listening import Listener
 from sightline.recording.measuring import Measurer
 from sightline.recording.observing import Observer, Observers

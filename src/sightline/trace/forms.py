@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final
 
-from sightline.notation import constant_text
+from sightline.notation import MANY_ALIKE, constant_text, times_text
 
 
 class Slot:
@@ -114,13 +115,26 @@ def _paths(item: Any) -> Iterator[str]:
             yield key + tail
 
 
+def _listed(items: Sequence[Any], tensors: Iterator[str]) -> str:
+    """The parts of a list; of tensors that look alike and follow each other one will do: ``f32[] ×64``."""
+    texts = [_text(item, tensors) for item in items]
+    if len(texts) < MANY_ALIKE:
+        return ", ".join(texts)
+    with_tensors = [any(True for _ in _paths(item)) for item in items]
+    made: list[str] = []
+    for (text, alike), group in groupby(zip(texts, with_tensors, strict=True)):
+        count = len(list(group))
+        made += [times_text(text, count)] if alike and count >= MANY_ALIKE else [text] * count
+    return ", ".join(made)
+
+
 def _text(item: Any, tensors: Iterator[str]) -> str:
     if item is SLOT:
         return next(tensors, "?")
     if isinstance(item, list):
-        return f"[{', '.join(_text(part, tensors) for part in item)}]"
+        return f"[{_listed(item, tensors)}]"
     if isinstance(item, tuple):
-        inner = ", ".join(_text(part, tensors) for part in item)
+        inner = _listed(item, tensors)
         return f"({inner},)" if len(item) == 1 else f"({inner})"
     if isinstance(item, dict):
         return f"{{{', '.join(f'{key}: {_text(part, tensors)}' for key, part in item.items())}}}"

@@ -289,22 +289,26 @@ class Tensors(Mapping[str, Any]):
     @cached_property
     def _by_variable(self) -> dict[str, dict[int, list[CaptureInfo]]]:
         """By the variables they were assigned to, in the module that did it or alone."""
-        variables = self._names() if self._names is not None else {}
         found: dict[str, dict[int, list[CaptureInfo]]] = {}
-        for info in self._infos.values():
-            variable = variables.get(info.value)
-            if variable is None or info.role not in ("op", "output", "spy"):
-                continue
-            inside = [info.module] if info.role != "output" else _callers(info.module)
-            for name in dict.fromkeys([*(_inside(module, variable) for module in inside), variable]):
+        for info, variable in self._set:
+            for name in dict.fromkeys([*(_inside(module, variable) for module in _setters(info)), variable]):
                 rank = 1 if name == variable else 0
                 found.setdefault(name, {}).setdefault(rank, []).append(info)
         return found
 
+    @cached_property
+    def _set(self) -> list[tuple[CaptureInfo, str]]:
+        """The tensors that were assigned to a variable, each with that."""
+        variables = self._names() if self._names is not None else {}
+        infos = (info for info in self._infos.values() if info.role in ("op", "output", "spy"))
+        return [(info, variables[info.value]) for info in infos if info.value in variables]
+
     def _nearest(self, wanted: str) -> str:
         """The end of the sentence about a name that is not there."""
-        known = [name for names in (self._by_name, self._by_variable) for name in names if name]
-        known = list(dict.fromkeys(known))
+        # of those that may have set a variable the last is a module for sure, the first may be a mere list
+        set_by = [_inside(_setters(info)[-1], variable) for info, variable in self._set]
+        variables = [variable for _, variable in self._set]
+        known = [name for name in dict.fromkeys([*self._by_name, *set_by, *variables]) if name]
         note = self._note() if self._note is not None else ""
         if not known and note:
             return f"; no tensors were captured: {note}."
@@ -367,9 +371,14 @@ def _inside(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
 
-def _callers(module: str) -> list[str]:
-    """The modules whose code may have called one: what holds it, and what holds the list it is in."""
-    holder, _, last = module.rpartition(".")
+def _setters(info: CaptureInfo) -> list[str]:
+    """The modules whose code may have set a variable to a tensor.
+
+    What a module gave out was set by what holds it; one in a list was called by what holds the list.
+    """
+    if info.role != "output":
+        return [info.module]
+    holder, _, last = info.module.rpartition(".")
     return [holder, holder.rpartition(".")[0]] if last.isdecimal() else [holder]
 
 

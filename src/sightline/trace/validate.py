@@ -1,5 +1,6 @@
 """The invariants of a recording: `validate` proves them, or says what contradicts them.
 
+- every table can be read, all of it: what is on disk is what was written
 - every id resolves, and every one-to-many column fits its offsets
 - module calls nest: a child lies inside its parent, in time, in ops and in order
 - order is topological: a value is made before it is read, a version comes after the one it replaces
@@ -8,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,7 @@ class _Checks:
 
 def validate(data: TraceData) -> Report:
     """Check every invariant; raise `InvalidTrace` with the first contradictions."""
+    _read_all(data)
     checks = _Checks()
     _references(data, checks)
     if not checks.wrong:  # the rest reads through references
@@ -60,6 +62,14 @@ def validate(data: TraceData) -> Report:
         raise InvalidTrace(f"This recording contradicts itself: {shown}{more}.")
     external = int((data.values.kind == KINDS.index("external")).sum())
     return Report(len(data.ops), len(data.values), len(data.calls), external)
+
+
+def _read_all(data: TraceData) -> None:
+    """Touch every column and table: of a recording on disk each is read, and checked, when first touched."""
+    for table in fields(data):
+        held = getattr(data, table.name)
+        for column in fields(held) if is_dataclass(held) else ():
+            getattr(held, column.name)
 
 
 def _references(data: TraceData, checks: _Checks) -> None:

@@ -18,9 +18,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Final
 
-from sightline.notation import constant_text
+from sightline.notation import MANY_ALIKE, constant_text, times_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
 from sightline.views.outline import Line, Span, printable, width
@@ -44,6 +45,7 @@ _REFLECTED: Final = {
     "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
 }  # fmt: skip
 _POSITION = re.compile(r"\[\d+\]")
+_NUMBER = re.compile(r"(\d+)(?=\]?$)")  #: at the end of a label: its place in a list
 _LOCALS: Final = "<locals>."
 
 
@@ -177,10 +179,12 @@ class BlockStyle:
 
     def _tensors(self, labels: Sequence[str], metas: Tensors, numbers: Numbers) -> list[_Part]:
         supply = iter(numbers)
-        return [
-            _Part(label, self.tensor(meta), "shape", next(supply, ()))
-            for label, meta in zip(labels, metas, strict=True)
-        ]
+        return _gathered(
+            [
+                _Part(label, self.tensor(meta), "shape", next(supply, ()))
+                for label, meta in zip(labels, metas, strict=True)
+            ]
+        )
 
     def _sides(self, event: OpEvent, turned: bool) -> list[_Part]:
         tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_numbers))
@@ -199,6 +203,22 @@ class BlockStyle:
             return [_Part("Output", constants_text(event.result) or "None")]
         labels = slot_labels("Output", event.result, len(event.outputs))
         return self._tensors(labels, event.outputs, event.output_numbers)
+
+
+def _gathered(parts: list[_Part]) -> list[_Part]:
+    """The parts with those of a long list that look alike as one: ``Input 0…63: Tensor [8] @ cpu ×64``."""
+    if len(parts) < MANY_ALIKE:
+        return parts
+    made: list[_Part] = []
+    for _, group in groupby(parts, key=lambda part: (part.text, part.numbers, _NUMBER.sub("", part.label))):
+        alike = list(group)
+        first, last = (_NUMBER.search(alike[at].label) for at in (0, -1))
+        if len(alike) < MANY_ALIKE or first is None or last is None:
+            made += alike
+            continue
+        label = _NUMBER.sub(f"{first[1]}…{last[1]}", alike[0].label)
+        made.append(replace(alike[0], label=label, text=times_text(alike[0].text, len(alike))))
+    return made
 
 
 def _as_written(event: OpEvent) -> tuple[OpEvent, bool]:

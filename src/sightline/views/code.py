@@ -19,7 +19,8 @@ import numpy as np
 
 from sightline.analysis.fold import Node, Repeat
 from sightline.analysis.fold import fold as folded
-from sightline.analysis.names import enclosing_loop, value_names
+from sightline.analysis.loops import Loop, header_text, loops_around
+from sightline.analysis.names import value_names
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Selection
 from sightline.errors import NothingMatched
@@ -130,6 +131,7 @@ class _Listing:
         self._names = value_names(index) if names else None
         self._writer = ChainWriter()
         self._repeats: list[int] = []
+        self._loops: list[Loop | None] = []  # the loops of the open repeats
         self._runs = [0]  # how much later, by position, each run of the open repeats is than the first
         self._made: dict[Hashable, tuple[Span, ...]] = {}
         self._place = cache(self._read_place)
@@ -189,37 +191,53 @@ class _Listing:
         writer = self._writer
         chains = {self._chain(leaf) for leaf in _leaves(node)}
         first = self._chain(_first(node))
-        depth = self._bracket_depth(first, _common([*chains]), after)
+        depth, loops = self._bracket(first, [*chains], after)
         outer = tuple(self._repeats)
         further = any(len(chain) > depth for chain in chains)
         for entry in writer.descend(first, depth, further=further):
             yield entry, outer
         writer.close(depth)
-        header = _header(first[depth] if depth < len(first) else None, node.count)
-        yield Line(header, gutter(depth, outer) + "┌ "), outer
+        header = header_text(loops, self._taken(depth))
+        yield Line(_header(header, node.count), gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
         runs, period = self._runs, sum(map(_length, node.body))
         self._runs = [later + run * period for later in runs for run in range(node.count)]
         self._repeats.append(depth)
+        self._loops.append(loops[0] if loops else None)
         yield from self._entries(node.body, first[:depth])
+        self._loops.pop()
         self._repeats.pop()
         self._runs = runs
         writer.floor = floor
         writer.close(depth)
         yield Line((), gutter(depth, outer) + "└"), outer
 
-    def _bracket_depth(self, first: Sequence[Place], common: int, after: Sequence[Place]) -> int:
-        """How many source lines stay outside a repeat whose ops have the first ``common`` in common.
+    def _bracket(
+        self, first: Sequence[Place], chains: Sequence[Sequence[Place]], after: Sequence[Place]
+    ) -> tuple[int, list[Loop]]:
+        """How many source lines stay outside a repeat, and the loops it may be the body of.
 
-        The line in the loop goes inside: the innermost one that is in a loop as far as the source says,
-        else the innermost common one; never one that ops before or after the repeat stand under, too.
+        The line in the loop goes inside: the innermost one where all ops of the repeat are in a loop, as far
+        as the source says, that is not the loop of a repeat around this one; else the innermost they have in
+        common. Never one that ops before or after the repeat stand under, too.
         """
+        common = _common(chains)
         low = max(self._writer.shared(first), shared_lines(first, after), self._writer.floor)
         low = min(low, common)
         for at in range(min(common, len(first) - 1), low - 1, -1):
-            if enclosing_loop(first[at].file, first[at].line):
-                return at
-        return max(low, common - 1)
+            places = [chain[at] for chain in chains if at < len(chain)]
+            if len({(place.file, place.function) for place in places}) > 1:
+                continue
+            spots = [(place.line, place.columns[0] if place.columns else -1) for place in places]
+            loops = loops_around(first[at].file, spots)
+            if loops and loops[0] not in self._taken(at):
+                return at, loops
+        return max(low, common - 1), []
+
+    def _taken(self, depth: int) -> list[Loop]:
+        """The loops that are told by the repeats around, of those in the function at a depth."""
+        open_ = zip(self._repeats, self._loops, strict=True)
+        return [loop for at, loop in open_ if at == depth and loop is not None]
 
     def _spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
         """The text of an op, for all its runs: where each of them is among the ops at hand."""
@@ -306,9 +324,8 @@ def _settled(placed: Sequence[Placed]) -> int:
     return at
 
 
-def _header(inside: Place | None, count: int) -> tuple[Span, ...]:
+def _header(loop: str, count: int) -> tuple[Span, ...]:
     """How often a body ran, and the loop it is the body of where the source says so."""
-    loop = enclosing_loop(inside.file, inside.line) if inside else None
     return (Span(f"×{count}", "number"), *((Span("  "), Span(loop, "code")) if loop else ()))
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sightline.views.outline import Cell, Column, Grid, Span, cut, grid, printable
+from sightline.views.fitting import shortened
+from sightline.views.outline import Cell, Column, Grid, Span, cell_width, grid, printable
 from sightline.views.outline import width as columns
 from sightline.views.shapes import FULL, RESULT, SHORT, SHORTEST
 
@@ -18,8 +19,9 @@ _NO_LIMIT: Final = 10_000
 OPS_ROOM: Final = 40  #: op names are cut here: the longest list must not set the width of the table
 _OPS_GOOD: Final = 32  #: below this, shapes are written shorter to make room for op names
 _OPS_LEAST: Final = 24  #: where room is short
-_LEAST_NAME: Final = 22  #: columns are not cut narrower than this; the table sticks out instead
+_LEAST_NAME: Final = 22  #: columns are not cut narrower than this as long as a column can go
 _LEAST_SHAPES: Final = 16
+_MISSED: Final = 4
 _LONG_NAME, _LONG_SHAPES = 28, 24  #: no column goes because of names or shapes longer than this
 
 #: The cell of a name in so much room, with the class of the module or without.
@@ -35,12 +37,12 @@ class Figures:
     title: str
     cells: Sequence[Cell]
     total: str = ""
-    spare: int = 0  #: the higher, the sooner it goes where there is no room; 0 stays
+    spare: int = 0  #: the higher, the sooner it goes; up to ``_MISSED`` only where there is no room, 0 stays
     name: str = ""  #: what it is called where it is not in the table, if not by its title
 
     @property
     def width(self) -> int:
-        return max(columns(self.title), columns(self.total), *(_width(cell) for cell in self.cells), 0)
+        return max(columns(self.title), columns(self.total), *(cell_width(cell) for cell in self.cells), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,10 @@ def fitted(
     bare = _widest([name(_OPS_LEAST, False) for name in names])
     shortest = [shape(SHORTEST, _NO_LIMIT) for shape in shapes]
     wanted = min(bare, _LONG_NAME) + min(_widest_text(shortest), _LONG_SHAPES)
-    while _left(room, kept) < wanted and any(each.spare for each in kept):
-        kept.remove(max(kept, key=lambda each: each.spare))
+    needed = min(bare, _LEAST_NAME) + min(_widest_text(shortest), _LEAST_SHAPES)
+    for size, missed in ((wanted, _MISSED), (needed, 0)):
+        while _left(room, kept) < size and any(each.spare > missed for each in kept):
+            kept.remove(max(kept, key=lambda each: each.spare))
     left = _left(room, kept)
     whole = _widest([name(_OPS_GOOD, True) for name in names])
     for brevity in (FULL, SHORT, SHORTEST):
@@ -89,14 +93,14 @@ def _left(room: int, figures: Sequence[Figures]) -> int:
 def _fitting(name: Name, room: int) -> tuple[Span, ...]:
     """A name with its class where both have room, else without; at last cut."""
     spans = name(room, True)
-    return spans if _width(spans) <= room else _cut(name(room, False), room)
+    return spans if cell_width(spans) <= room else shortened(name(room, False), room)
 
 
 def _made(
     names: Sequence[Cell], shapes: Sequence[str], kept: Sequence[Figures], all: Sequence[Figures]
 ) -> Fitted:
     shaped = any(shapes)
-    titles = [Column("module"), *([Column("input → output")] if shaped else [])]
+    titles = [Column("module", least=14), *([Column("input → output", least=12)] if shaped else [])]
     titles += [Column(each.title, right=True) for each in kept]
     rows: list[list[Cell]] = []
     for at, name in enumerate(names):
@@ -107,28 +111,9 @@ def _made(
     return Fitted(table, tuple(each.name or each.title for each in all if each not in kept))
 
 
-def _width(cell: Cell) -> int:
-    spans = (cell,) if isinstance(cell, Span) else cell
-    return sum(columns(printable(span.text)) for span in spans)
-
-
 def _widest(cells: Sequence[Cell]) -> int:
-    return max(map(_width, cells), default=0)
+    return max(map(cell_width, cells), default=0)
 
 
 def _widest_text(texts: Sequence[str]) -> int:
     return max((columns(printable(text)) for text in texts), default=0)
-
-
-def _cut(spans: tuple[Span, ...], room: int) -> tuple[Span, ...]:
-    """The spans in the room there is, with ``…`` where something is missing."""
-    if _width(spans) <= room:
-        return spans
-    kept: list[Span] = []
-    for span in spans:
-        wide = _width(span)
-        if wide >= room:  # nothing may follow without a sign that something is missing
-            return (*kept, Span(cut(span.text + " ", room), span.style))
-        kept.append(span)
-        room -= wide
-    return tuple(kept)

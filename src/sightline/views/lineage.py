@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, Making, lineage_of
-from sightline.analysis.wanted import wanted_value
+from sightline.analysis.wanted import find_wanted
 from sightline.notation import position_text, value_text
 from sightline.trace.origins import numbers_text
-from sightline.trace.tables import Index, Value
-from sightline.views.outline import Line, Span, View, cut, printable, width
+from sightline.trace.tables import Frame, Index, Value
+from sightline.views.outline import Line, Span, View, cut, line, printable, width
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 100
 _GAP: Final = "  "
 _CODE: Final = 24  #: the source line has what the other columns leave, but this at least
+_CODE_LEAST: Final = 12  #: on a narrow terminal this, or nothing: the other columns say more
 _NAMED: Final = 4  #: as many values are named one by one
 _MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
@@ -60,21 +61,33 @@ class LineageView(View):
 
 def lineage(trace: Trace, value: Any, *, depth: int | None = None, ops: str | None = None) -> LineageView:
     """What a value came from; see `Trace.lineage` for the options."""
-    row = wanted_value(trace.index, value)
+    wanted = find_wanted(trace.index, value)
+    row = wanted.value
     index = row._data  # a row of an earlier snapshot belongs to that one
     most = MOST if depth is None else None
     told = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, ops=ops, most=most)
-    return LineageView(tuple(lineage_lines(told)), told)
+    head = [] if wanted.set_by is None else [_set_text(str(value), wanted.set_by)]
+
+    def made(room: int) -> list[Line]:
+        return [*head, *lineage_lines(told, room)]
+
+    return LineageView(tuple(made(WIDTH)), told, fit=made)
 
 
-def lineage_lines(told: Lineage) -> list[Line]:
-    """The lines of a lineage."""
+def _set_text(name: str, frame: Frame) -> Line:
+    """Which line gave a variable the value that is told of."""
+    code = cut(frame.code, WIDTH - width(name) - width(frame.position) - 20)
+    return line((name, "title"), " was last set at ", (frame.position, "dim"), ": ", (code, "code"), hang=5)
+
+
+def lineage_lines(told: Lineage, room: int) -> list[Line]:
+    """The lines of a lineage, at most ``room`` columns wide."""
     if not told.makings:
         value = told.index.values[told.value]
         alone = [Span(value_text(value.id)), Span(f" {value}", "shape"), Span(f"  {_leaf_text(value)}")]
         numbers = numbers_text(value)
-        return [Line((*alone, *([Span(f"{_GAP}{numbers}", _style(value))] if numbers else [])))]
-    return _Text(told).lines()
+        return [Line((*alone, *([Span(f"{_GAP}{numbers}", _style(value))] if numbers else [])), hang=5)]
+    return _Text(told, room).lines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +105,9 @@ class _Row:
 class _Text:
     """A lineage as lines of columns, each as wide as needed and there is room for."""
 
-    def __init__(self, told: Lineage) -> None:
+    def __init__(self, told: Lineage, room: int) -> None:
         self._told = told
+        self._room = room
         self._index: Index = told.index
         self._rows = list(self._laid())
         columns = [
@@ -105,9 +119,11 @@ class _Text:
         self._widths = [max(map(width, column)) for column in columns]
         needed = max(width(printable(row.making.code)) for row in self._rows)
         gaps = len(_GAP) * (sum(have > 0 for have in self._widths) - (not needed))
-        while sum(self._widths) + gaps > WIDTH - min(needed, _CODE):  # the widest gives way
+        least = min(needed, _CODE) if room >= WIDTH else 0
+        while sum(self._widths) + gaps > room - least:  # the widest gives way
             self._widths[self._widths.index(max(self._widths))] -= 1
-        self._code = min(needed, WIDTH - sum(self._widths) - gaps)
+        left = room - sum(self._widths) - gaps
+        self._code = min(needed, left) if left >= min(needed, _CODE_LEAST) else 0
 
     def lines(self) -> list[Line]:
         made = []
@@ -180,11 +196,11 @@ class _Text:
         used = 0
         for group in groups:
             for number, part in enumerate(group):
-                part = Span(cut(part.text, WIDTH - width(indent) - 1), part.style)
+                part = Span(cut(part.text, self._room - width(indent) - 1), part.style)
                 if spans:
                     spans.append(Span(", " if number else "; ", "dim"))
                     used += 2
-                if used + width(part.text) >= WIDTH - width(indent) and spans:
+                if used + width(part.text) >= self._room - width(indent) and spans:
                     lines.append(Line(tuple(spans), indent))
                     spans, used = [], 0
                 spans.append(part)

@@ -52,7 +52,12 @@ def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     behind = reached_from(index, found[0].value.id)
     others = [each for each in found[1:] if not _is_behind(each, found[0], behind)]
     later = (*_out_of(found, behind), *_later(others))
-    return View((*given, *_first(found[0]), *later, line(_spread(index, found[0], behind))))
+    spread = line(_spread(index, found[0], behind), hang=2)
+
+    def made(room: int) -> list[Line]:
+        return [*given, *_first(found[0], room), *later, spread]
+
+    return View(tuple(made(_WIDTH)), fit=made)
 
 
 def _given(index: Index) -> Iterator[Line]:
@@ -63,7 +68,7 @@ def _given(index: Index) -> Iterator[Line]:
         row = index.values[value]
         if row.producer is None and row.previous is None:
             name = row.name or value_text(value)
-            yield line((f"{row.kind} {name} came with {counts_text(row)} in {row}", "error"))
+            yield line((f"{row.kind} {name} came with {counts_text(row)} in {row}", "error"), hang=2)
 
 
 def _nothing(index: Index, given: bool) -> Line:
@@ -72,7 +77,7 @@ def _nothing(index: Index, given: bool) -> Line:
     if hidden is not None:
         call, value = hidden
         told = f"{call.module.label} returned {counts_text(value)} in {value}, out of inputs without"
-        return line((told, "error"), '; ops="both" records the op that made it')
+        return line((told, "error"), '; ops="both" records the op that made it', hang=2)
     stats = index.raw.stats
     count = f"{len(stats):,} measured value{'' if len(stats) == 1 else 's'}"
     odd = stats.value[(stats.nans > 0) | (stats.infs > 0)].tolist()
@@ -85,14 +90,14 @@ def _nothing(index: Index, given: bool) -> Line:
     return line(f"no NaN or Inf in {count} but {len(odd):,} given, meant or allowed{first}")
 
 
-def _first(finding: Finding) -> Iterator[Line]:
-    yield line((finding.headline(), "error"))
+def _first(finding: Finding, room: int) -> Iterator[Line]:
+    yield line((finding.headline(), "error"), hang=2)
     for given in finding.inputs:
-        yield line(str(given), prefix="  ")
+        yield line(str(given), prefix="  ", hang=4)
     if finding.hint:
-        yield line((finding.hint, "dim"), prefix="  ")
+        yield line((finding.hint, "dim"), prefix="  ", hang=4)
     yield line()
-    yield from lineage_lines(finding.lineage)
+    yield from lineage_lines(finding.lineage, room)
     yield line()
 
 
@@ -107,7 +112,7 @@ def _out_of(found: Sequence[Finding], behind: set[int]) -> Iterator[Line]:
     made = [each for each in found[1:] if _is_behind(each, found[0], behind)]
     if made:
         yield line(("the first NaN that came of it:", "title"))
-        yield line(cut(_shortened(made[0]), _WIDTH - 2), prefix="  ")
+        yield line(cut(_shortened(made[0]), _WIDTH - 2), prefix="  ", hang=4)
         yield line()
 
 
@@ -124,7 +129,7 @@ def _later(found: Sequence[Finding]) -> Iterator[Line]:
     told = Counter(map(_shortened, found))  # in a loop they are alike
     for text, times in list(told.items())[:_LATER]:
         mark = f" ×{times:,}" if times > 1 else ""
-        yield line(cut(text, _WIDTH - 2 - len(mark)), (mark, "number"), prefix="  ")
+        yield line(cut(text, _WIDTH - 2 - len(mark)), (mark, "number"), prefix="  ", hang=4)
     if len(told) > _LATER:
         yield line((f"… {sum(list(told.values())[_LATER:]):,} more", "dim"), prefix="  ")
     yield line()

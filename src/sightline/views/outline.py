@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Final
 
 from sightline.errors import UsageError
 from sightline.given import checked, said
+from sightline.views.signs import known_encoding, substitutes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,6 +64,7 @@ class Line:
 
     spans: tuple[Span, ...] = ()
     prefix: str = ""
+    hang: int = -1  #: columns that what has no room begins with on lines of its own; -1 leaves it long
 
     @property
     def text(self) -> str:
@@ -73,7 +76,10 @@ class Column:
     """A column of a table."""
 
     title: str
-    right: bool = False  #: numbers are set flush right
+    right: bool = False  #: numbers are set flush right, and are never cut
+    least: int = 0  #: columns that a text keeps where it has to be cut; 0 for all of it
+    spare: int = 0  #: the higher, the sooner it goes where there is no room; 0 stays
+    end: bool = False  #: the end of a text matters more than the beginning, as of a path
 
 
 #: A cell of a table: one span, or several that are read as one text.
@@ -92,13 +98,13 @@ class Grid:
 Block = Line | Grid
 
 
-def line(*parts: str | Span | tuple[str, str], prefix: str = "") -> Line:
+def line(*parts: str | Span | tuple[str, str], prefix: str = "", hang: int = -1) -> Line:
     """A line from texts, spans and (text, style) pairs.
 
     >>> line("x ", ("f32[2]", "shape"), prefix="│ ").text
     '│ x f32[2]'
     """
-    return Line(tuple(_span(part) for part in parts), prefix)
+    return Line(tuple(_span(part) for part in parts), prefix, hang)
 
 
 def wrapped(title: str, told: Sequence[str], margin: int, room: int) -> list[Line]:
@@ -113,7 +119,9 @@ def wrapped(title: str, told: Sequence[str], margin: int, room: int) -> list[Lin
             rows[-1] += f" · {part}"
         else:
             rows.append(part)
-    return [line((f"{'' if at else title:<{margin}}{row}", "dim")) for at, row in enumerate(rows)]
+    return [
+        line((f"{'' if at else title:<{margin}}{row}", "dim"), hang=margin) for at, row in enumerate(rows)
+    ]
 
 
 def _span(part: str | Span | tuple[str, str]) -> Span:
@@ -142,7 +150,8 @@ def _spans(cell: Cell) -> tuple[Span, ...]:
     return (cell,) if isinstance(cell, Span) else cell
 
 
-def _cell_width(cell: Cell) -> int:
+def cell_width(cell: Cell) -> int:
+    """Columns the text of a cell takes."""
     return sum(width(printable(span.text)) for span in _spans(cell))
 
 
@@ -150,11 +159,28 @@ def _cell_width(cell: Cell) -> int:
 class View:
     """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
 
+    The text has a width of its own, 100 columns, so that it is the same everywhere; on a terminal it has the
+    width of that. ``fit`` makes the blocks for a width, where wrapping lines and cutting cells is not enough.
+
     >>> print(View((line("hello"),)))
     hello
     """
 
     blocks: tuple[Block, ...] = field(repr=False)
+    fit: Callable[[int], Iterable[Block]] | None = field(
+        default=None, repr=False, compare=False, kw_only=True
+    )
+    #: Whether it has the width that was asked for, whatever the terminal has.
+    fixed: bool = field(default=False, repr=False, compare=False, kw_only=True)
+
+    def within(self, room: int | None) -> Iterable[Block]:
+        """The blocks for a screen of so many columns; None where nothing has to fit."""
+        if room is None or self.fixed:
+            return self.blocks
+        from sightline.views.fitting import NARROWEST, fitted
+
+        room = max(room, NARROWEST)
+        return fitted(self.blocks if self.fit is None else self.fit(room), room)
 
     def __str__(self) -> str:
         return "\n".join(text for block in self.blocks for text in _text(block))
@@ -168,7 +194,7 @@ class View:
         if file is not None and not callable(getattr(file, "write", None)):
             raise UsageError(f"file={said(file)} must be a file that is open for writing.")
         printer = Printer(file, color)
-        for block in self.blocks:
+        for block in self.within(printer.room):
             printer.write(block)
 
     def _repr_html_(self) -> str:
@@ -182,43 +208,52 @@ class View:
 class Printer:
     """Writes blocks to a stream one after the other: a finished view, or a live one line by line."""
 
-    def __init__(self, file: IO[str] | None = None, color: bool | None = None) -> None:
+    def __init__(self, file: IO[str] | None = None, color: bool | None = None, encoding: str = "") -> None:
         self._out = sys.stdout if file is None else file
         self._console = _console(self._out, color)
+        self._encoding = known_encoding(encoding or getattr(self._out, "encoding", None) or "utf-8")
+        self._signs = substitutes(self._encoding)
+
+    @property
+    def room(self) -> int | None:
+        """Columns there are; None where it is no terminal, and nothing has to fit."""
+        return shutil.get_terminal_size().columns if _is_terminal(self._out) else None
 
     def write(self, block: Block) -> None:
         """Write one block; nothing in it is taken for markup."""
         if self._console is None:
             for text in _text(block):
-                self._plain(text + "\n")
+                self._out.write(self._held(text) + "\n")
             return
         from rich.text import Text
 
         for parts in _parts(block):
             made = Text(no_wrap=True, overflow="ignore", end="\n")
             for span in parts:
-                made.append(printable(span.text), STYLES[span.style][0] or None)
+                made.append(self._held(printable(span.text)), STYLES[span.style][0] or None)
             self._console.print(made, soft_wrap=True)
 
     def flush(self) -> None:
         """Have it on the screen before the next op runs."""
         self._out.flush()
 
-    def _plain(self, text: str) -> None:
-        try:
-            self._out.write(text)
-        except UnicodeEncodeError:  # a stream that cannot show ``│``: better a ``?`` than no view
-            encoding = getattr(self._out, "encoding", None) or "ascii"
-            self._out.write(text.encode(encoding, "replace").decode(encoding))
+    def _held(self, text: str) -> str:
+        """The text as the stream can hold it: better a ``?`` than no view."""
+        if not self._signs or text.isascii():  # an encoding that holds all signs holds everything
+            return text
+        return text.translate(self._signs).encode(self._encoding, "replace").decode(self._encoding)
+
+
+def _is_terminal(out: IO[str]) -> bool:
+    return hasattr(out, "isatty") and out.isatty()
 
 
 def _console(out: IO[str], color: bool | None) -> Console | None:
     """A rich console when colour is wanted; NO_COLOR and a pipe mean plain text."""
     import os
 
-    tty = hasattr(out, "isatty") and out.isatty()
     if color is None:
-        color = tty and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        color = _is_terminal(out) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     if not color:
         return None
     from rich.console import Console
@@ -256,6 +291,15 @@ def cut(text: str, room: int) -> str:
     return f"{kept}…"
 
 
+def cut_end(text: str, room: int) -> str:
+    """The end of the printable text in the room there is.
+
+    >>> cut_end("blocks.0.attn.qkv", 10)
+    '….attn.qkv'
+    """
+    return cut(printable(text)[::-1], room)[::-1]
+
+
 def _text(block: Block) -> list[str]:
     if isinstance(block, Line):
         return [block.text]
@@ -268,10 +312,7 @@ def _parts(block: Block) -> list[tuple[Span, ...]]:
         return [(Span(block.prefix, "dim"), *block.spans)]
     head = tuple(Span(column.title, "dim") for column in block.columns)
     rows = [head, *block.rows, *([block.footer] if block.footer else [])]
-    widths = [
-        max((_cell_width(row[i]) for row in rows if i < len(row)), default=0)
-        for i in range(len(block.columns))
-    ]
+    widths = column_widths(block)
     rule = (Span("─" * (sum(widths) + 2 * (len(widths) - 1)), "dim"),)
     laid = [_laid(block.columns, widths, row) for row in rows]
     laid.insert(1, rule)
@@ -280,11 +321,20 @@ def _parts(block: Block) -> list[tuple[Span, ...]]:
     return laid
 
 
+def column_widths(table: Grid) -> list[int]:
+    """How wide the columns of a table are."""
+    rows = [*table.rows, *([table.footer] if table.footer else [])]
+    return [
+        max([width(column.title), *(cell_width(row[at]) for row in rows if at < len(row))])
+        for at, column in enumerate(table.columns)
+    ]
+
+
 def _laid(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> tuple[Span, ...]:
     parts: list[Span] = []
     for index, (column, size) in enumerate(zip(columns, widths, strict=True)):
         cell = row[index] if index < len(row) else Span("")
-        pad = Span(" " * (size - _cell_width(cell)))
+        pad = Span(" " * (size - cell_width(cell)))
         parts += [pad, *_spans(cell)] if column.right else [*_spans(cell), pad]
         if index < len(widths) - 1:
             parts.append(Span("  "))

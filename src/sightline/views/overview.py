@@ -7,7 +7,7 @@ optimizer, which has its own line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, repeat
 from typing import TYPE_CHECKING, Final
@@ -17,14 +17,29 @@ import numpy as np
 from sightline.analysis.asked import left_out_text, unmatched
 from sightline.analysis.cost import Costs, cost_of, leaf_ops
 from sightline.analysis.places import Chains, shown_frames, torch_file
-from sightline.analysis.problems import Severity, find
+from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.dtypes import nbytes_of
+from sightline.views.fitting import grid_width
 from sightline.views.numbers import WRONG
-from sightline.views.outline import Cell, Column, Grid, Line, Span, View, cut, grid, line, width, wrapped
+from sightline.views.outline import (
+    Block,
+    Cell,
+    Column,
+    Grid,
+    Line,
+    Span,
+    View,
+    column_widths,
+    cut,
+    grid,
+    line,
+    width,
+    wrapped,
+)
 from sightline.views.shapes import Exchanges, key
 
 if TYPE_CHECKING:
@@ -33,12 +48,14 @@ if TYPE_CHECKING:
 _MODULE_ROWS: Final = 14
 _LINE_ROWS: Final = 5
 _NAME_WIDTH, _SHAPE_WIDTH, _PLACE_WIDTH, _CODE_WIDTH = 32, 38, 34, 36
+_LEAST_SHAPES: Final = 18  #: where there is little room
 _BAR: Final = 10
 _FAULTS: Final = 3
 _SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
 _MARGIN: Final = 10  #: columns for the titles of facts
-_WIDTH: Final = 100
+_WIDTH: Final = 100  #: columns of the text; on a terminal there may be fewer
 _MANY_OPS: Final = 100_000  #: in a longer run, looking for problems takes too long for a first look
+_ONE_THREAD: Final = "only the thread that started the recording is recorded"
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()  t.problems()"
 
 
@@ -47,14 +64,20 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     data = trace.data
     costs = cost_of(data)
     whole = _Time.of(costs)
-    blocks: list[Line | Grid] = [*_head(data), *_counts(data), *_taken(data), *whole.told()]
-    blocks += [*_trouble(data), *_unmatched(data), *_problems(trace)]
+    facts = [*_head(data), *_counts(data), *_taken(data), *whole.told()]
+    facts += [*_trouble(data), *_unmatched(data), *_problems(trace)]
     modules = _modules(trace, costs, whole.total)
-    for block in (modules, _heaviest(trace, whole.total)):
-        if block is not None:
-            blocks += [line(), block]
-    texts = [span.text for row in modules.rows for span in _spans(row)] if modules else []
-    return View((*blocks, line(), *wrapped("key", key(texts), _MARGIN, _WIDTH), _fact("more", more)))
+    heaviest = _heaviest(trace, whole.total)
+
+    def made(room: int) -> list[Block]:
+        room = min(room, _WIDTH)
+        tables = [table(room) for table in (modules, heaviest) if table is not None]
+        texts = [span.text for table in tables[:1] for row in table.rows for span in _spans(row)]
+        told = wrapped("key", key(texts if modules else []), _MARGIN, room)
+        set_off = [block for table in tables for block in (line(), table)]
+        return [*facts, *set_off, line(), *told, _fact("more", more)]
+
+    return View(tuple(made(_WIDTH)), fit=made)
 
 
 def _head(data: TraceData) -> Iterator[Line]:
@@ -70,7 +93,7 @@ def _head(data: TraceData) -> Iterator[Line]:
     duration = info.get("duration_ns") or _extent(data)
     told.append(time_text(duration) + (", not finished" if info.get("unfinished") else ""))
     name = str(info.get("name") or "of a run")
-    yield line(("trace ", "dim"), (cut(name, 60), "title"), (f"  {' · '.join(told)}", "dim"))
+    yield line(("trace ", "dim"), (cut(name, 60), "title"), (f"  {' · '.join(told)}", "dim"), hang=_MARGIN)
 
 
 def _extent(data: TraceData) -> int:
@@ -88,9 +111,13 @@ def _counts(data: TraceData) -> Iterator[Line]:
             split = f" ({' · '.join(parts)})" if len(parts) > 1 else f" {parts[0].split()[0]}"
             yield _fact(f"{level} ops", f"{sum(phases):,}{split}")
     called = len(np.unique(data.calls.module))
-    yield _fact("modules", f"{called:,} called, {len(data.calls):,} calls")
-    if not len(ops) and not len(data.calls):
-        yield _fact("empty", "no op and no module call was recorded: nothing of torch's ran in the block")
+    calls = f", {len(data.calls):,} calls" if called else f"; {_ONE_THREAD}"
+    yield _fact("modules", f"{called:,} called{calls}")
+    if not len(ops) and not called:
+        why = "nothing of torch's ran in the block"
+        if data.info.get("unfinished"):
+            why = "nothing had been written when the process ended"
+        yield _fact("empty", f"no op and no module call was recorded: {why}")
     external = int((values.kind == KINDS.index("external")).sum())
     external = max(external, int(data.info.get("external") or 0))
     size = bytes_text(int(data.storages.sum()))
@@ -101,7 +128,7 @@ def _counts(data: TraceData) -> Iterator[Line]:
 
 
 def _fact(title: str, text: str, warning: str = "") -> Line:
-    return line((f"{title:<{_MARGIN}}", "dim"), text, (warning, "warn"))
+    return line((f"{title:<{_MARGIN}}", "dim"), text, (warning, "warn"), hang=_MARGIN)
 
 
 def _taken(data: TraceData) -> Iterator[Line]:
@@ -120,7 +147,7 @@ def _taken(data: TraceData) -> Iterator[Line]:
 def _unmatched(data: TraceData) -> Iterator[Line]:
     """Globs that matched nothing: whoever asked waits for what will not come."""
     for title, each in zip(chain(["asked"], repeat("")), unmatched(data), strict=False):
-        yield line((f"{title:<{_MARGIN}}", "dim"), (cut(str(each), _WIDTH - _MARGIN), "warn"))
+        yield line((f"{title:<{_MARGIN}}", "dim"), (cut(str(each), _WIDTH - _MARGIN), "warn"), hang=_MARGIN)
 
 
 def _measured(data: TraceData) -> Iterator[Line]:
@@ -137,7 +164,7 @@ def _measured(data: TraceData) -> Iterator[Line]:
         title, told = "check", f"{data.info['check']}: {int(data.info.get('checked') or 0):,} results"
         found = found or ([Span(" · all finite")] if data.info.get("checked") else [])
     if data.info.get("check") or len(stats):
-        yield line((f"{title:<{_MARGIN}}", "dim"), told, *found)
+        yield line((f"{title:<{_MARGIN}}", "dim"), told, *found, hang=_MARGIN)
 
 
 def _problems(trace: Trace) -> Iterator[Line]:
@@ -152,7 +179,7 @@ def _problems(trace: Trace) -> Iterator[Line]:
             told = f"{count} {severity.word}{'s' * (count > 1)}"
             parts += [Span(", "), Span(told, _SEVERE.get(severity, ""))]
     if parts:
-        yield line((f"{'problems':<{_MARGIN}}", "dim"), *parts[1:], ": t.problems()")
+        yield line((f"{'problems':<{_MARGIN}}", "dim"), *parts[1:], ": t.problems()", hang=_MARGIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +212,19 @@ class _Time:
 
 def _trouble(data: TraceData) -> Iterator[Line]:
     """What went wrong: in the traced program, and in the recorder."""
+    if data.info.get("unfinished"):
+        yield line((f"{'cut short':<{_MARGIN}}", "dim"), (CUT_SHORT, "warn"), hang=_MARGIN)
     exception = data.info.get("exception")
     if exception:
-        yield line((f"{'raised':<10}", "dim"), (cut(str(exception), 88), "error"))
+        yield line((f"{'raised':<10}", "dim"), (cut(str(exception), 88), "error"), hang=_MARGIN)
     faults = [str(fault) for fault in data.info.get("faults") or ()]
     count = max(int(data.info.get("fault_count") or 0), len(faults))
     if count:
         told = "the recorder failed once" if count == 1 else f"the recorder failed {count:,} times"
-        yield line((f"{'faults':<10}", "dim"), (f"{told}; the run went on without it there", "error"))
-        yield from (line("          ", (cut(fault, 88), "error")) for fault in faults[:_FAULTS])
+        told = f"{told}; the run went on without it there"
+        yield line((f"{'faults':<10}", "dim"), (told, "error"), hang=_MARGIN)
+        shown = [(cut(fault, 88), "error") for fault in faults[:_FAULTS]]
+        yield from (line(" " * _MARGIN, fault, hang=_MARGIN) for fault in shown)
 
 
 # -- modules ---------------------------------------------------------------------------------------
@@ -207,7 +238,11 @@ class _Group:
     depth: int
 
 
-def _modules(trace: Trace, costs: Costs, whole: int) -> Grid | None:
+#: A table for a width.
+_Table = Callable[[int], Grid]
+
+
+def _modules(trace: Trace, costs: Costs, whole: int) -> _Table | None:
     data = trace.data
     rows = costs.scopes.rows
     groups = _Shallow(data, costs).groups()
@@ -215,13 +250,33 @@ def _modules(trace: Trace, costs: Costs, whole: int) -> Grid | None:
         return None
     spent = costs.total.time + costs.total.backward_time + costs.total.recompute_time
     exchanges = Exchanges(trace.index)
-    made: list[list[Cell]] = []
-    for group in groups:
-        calls = [call for scope in group.scopes for call in rows[scope].calls]
-        time = sum(int(spent[scope]) for scope in group.scopes)
-        shapes = exchanges.of(calls).fitted(_SHAPE_WIDTH)
-        made.append([_name(data, costs, group), Span(shapes, "shape"), *_share(time, whole)])
-    return grid((Column("module"), Column("input → output"), *_SHARE_COLUMNS), made)
+    names = [_name(data, costs, group) for group in groups]
+    exchanged = [
+        exchanges.of([call for scope in group.scopes for call in rows[scope].calls]) for group in groups
+    ]
+    shares = [_share(sum(int(spent[scope]) for scope in group.scopes), whole) for group in groups]
+
+    def laid(shapes: int) -> Grid:
+        texts = [Span(each.fitted(shapes), "shape") for each in exchanged]
+        columns = (Column("module", least=20), Column("input → output", least=16), *_SHARE_COLUMNS)
+        cells = zip(names, texts, shares, strict=True)
+        return grid(columns, [[name, text, *share] for name, text, share in cells])
+
+    def made(room: int) -> Grid:
+        """With all there is, else without the bars, at last with shapes in the room that is left."""
+        table = laid(_SHAPE_WIDTH)
+        if grid_width(table) <= room or room >= _WIDTH:
+            return table
+        table = _without_bars(table)
+        over = grid_width(table) - room
+        left = max(_LEAST_SHAPES, column_widths(table)[1] - over)
+        return _without_bars(laid(left)) if over > 0 else table
+
+    return made
+
+
+def _without_bars(table: Grid) -> Grid:
+    return Grid(table.columns[:-1], tuple(row[:-1] for row in table.rows))
 
 
 def _spans(row: Sequence[Cell]) -> list[Span]:
@@ -296,7 +351,7 @@ def _name(data: TraceData, costs: Costs, group: _Group) -> Cell:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def _heaviest(trace: Trace, whole: int) -> Grid | None:
+def _heaviest(trace: Trace, whole: int) -> _Table | None:
     """The source lines the ops of which took longest; backward ops count for the line of their forward op."""
     data = trace.data
     leaf = leaf_ops(data)
@@ -312,8 +367,9 @@ def _heaviest(trace: Trace, whole: int) -> Grid | None:
         made.append([place, code, Span(f"{count:,}"), *_share(time, whole)])
     if not made:
         return None
-    columns = (Column("heaviest lines"), Column("code"), Column("ops", right=True), *_SHARE_COLUMNS)
-    return grid(columns, made)
+    texts = (Column("heaviest lines", least=20), Column("code", least=16))
+    table = grid((*texts, Column("ops", right=True, spare=1), *_SHARE_COLUMNS), made)
+    return lambda room: table if room >= min(grid_width(table), _WIDTH) else _without_bars(table)
 
 
 def _by_line(data: TraceData, times: I64, leaf: Mask) -> list[tuple[int, int, int]]:

@@ -12,12 +12,13 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.given import said
 from sightline.patterns import path_matches
 from sightline.trace.data import ModuleInfo
-from sightline.views.outline import Line, Span, View, cut, line, printable
+from sightline.views.outline import Block, Line, Span, View, cut, line, printable
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
 _WIDTH: Final = 100
+_HANG: Final = 10  #: what goes on stands below what is found
 _MARGIN: Final = 9  #: the longest word for a severity, and two spaces
 _STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Severity.NOTE: "number"}
 
@@ -30,13 +31,18 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
     if module is not None:
         meant = _meant(trace.data.modules, module)
         found = [each for each in found if not meant.isdisjoint(each.modules)]
-    blocks = [_head(found, len(trace.ops), module, kind)]
-    for each in found:
-        blocks += [line(), *_block(each)]
+    head = _head(found, len(trace.ops), module, kind, unfinished=bool(trace.data.info.get("unfinished")))
     unseen = [] if kind is not None else not_looked_at(trace.index)
-    if found and unseen:
-        blocks.append(line())
-    return View((*blocks, *(line((cut(told, _WIDTH), "dim")) for told in unseen)))
+
+    def made(room: int) -> list[Block]:
+        room = min(room, _WIDTH)
+        blocks: list[Block] = [head]
+        for each in found:
+            blocks += [line(), *_block(each, room)]
+        apart = [line()] if found and unseen else []
+        return [*blocks, *apart, *(line((cut(told, _WIDTH), "dim"), hang=2) for told in unseen)]
+
+    return View(tuple(made(_WIDTH)), fit=made)
 
 
 def _meant(modules: list[ModuleInfo], pattern: str) -> set[str]:
@@ -55,34 +61,33 @@ def _meant(modules: list[ModuleInfo], pattern: str) -> set[str]:
     return found
 
 
-def _head(found: list[Problem], ops: int, module: str | None, kind: str | None) -> Line:
+def _head(found: list[Problem], ops: int, module: str | None, kind: str | None, *, unfinished: bool) -> Line:
     asked = [f"{name}={text!r}" for name, text in (("module", module), ("kind", kind)) if text is not None]
     scope = f" with {', '.join(asked)}" if asked else ""
+    scope += " of a recording that was not finished" if unfinished else ""
     if not found:
-        return line(
-            ("problems: ", "dim"), ("none", "title"), cut(f" found in {ops:,} ops{scope}", _WIDTH - 14)
-        )
+        none = cut(f" found in {ops:,} ops{scope}", _WIDTH - 14)
+        return line(("problems: ", "dim"), ("none", "title"), none, hang=_HANG)
     counts = [
         (severity, sum(each.severity is severity for each in found)) for severity in sorted(Severity)[::-1]
     ]
     told = ", ".join(f"{count} {each.word}{'s' * (count > 1)}" for each, count in counts if count)
-    return line(
-        ("problems: ", "dim"), (told, "title"), cut(f" in {ops:,} ops{scope}", _WIDTH - 10 - len(told))
-    )
+    where = cut(f" in {ops:,} ops{scope}", _WIDTH - 10 - len(told))
+    return line(("problems: ", "dim"), (told, "title"), where, hang=_HANG)
 
 
-def _block(problem: Problem) -> Iterator[Line]:
+def _block(problem: Problem, room: int) -> Iterator[Line]:
     """A problem: what, where, why."""
     word = Span(f"{problem.severity.word:<{_MARGIN}}", _STYLES[problem.severity])
-    title, *rest = _wrapped(problem.title)
+    title, *rest = _wrapped(problem.title, room)
     yield line(word, (title, "title"))
     yield from (_below(Span(text, "title")) for text in rest)
     times = f"  ×{problem.count:,}" if problem.count > 1 else ""
     if problem.place or times:
-        yield _below(Span(cut(problem.place, _WIDTH - _MARGIN - len(times)), "op"), Span(times, "number"))
+        yield _below(Span(cut(problem.place, room - _MARGIN - len(times)), "op"), Span(times, "number"))
     if problem.module:
-        yield from (_below(Span(text, "module")) for text in _wrapped(f"in {problem.module}"))
-    for text in _wrapped(f"{problem.why} [{problem.kind}]"):
+        yield from (_below(Span(text, "module")) for text in _wrapped(f"in {problem.module}", room))
+    for text in _wrapped(f"{problem.why} [{problem.kind}]", room):
         yield _below(Span(text, "dim"))
 
 
@@ -90,5 +95,5 @@ def _below(*spans: Span) -> Line:
     return line(" " * _MARGIN, *spans)
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(printable(text), _WIDTH - _MARGIN, break_on_hyphens=False) or [""]
+def _wrapped(text: str, room: int) -> list[str]:
+    return textwrap.wrap(printable(text), room - _MARGIN, break_on_hyphens=False) or [""]

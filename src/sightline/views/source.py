@@ -49,11 +49,17 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
     meant = _meant_files(index.raw, file)
     lines = tally_lines(index, mask, lambda path: path not in meant)
-    blocks: list[Line] = []
-    for path, records in lines.files.items():
-        blocks += [*_file_lines(path, records, index.raw.files.get(path), readings, width), Line()]
-    blocks += _elsewhere(lines, named=file is not None)
-    return View(tuple(blocks[:-1] if blocks and not blocks[-1].spans else blocks))
+    elsewhere = _elsewhere(lines, named=file is not None)
+
+    def made(room: int) -> list[Line]:
+        blocks: list[Line] = []
+        for path, records in lines.files.items():
+            told = index.raw.files.get(path)
+            blocks += [*_file_lines(path, records, told, readings, min(room, width)), Line()]
+        blocks += elsewhere
+        return blocks[:-1] if blocks and not blocks[-1].spans else blocks
+
+    return View(tuple(made(width)), fit=made)
 
 
 def _meant_files(data: TraceData, pattern: str | None) -> set[str]:

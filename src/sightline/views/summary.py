@@ -23,7 +23,7 @@ from sightline.patterns import path_matches
 from sightline.trace.data import PHASES, ModuleInfo, TraceData
 from sightline.views.columns import OPS_ROOM, Figures, Fitted, fitted
 from sightline.views.numbers import WRONG, Reading, Readings
-from sightline.views.outline import Cell, Line, Span, View, line, printable, wrapped
+from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
 from sightline.views.outline import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
 
@@ -38,13 +38,13 @@ _NO_LIMIT: Final = 10_000
 #: Costs that come from the tally: title, column, how it is written, the phases it belongs to, and how soon it
 #: goes where there is no room for it.
 _TALLIED: Final[tuple[tuple[str, str, Callable[[float], str], str, int], ...]] = (
-    ("FLOPs", "flops", count_text, "forward", 1),
-    ("bwd", "backward_flops", count_text, "backward", 4),
-    ("FLOPs again", "recompute_flops", count_text, "recompute", 4),
+    ("FLOPs", "flops", count_text, "forward", 5),
+    ("bwd", "backward_flops", count_text, "backward", 8),
+    ("FLOPs again", "recompute_flops", count_text, "recompute", 8),
     ("time", "time", time_text, "forward", 0),
-    ("bwd", "backward_time", time_text, "backward", 2),
-    ("time again", "recompute_time", time_text, "recompute", 2),
-    ("memory", "memory", bytes_text, "forward", 3),
+    ("bwd", "backward_time", time_text, "backward", 6),
+    ("time again", "recompute_time", time_text, "recompute", 6),
+    ("memory", "memory", bytes_text, "forward", 7),
 )
 #: What a column of costs is called where it is not in the table.
 _FULL_NAMES: Final = {"backward_flops": "backward FLOPs", "backward_time": "backward time"}
@@ -63,8 +63,15 @@ def summary(
     table = _Table(trace, Readings(trace.data, stats))
     tops = table.tops(module)
     rows = [row for top in tops for row in table.rows(top, depth)]
-    laid = table.laid_out(rows, tops, phase, width)
-    return View((laid.grid, line(), *table.facts(tops), *table.notes(laid, width)))
+    facts = table.facts(tops)
+
+    def made(room: int | None) -> list[Block]:
+        laid = table.laid_out(rows, tops, phase, room)
+        return [laid.grid, line(), *facts, *table.notes(laid, room)]
+
+    if width is None:
+        return View(tuple(made(None)), fixed=True)
+    return View(tuple(made(width)), fit=lambda room: made(min(room, width)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +208,13 @@ class _Table:
         found = []
         calls = [self._calls(row) for row in rows]
         if not set(calls) <= {"", "0", "1"}:  # else the facts below say that each was called once
-            found.append(Figures("calls", _plain(calls)))
+            found.append(Figures("calls", _plain(calls), spare=2))
         if counts.total:
             cells = [self._parameters(row) for row in rows]
-            found.append(Figures("params", _plain(cells), count_text(counts.total)))
+            found.append(Figures("params", _plain(cells), count_text(counts.total), spare=1))
         if counts.trainable != counts.total:
             cells = [self._trainable(row) for row in rows]
-            found.append(Figures("trainable", _plain(cells), count_text(counts.trainable)))
+            found.append(Figures("trainable", _plain(cells), count_text(counts.trainable), spare=4))
         for title, column, text, belongs, spare in _TALLIED:
             total = self._sum(column, tops)
             if total and (belongs == phase if phase else belongs != "recompute"):
@@ -221,7 +228,7 @@ class _Table:
     def _statistics(self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None) -> list[Figures]:
         """What the numbers were like: mean and deviation of outputs, and what is not finite, if anything."""
         spreads = [reading.spread if reading else ("", "") for reading in map(self._outputs, rows)]
-        found = [Figures(_SPREAD, _in_line(spreads))] if any(mean for mean, _ in spreads) else []
+        found = [Figures(_SPREAD, _in_line(spreads), spare=3)] if any(mean for mean, _ in spreads) else []
         for each in (phase,) if phase else PHASES:  # the first that has any: it began there
             wrong = not_finite(self._data, self._scopes, each)
             if any(any(wrong.in_scope(top)) for top in tops):
@@ -325,7 +332,7 @@ def _parameter_facts(counts: Parameters) -> list[str]:
 
 
 def _fact(title: str, told: Sequence[str]) -> Line:
-    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(told))
+    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(told), hang=_MARGIN)
 
 
 def _in_line(spreads: Sequence[tuple[str, str]]) -> list[Cell]:

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 
 from sightline.api import Trace
-from sightline.errors import DamagedFile
+from sightline.errors import DamagedFile, InvalidTrace
 from sightline.trace.bundle import checks, load, schema
 from sightline.trace.bundle.columns import encode
+from sightline.trace.validate import validate
 from tests.builders import make_trace
 from tests.trace.bundle.bundles import all_views, altered, captured, saved
 
@@ -86,6 +87,15 @@ def test_flipped_bits_are_found_or_do_no_harm(bundle: Path, copy: Path) -> None:
             found += 1
         assert time.monotonic() - began < 120
     assert found > 100  # the rest hit free space in pages
+
+
+def test_validate_reads_every_column(bundle: Path) -> None:
+    data = load(bundle)
+    with contextlib.suppress(InvalidTrace):  # it was made by hand
+        validate(data)
+    for kind in schema.KINDS:
+        assert set(schema.columns_of(kind)) <= set(vars(getattr(data, kind)))
+    assert {"storages", "info", *schema.TEXTS[:-1]} <= set(vars(data))
 
 
 def test_overwritten_pages_are_found(bundle: Path, copy: Path) -> None:

@@ -32,6 +32,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     matched_nothing,
 )
 KINDS: Final = tuple(check.kind for check in CHECKS)
+#: What is said of a recording whose process ended before it did.
+CUT_SHORT: Final = "the process ended before the recording did: what it did last may be missing"
 
 
 def find(index: Index) -> list[Problem]:
@@ -43,9 +45,9 @@ def find(index: Index) -> list[Problem]:
 def not_looked_at(index: Index) -> list[str]:
     """What a recording has too little in it to tell, each with what would tell it."""
     facts = Facts(index)
-    told = []
+    told = [CUT_SHORT] if facts.data.info.get("unfinished") else []
     if not len(facts.data.ops) and not len(facts.data.calls):
-        return ["nothing was recorded, so nothing was looked at"]
+        return [*told, "nothing was recorded, so nothing was looked at"]
     if not facts.aten.any():
         told.append('aten ops were not recorded: ops="both" finds most of what there is to find')
     elif not (facts.data.ops.phase == BACKWARD).any():
@@ -57,4 +59,4 @@ def not_looked_at(index: Index) -> list[str]:
     return told
 
 
-__all__ = ["CHECKS", "KINDS", "Check", "Problem", "Severity", "find", "not_looked_at"]
+__all__ = ["CHECKS", "CUT_SHORT", "KINDS", "Check", "Problem", "Severity", "find", "not_looked_at"]

@@ -90,9 +90,12 @@ def news_of(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int
 
 
 class Journal:
-    """The frames of a journal, each read when it is asked for; nothing in them is trusted."""
+    """The frames of a journal, each read when it is asked for; nothing in them is trusted.
 
-    def __init__(self, path: Path | None, pending: Iterable[bytes] = ()) -> None:
+    ``file`` is one that is open already: it can be read even where its name is gone.
+    """
+
+    def __init__(self, path: Path | None, pending: Iterable[bytes] = (), file: int = -1) -> None:
         self.path = path
         self.size = 0
         self._file = -1
@@ -100,7 +103,7 @@ class Journal:
         self._heads: list[dict[str, Any]] = []
         self.cut_short = False
         if path is not None:
-            self._file = os.open(path, os.O_RDONLY)
+            self._file = os.dup(file) if file >= 0 else os.open(path, os.O_RDONLY)
             try:
                 self._scan()
             except BaseException:

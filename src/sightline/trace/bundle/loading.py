@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     load(folder)
     Traceback (most recent call last):
-    sightline.errors.UsageError: ... is no sightline recording: there is no rank0.db in it.
+    sightline.errors.UsageError: ... is no sightline recording: it is an empty folder.
     """
     given = Path(path)
     if given.is_dir():
@@ -46,13 +47,28 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         if not database.exists() and (given / JOURNAL).exists():
             return CutOff.of_journal(given / JOURNAL)
         if not database.exists():
-            raise UsageError(f"{given} is no sightline recording: there is no {schema.DATABASE} in it.")
+            why = f"there is no {schema.DATABASE} in it" if any(given.iterdir()) else "it is an empty folder"
+            raise UsageError(f"{given} is no sightline recording: {why}.")
         return LoadedTrace.of(Database(database))
     if not given.exists():
-        raise UsageError(f"There is no recording {given}.")
+        raise UsageError(f"There is no recording {given}{_near(given)}")
     if given.name == JOURNAL:
         return CutOff.of_journal(given)
     return LoadedTrace.of(Database(given))
+
+
+def _near(missing: Path) -> str:
+    """The end of a sentence: which recording beside it may have been meant."""
+    try:
+        beside = {path.stem: path for path in missing.parent.iterdir() if _is_recording(path)}
+    except OSError:
+        beside = {}
+    near = get_close_matches(missing.stem, beside, 1)
+    return f"; did you mean {beside[near[0]]}?" if near else "."
+
+
+def _is_recording(path: Path) -> bool:
+    return any((path / name).exists() for name in (schema.DATABASE, JOURNAL))
 
 
 class _LazyColumns:
@@ -154,7 +170,7 @@ class CutOff(LoadedTrace):
         opened = open_journal(path)
         made = cls.__new__(cls)
         made.__dict__.update(vars(opened.data))  # past the frozen dataclass
-        made.__dict__.update(path=path, sources=opened.sources, environment=opened.environment)
+        made.__dict__.update(path=path, sources=Gathered(opened.sources), environment=opened.environment)
         install_sources(made)
         return made
 
@@ -309,6 +325,15 @@ class Sources(Mapping[str, str]):
         id, size = self._found[file]
         with self._database.guard():
             return self._database.source(id, size)
+
+
+class Gathered(dict[str, str]):
+    """The source files of a recording that was not finished: in memory, and each in full."""
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """Those kept in full."""
+        return frozenset(self)
 
 
 _TABLES: Final[dict[str, Callable[[Database], Any]]] = {

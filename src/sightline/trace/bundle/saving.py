@@ -44,14 +44,15 @@ def save(
     """Write a trace to the bundle at ``path``; returns one line that says what went in.
 
     ``source=False`` leaves out the text of the source files, ``environment=False`` versions, host and command
-    line. A bundle that is there already is replaced; any other folder with something in it is refused.
+    line. A bundle that is there already, whatever recording it holds, is replaced without a question, in one
+    step; any other folder with something in it is refused.
 
     >>> import tempfile
     >>> from sightline.trace.bundle.loading import load
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(load(folder), "run.sight")
     Traceback (most recent call last):
-    sightline.errors.UsageError: ... is no sightline recording: there is no rank0.db in it.
+    sightline.errors.UsageError: ... is no sightline recording: it is an empty folder.
     """
     return save_columns(data, WholeColumns(data), path, source=source, environment=environment)
 
@@ -128,7 +129,7 @@ def save_columns(
         sources = gather(data) if source else {}
         told = environment_of(data) if environment else {}
         counts = _write(temporary, data, columns, shards, sources, told, keep_private=environment)
-        with _alone(folder):
+        with alone(folder):
             before = _shards_of(folder / schema.DATABASE)
             os.replace(temporary, folder / schema.DATABASE)
     except BaseException as error:
@@ -161,7 +162,7 @@ def _check_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """One process at a time, where a system can do that.
 
     Elsewhere a save that is overtaken at this moment may leave shards that nobody looks at.

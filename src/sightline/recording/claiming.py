@@ -1,0 +1,76 @@
+"""Who has a folder: the first step of a recording that is written while it runs, safe against others.
+
+Whoever makes the file of the journal has the folder. The file gets its name with its first frame, so that a
+journal always holds something; until then, and after it, nobody else can begin there.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sightline.errors import CaptureError, UsageError
+from sightline.trace.bundle import schema
+from sightline.trace.bundle.journal import HEAD, JOURNAL
+
+BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
+
+
+def claim(folder: Path) -> int:
+    """Make the folder of a recording and the file of its journal; refuse where a recording is already."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(
+            f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
+        )
+    _refuse_recording(folder)
+    others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
+    if others:
+        raise UsageError(
+            f"{folder} is a folder with other things in it, such as {min(others)!r}; "
+            f"give path= a new one, such as {folder / 'run.sight'}."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        raise UsageError(
+            f"{folder} is where another recording begins: give path= another name, or remove the folder "
+            "if its process was killed."
+        ) from None
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        _refuse_recording(folder)  # one that has begun since we looked
+        os.write(file, HEAD)
+    except OSError as error:
+        unclaim(folder, file)
+        raise _unwritable(folder, error) from error
+    except UsageError:
+        unclaim(folder, file)
+        raise
+    return file
+
+
+def _refuse_recording(folder: Path) -> None:
+    """Refuse a folder with a recording in it."""
+    for name in (JOURNAL, schema.DATABASE):  # in this order: one takes the place of the other
+        if (folder / name).exists():
+            raise UsageError(
+                f"{folder} already holds a recording: give path= another name, or remove the folder first."
+            )
+
+
+def _unwritable(folder: Path, error: OSError) -> CaptureError:
+    return CaptureError(
+        f"No recording can be written to {folder}: {error.strerror or error}; give path= another folder."
+    )
+
+
+def unclaim(folder: Path, file: int) -> None:
+    """Leave the folder as if it had never been claimed."""
+    os.close(file)
+    with suppress(OSError):
+        (folder / BEGUN).unlink()
+        folder.rmdir()
