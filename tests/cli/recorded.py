@@ -92,7 +92,8 @@ def misused(*arguments: object) -> str:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "LESS", "PAGER")}
+    own = ("NO_COLOR", "LESS", "PAGER", "COLUMNS", "LINES")
+    kept = {name: value for name, value in os.environ.items() if name not in own}
     return {**kept, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "utf-8", "TERM": "xterm", **more}
 
 

@@ -251,6 +251,13 @@ def test_any_dtype_has_a_name(name: str) -> None:
     assert re.search(r" -> \w+\[2\]$", mode.traces[0].op_str)
 
 
+def test_lists_are_written_out() -> None:
+    with TracingMode(quiet=True) as mode:
+        torch.cat([torch.ones(2)] * 5)
+    assert mode.traces[-1].op_str == "cat([f32[2], f32[2], f32[2], f32[2], f32[2]]) -> f32[10]"
+    assert "cat([f32[2], f32[2], f32[2], f32[2], f32[2]]) -> f32[10];" in mode.format()
+
+
 def test_what_ran_before_an_exception_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError), TracingMode(color=False) as mode:
         torch.ones(2, 3) @ torch.ones(2, 3)

@@ -15,7 +15,7 @@ import dis
 import inspect
 import io
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, takewhile
@@ -162,9 +162,19 @@ class _Printing:
         return sum(takewhile(bool, same))
 
 
-def _texts(metas: Sequence[TensorMeta]) -> list[str]:
+class _Alone(str):
+    """The text of a tensor that is written out even beside others that look like it."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _texts(metas: Iterable[TensorMeta]) -> list[str]:
     """Tensors without their device: ``bf16[2, 3]``."""
-    return [tensor_text(meta.shape, meta.dtype) for meta in metas]
+    return [_Alone(tensor_text(meta.shape, meta.dtype)) for meta in metas]
 
 
 def _made(op: OpHappened | Op, texts: Sequence[str]) -> str:
@@ -196,7 +206,6 @@ def _traces(index: Index) -> Iterator[Trace]:
     """The aten ops of a recording."""
     data = index.raw
     frames = shown_frames(data).tolist()
-    metas = [tensor_text(meta.shape, meta.dtype) for meta in data.metas]
 
     @cache
     def chain(frame: int) -> tuple[Place, ...]:
@@ -207,7 +216,9 @@ def _traces(index: Index) -> Iterator[Trace]:
         return tuple(map(_traceback, chain(frame)))
 
     def event(op: Op) -> OpEvent:
-        inputs, outputs = ([metas[data.values.meta[v.id]] for v in part] for part in (op.inputs, op.outputs))
+        inputs, outputs = (
+            _texts(data.metas[data.values.meta[v.id]] for v in part) for part in (op.inputs, op.outputs)
+        )
         made = _made(op, outputs)
         return OpEvent(op.name, op.form, inputs, made, chain(frames[op.id]), op.phase, op.raised)
 

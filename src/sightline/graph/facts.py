@@ -6,12 +6,13 @@ import re
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from sightline.analysis.places import shown_frames, torch_file
 from sightline.notation import position_text
 from sightline.trace.data import MUTATES, PHASES, RAISED
 from sightline.trace.tables import Index
 
-_STRAY = "?"  # the type of the root of a module that belongs to no model
 _NUMBERED = re.compile(r"_\d+$")
 _STATISTICS = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs")
 
@@ -38,7 +39,8 @@ class Facts:
         says nothing, and would keep layers that each make their own from being alike.
         """
         modules = self._data.modules
-        roots = sorted({module.root for module in modules if modules[module.root].type != _STRAY})
+        strays = self._strays
+        roots = sorted({module.root for module in modules} - strays)
         taken: dict[str, int] = {}
         fronts: dict[int, str] = {}
         for root in roots if len(roots) > 1 else ():
@@ -48,11 +50,18 @@ class Facts:
         found = []
         for module in modules:
             path, front = module.path, fronts.get(module.root, "")
-            if modules[module.root].type == _STRAY:
+            if module.root in strays:
                 first, dot, rest = path.partition(".")
                 path = _NUMBERED.sub("", first) + dot + rest
             found.append(f"{front}.{path}" if front and path else front or path)
         return found
+
+    @cached_property
+    def _strays(self) -> set[int]:
+        """The modules around which there is no other, and which were only ever called inside others."""
+        calls, root = self._data.calls, np.array([m.root for m in self._data.modules], dtype=np.int64)
+        called, outside = root[calls.module], root[calls.module[calls.parent < 0]]
+        return set(called.tolist()) - set(outside.tolist())
 
     def modules(self) -> dict[str, str]:
         """The class of each path."""

@@ -177,6 +177,8 @@ class View:
         """The blocks for a screen of so many columns; None where nothing has to fit."""
         if room is None or self.fixed:
             return self.blocks
+        if not isinstance(room, int):
+            raise UsageError(f"room={said(room)} must be a number of columns, or None.")
         from sightline.views.fitting import NARROWEST, fitted
 
         room = max(room, NARROWEST)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
@@ -94,8 +95,8 @@ def _file_lines(
     """One file: its header, then the functions that ran."""
     yield _header(path, records, width)
     state = _changed(path, seen)
-    if state:
-        yield line((f"  {state}", "warn"))
+    for text in textwrap.wrap(state, width - 2):
+        yield line((f"  {text}", "warn"))
     texts = [text.rstrip("\n") for text in linecache.getlines(path)]
     digits = max(4, len(str(max(records))))
     last = 0
