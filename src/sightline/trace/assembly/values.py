@@ -200,7 +200,10 @@ def earlier(living: Living, at: int) -> Iterator[int]:
     """The rows of what a tensor was before, back to where it was seen first and nobody knew what it was."""
     while at >= 0 and living.previous[at] >= 0:
         at = int(living.at(living.previous[at : at + 1])[0])
-        if at >= 0 and int(living.kind[at]) in _GIVEN:
+        kind = int(living.kind[at]) if at >= 0 else -1
+        if kind in LASTING:  # and so is all before it: a weight has as many versions as there were steps
+            return
+        if kind in _GIVEN:
             yield at
 
 
