@@ -48,7 +48,8 @@ class Frame(NamedTuple):
     """A batch as it is kept."""
 
     data: bytes
-    ops: int
+    ops: int  #: those that have their place in it
+    rows: int  #: with the late ones, which have theirs before it
     before: bytes  #: with ``last=``, a frame of what could be referred to when it began
 
 
@@ -189,15 +190,17 @@ class Keeper:
         before = Batch(
             rows=Streams(values=self._known), learned=list(self._names.values()), steps=list(self._steps)
         )
-        counted = self._cutter.calls if self._session.level == "none" else self._cutter.ops
-        self._frames.append(Frame(frame, len(counted), encode(before, {}, {})))
+        calls = self._session.level == "none"
+        own = Rows(batch.rows.calls, C_WIDTH) if calls else Rows(batch.rows.ops, O_WIDTH)
+        every = self._cutter.calls if calls else self._cutter.ops
+        self._frames.append(Frame(frame, len(own), len(every), encode(before, {}, {})))
         self._known = known_after(self._known, batch, self._names)
         self._note(batch)
         held = sum(one.ops for one in self._frames)
         while len(self._frames) > 1 and held - self._frames[0].ops >= self._last:
             gone = self._frames.popleft()
             held -= gone.ops
-            self._dropped += gone.ops
+            self._dropped += gone.rows
             self._stale += len(gone.data)
         live = sum(len(one.data) for one in self._frames)
         if self._file >= 0 and self._stale > live + _SPARE:

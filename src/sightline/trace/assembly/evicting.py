@@ -15,6 +15,7 @@ from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams
 from sightline.trace.assembly.values import ACTIVATION, KIND
 
 _END: Final = 1 << 62
+_MADE: Final = (ACTIVATION, KIND["gradient"])
 _LASTING: Final = (KIND["parameter"], KIND["buffer"])
 
 
@@ -58,11 +59,18 @@ def evicted(batch: Batch, count: int, gone: int = 0) -> tuple[Batch, int]:
             _rows_of(batch.rows.ops, first, row.O_WIDTH), _ended_after(batch.rows.calls, first),
             values.reshape(-1), NONE, batch.rows.floats[measured], batch.rows.counts[measured],
         ),
-        nbytes=batch.nbytes, learned=[learned[value] for value in held.tolist() if value in learned],
+        nbytes=batch.nbytes, learned=_still_true(learned, values),
         steps=_steps(batch.steps, first), captures=batch.captures,
         open_ops=_rows_of(batch.open_ops, first, row.O_WIDTH), open_calls=batch.open_calls, end=batch.end,
     )  # fmt: skip
     return kept, max(len(ids) - count, 0)
+
+
+def _still_true(learned: dict[int, Learned], values: Numbers) -> list[Learned]:
+    """What is known of values; one whose op is gone is evicted, and no gradient any more."""
+    known = [learned[value] for value in values[:, 1].tolist() if value in learned]
+    gone = set(values[values[:, row.V_KIND] == KIND["evicted"], 1].tolist())
+    return [one._replace(kind=-1) if one.value in gone and one.kind in _MADE else one for one in known]
 
 
 def _rows_of(flat: Numbers, first: int, width: int) -> Numbers:
