@@ -124,3 +124,19 @@ def test_module_calls_count_where_no_ops_are_recorded() -> None:
 def test_a_wrong_number_says_what_is_meant(wrong: object) -> None:
     with pytest.raises(UsageError, match=r"is how many ops to keep: a whole number from 1 up\."):
         sl.trace(last=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_weights_keep_their_names_through_a_training_loop(inside: bool) -> None:
+    model = None if inside else torch.nn.Linear(3, 2)
+    with sl.trace(model, last=60) as t:
+        model = torch.nn.Linear(3, 2) if model is None else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    t.validate()
+    read = [op.inputs[0] for op in t.ops.where(name="addmm")]
+    assert {(value.kind, value.name) for value in read} == {("parameter", "bias")}
+    assert {value.name for value in t.values if value.kind == "parameter"} == {"weight", "bias"}

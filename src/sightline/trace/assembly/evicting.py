@@ -12,11 +12,10 @@ import numpy as np
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense, joined
 from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams
-from sightline.trace.assembly.values import ACTIVATION, KIND
+from sightline.trace.assembly.values import ACTIVATION, KIND, LASTING
 
 _END: Final = 1 << 62
 _MADE: Final = (ACTIVATION, KIND["gradient"])
-_LASTING: Final = (KIND["parameter"], KIND["buffer"])
 
 
 def merged(batches: list[Batch]) -> Batch:
@@ -107,7 +106,8 @@ def _needed(values: Numbers, used: Numbers, first: int, learned: dict[int, Learn
     """The values to keep; what made them, or what they came from, may be gone."""
     ids = values[:, 1]
     producer, base = values[:, row.V_PRODUCER], values[:, row.V_BASE]
-    keep = (producer >= first) | np.isin(values[:, row.V_KIND], _LASTING) | (dense(used, ids) >= 0)
+    given = np.isin(values[:, row.V_KIND], list(LASTING)) & (values[:, row.V_PREVIOUS] < 0)
+    keep = (producer >= first) | given | (dense(used, ids) >= 0)
     while True:  # a view shares its base's storage: the base stays
         bases = dense(ids, base[keep])
         bases = bases[(bases >= 0) & (base[keep] >= 0)]
@@ -115,7 +115,7 @@ def _needed(values: Numbers, used: Numbers, first: int, learned: dict[int, Learn
             break
         keep[bases] = True
     previous = _kept_before(values, keep)
-    _inherit(values, keep, learned)
+    _inherit(values, learned)
     kept = values[keep].copy()
     kept[:, row.V_PREVIOUS] = previous[keep]
     held = kept[:, 1]
@@ -173,23 +173,24 @@ def known_after(known: Numbers, batch: Batch, learned: dict[int, Learned]) -> Nu
     if batch.alive is not None:
         recent = int(own[0, 1]) if len(own) else _END
         keep = (dense(batch.alive, every[:, 1]) >= 0) | (every[:, 1] >= recent)
-        _inherit(every, keep, learned)
+        _inherit(every, learned)
         every = every[keep]
     for value in learned.keys() - set(every[:, 1].tolist()):
         del learned[value]
     return every.reshape(-1)
 
 
-def _inherit(values: Numbers, keep: Mask, learned: dict[int, Learned]) -> None:
-    """A parameter that was changed in place stays one when the version it had at first goes."""
+def _inherit(values: Numbers, learned: dict[int, Learned]) -> None:
+    """What lasts stays what it is when it is changed in place, also after its first version is gone."""
     at = dense(values[:, 1], values[:, row.V_PREVIOUS])
     for version in np.flatnonzero((values[:, row.V_PREVIOUS] >= 0) & (at >= 0)).tolist():
         before = int(at[version])
-        kind = int(values[before, row.V_KIND])
-        if keep[before] or kind not in _LASTING or values[version, row.V_KIND] != ACTIVATION:
+        known = learned.get(int(values[before, 1]))
+        kind = known.kind if known is not None and known.kind >= 0 else int(values[before, row.V_KIND])
+        if kind not in LASTING or values[version, row.V_KIND] != ACTIVATION:
             continue
         values[version, row.V_KIND] = kind
-        named, own = learned.get(int(values[before, 1])), learned.get(int(values[version, 1]))
-        if named is not None and (own is None or not own.name):
-            number = int(values[version, 1])
-            learned[number] = Learned(number, own.kind if own is not None else -1, named.name)
+        number = int(values[version, 1])
+        own = learned.get(number, Learned(number, -1, ""))
+        if known is not None and known.name and not own.name:
+            learned[number] = own._replace(name=known.name)
