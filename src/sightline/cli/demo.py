@@ -15,6 +15,8 @@ from typing import Final
 
 import click
 
+from sightline.cli.verb import has_torch
+
 EXAMPLE: Final = "tiny_transformer.py"
 VIEWS: Final = ("overview", "call_order", "log", "code", "source", "summary")
 
@@ -28,7 +30,7 @@ def command(context: click.Context, views: tuple[str, ...], show_source: bool) -
     if show_source:
         click.echo(source(), nl=False)
         return
-    if not _has_torch():
+    if not has_torch():
         raise click.ClickException("The demo runs a model: install torch, then run it again.")
     context.exit(run(views or VIEWS))
 
@@ -56,12 +58,3 @@ def run(views: tuple[str, ...]) -> int:
         arguments = [sys.executable, EXAMPLE, *views]
         done = subprocess.run(arguments, cwd=folder, env=environment, check=False)  # noqa: S603 — our own script
     return done.returncode
-
-
-def _has_torch() -> bool:
-    from importlib.util import find_spec
-
-    try:
-        return find_spec("torch") is not None
-    except ImportError:
-        return False

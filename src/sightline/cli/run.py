@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sightline.cli.program import Program, tell
-from sightline.cli.verb import Verb, examples, safe
+from sightline.cli.verb import Verb, examples, has_torch, safe
 from sightline.cli.words import spoken_asked, spoken_error, spoken_view
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
@@ -152,7 +152,7 @@ def _leave(home: Path) -> None:
 
 def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any]) -> Stepping:
     """The trace of the run, ready to begin."""
-    if not _has_torch():
+    if not has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
     from sightline.cli.stepping import Stepping, span_of
     from sightline.options import Capture, Stats
@@ -253,9 +253,3 @@ def _end(context: click.Context, program: Program, error: BaseException) -> None
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     context.exit(1)
-
-
-def _has_torch() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("torch") is not None

@@ -101,3 +101,13 @@ _FILTERS: dict[str, Callable[[Any], Any]] = {
     "tail": click.option("--tail", metavar="N", type=click.IntRange(1), help="Only the last N."),
     "head": click.option("--head", metavar="N", type=click.IntRange(1), help="Only the first N."),
 }
+
+
+def has_torch() -> bool:
+    """Whether a model can be run here."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec("torch") is not None
+    except (ImportError, ValueError):  # an entry of ``sys.modules`` that is None
+        return False

@@ -106,8 +106,9 @@ def _needed(values: Numbers, used: Numbers, first: int, learned: dict[int, Learn
     """The values to keep; what made them, or what they came from, may be gone."""
     ids = values[:, 1]
     producer, base = values[:, row.V_PRODUCER], values[:, row.V_BASE]
-    given = np.isin(values[:, row.V_KIND], list(LASTING)) & (values[:, row.V_PREVIOUS] < 0)
-    keep = (producer >= first) | given | (dense(used, ids) >= 0)
+    _inherit(values, learned)
+    lasts = np.isin(values[:, row.V_KIND], list(LASTING)) & ~np.isin(ids, values[:, row.V_PREVIOUS])
+    keep = (producer >= first) | lasts | (dense(used, ids) >= 0)
     while True:  # a view shares its base's storage: the base stays
         bases = dense(ids, base[keep])
         bases = bases[(bases >= 0) & (base[keep] >= 0)]
@@ -115,7 +116,6 @@ def _needed(values: Numbers, used: Numbers, first: int, learned: dict[int, Learn
             break
         keep[bases] = True
     previous = _kept_before(values, keep)
-    _inherit(values, learned)
     kept = values[keep].copy()
     kept[:, row.V_PREVIOUS] = previous[keep]
     held = kept[:, 1]
