@@ -19,6 +19,7 @@ NAMES = {
     "ExportError",
     "InvalidGraph",
     "InvalidTrace",
+    "NativeUnavailable",
     "NoSuchNode",
     "NonFiniteError",
     "NotCaptured",

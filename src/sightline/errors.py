@@ -2,6 +2,7 @@
 
     SightlineError
     ├── UsageError              a wrong call: the message is one sentence and says the fix
+    │   ├── NativeUnavailable   the native engine was asked for and cannot be built or loaded here
     │   ├── NothingMatched      a view filter that matches nothing in this trace
     │   ├── NoSuchNode          a graph has no node of this name (also a ``KeyError``)
     │   ├── NotCaptured         a tensor was asked for that was not kept (also a ``KeyError``)
@@ -56,6 +57,14 @@ class NotCaptured(UsageError, KeyError):
     """
 
     __str__ = Exception.__str__  # a KeyError would print its sentence in quotes
+
+
+class NativeUnavailable(UsageError):
+    """The native engine cannot be used here; the message says why, and what would change that.
+
+    >>> issubclass(NativeUnavailable, UsageError)
+    True
+    """
 
 
 class TorchMissing(UsageError, ImportError):

@@ -24,6 +24,7 @@ VERBS: Final = {
     "sql": "Ask a recording in SQL, read-only.",
     "convert": "Write a recording for another tool: Perfetto, CSV, JSON, Parquet.",
     "trace-graph": "Draw a graph, top down, from the text torchspy's CallTracer writes.",
+    "engine": "Say which engine records here and why, or build the native one.",
     "demo": "Trace a small transformer, forward and backward, and print the views.",
 }
 
