@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types imports unit examples goldens pictures bench clean
+.PHONY: help demo test engine lint format types imports unit examples sanitize goldens pictures bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,10 +20,14 @@ $(READY): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[torch,dev]'
 	@touch $@
 
-demo: $(READY) ## trace a small transformer, forward and backward, and print the views
+demo: engine ## trace a small transformer, forward and backward, and print the views
 	$(BIN)/sightline demo
 
 test: lint types imports unit examples ## lint, types, import directions, tests
+
+# Without a compiler the Python engine records, so that this never fails.
+engine: $(READY) ## build the native engine, where a C++ compiler is
+	@$(BIN)/sightline engine --build || true
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check
@@ -35,12 +39,20 @@ types: $(READY) ## mypy --strict
 imports: $(READY) ## who may import whom
 	$(BIN)/python checks/imports.py
 
-unit: $(READY) ## the tests alone; ARGS="-k fold -x" for some of them
+unit: engine ## the tests alone; ARGS="-k fold -x" for some of them
 	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
 
 # In one process: a worker's own frames would stand above the examples' in what the views print.
-examples: $(READY) ## the examples in the docstrings
+examples: engine ## the examples in the docstrings
 	$(BIN)/python -m pytest -n 0 -q src
+
+# The extension is built with sanitizers into a folder of its own, by the first test that loads it. Python itself
+# is not, so it gets the library from outside, and frees little of what it allocates: leaks are not looked for.
+# pytest leaves standard error open, because that is where the report of a fault goes before the process ends.
+sanitize: $(READY) ## the tests of the native engine, with the address and undefined-behaviour sanitizers
+	SIGHTLINE_SANITIZE=1 CXX="$(CXX)" ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest -n 0 -q --capture=sys -p no:faulthandler tests/recording/native $(ARGS)
 
 format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix
