@@ -12,7 +12,7 @@ from sightline.cli.verb import Verb, examples, safe
     cls=Verb,
     epilog=examples(
         "sightline engine",
-        "sightline engine --build                 # in the Dockerfile, or before the jobs of a cluster start",
+        "sightline engine --build   # ahead: in a container, before the jobs of a cluster",
         "SIGHTLINE_ENGINE=python sightline run train.py",
     ),
 )
