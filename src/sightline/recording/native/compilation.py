@@ -9,6 +9,7 @@ looks built.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shlex
@@ -65,7 +66,7 @@ class Builder:
     cache: Path
     toolchain: Toolchain
 
-    @property
+    @functools.cached_property  # also while somebody edits the sources
     def folder(self) -> Path:
         """Where this build is kept, with its log."""
         return self.cache / "native" / self.toolchain.key(self.sources)
