@@ -216,12 +216,12 @@ def _field_name(name: Any) -> Any:
 def form_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Form:
     """The form of a call with these arguments."""
     return Form(
-        tuple(_plain(item) for item in args),
-        {name: _plain(item) for name, item in kwargs.items()} if kwargs else None,
+        tuple(plain_argument(item) for item in args),
+        {name: plain_argument(item) for name, item in kwargs.items()} if kwargs else None,
     )
 
 
-def _plain(item: Any, depth: int = 0) -> Any:
+def plain_argument(item: Any, depth: int = 0) -> Any:
     """An argument as plain data, in the order in which ``_key`` meets its tensors."""
     if isinstance(item, Tensor):
         return SLOT
@@ -232,12 +232,12 @@ def _plain(item: Any, depth: int = 0) -> Any:
     if isinstance(item, list | tuple) and not hasattr(item, "_fields") and depth < _MAX_DEPTH:
         if not hasattr(type(item), "n_sequence_fields"):
             kept = item if len(item) <= _MAX_ITEMS or _holds_tensors(item) else item[:_MAX_ITEMS]
-            parts: list[Any] = [_plain(part, depth + 1) for part in kept]
+            parts: list[Any] = [plain_argument(part, depth + 1) for part in kept]
             if len(kept) < len(item):
                 parts.append(Elided(len(item) - len(kept)))
             return parts if isinstance(item, list) else tuple(parts)
     if depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
-        plain = {str(_field_name(name)): _plain(part, depth + 1) for name, part in fields.items()}
+        plain = {str(_field_name(name)): plain_argument(part, depth + 1) for name, part in fields.items()}
         return plain if type(item) is dict else Record(type(item).__name__, plain)
     return _symbol(item)
 

@@ -33,7 +33,7 @@ _NOISE_FUNCTIONS: Final = frozenset(
     is_autocast_cache_enabled get_autocast_cpu_dtype""".split()
 )
 #: Properties that make a tensor; ``.grad`` and ``._base`` hand out one that is there already.
-_TENSOR_PROPERTIES: Final = frozenset("data T mT H mH real imag".split())
+TENSOR_PROPERTIES: Final = frozenset("data T mT H mH real imag".split())
 #: Methods that change the first argument though no underscore says so.
 _SETTERS: Final = frozenset(
     """__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ifloordiv__ __imod__ __ipow__ __ior__
@@ -151,7 +151,7 @@ def api_facts(function: Any) -> Facts:
     if isinstance(function, MethodWrapperType):  # Tensor.shape.__get__
         attribute = getattr(function.__self__, "__name__", "?")
         facts.name, facts.flavour = f"Tensor.{attribute}", PROPERTY
-        facts.noise = function.__name__ == "__set__" or attribute not in _TENSOR_PROPERTIES
+        facts.noise = function.__name__ == "__set__" or attribute not in TENSOR_PROPERTIES
         return facts
     name = getattr(function, "__name__", None) or type(function).__name__
     owner = getattr(function, "__objclass__", None)

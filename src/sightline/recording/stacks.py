@@ -22,6 +22,11 @@ def hide(code: CodeType) -> None:
     _hidden[id(code)] = code
 
 
+def is_hidden(code: CodeType) -> bool:
+    """Whether frames of this code are left out."""
+    return id(code) in _hidden
+
+
 class Stacks:
     """The trie of frames: node n is (parent node, code, instruction); node -1 is the empty stack."""
 

@@ -183,7 +183,7 @@ class Values:
     def describe(self, tensor: Any) -> int:
         """Intern the metadata of any tensor."""
         with quiet():
-            key, meta = _meta(tensor)
+            key, meta = metadata_of(tensor)
         found = self.meta_ids.get(key)
         if found is None:
             found = len(self.metas)
@@ -213,7 +213,8 @@ class Values:
                 self.kinds[number] = KIND[kind]
 
 
-def _meta(tensor: Any) -> tuple[Any, TensorMeta]:
+def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
+    """A key and the metadata of any tensor."""
     kind = type(tensor)
     try:
         shape, dtype, device = tensor.shape, tensor.dtype, tensor.device

@@ -1,0 +1,389 @@
+#include "api_calls.h"
+
+namespace sightline {
+namespace {
+
+PyObject* local(const Frame* frame, int slot) {
+  PyObject* held = frame->localsplus[slot];
+  return held != nullptr && PyCell_Check(held) ? PyCell_GET(held) : held;
+}
+
+// What a call was given: objects in order, and names for the last of them.
+struct Operands {
+  c10::SmallVector<PyObject*, 8> objects;
+  PyObject* names = nullptr;
+  PyObject* keywords = nullptr;
+  PyObject* callable = nullptr;
+  bool mirrored = false;  // the right operand is the tensor whose method is called
+};
+
+// Read a key, asking Python for types it has not told about yet. False if Python must read everything.
+bool read_operands(Recording& recording, const Operands& operands, Arguments& into, Lock& lock) {
+  for (;;) {
+    into = Arguments();
+    PyTypeObject* unknown = nullptr;
+    for (PyObject* object : operands.objects) {
+      if (unknown == nullptr && object != nullptr) unknown = recording.types.read(object, into);
+    }
+    if (unknown == nullptr && operands.names != nullptr) unknown = recording.types.read(operands.names, into);
+    if (unknown == nullptr && operands.keywords != nullptr) unknown = recording.types.read(operands.keywords, into);
+    if (unknown == nullptr) return !into.needs_python;
+    recording.tell_type(unknown, lock);
+  }
+}
+
+PyObject* tuple_of(const Operands& operands) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(operands.objects.size()));
+  Py_ssize_t at = 0;
+  for (PyObject* object : operands.objects) PyTuple_SET_ITEM(tuple, at++, Py_NewRef(object ? object : Py_None));
+  return tuple;
+}
+
+// The form and the values of a call; `method` and `number` say who makes a new form.
+void read_call(
+    Recording& recording, const Operands& operands, const char* method, int32_t number, ApiCall& api, Lock& lock) {
+  Arguments found;
+  const bool readable = read_operands(recording, operands, found, lock);
+  const uint64_t key = mixed(found.key, static_cast<uint64_t>(number) + 0xA1B1);
+  if (readable) {
+    for (const at::TensorBase* tensor : found.tensors) {
+      if (tensor->defined()) api.inputs.push_back(recording.value_of(*tensor, lock));
+    }
+    const auto known = recording.forms.find(key);
+    if (known != recording.forms.end()) {
+      api.form = known->second;
+      return;
+    }
+  }
+  api.form = recording.no_form;
+  ask(lock, [&] {
+    Owned given(tuple_of(operands));
+    Owned told(PyObject_CallMethod(
+        recording.host, method, "iOOOi", number, given.get(), operands.names ? operands.names : Py_None,
+        operands.keywords ? operands.keywords : Py_None, static_cast<int>(!readable)));
+    PyObject* list = nullptr;
+    if (!told || !PyArg_ParseTuple(told.get(), "iO!", &api.form, &PyList_Type, &list)) {
+      recording.fault();
+      return;
+    }
+    if (readable) return;
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(list); ++at) {
+      api.inputs.push_back(static_cast<int32_t>(PyLong_AsLong(PyList_GET_ITEM(list, at))));
+    }
+  });
+  if (readable) recording.forms.emplace(key, api.form);
+}
+
+const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, int instruction, Lock& lock) {
+  const uint64_t key = static_cast<uint64_t>(number) << 32 | static_cast<uint32_t>(instruction);
+  const auto found = recording.api.sites.find(key);
+  if (found != recording.api.sites.end()) return found->second;
+  Site site;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(recording.host, "new_site", "Oi", code, instruction));
+    int kind, keywords;
+    PyObject* names;
+    if (!told ||
+        !PyArg_ParseTuple(
+            told.get(), "iiiiiOp", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords)) {
+      recording.fault();
+      return;
+    }
+    site.kind = static_cast<SiteKind>(kind);
+    site.has_keywords = keywords != 0;
+    if (names != Py_None) site.names = names;  // the host keeps it
+  });
+  return recording.api.sites.emplace(key, site).first->second;
+}
+
+// What identifies a callable without keeping it: methods that are bound anew for each call share their definition.
+const void* key_of(PyObject* callable) {
+  if (PyCFunction_CheckExact(callable)) return reinterpret_cast<PyCFunctionObject*>(callable)->m_ml;
+  if (Py_IS_TYPE(callable, &PyMethodDescr_Type)) return reinterpret_cast<PyMethodDescrObject*>(callable)->d_method;
+  if (PyType_Check(callable)) return callable;
+  return Py_TYPE(callable);
+}
+
+const CallableTraits& callable_traits(Recording& recording, PyObject* callable, Lock& lock) {
+  const void* key = key_of(callable);
+  const auto found = recording.api.callables.find(key);
+  if (found != recording.api.callables.end()) return found->second;
+  CallableTraits traits;
+  traits.by_op = true;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(recording.host, "new_callable", "O", callable));
+    int several, by_op;
+    if (!told || !PyArg_ParseTuple(told.get(), "ipp", &traits.info, &several, &by_op)) {
+      recording.fault();
+      return;
+    }
+    traits.several = several != 0;
+    traits.by_op = by_op != 0;
+  });
+  return recording.api.callables.emplace(key, traits).first->second;
+}
+
+// The name of a call that no function of torch's stands behind: `float(x)`, `if x:`, `sum(list)`.
+const CallableTraits& traits_by_op(Recording& recording, const OpTraits& op, PyObject* callable, Lock& lock) {
+  const void* who = callable == nullptr ? nullptr : key_of(callable);
+  const uint64_t key = mixed(reinterpret_cast<uint64_t>(who), static_cast<uint64_t>(op.number));
+  const auto found = recording.api.by_op.find(key);
+  if (found != recording.api.by_op.end()) return found->second;
+  CallableTraits traits;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(
+        recording.host, "new_call_by_op", "iO", op.number, callable == nullptr ? Py_None : callable));
+    int nothing;
+    if (!told || !PyArg_ParseTuple(told.get(), "ip", &traits.info, &nothing)) recording.fault();
+    else traits.returns_nothing = nothing != 0;
+  });
+  return recording.api.by_op.emplace(key, traits).first->second;
+}
+
+const FunctionTraits& function_traits(Recording& recording, const Frame* frame, Lock& lock) {
+  PyObject* function = function_of(frame);
+  const auto found = recording.api.functions.find(function);
+  if (found != recording.api.functions.end()) return found->second;
+  FunctionTraits traits;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(recording.host, "new_function", "O", function));
+    PyObject* slots = nullptr;
+    int backward;
+    if (!told || !PyArg_ParseTuple(told.get(), "ipO!", &traits.info, &backward, &PyList_Type, &slots)) {
+      recording.fault();
+      return;
+    }
+    traits.backward = backward != 0;
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(slots); ++at) {
+      traits.slots.push_back(static_cast<int>(PyLong_AsLong(PyList_GET_ITEM(slots, at))));
+    }
+  });
+  return recording.api.functions.emplace(function, traits).first->second;
+}
+
+// Whether, inside one call of a function, an op at one instruction can come after one at another.
+bool may_follow(Recording& recording, PyCodeObject* code, int before, int after, Lock& lock) {
+  const uint64_t key = mixed(reinterpret_cast<uint64_t>(code), static_cast<uint64_t>(before) << 32 | static_cast<uint32_t>(after));
+  const auto found = recording.api.follows.find(key);
+  if (found != recording.api.follows.end()) return found->second;
+  bool follows = after > before;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(recording.host, "may_follow", "Oii", code, before, after));
+    if (told) follows = PyObject_IsTrue(told.get()) == 1;
+    if (PyErr_Occurred()) recording.fault();
+  });
+  recording.api.follows.emplace(key, follows);
+  return follows;
+}
+
+bool is_tensor(const Recording& recording, PyObject* object) {
+  const auto found = recording.types.kinds.find(Py_TYPE(object));
+  return found != recording.types.kinds.end() && found->second == TypeKind::kTensor;
+}
+
+// The operands of the instruction a frame is at.
+bool operands_at(Recording& recording, const Frame* frame, const Site& site, Operands& into) {
+  PyObject* const* stack = frame->localsplus + code_of(frame)->co_nlocalsplus + site.depth;
+  switch (site.kind) {
+    case SiteKind::kCall: {
+      const bool method = stack[0] != nullptr;
+      into.callable = method ? stack[0] : stack[1];
+      const int count = site.count + (method ? 1 : 0);
+      into.objects.append(stack + (method ? 1 : 2), stack + (method ? 1 : 2) + count);
+      into.names = site.names;
+      return into.callable != nullptr;
+    }
+    case SiteKind::kSpread:
+      into.callable = stack[1];
+      if (into.callable == nullptr || stack[2] == nullptr || !PyTuple_CheckExact(stack[2])) return false;
+      into.objects.append(
+          reinterpret_cast<PyTupleObject*>(stack[2])->ob_item,
+          reinterpret_cast<PyTupleObject*>(stack[2])->ob_item + PyTuple_GET_SIZE(stack[2]));
+      if (site.has_keywords && stack[3] != nullptr && PyDict_CheckExact(stack[3]) && PyDict_GET_SIZE(stack[3]) > 0) {
+        into.keywords = stack[3];
+      }
+      return true;
+    case SiteKind::kBinary: {
+      PyObject *left = stack[0], *right = stack[1];
+      if (left == nullptr || right == nullptr) return false;
+      if (!is_tensor(recording, left)) {
+        if (site.count != 0) return false;  // `list[x]`
+        std::swap(left, right);
+        into.mirrored = true;
+      }
+      into.objects = {left, right};
+      return true;
+    }
+    case SiteKind::kUnary:
+      into.objects = {stack[0]};
+      return stack[0] != nullptr;
+    case SiteKind::kSlice:
+      into.objects = {stack[0], stack[1], stack[2]};
+      return stack[0] != nullptr && is_tensor(recording, stack[0]);
+    case SiteKind::kStore:  // value, container, index
+      into.objects = {stack[1], stack[2], stack[0]};
+      return stack[0] != nullptr && stack[1] != nullptr && stack[2] != nullptr && is_tensor(recording, stack[1]);
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void end_api_call(Recording& recording, ThreadState& state) {
+  ApiCall& api = state.api;
+  if (api.id < 0) return;
+  recording.ops.write(
+      {api.id, api.info, api.form, api.result, api.stack, api.call, -1, api.bits, -1, -1, api.start - recording.begin,
+       api.end - api.start - (api.spent_at_end - api.spent)},
+      api.inputs.data(), api.inputs.size(), api.outputs.data(), api.outputs.size());
+  api.id = -1;
+  api.inputs.clear();
+  api.outputs.clear();
+}
+
+void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, int64_t entered, Lock& lock) {
+  static_cast<void>(entered);
+  const Frame* innermost = current_frame();
+  const bool in_backward = !state.nodes.empty();
+  const Frame* function = nullptr;  // the outermost of torch's own functions below the mark
+  c10::SmallVector<const Frame*, 32> path;
+  for (;;) {
+    path.clear();
+    const Frame* mark = state.top().frame;
+    const Frame* at = innermost;
+    while (at != nullptr && at != mark) {
+      path.push_back(at);
+      at = caller_of(at);
+    }
+    if (at == mark) break;
+    end_api_call(recording, state);
+    recording.drop_mark(state);
+  }
+  int32_t stack = state.top().above;
+  int32_t outside = stack;  // the stack of whoever called the torch function
+  int32_t innermost_code = -1;
+  for (auto at = path.rbegin(); at != path.rend(); ++at) {
+    const CodeTraits* code = recording.traits_of(code_of(*at), lock);
+    if (code->api && function == nullptr) {
+      function = *at;
+      outside = stack;
+    }
+    if (!code->hidden) stack = recording.stacks.child(stack, code->number, instruction_of(*at));
+    innermost_code = code->number;
+  }
+  state.stack = stack;
+  ApiCall& api = state.api;
+  if (in_backward && api.id >= 0 && api.backward) return;  // what runs in a backward pass belongs to its call
+  if (function != nullptr) {
+    const int instruction = instruction_of(function);
+    if (api.id >= 0 && api.python && api.frame == function && api.stack == outside &&
+        may_follow(recording, code_of(function), api.instruction, instruction, lock)) {
+      api.instruction = instruction;
+      if (!api.backward) state.stack = api.stack;
+      return;
+    }
+    end_api_call(recording, state);
+    const FunctionTraits& known = function_traits(recording, function, lock);
+    if (known.info < 0) return;
+    Operands operands;
+    for (const int slot : known.slots) operands.objects.push_back(local(function, slot));
+    const int32_t info = known.info;
+    api.backward = known.backward;
+    read_call(recording, operands, "new_function_form", info, api, lock);
+    api.info = info;
+    api.frame = function;
+    api.instruction = instruction;
+    api.python = true;
+    api.several = true;
+    api.returns_nothing = api.backward;
+    api.stack = outside;
+  } else {
+    if (innermost == nullptr || path.empty() || innermost_code < 0 || in_backward) {
+      if (!in_backward || api.id < 0 || !api.backward) end_api_call(recording, state);
+      return;
+    }
+    const int instruction = instruction_of(innermost);
+    const Site site = site_of(recording, code_of(innermost), innermost_code, instruction, lock);
+    Operands operands;
+    const bool readable = operands_at(recording, innermost, site, operands);
+    PyObject* subject = readable && !operands.objects.empty() ? operands.objects[0] : nullptr;
+    const bool same_place = api.id >= 0 && !api.python && api.frame == innermost && api.instruction == instruction;
+    if (same_place && api.several && api.subject == subject && api.first != &traits) return;
+    end_api_call(recording, state);
+    CallableTraits known;
+    if (readable && operands.callable != nullptr) {
+      known = callable_traits(recording, operands.callable, lock);
+      if (known.by_op) known = traits_by_op(recording, traits, operands.callable, lock);
+      else if (PyCFunction_CheckExact(operands.callable)) {
+        PyObject* self = PyCFunction_GET_SELF(operands.callable);
+        if (self != nullptr && is_tensor(recording, self)) operands.objects.insert(operands.objects.begin(), self);
+      }
+    } else if (readable && site.callable >= 0) {
+      known.info = operands.mirrored ? site.mirrored : site.callable;
+      known.several = site.kind == SiteKind::kStore || site.count != 0;
+      known.returns_nothing = site.kind == SiteKind::kStore;
+    } else {
+      known = traits_by_op(recording, traits, nullptr, lock);
+    }
+    if (known.info < 0) return;
+    api.backward = false;
+    if (readable) {
+      read_call(
+          recording, operands, site.kind == SiteKind::kSlice ? "new_slice_form" : "new_api_form", known.info, api, lock);
+    } else {
+      api.form = recording.no_form;
+    }
+    api.info = known.info;
+    api.frame = innermost;
+    api.instruction = instruction;
+    api.python = false;
+    api.several = known.several;
+    api.returns_nothing = known.returns_nothing;
+    api.subject = subject;
+    api.stack = stack;
+  }
+  api.first = &traits;
+  api.id = recording.next_id++;
+  api.call = state.top().call;
+  api.bits = state.number << kThreadShift | (in_backward ? kBackward : state.phase);
+  api.result = recording.no_form;
+  api.outputs.clear();
+  api.start = api.end = now();
+  api.spent = api.spent_at_end = state.spent + (api.start - entered);
+  if (!api.backward) state.stack = api.stack;
+}
+
+void end_api_op(
+    Recording& recording, ThreadState& state, const OpenOp& op, const at::RecordFunction& event, bool raised,
+    int64_t end, Lock& lock) {
+  ApiCall& api = state.api;
+  api.end = end;
+  api.spent_at_end = state.spent;
+  if (raised) {
+    api.bits |= kRaised << kFlagShift;
+    api.outputs.clear();
+    api.result = recording.no_form;
+    if (!recording.wants_aten) recording.raised_op = api.id;
+    return;
+  }
+  if (!recording.wants_aten && op.traits->mutates != 0) {
+    api.bits |= kMutates << kFlagShift;
+    for (c10::TensorImpl* impl : op.changed) {
+      const auto found = recording.values.known.find(impl);
+      if (found == recording.values.known.end()) continue;
+      auto alive = found->second.ref.lock();
+      if (alive) recording.new_version(at::TensorBase{std::move(alive)}, api.id, found->second.value, lock);
+    }
+  }
+  if (api.returns_nothing) return;
+  Arguments results;
+  for (const c10::IValue& value : event.outputs()) read(value, results);
+  api.outputs.clear();
+  for (const at::TensorBase* tensor : results.tensors) {
+    api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
+  }
+  api.result = recording.api_result_form(*op.traits, event.outputs(), lock);
+}
+
+}  // namespace sightline

@@ -1,0 +1,48 @@
+// What is known of the places that call torch, and of what they call.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace sightline {
+
+// How a place in the code calls torch.
+enum class SiteKind : uint8_t { kUnknown, kCall, kBinary, kUnary, kStore, kSpread, kSlice };
+
+struct Site {
+  SiteKind kind = SiteKind::kUnknown;
+  int depth = 0;  // of the operand stack below what the instruction takes
+  int count = 0;  // arguments of a call
+  int32_t callable = -1;  // of an operator: the operation it stands for
+  int32_t mirrored = -1;  // the same where only the right operand is a tensor
+  PyObject* names = nullptr;  // of keyword arguments, a tuple or null; pinned
+  bool has_keywords = false;  // of a call with a dict of keyword arguments
+};
+
+// What is known of something that can be called.
+struct CallableTraits {
+  int32_t info = -1;  // -1: calls of it are no API calls
+  bool several = false;  // one call may run several ops, one after the other
+  bool returns_nothing = false;
+  bool by_op = false;  // no function of torch's: the op says what was called
+  bool backward = false;
+};
+
+// The parameters of a torch function written in Python.
+struct FunctionTraits : CallableTraits {
+  std::vector<int> slots;  // of its parameters, in order, among the frame's local variables
+};
+
+struct ApiTables {
+  std::unordered_map<uint64_t, Site> sites;
+  std::unordered_map<const void*, CallableTraits> callables;
+  std::unordered_map<const void*, FunctionTraits> functions;
+  std::unordered_map<uint64_t, CallableTraits> by_op;
+  std::unordered_map<uint64_t, bool> follows;
+};
+
+}  // namespace sightline

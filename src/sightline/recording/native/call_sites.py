@@ -1,0 +1,219 @@
+"""Bytecode: what lies on a frame's operand stack at an instruction that calls torch, and what can follow it.
+
+C++ asks once for each place. The answer is where the operands of the instruction begin, how many arguments a call
+has, and which operation an operator stands for.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+from functools import lru_cache
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+#: Kinds of sites: positions in C++'s ``SiteKind``.
+UNKNOWN, CALL, BINARY, UNARY, STORE, SPREAD, SLICE = range(7)
+_GENERATORS: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_END: Final = frozenset(
+    {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
+     "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
+)  # fmt: skip
+#: The method an operator arrives as; with the operands the other way round some have another.
+_BINARY_METHODS: Final = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floor_divide", "%": "remainder", "@": "matmul",
+    "**": "pow", "&": "__and__", "|": "__or__", "^": "__xor__", "<<": "__lshift__", ">>": "__rshift__",
+}  # fmt: skip
+_IN_PLACE_METHODS: Final = {
+    "+": "add_", "-": "sub_", "*": "mul_", "/": "div_", "//": "floor_divide_", "%": "remainder_",
+    "**": "pow_", "&": "__iand__", "|": "__ior__", "^": "__ixor__", "<<": "__ilshift__",
+    ">>": "__irshift__",
+}  # fmt: skip
+_COMPARE_METHODS: Final = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_UNARY_METHODS: Final = {"UNARY_NEGATIVE": "neg", "UNARY_INVERT": "bitwise_not", "UNARY_POSITIVE": "positive"}
+
+
+class Site(NamedTuple):
+    """How an instruction calls torch."""
+
+    kind: int
+    depth: int = 0  #: of the operand stack below what the instruction takes
+    count: int = 0  #: arguments of a call; of a subscript 1
+    method: str = ""  #: the tensor method an operator arrives as
+    mirrored: str = ""  #: the same where only the right operand is a tensor
+    names: tuple[str, ...] | None = None  #: of the keyword arguments, which come last
+    keywords: bool = False  #: whether a dict of keyword arguments is there
+
+
+@lru_cache(maxsize=4096)
+def _instructions(code: CodeType) -> dict[int, tuple[dis.Instruction, int]]:
+    """Every instruction by its offset, with the offset of the next."""
+    found = list(dis.get_instructions(code))
+    ends = [one.offset for one in found[1:]] + [len(code.co_code)]
+    return {one.offset: (one, end) for one, end in zip(found, ends, strict=True)}
+
+
+@lru_cache(maxsize=4096)
+def depths(code: CodeType) -> dict[int, int]:
+    """How deep the operand stack is before each instruction that can be reached."""
+    instructions = _instructions(code)
+    # A generator is resumed with a value on its stack; from Python 3.12 on its first instruction says so.
+    start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 12) else 0
+    found: dict[int, int] = {}
+    waiting = [(0, start)]
+    handlers = _handlers(code)
+    while True:
+        while waiting:
+            offset, depth = waiting.pop()
+            if offset in found or offset not in instructions:
+                continue
+            found[offset] = depth
+            one, end = instructions[offset]
+            argument = one.arg if one.opcode >= dis.HAVE_ARGUMENT else None
+            if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+                waiting.append((one.argval, depth + dis.stack_effect(one.opcode, argument, jump=True)))
+            if one.opname not in _END:
+                waiting.append((end, depth + dis.stack_effect(one.opcode, argument, jump=False)))
+        reached = [(target, depth) for target, depth in handlers if target not in found]
+        if not reached:
+            return found
+        waiting += reached[:1]
+
+
+def _handlers(code: CodeType) -> list[tuple[int, int]]:
+    entries = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return [(entry.target, entry.depth + 1 + int(entry.lasti)) for entry in entries]
+
+
+def site_at(code: CodeType, offset: int) -> Site:
+    """How the instruction at an offset calls torch."""
+    found = _instructions(code).get(offset)
+    depth = depths(code).get(offset)
+    if found is None or depth is None:
+        return Site(UNKNOWN)
+    one = found[0]
+    if one.opname in ("CALL", "PRECALL"):
+        return _call(code, one, depth)
+    if one.opname == "CALL_FUNCTION_EX":
+        keywords = bool((one.arg or 0) & 1)
+        return Site(SPREAD, depth - 3 - keywords, keywords=keywords)
+    if one.opname == "BINARY_OP":
+        return _binary(one, depth)
+    if one.opname == "COMPARE_OP":
+        symbol = str(one.argval)
+        mirrored = _COMPARE_METHODS.get(_MIRRORED.get(symbol, symbol), "")
+        return Site(BINARY, depth - 2, 0, _COMPARE_METHODS.get(symbol, ""), mirrored)
+    if one.opname == "BINARY_SUBSCR":
+        return Site(BINARY, depth - 2, 1, "__getitem__")
+    if one.opname == "BINARY_SLICE":
+        return Site(SLICE, depth - 3, 1, "__getitem__")
+    if one.opname == "STORE_SUBSCR":
+        return Site(STORE, depth - 3, 1, "__setitem__")
+    if one.opname in _UNARY_METHODS:
+        return Site(UNARY, depth - 1, 0, _UNARY_METHODS[one.opname])
+    if one.opname == "LOAD_ATTR":
+        return Site(UNARY, depth - 1, 0, f"@{one.argval}")
+    return Site(UNKNOWN)
+
+
+def _binary(one: dis.Instruction, depth: int) -> Site:
+    symbol = str(dis._nb_ops[one.arg or 0][1])  # type: ignore[attr-defined]
+    bare = symbol.removesuffix("=")
+    method = (_IN_PLACE_METHODS if symbol != bare else _BINARY_METHODS).get(bare, "")
+    return Site(BINARY, depth - 2, 0, method, method)
+
+
+def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
+    offsets = list(_instructions(code))
+    at = offsets.index(one.offset)
+    if one.opname == "CALL" and sys.version_info < (3, 12):
+        at -= 1  # its PRECALL, which counts the arguments as taken though they are still there
+        depth = depths(code)[offsets[at]]
+    before = _instructions(code)[offsets[at - 1]][0] if at else one
+    names = code.co_consts[before.arg or 0] if before.opname == "KW_NAMES" else None
+    count = one.arg or 0
+    return Site(CALL, depth - count - 2, count, names=names)
+
+
+@lru_cache(maxsize=65536)
+def may_follow(code: CodeType, before: int, after: int) -> bool:
+    """Whether one run of a code can be at ``before`` and later at ``after``."""
+    instructions = _instructions(code)
+    seen: set[int] = set()
+    waiting = _successors(instructions, _at(instructions, before))
+    goal = _at(instructions, after)
+    while waiting:
+        offset = waiting.pop()
+        if offset == goal:
+            return True
+        if offset not in seen:
+            seen.add(offset)
+            waiting += _successors(instructions, offset)
+    return False
+
+
+def _at(instructions: dict[int, tuple[dis.Instruction, int]], offset: int) -> int:
+    """The instruction an offset belongs to: a frame that waits for a call stands in the call's cache."""
+    while offset > 0 and offset not in instructions:
+        offset -= 2
+    return offset
+
+
+def _successors(instructions: dict[int, tuple[dis.Instruction, int]], offset: int) -> list[int]:
+    if offset not in instructions:
+        return []
+    one, end = instructions[offset]
+    found = [] if one.opname in _END else [end]
+    if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+        found.append(int(one.argval))
+    return found
+
+
+class Parameters(NamedTuple):
+    """The parameters of a function, in the order in which a call of it is shown."""
+
+    slots: list[int]  #: among the local variables of its frame
+    names: list[str]  #: "" for one that is given by position, "*" and "**" for what is spread
+
+
+def parameters_of(function: Any) -> Parameters:
+    """What has no default is given by position, what has one by name.
+
+    >>> def dropout(input, p=0.5, *, training=True): ...
+    >>> parameters_of(dropout)
+    Parameters(slots=[0, 1, 2], names=['', 'p', 'training'])
+    """
+    code = function.__code__
+    count, defaults = code.co_argcount, len(function.__defaults__ or ())
+    spread = bool(code.co_flags & inspect.CO_VARARGS)
+    plain = count if spread else count - defaults
+    slots, names = list(range(plain)), [""] * plain
+    first_keyword = count + code.co_kwonlyargcount
+    if spread:
+        slots.append(first_keyword)
+        names.append("*")
+    for slot in range(plain, first_keyword):
+        slots.append(slot)
+        names.append(code.co_varnames[slot])
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        slots.append(first_keyword + spread)
+        names.append("**")
+    return Parameters(slots, names)
+
+
+def bound(names: list[str], values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call's arguments out of the values of its parameters."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, value in zip(names, values, strict=True):
+        if not name:
+            args.append(value)
+        elif name == "*":
+            args += value if isinstance(value, tuple) else (value,)
+        elif name == "**":
+            kwargs |= value if isinstance(value, dict) else {}
+        else:
+            kwargs[name] = value
+    return tuple(args), kwargs

@@ -1,0 +1,114 @@
+// The Python frames of the running thread, read without the GIL, and the stacks they make, each stored once.
+//
+// torch's bindings release the GIL before an op runs, so the observer's callbacks run without it. The frames of
+// one's own thread can still be read: nobody else changes them while this thread is inside a call. What is read is
+// the interpreter's own layout (`Py_BUILD_CORE`), which differs between Python versions and is checked when the
+// engine is built; code objects are pinned by whoever first meets one, with the GIL.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#define Py_BUILD_CORE 1
+#include <Python.h>
+#include <internal/pycore_frame.h>
+#undef Py_BUILD_CORE
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030D0000
+#error "the frames of this Python version have a layout the native engine does not know"
+#endif
+
+namespace sightline {
+
+using Frame = _PyInterpreterFrame;
+
+inline PyCodeObject* code_of(const Frame* frame) { return frame->f_code; }
+
+// Bytes from the start of the code to the instruction the frame is at: Python's `f_lasti`.
+inline int instruction_of(const Frame* frame) {
+  return static_cast<int>(
+      reinterpret_cast<const char*>(frame->prev_instr) -
+      reinterpret_cast<const char*>(_PyCode_CODE(frame->f_code)));
+}
+
+// A frame that is being set up has run no instruction yet and is not shown by Python either.
+inline bool is_shown(const Frame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+  if (frame->owner == FRAME_OWNED_BY_CSTACK) return false;
+#endif
+  return frame->owner == FRAME_OWNED_BY_GENERATOR ||
+      frame->prev_instr >= _PyCode_CODE(frame->f_code) + frame->f_code->_co_firsttraceable;
+}
+
+inline const Frame* next_shown(const Frame* frame) {
+  while (frame != nullptr && !is_shown(frame)) frame = frame->previous;
+  return frame;
+}
+
+inline const Frame* caller_of(const Frame* frame) { return next_shown(frame->previous); }
+
+// The innermost Python frame of this thread; null on a thread Python has never seen, as autograd's workers are.
+inline const Frame* current_frame() {
+  PyThreadState* state = PyGILState_GetThisThreadState();
+  return state == nullptr ? nullptr : next_shown(state->cframe->current_frame);
+}
+
+inline const Frame* frame_of(PyObject* object) {
+  return reinterpret_cast<PyFrameObject*>(object)->f_frame;
+}
+
+inline PyObject* function_of(const Frame* frame) {
+#if PY_VERSION_HEX >= 0x030C0000
+  return frame->f_funcobj;
+#else
+  return reinterpret_cast<PyObject*>(frame->f_func);
+#endif
+}
+
+// What Python has told about a code object, once.
+struct CodeTraits {
+  int32_t number;  // position in the recording's list of codes
+  bool hidden;  // torch's own frames around a module call: left out of stacks
+  bool api;  // a torch function written in Python, which counts as one API call
+};
+
+// The trie of frames: a stack is the number of its innermost node, -1 the empty stack.
+class Stacks {
+ public:
+  struct Node {
+    int32_t parent;
+    int32_t code;
+    int32_t instruction;
+  };
+
+  std::vector<Node> nodes;
+  std::unordered_map<const void*, CodeTraits> codes;  // keys are pinned while the recording lives
+
+  int32_t child(int32_t parent, int32_t code, int32_t instruction) {
+    const Key key{parent, code, instruction};
+    const auto [found, is_new] = index_.try_emplace(key, static_cast<int32_t>(nodes.size()));
+    if (is_new) nodes.push_back({parent, code, instruction});
+    return found->second;
+  }
+
+ private:
+  struct Key {
+    int32_t parent, code, instruction;
+    bool operator==(const Key& other) const {
+      return parent == other.parent && code == other.code && instruction == other.instruction;
+    }
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const {
+      uint64_t mixed = (static_cast<uint64_t>(static_cast<uint32_t>(key.parent)) << 32) ^
+          (static_cast<uint64_t>(static_cast<uint32_t>(key.code)) << 16) ^ static_cast<uint32_t>(key.instruction);
+      mixed *= 0x9E3779B97F4A7C15ull;
+      return mixed ^ (mixed >> 29);
+    }
+  };
+  std::unordered_map<Key, int32_t, KeyHash> index_;
+};
+
+}  // namespace sightline

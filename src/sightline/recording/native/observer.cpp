@@ -1,0 +1,746 @@
+// The native engine: callbacks of torch's `RecordFunction`, hooks of module calls, and the Python type around both.
+//
+// A callback never throws: torch would print a warning and go on without it. It never waits for a device, and waits
+// for the GIL only where something is met for the first time.
+#include "recording.h"
+
+#include "api_calls.h"
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace sightline {
+namespace {
+
+// Callbacks are plain functions, so each recording that runs has a slot of its own and with it functions of its own.
+// Threads that work for the recording's thread inherit the functions. Slots are never freed: a callback may be about
+// to use one.
+constexpr size_t kSlots = 8;
+Recording slots[kSlots];
+uint64_t next_serial = 1;
+
+struct StateCache {
+  uint64_t serial = 0;
+  ThreadState* state = nullptr;
+};
+thread_local StateCache caches[kSlots];
+
+uint64_t this_thread() { return at::RecordFunction::currentThreadId(); }
+
+bool is_inherited(const Recording& recording) {
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.handle_ == recording.handle) return true;
+  }
+  return false;
+}
+
+// Where this thread stands in a recording; null if it does not work for it.
+ThreadState* state_of(size_t slot, Recording& recording) {
+  StateCache& cache = caches[slot];
+  if (cache.serial == recording.serial) return cache.state;
+  const uint64_t thread = this_thread();
+  auto found = recording.threads.find(thread);
+  if (found == recording.threads.end()) {
+    // A callback of an earlier recording in this slot may still be on a thread it was never taken off.
+    if (thread != recording.owner && !is_inherited(recording)) return nullptr;
+    auto state = std::make_unique<ThreadState>();
+    state->number = static_cast<int32_t>(recording.threads.size());
+    state->own = thread == recording.owner;
+    state->marks.push_back(Mark{});
+    found = recording.threads.emplace(thread, std::move(state)).first;
+  }
+  cache = {recording.serial, found->second.get()};
+  return cache.state;
+}
+
+// Whether torch may be told to report nothing inside an op: nobody but us is listening.
+bool alone() {
+  return at::get_record_function_tls_().sorted_tls_callbacks_.size() == 1 && !at::hasGlobalCallbacks();
+}
+
+// Some dispatch an op a second time inside itself; then the inner one is what runs.
+bool is_dispatched_again(const OpTraits& traits, const Arguments& given) {
+  static const c10::DispatchKeySet wrappers{
+      c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchBatched,
+      c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  c10::DispatchKeySet keys = local.included_;
+  for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
+  keys = keys - local.excluded_;
+  if (keys.has_any(wrappers)) return true;
+  return (traits.autocast_cpu && keys.has(c10::DispatchKey::AutocastCPU)) ||
+      (traits.autocast_cuda && keys.has(c10::DispatchKey::AutocastCUDA));
+}
+
+void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock) {
+  const int64_t entered = now();
+  OpTraits* traits = recording.traits_of(event, lock);
+  if (traits == nullptr || !traits->seen) return;
+  const bool outermost = state.ops.empty();
+  const auto given = event.inputs();
+  Arguments arguments;
+  for (const c10::IValue& value : given) read(value, arguments);
+  if (outermost) {
+    if (recording.wants_api) {
+      begin_api_call(recording, state, *traits, entered, lock);
+    } else {
+      state.stack = recording.stack_of(state, current_frame(), lock);
+    }
+  }
+  const bool leaf = recording.wants_aten ? traits->leaf && !is_dispatched_again(*traits, arguments) : true;
+  OpenOp& op = state.ops.emplace_back();
+  op.event = &event;
+  op.traits = traits;
+  op.leaf = leaf;
+  op.id = -1;
+  op.exceptions = std::uncaught_exceptions();
+  op.alias_storage = nullptr;
+  op.alias_value = -1;
+  op.disabled = false;
+  if (traits->mutates != 0 && leaf) {
+    Arguments changed;
+    for (size_t at = 0; at < given.size() && at < 64; ++at) {
+      if (traits->mutates >> at & 1) read(given[at], changed);
+    }
+    for (const at::TensorBase* tensor : changed.tensors) op.changed.push_back(tensor->unsafeGetTensorImpl());
+  }
+  if (leaf && recording.wants_aten) {
+    if (traits->constant) {
+      for (const at::TensorBase* tensor : arguments.tensors) {
+        if (recording.values.find(tensor->unsafeGetTensorImpl()) < 0) {
+          const int32_t metadata = recording.metadata_of(*tensor, lock);
+          const int32_t id = recording.values.next++;
+          const void* storage = storage_of(tensor->unsafeGetTensorImpl());
+          recording.values.rows.push_back(
+              {reinterpret_cast<int64_t>(storage), 0, id, metadata, -1, -1, -1, 4, tensor->requires_grad()});
+          recording.values.know(*tensor, id);
+        }
+      }
+    }
+    for (const at::TensorBase* tensor : arguments.tensors) op.inputs.push_back(recording.value_of(*tensor, lock));
+    op.form = recording.form_of(*traits, arguments, given, lock);
+    if (traits->aliases >= 0 && static_cast<size_t>(traits->aliases) < given.size()) {
+      const c10::IValue& base = given[static_cast<size_t>(traits->aliases)];
+      if (base.isTensor() && base.toTensor().defined()) {
+        op.alias_storage = storage_of(base.toTensor().unsafeGetTensorImpl());
+        op.alias_value = recording.values.find(base.toTensor().unsafeGetTensorImpl());
+      }
+    }
+    op.id = recording.next_id++;
+  }
+  if (leaf && !traits->python && alone()) {
+    at::enableRecordFunction(false);
+    op.disabled = true;
+  }
+  op.start = now();
+  state.spent += op.start - entered;
+}
+
+void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, Lock& lock) {
+  if (state.ops.empty() || state.ops.back().event != &event) return;
+  // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
+  const OpenOp op = std::move(state.ops.back());
+  state.ops.pop_back();
+  if (op.disabled) at::enableRecordFunction(true);
+  const bool raised = std::uncaught_exceptions() > op.exceptions;
+  const auto& outputs = event.outputs();
+  c10::SmallVector<int32_t, 4> made;
+  if (op.id >= 0) {
+    const OpTraits& traits = *op.traits;
+    c10::SmallVector<int32_t, 4> changed;
+    if (!raised) {
+      for (c10::TensorImpl* impl : op.changed) {
+        const auto found = recording.values.known.find(impl);
+        if (found == recording.values.known.end()) continue;
+        auto alive = found->second.ref.lock();
+        if (!alive) continue;
+        const at::TensorBase tensor{std::move(alive)};
+        changed.push_back(recording.new_version(tensor, op.id, found->second.value, lock));
+      }
+      Arguments results;
+      for (const c10::IValue& value : outputs) read(value, results);
+      for (const at::TensorBase* tensor : results.tensors) made.push_back(recording.produced(*tensor, op.id, &op, lock));
+      for (const int32_t value : changed) {
+        if (std::find(made.begin(), made.end(), value) == made.end()) made.push_back(value);
+      }
+    }
+    const bool in_backward = !state.nodes.empty();
+    const int phase = in_backward ? kBackward : state.phase;
+    const int flags = (raised ? kRaised : 0) | (traits.mutates != 0 ? kMutates : 0);
+    const int32_t result = raised ? recording.no_form : recording.result_form(outputs, lock);
+    recording.ops.write(
+        {op.id, traits.number, op.form, result, state.stack, state.top().call, state.api.id,
+         state.number << kThreadShift | flags << kFlagShift | phase,
+         static_cast<int64_t>(at::sequence_number::peek()), in_backward ? state.nodes.back().second : -1,
+         op.start - recording.begin, end - op.start},
+        op.inputs.data(), op.inputs.size(), made.data(), made.size());
+    if (raised) recording.raised_op = op.id;
+  }
+  if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, event, raised, end, lock);
+  state.spent += now() - end;
+}
+
+template <size_t Slot>
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) noexcept {
+  Recording& recording = slots[Slot];
+  if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return nullptr;
+  try {
+    Lock lock(recording.mutex);
+    ThreadState* state = state_of(Slot, recording);
+    if (state == nullptr) return nullptr;
+    if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      state->nodes.emplace_back(&event, event.seqNr() < 0 ? -2 : event.seqNr());
+    } else if (state->ops.empty() || !state->ops.back().leaf) {
+      begin_op(recording, *state, event, lock);
+    }
+  } catch (...) {
+    recording.faults.fetch_add(1);
+  }
+  return nullptr;
+}
+
+template <size_t Slot>
+void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
+  Recording& recording = slots[Slot];
+  if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return;
+  const int64_t end = now();
+  try {
+    Lock lock(recording.mutex);
+    ThreadState* state = state_of(Slot, recording);
+    if (state == nullptr) return;
+    if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      if (!state->nodes.empty() && state->nodes.back().first == &event) state->nodes.pop_back();
+    } else {
+      end_op(recording, *state, event, end, lock);
+    }
+  } catch (...) {
+    recording.faults.fetch_add(1);
+  }
+}
+
+using StartCallback = at::RecordFunctionCallback::StartCallback;
+using EndCallback = at::RecordFunctionCallback::EndCallback;
+
+template <size_t... Slot>
+std::pair<StartCallback, EndCallback> callbacks_of(size_t slot, std::index_sequence<Slot...>) {
+  static constexpr StartCallback starts[] = {on_start<Slot>...};
+  static constexpr EndCallback ends[] = {on_end<Slot>...};
+  return {starts[slot], ends[slot]};
+}
+
+// -- module calls ------------------------------------------------------------------------------------------------
+
+// The recordings that this thread works for; module hooks are the process's, and find theirs here.
+template <class Visit>
+void each_here(Visit visit) {
+  const uint64_t thread = this_thread();
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    Recording& recording = slots[slot];
+    if (!recording.running.load(std::memory_order_acquire)) continue;
+    Lock lock(recording.mutex, std::defer_lock);
+    // Whoever holds the mutex gives it up before asking for the GIL, which this thread has.
+    lock.lock();
+    if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
+    ThreadState* state = state_of(slot, recording);
+    if (state != nullptr && (state->own || !state->nodes.empty())) visit(recording, *state, lock);
+  }
+}
+
+PyObject* keywords_of(const Recording& recording, const Frame* frame) {
+  if (recording.kwargs_slot < 0 || code_of(frame)->co_nlocalsplus <= recording.kwargs_slot) return nullptr;
+  PyObject* cell = frame->localsplus[recording.kwargs_slot];
+  if (cell == nullptr || !PyCell_Check(cell)) return nullptr;
+  PyObject* held = PyCell_GET(cell);
+  return held != nullptr && PyDict_CheckExact(held) ? held : nullptr;
+}
+
+bool modules_only(const Recording& recording) { return !recording.wants_api && !recording.wants_aten; }
+
+PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 2 || WithGil::silent != 0) Py_RETURN_NONE;
+  const int64_t entered = now();
+  PyObject *module = given[0], *args = given[1];
+  const Frame* inner = current_frame();
+  each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
+    end_api_call(recording, state);
+    // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
+    while (state.marks.size() > 1 && state.top().frame == inner) recording.drop_mark(state);
+    const Frame* caller = inner;
+    while (caller != nullptr && recording.traits_of(code_of(caller), lock)->hidden) caller = caller_of(caller);
+    const int32_t above = recording.stack_of(state, caller, lock);
+    const int32_t number = recording.module_of(module, lock);
+    if (number < 0) return;
+    OpenCall call;
+    call.object = module;
+    call.args = args;
+    call.module = number;
+    call.input_form = recording.no_form;
+    recording.glimpses = modules_only(recording) && !state.calls.empty();
+    recording.read_python(args, keywords_of(recording, inner), call.inputs, call.input_form, lock);
+    recording.glimpses = false;
+    call.mark = state.marks.size();
+    call.parent = state.top().call;
+    call.id = recording.next_id++;
+    call.bits = state.number << kThreadShift | (state.nodes.empty() ? state.phase : kBackward);
+    state.marks.push_back({inner, above, call.id, false});
+    call.start = now();
+    state.spent += call.start - entered;
+    call.spent = state.spent;
+    state.calls.push_back(std::move(call));
+  });
+  Py_RETURN_NONE;
+}
+
+// torch passes (module, args, kwargs, result), or after an exception (module, args, result).
+PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count < 3 || WithGil::silent != 0) Py_RETURN_NONE;
+  const int64_t entered = now();
+  PyObject *module = given[0], *args = given[1];
+  each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
+    end_api_call(recording, state);
+    size_t at = state.calls.size();
+    while (at > 0 && state.calls[at - 1].object != module) --at;
+    if (at == 0) return;
+    while (state.calls.size() > at) recording.close_call(state, {}, recording.no_form, kRaised, entered);
+    if (count == 3) {
+      recording.close_call(state, {}, recording.no_form, kRaised, entered);
+      return;
+    }
+    recording.glimpses = modules_only(recording);
+    if (state.calls.back().args != args) {  // a hook of the module's has replaced them
+      std::vector<int32_t> inputs;
+      int32_t form = recording.no_form;
+      recording.read_python(args, PyDict_CheckExact(given[2]) ? given[2] : nullptr, inputs, form, lock);
+      state.calls.back().inputs = std::move(inputs);
+      state.calls.back().input_form = form;
+    }
+    std::vector<int32_t> outputs;
+    int32_t form = recording.no_form;
+    if (given[3] != Py_None) {
+      Owned tuple(PyTuple_Pack(1, given[3]));
+      recording.read_python(tuple.get(), nullptr, outputs, form, lock);
+    }
+    recording.glimpses = false;
+    recording.close_call(state, outputs, form, 0, entered);
+    state.spent += now() - entered;
+  });
+  Py_RETURN_NONE;
+}
+
+// -- the Python type ---------------------------------------------------------------------------------------------
+
+struct RecordingObject {
+  PyObject_HEAD
+  size_t slot;
+  uint64_t serial;
+};
+
+// The recording behind an object; null once its slot serves another.
+Recording* recording_of(PyObject* self) {
+  const auto* object = reinterpret_cast<RecordingObject*>(self);
+  Recording& recording = slots[object->slot];
+  return recording.serial == object->serial ? &recording : nullptr;
+}
+
+PyObject* bytes_of(const std::vector<int64_t>& numbers) {
+  return PyBytes_FromStringAndSize(
+      reinterpret_cast<const char*>(numbers.data()), static_cast<Py_ssize_t>(numbers.size() * sizeof(int64_t)));
+}
+
+void let_go(Recording& recording) {
+  recording.clear();
+  recording.host = nullptr;
+}
+
+// Recording(host, level, begin, no_form, tensor_offset, kwargs_slot)
+PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject* host;
+  const char* level;
+  long long begin;
+  int no_form;
+  Py_ssize_t tensor_offset, kwargs_slot;
+  if (!PyArg_ParseTuple(args, "OsLinn", &host, &level, &begin, &no_form, &tensor_offset, &kwargs_slot)) return nullptr;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    Recording& recording = slots[slot];
+    if (recording.host != nullptr) continue;
+    auto* self = reinterpret_cast<RecordingObject*>(type->tp_alloc(type, 0));
+    if (self == nullptr) return nullptr;
+    const Lock lock(recording.mutex);
+    recording.clear();
+    recording.host = host;
+    recording.serial = self->serial = next_serial++;
+    self->slot = slot;
+    const std::string wanted = level;
+    recording.wants_api = wanted == "api" || wanted == "both";
+    recording.wants_aten = wanted == "aten" || wanted == "both";
+    recording.begin = begin;
+    recording.no_form = no_form;
+    recording.types.tensor_offset = static_cast<size_t>(tensor_offset);
+    recording.kwargs_slot = kwargs_slot;
+    recording.handle = 0;
+    recording.owner = 0;
+    return reinterpret_cast<PyObject*>(self);
+  }
+  PyErr_SetString(PyExc_RuntimeError, "all slots of the native engine are in use");
+  return nullptr;
+}
+
+void recording_dealloc(PyObject* self) {
+  if (Recording* recording = recording_of(self)) {
+    recording->running = false;
+    const Lock lock(recording->mutex);
+    let_go(*recording);
+  }
+  Py_TYPE(self)->tp_free(self);
+}
+
+// start(frame, above): record on this thread; `above` is the stack of `frame`, which stays where it is.
+PyObject* recording_start(PyObject* self, PyObject* args) {
+  PyObject* frame;
+  int above;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr || !PyArg_ParseTuple(args, "Oi", &frame, &above)) return nullptr;
+  const auto slot = reinterpret_cast<RecordingObject*>(self)->slot;
+  {
+    const Lock lock(recording->mutex);
+    recording->owner = this_thread();
+    ThreadState* state = state_of(slot, *recording);
+    if (PyFrame_Check(frame)) state->marks[0] = {frame_of(frame), above, -1, false};
+  }
+  if (recording->wants_api || recording->wants_aten) {
+    const auto [start, end] = callbacks_of(slot, std::make_index_sequence<kSlots>());
+    recording->handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes(
+            {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  }
+  recording->running = true;
+  Py_RETURN_NONE;
+}
+
+// stack(frame): the number of the stack of a frame, from the thread's mark on.
+PyObject* recording_stack(PyObject* self, PyObject* frame) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr || !PyFrame_Check(frame)) return PyLong_FromLong(-1);
+  Lock lock(recording->mutex);
+  ThreadState bare;
+  bare.marks.push_back(Mark{});
+  return PyLong_FromLong(recording->stack_of(bare, frame_of(frame), lock));
+}
+
+PyObject* recording_halt(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  recording->running = false;
+  // Callbacks that were never taken off, because their recording was stopped elsewhere, go too.
+  std::vector<at::CallbackHandle> stale;
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    for (size_t slot = 0; slot < kSlots; ++slot) {
+      const auto ours = callbacks_of(slot, std::make_index_sequence<kSlots>());
+      const bool current = slots[slot].running && slots[slot].handle == entry.handle_;
+      if (entry.callback_.start() == ours.first && !current) stale.push_back(entry.handle_);
+    }
+  }
+  for (const at::CallbackHandle handle : stale) at::removeCallback(handle);
+  const Lock lock(recording->mutex);
+  for (auto& [thread, state] : recording->threads) {
+    // Stopped inside an op: torch was told to be silent there.
+    for (const OpenOp& op : state->ops) {
+      if (op.disabled && thread == this_thread()) at::enableRecordFunction(true);
+    }
+    state->ops.clear();
+    state->nodes.clear();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* recording_finish(PyObject* self, PyObject*) {
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    const int64_t end = now();
+    for (auto& [thread, state] : recording->threads) {
+      end_api_call(*recording, *state);
+      while (!state->calls.empty()) recording->close_call(*state, {}, recording->no_form, kUnfinished, end);
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+// rows(name, take): a stream as bytes of 64-bit numbers; with `take` it is empty afterwards.
+PyObject* recording_rows(PyObject* self, PyObject* args) {
+  const char* name;
+  int take;
+  if (!PyArg_ParseTuple(args, "sp", &name, &take)) return nullptr;
+  Recording* recording = recording_of(self);
+  std::vector<int64_t> out;
+  if (recording != nullptr) {
+    const Lock lock(recording->mutex);
+    const std::string wanted = name;
+    if (wanted == "ops") {
+      recording->ops.append_to(out);
+      if (take) recording->ops.blocks.clear();
+    } else if (wanted == "calls") {
+      recording->calls.append_to(out);
+      if (take) recording->calls.blocks.clear();
+    } else if (wanted == "values") {
+      for (const ValueRow& row : recording->values.rows) {
+        const int64_t numbers[] = {10, row.id, row.metadata, row.address, row.offset, row.kind,
+                                   row.producer, row.previous, row.base, row.flags};
+        out.insert(out.end(), std::begin(numbers), std::end(numbers));
+      }
+      if (take) recording->values.rows.clear();
+    } else if (wanted == "plain_values") {
+      for (const PlainValueRow& row : recording->values.plain_rows) {
+        const int64_t numbers[] = {row.id, row.metadata, row.producer};
+        out.insert(out.end(), std::begin(numbers), std::end(numbers));
+      }
+      if (take) recording->values.plain_rows.clear();
+    } else if (wanted == "stacks") {
+      for (const Stacks::Node& node : recording->stacks.nodes) {
+        out.push_back(node.parent);
+        out.push_back(node.code);
+        out.push_back(node.instruction);
+      }
+    } else if (wanted == "alive") {
+      for (const auto& [impl, tensor] : recording->values.known) {
+        if (!tensor.ref.expired()) out.push_back(tensor.value);
+      }
+    }
+  }
+  return bytes_of(out);
+}
+
+// open_rows(): streams of the ops and calls that have begun and not ended.
+PyObject* recording_open_rows(PyObject* self, PyObject*) {
+  std::vector<int64_t> ops, calls;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    OpRows open_ops;
+    CallRows open_calls;
+    const int64_t current = now();
+    for (const auto& [thread, state] : recording->threads) {
+      const ApiCall& api = state->api;
+      if (api.id >= 0) {
+        open_ops.write(
+            {api.id, api.info, api.form, recording->no_form, api.stack, api.call, -1,
+             api.bits | kUnfinished << kFlagShift, -1, -1, api.start - recording->begin, 0},
+            api.inputs.data(), api.inputs.size(), nullptr, 0);
+      }
+      for (const OpenCall& call : state->calls) {
+        open_calls.write(
+            {call.id, call.module, call.parent, state->marks[call.mark].above, call.bits | kUnfinished << kFlagShift,
+             call.input_form, recording->no_form, call.start - recording->begin,
+             current - call.start - (state->spent - call.spent), kNoEnd},
+            call.inputs, {});
+      }
+    }
+    open_ops.append_to(ops);
+    open_calls.append_to(calls);
+  }
+  Owned first(bytes_of(ops)), second(bytes_of(calls));
+  return PyTuple_Pack(2, first.get(), second.get());
+}
+
+// counters(): numbers written to ops and calls so far, open calls, faults.
+PyObject* recording_counters(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return Py_BuildValue("(iiii)", 0, 0, 0, 0);
+  const Lock lock(recording->mutex);
+  size_t open = 0;
+  for (const auto& [thread, state] : recording->threads) open += state->calls.size() + (state->api.id >= 0);
+  return Py_BuildValue(
+      "(nnnn)", recording->ops.blocks.written(), recording->calls.blocks.written(), open,
+      static_cast<Py_ssize_t>(recording->threads.size()));
+}
+
+PyObject* recording_next_id(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(0);
+  const Lock lock(recording->mutex);
+  if (ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording)) {
+    end_api_call(*recording, *state);
+  }
+  return PyLong_FromLong(recording->next_id++);
+}
+
+const at::TensorBase* tensor_in(const Recording& recording, PyObject* object) {
+  const auto found = recording.types.kinds.find(Py_TYPE(object));
+  return found != recording.types.kinds.end() && found->second == TypeKind::kTensor
+      ? &recording.types.tensor_of(object)
+      : nullptr;
+}
+
+// known(tensor): its current value, or -1.
+PyObject* recording_known(PyObject* self, PyObject* object) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(-1);
+  const Lock lock(recording->mutex);
+  const at::TensorBase* tensor = tensor_in(*recording, object);
+  return PyLong_FromLong(tensor == nullptr ? -1 : recording->values.find(tensor->unsafeGetTensorImpl()));
+}
+
+// value(tensor): its current value; one never seen before is explained by the host.
+PyObject* recording_value(PyObject* self, PyObject* object) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(-1);
+  Lock lock(recording->mutex);
+  const at::TensorBase* tensor = tensor_in(*recording, object);
+  return PyLong_FromLong(tensor == nullptr ? -1 : recording->value_of(*tensor, lock));
+}
+
+// sharing(tensor): the newest value whose memory a tensor shows, or -1.
+PyObject* recording_sharing(PyObject* self, PyObject* object) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(-1);
+  const Lock lock(recording->mutex);
+  const at::TensorBase* tensor = tensor_in(*recording, object);
+  const void* storage = tensor == nullptr ? nullptr : storage_of(tensor->unsafeGetTensorImpl());
+  return PyLong_FromLong(storage == nullptr ? -1 : recording->values.sharing(storage));
+}
+
+// add(tensor, kind, name_is_kept_by_the_host): a value for a tensor that is not known yet.
+PyObject* recording_add(PyObject* self, PyObject* args) {
+  PyObject* object;
+  int kind, producer, base, flags;
+  if (!PyArg_ParseTuple(args, "Oiiii", &object, &kind, &producer, &base, &flags)) return nullptr;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(-1);
+  Lock lock(recording->mutex);
+  const at::TensorBase* tensor = tensor_in(*recording, object);
+  if (tensor == nullptr) return PyLong_FromLong(-1);
+  const int32_t metadata = recording->metadata_of(*tensor, lock);
+  const int32_t id = recording->values.next++;
+  const void* storage = storage_of(tensor->unsafeGetTensorImpl());
+  recording->values.rows.push_back(
+      {reinterpret_cast<int64_t>(storage), storage ? tensor->storage_offset() : 0, id, metadata, producer, -1, base,
+       static_cast<int16_t>(kind), static_cast<int16_t>(flags)});
+  recording->values.know(*tensor, id);
+  return PyLong_FromLong(id);
+}
+
+PyObject* recording_type_kind(PyObject* self, PyObject* args) {
+  PyObject* type;
+  int kind;
+  if (!PyArg_ParseTuple(args, "O!i", &PyType_Type, &type, &kind)) return nullptr;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->types.kinds[reinterpret_cast<PyTypeObject*>(type)] = static_cast<TypeKind>(kind);
+  }
+  Py_RETURN_NONE;
+}
+
+// calls(): the numbers of the modules whose calls are open on this thread, outermost first.
+PyObject* recording_calls(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  PyObject* found = PyList_New(0);
+  if (recording == nullptr) return found;
+  const Lock lock(recording->mutex);
+  if (ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording)) {
+    for (const OpenCall& call : state->calls) {
+      Owned number(PyLong_FromLong(call.module));
+      PyList_Append(found, number.get());
+    }
+  }
+  return found;
+}
+
+// phase(number, frame): what runs from now on; an optimizer's step has a mark of its own.
+PyObject* recording_phase(PyObject* self, PyObject* args) {
+  int phase;
+  PyObject* frame;
+  if (!PyArg_ParseTuple(args, "iO", &phase, &frame)) return nullptr;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  Lock lock(recording->mutex);
+  ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
+  if (state == nullptr) Py_RETURN_NONE;
+  end_api_call(*recording, *state);
+  if (phase == kOptimizer && PyFrame_Check(frame)) {
+    const int32_t above = recording->stack_of(*state, frame_of(frame), lock);
+    state->marks.push_back({frame_of(frame), above, state->top().call, true});
+  } else if (state->top().optimizer) {
+    state->marks.pop_back();
+  }
+  state->phase = phase;
+  Py_RETURN_NONE;
+}
+
+PyObject* recording_raised(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  return PyLong_FromLong(recording == nullptr ? -1 : recording->raised_op);
+}
+
+PyMethodDef recording_methods[] = {
+    {"start", recording_start, METH_VARARGS, "start(frame, above): record on this thread."},
+    {"halt", recording_halt, METH_NOARGS, "halt(): record nothing more."},
+    {"finish", recording_finish, METH_NOARGS, "finish(): close what is open."},
+    {"stack", recording_stack, METH_O, "stack(frame): the number of its stack."},
+    {"rows", recording_rows, METH_VARARGS, "rows(name, take): a stream of numbers."},
+    {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of what has not ended."},
+    {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
+    {"next_id", recording_next_id, METH_NOARGS, "next_id(): a number in the order of ops and calls."},
+    {"known", recording_known, METH_O, "known(tensor): its value, or -1."},
+    {"value", recording_value, METH_O, "value(tensor): its value, a new one if it has none."},
+    {"sharing", recording_sharing, METH_O, "sharing(tensor): the newest value of its memory, or -1."},
+    {"add", recording_add, METH_VARARGS, "add(tensor, kind, producer, base, flags): a new value."},
+    {"type_kind", recording_type_kind, METH_VARARGS, "type_kind(type, kind): how its objects are read."},
+    {"calls", recording_calls, METH_NOARGS, "calls(): modules whose calls are open here."},
+    {"phase", recording_phase, METH_VARARGS, "phase(number, frame): what runs from now on."},
+    {"raised", recording_raised, METH_NOARGS, "raised(): the last op that raised, or -1."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyTypeObject* recording_type = nullptr;
+PyType_Slot recording_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(recording_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(recording_dealloc)},
+    {Py_tp_methods, recording_methods},
+    {Py_tp_doc, const_cast<char*>("One recording of the native engine.")},
+    {0, nullptr}};
+PyType_Spec recording_spec = {"sightline.recording.native._observer.Recording", sizeof(RecordingObject), 0,
+                              Py_TPFLAGS_DEFAULT, recording_slots};
+
+// In a forked child: nothing records, and no mutex is held by a thread that does not exist there.
+PyObject* after_fork(PyObject*, PyObject*) {
+  for (Recording& recording : slots) {
+    recording.running = false;
+    new (&recording.mutex) std::mutex();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* address_at(PyObject*, PyObject* args) {
+  PyObject* object;
+  Py_ssize_t offset;
+  if (!PyArg_ParseTuple(args, "On", &object, &offset)) return nullptr;
+  return PyLong_FromVoidPtr(*reinterpret_cast<void**>(reinterpret_cast<char*>(object) + offset));
+}
+
+PyObject* scalar_type_name(PyObject*, PyObject* number) {
+  return PyUnicode_FromString(c10::toString(static_cast<c10::ScalarType>(PyLong_AsLong(number))));
+}
+
+PyMethodDef module_methods[] = {
+    {"scalar_type_name", scalar_type_name, METH_O, "What C++ calls the dtype of a number."},
+    {"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)), METH_FASTCALL,
+     "A global forward pre-hook."},
+    {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)), METH_FASTCALL,
+     "A global forward hook."},
+    {"after_fork", after_fork, METH_NOARGS, "Forget everything, in a forked child."},
+    {"address_at", address_at, METH_VARARGS, "The address an object holds so many bytes into itself."},
+    {nullptr, nullptr, 0, nullptr}};
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_observer", "The native engine.", -1, module_methods,
+                                 nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace sightline
+
+PyMODINIT_FUNC PyInit__observer() {
+  using namespace sightline;
+  PyObject* module = PyModule_Create(&module_definition);
+  if (module == nullptr) return nullptr;
+  recording_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&recording_spec));
+  if (recording_type == nullptr || PyModule_AddObject(module, "Recording", reinterpret_cast<PyObject*>(recording_type)) < 0) {
+    return nullptr;
+  }
+  PyModule_AddIntConstant(module, "OBJECT_HEAD", static_cast<long>(sizeof(PyObject)));
+  return module;
+}

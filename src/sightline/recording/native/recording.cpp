@@ -1,0 +1,446 @@
+// What a recording does the first time it meets something, and the rows it writes.
+#include "recording.h"
+
+namespace sightline {
+
+thread_local int WithGil::silent = 0;
+
+namespace {
+
+// What Python is handed in place of a tensor in a list of arguments.
+PyObject* slot_marker() { return Py_Ellipsis; }
+
+PyObject* texts(const c10::Device& device) { return PyUnicode_FromString(device.str().c_str()); }
+
+PyObject* plain(const c10::IValue& value);
+
+template <class Items>
+PyObject* plain_list(const Items& items) {
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(items.size()));
+  Py_ssize_t at = 0;
+  for (const c10::IValue& item : items) PyList_SET_ITEM(list, at++, plain(item));
+  return list;
+}
+
+PyObject* number_of(const at::TensorBase& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble: return PyFloat_FromDouble(*static_cast<const double*>(tensor.const_data_ptr()));
+    case at::kFloat: return PyFloat_FromDouble(*static_cast<const float*>(tensor.const_data_ptr()));
+    case at::kLong: return PyLong_FromLongLong(*static_cast<const int64_t*>(tensor.const_data_ptr()));
+    case at::kBool: return PyBool_FromLong(*static_cast<const bool*>(tensor.const_data_ptr()));
+    case at::kComplexDouble: {
+      const auto* parts = static_cast<const double*>(tensor.const_data_ptr());
+      return PyComplex_FromDoubles(parts[0], parts[1]);
+    }
+    default: return Py_NewRef(slot_marker());
+  }
+}
+
+// An argument as Python data: tensors as markers, what only C++ knows as (kind, text).
+PyObject* plain(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) Py_RETURN_NONE;
+    return is_number(tensor) ? number_of(tensor) : Py_NewRef(slot_marker());
+  }
+  if (value.isNone()) Py_RETURN_NONE;
+  if (value.isInt()) return PyLong_FromLongLong(value.toInt());
+  if (value.isBool()) return PyBool_FromLong(value.toBool());
+  if (value.isDouble()) return PyFloat_FromDouble(value.toDouble());
+  if (value.isString()) {
+    return PyUnicode_DecodeUTF8(value.toStringRef().data(), static_cast<Py_ssize_t>(value.toStringRef().size()), "replace");
+  }
+  if (value.isList()) return plain_list(value.toListRef());
+  if (value.isTuple()) {
+    Owned list(plain_list(value.toTupleRef().elements()));
+    return PyList_AsTuple(list.get());
+  }
+  if (value.isComplexDouble()) {
+    const auto number = value.toComplexDouble();
+    return PyComplex_FromDoubles(number.real(), number.imag());
+  }
+  if (value.isDevice()) return Py_BuildValue("(sN)", "device", texts(value.toDevice()));
+  if (value.isGenerator()) return Py_BuildValue("(ss)", "object", "Generator");
+  if (value.isSymInt()) {
+    const c10::SymInt symbol = value.toSymInt();
+    if (const auto number = symbol.maybe_as_int()) return PyLong_FromLongLong(*number);
+    return Py_BuildValue("(ss)", "symbol", symbol.toSymNode()->str().c_str());
+  }
+  if (value.isSymFloat() && value.toSymFloat().is_symbolic()) {
+    return Py_BuildValue("(ss)", "symbol", value.toSymFloat().toSymNodeImpl()->str().c_str());
+  }
+  return Py_BuildValue("(ss)", "object", value.tagKind().c_str());
+}
+
+int32_t as_number(PyObject* object) { return object == nullptr ? -1 : static_cast<int32_t>(PyLong_AsLong(object)); }
+
+PyObject* numbers(c10::IntArrayRef items) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(items.size()));
+  for (size_t at = 0; at < items.size(); ++at) {
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(at), PyLong_FromLongLong(items[at]));
+  }
+  return tuple;
+}
+
+}  // namespace
+
+// With the GIL and a Python error: have it counted. An interrupt is handed on to the program it was meant for.
+void Recording::fault() {
+  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+    PyErr_Clear();
+    PyErr_SetInterrupt();
+    return;
+  }
+  PyObject *type, *error, *traceback;
+  PyErr_Fetch(&type, &error, &traceback);
+  PyErr_NormalizeException(&type, &error, &traceback);
+  if (error != nullptr && traceback != nullptr) PyException_SetTraceback(error, traceback);
+  if (host != nullptr && error != nullptr) {
+    Owned done(PyObject_CallMethod(host, "fault", "O", error));
+    if (!done) PyErr_Clear();
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(error);
+  Py_XDECREF(traceback);
+}
+
+OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
+  const char* name = event.name();
+  const char* overload = event.overload_name();
+  // Names of operators lie where their schemas are; other marks may be texts on somebody's stack.
+  const auto found = traits_.find(overload[0] == '\0' ? static_cast<const void*>(name) : overload);
+  if (found != traits_.end() && found->second->name == name && found->second->overload == overload) {
+    return found->second.get();
+  }
+  const auto handle = c10::Dispatcher::singleton().findOp({name, overload});
+  if (!handle.has_value()) return nullptr;
+  auto traits = std::make_unique<OpTraits>();
+  traits->name = name;
+  traits->overload = overload;
+  traits->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  traits->autocast_cpu = handle->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
+  traits->autocast_cuda = handle->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
+  traits->python = traits->name.compare(0, 6, "aten::") != 0;
+  const std::string asked_name = traits->name, asked_overload = traits->overload;
+  const bool asked = ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "new_op", "ss", asked_name.c_str(), asked_overload.c_str()));
+    int seen, constant;
+    unsigned long long mutates;
+    if (!told || !PyArg_ParseTuple(told.get(), "ippiK", &traits->number, &seen, &constant, &traits->aliases, &mutates)) {
+      fault();
+      return;
+    }
+    traits->seen = seen != 0;
+    traits->constant = constant != 0;
+    traits->mutates = mutates;
+  });
+  if (!asked) return nullptr;
+  const void* key = overload[0] == '\0' ? static_cast<const void*>(name) : overload;
+  auto& kept = traits_[key];
+  if (kept != nullptr && kept->name == name && kept->overload == overload) return kept.get();
+  if (kept != nullptr) {  // an operator that was registered anew where another had been: open ops still refer to it
+    static std::vector<std::unique_ptr<OpTraits>> gone;
+    gone.push_back(std::move(kept));
+  }
+  kept = std::move(traits);
+  return kept.get();
+}
+
+int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const uint64_t key = metadata_key(impl);
+  if (key != 0) {
+    const auto found = values.metadata.find(key);
+    if (found != values.metadata.end()) return found->second;
+  }
+  int32_t number = -1;
+  ask(lock, [&] {
+    PyObject* told;
+    if (key != 0) {
+      told = PyObject_CallMethod(
+          host, "plain_metadata", "NNss", numbers(impl->sizes()), numbers(impl->strides()),
+          c10::toString(c10::typeMetaToScalarType(impl->dtype())), impl->device().str().c_str());
+    } else {
+      told = PyObject_CallMethod(host, "metadata", "N", THPVariable_Wrap(tensor));
+    }
+    Owned held(told);
+    number = as_number(told);
+    if (PyErr_Occurred()) fault();
+  });
+  if (key != 0 && number >= 0) values.metadata.emplace(key, number);
+  return std::max(number, 0);
+}
+
+// The value of a tensor that is used. One that no recorded op made is looked at by Python, which says what it is.
+int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
+  const int32_t value = values.find(tensor.unsafeGetTensorImpl());
+  if (value >= 0) return value;
+  if (glimpses) return produced(tensor, -1, nullptr, lock);
+  const int32_t id = values.next++;
+  ValueRow row{0, 0, id, 0, -1, -1, -1, 7, 0};
+  ask(lock, [&] {
+    Owned object(THPVariable_Wrap(tensor));
+    Owned told(object ? PyObject_CallMethod(host, "first_sight", "Oi", object.get(), id) : nullptr);
+    int kind, flags;
+    if (!told || !PyArg_ParseTuple(told.get(), "iiii", &kind, &row.producer, &row.base, &flags)) {
+      fault();
+      return;
+    }
+    row.kind = static_cast<int16_t>(kind);
+    row.flags = static_cast<int16_t>(flags);
+  });
+  row.metadata = metadata_of(tensor, lock);
+  if (const void* storage = storage_of(tensor.unsafeGetTensorImpl())) {
+    row.address = reinterpret_cast<int64_t>(storage);
+    row.offset = tensor.storage_offset();
+  }
+  values.rows.push_back(row);
+  const int32_t met = values.find(tensor.unsafeGetTensorImpl());
+  if (met < 0) values.know(tensor, id);
+  return met < 0 ? id : met;  // Python, or another thread, has met it meanwhile
+}
+
+int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock) {
+  const int32_t metadata = metadata_of(tensor, lock);
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const void* storage = storage_of(impl);
+  const int32_t id = values.next++;
+  values.rows.push_back(
+      {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, op, previous, -1, 5, 0});
+  values.know(tensor, id);
+  return id;
+}
+
+// The value of a result: that of a tensor which is known, or a new one, which may be a view of an input.
+int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const int32_t known = values.find(impl);
+  if (known >= 0) return known;
+  const int32_t metadata = metadata_of(tensor, lock);
+  const int32_t id = values.next++;
+  const bool view = from != nullptr && from->alias_storage != nullptr && storage_of(impl) == from->alias_storage;
+  if (!wants_aten && op >= 0) {  // ops are not seen, so that memory alone tells what is a view of what
+    const void* storage = storage_of(impl);
+    values.rows.push_back(
+        {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, op, -1, -1, 5, 0});
+  } else if (view) {
+    values.rows.push_back({0, impl->storage_offset(), id, metadata, op, -1, from->alias_value, 5, 0});
+  } else {
+    values.plain_rows.push_back({id, metadata, op});
+  }
+  values.know(tensor, id);
+  return id;
+}
+
+int32_t Recording::form_of(
+    const OpTraits& traits, const Arguments& read, c10::ArrayRef<const c10::IValue> given, Lock& lock) {
+  const uint64_t key = mixed(read.key, static_cast<uint64_t>(traits.number) + 0x1000);
+  if (!read.needs_python) {
+    const auto found = forms.find(key);
+    if (found != forms.end()) return found->second;
+  }
+  int32_t form = no_form;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "new_form", "iN", traits.number, plain_list(given)));
+    if (told) form = as_number(told.get());
+    if (PyErr_Occurred()) fault();
+  });
+  if (!read.needs_python) forms.emplace(key, form);
+  return form;
+}
+
+int32_t Recording::result_form(c10::ArrayRef<c10::IValue> made, Lock& lock) {
+  if (made.size() == 1 && made[0].isTensor() && made[0].toTensor().defined()) return -1;
+  if (made.empty()) return no_form;
+  Arguments read_result;
+  for (const c10::IValue& value : made) read(value, read_result);
+  const uint64_t key = mixed(read_result.key, 0x5EED + made.size());
+  const auto found = forms.find(key);
+  if (found != forms.end()) return found->second;
+  int32_t form = no_form;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "new_result_form", "N", plain_list(made)));
+    if (told) form = as_number(told.get());
+    if (PyErr_Occurred()) fault();
+  });
+  if (!read_result.needs_python) forms.emplace(key, form);
+  return form;
+}
+
+// The form of what an API call returns: the bindings make tuples of lists, and give some of them names.
+int32_t Recording::api_result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, Lock& lock) {
+  if (made.size() == 1 && made[0].isTensor() && made[0].toTensor().defined()) return -1;
+  if (made.empty()) return no_form;
+  Arguments found;
+  for (const c10::IValue& value : made) read(value, found);
+  const uint64_t key = mixed(mixed(found.key, 0xA5EED + made.size()), static_cast<uint64_t>(traits.number));
+  const auto known = forms.find(key);
+  if (known != forms.end()) return known->second;
+  int32_t form = no_form;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "new_api_result_form", "iN", traits.number, plain_list(made)));
+    if (told) form = as_number(told.get());
+    if (PyErr_Occurred()) fault();
+  });
+  if (!found.needs_python) forms.emplace(key, form);
+  return form;
+}
+
+void Recording::tell_type(PyTypeObject* type, Lock& lock) {
+  int kind = static_cast<int>(TypeKind::kPython);
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "new_type", "O", type));
+    if (told) kind = as_number(told.get());
+    if (PyErr_Occurred()) fault();
+  });
+  types.kinds.emplace(type, static_cast<TypeKind>(kind));
+}
+
+const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
+  auto found = stacks.codes.find(code);
+  if (found != stacks.codes.end()) return &found->second;
+  CodeTraits traits{-1, true, false};
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "new_code", "O", code));
+    int hidden, api;
+    if (!told || !PyArg_ParseTuple(told.get(), "ipp", &traits.number, &hidden, &api)) {
+      fault();
+      return;
+    }
+    traits.hidden = hidden != 0;
+    traits.api = api != 0;
+  });
+  if (traits.number < 0) {
+    static const CodeTraits unknown{-1, true, false};
+    return &unknown;
+  }
+  return &stacks.codes.emplace(code, traits).first->second;
+}
+
+// The stack of a frame. Marks that are no longer on it belong to calls that ended without their hook.
+int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) {
+  c10::SmallVector<const Frame*, 32> path;
+  for (;;) {
+    path.clear();
+    const Frame* mark = state.top().frame;
+    const Frame* at = frame;
+    while (at != nullptr && at != mark) {
+      path.push_back(at);
+      at = caller_of(at);
+    }
+    if (at == mark) break;
+    drop_mark(state);
+  }
+  int32_t stack = state.top().above;
+  for (auto at = path.rbegin(); at != path.rend(); ++at) {
+    const CodeTraits* code = traits_of(code_of(*at), lock);
+    if (!code->hidden) stack = stacks.child(stack, code->number, instruction_of(*at));
+  }
+  return stack;
+}
+
+void Recording::drop_mark(ThreadState& state) {
+  if (state.marks.size() == 1) {  // the block's own caller has returned: walk to the top from now on
+    state.marks[0] = Mark{};
+    return;
+  }
+  if (!state.calls.empty() && state.calls.back().mark == state.marks.size() - 1) {
+    close_call(state, {}, no_form, kRaised, now());
+    return;
+  }
+  if (state.top().optimizer) state.phase = kForward;
+  state.marks.pop_back();
+}
+
+// The innermost module call has ended.
+void Recording::close_call(
+    ThreadState& state, const std::vector<int32_t>& outputs, int32_t form, int flags, int64_t end) {
+  OpenCall& call = state.calls.back();
+  const Mark& mark = state.marks[call.mark];
+  const int64_t duration = end - call.start - (state.spent - call.spent);
+  calls.write(
+      {call.id, call.module, call.parent, mark.above, call.bits | flags << kFlagShift, call.input_form, form,
+       call.start - begin, duration, next_id++},
+      call.inputs, outputs);
+  state.marks.resize(call.mark);
+  state.calls.pop_back();
+}
+
+// Read a call's arguments as Python passed them. With the GIL and the mutex, which is given up in between.
+bool Recording::read_python(
+    PyObject* args, PyObject* kwargs, std::vector<int32_t>& ids, int32_t& form, Lock& lock) {
+  for (;;) {
+    Arguments found;
+    PyTypeObject* unknown = types.read(args, found);
+    if (unknown == nullptr && kwargs != nullptr && PyDict_GET_SIZE(kwargs) > 0) unknown = types.read(kwargs, found);
+    if (unknown != nullptr) {
+      tell_type(unknown, lock);
+      continue;
+    }
+    PyObject* named = kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0 ? Py_None : kwargs;
+    if (!found.needs_python) {
+      const uint64_t key = mixed(found.key, 0xCA11);
+      const auto known = forms.find(key);
+      if (known != forms.end()) {
+        form = known->second;
+      } else {
+        ask(lock, [&] {
+          Owned told(PyObject_CallMethod(host, "new_call_form", "OO", args, named));
+          if (told) form = as_number(told.get());
+          if (PyErr_Occurred()) fault();
+        });
+        forms.emplace(key, form);
+      }
+      for (const at::TensorBase* tensor : found.tensors) ids.push_back(value_of(*tensor, lock));
+      return true;
+    }
+    ask(lock, [&] {
+      Owned told(PyObject_CallMethod(host, "read", "OO", args, named));
+      PyObject* list = nullptr;
+      if (told && PyArg_ParseTuple(told.get(), "iO!", &form, &PyList_Type, &list)) {
+        for (Py_ssize_t at = 0; at < PyList_GET_SIZE(list); ++at) ids.push_back(as_number(PyList_GET_ITEM(list, at)));
+      }
+      if (PyErr_Occurred()) fault();
+    });
+    return true;
+  }
+}
+
+// The number of a module that is called. With the GIL.
+int32_t Recording::module_of(PyObject* module, Lock& lock) {
+  const auto found = modules_.find(module);
+  if (found != modules_.end() && PyWeakref_GET_OBJECT(found->second.ref) == module) return found->second.number;
+  int32_t number = -1;
+  PyObject* ref = nullptr;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(host, "module", "O", module));
+    if (told) number = as_number(told.get());
+    if (number >= 0) ref = PyWeakref_NewRef(module, nullptr);
+    if (PyErr_Occurred()) fault();
+  });
+  if (ref == nullptr) return -1;
+  KnownModule& kept = modules_[module];
+  Py_XDECREF(kept.ref);
+  kept = {ref, number};
+  return number;
+}
+
+// With the GIL.
+void Recording::clear() {
+  for (const auto& [module, known] : modules_) Py_XDECREF(known.ref);
+  modules_.clear();
+  glimpses = false;
+  stacks = Stacks();
+  values = Values();
+  ops = OpRows();
+  calls = CallRows();
+  forms.clear();
+  traits_.clear();
+  types = PythonTypes();
+  api = ApiTables();
+  threads.clear();
+  next_id = 0;
+  raised_op = -1;
+}
+
+}  // namespace sightline

@@ -1,0 +1,210 @@
+// One recording: what is known of ops, tensors, code and arguments, and where each thread stands.
+//
+// Everything here is guarded by `mutex`. Whatever is met for the first time is described by Python (`Host`), which
+// needs the GIL. The GIL is never waited for while the mutex is held: a thread that holds the GIL may be waiting for
+// the mutex.
+#pragma once
+
+#include "arguments.h"
+#include "call_sites.h"
+#include "frames.h"
+#include "rows.h"
+#include "values.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <string>
+
+PyObject* THPVariable_Wrap(const at::TensorBase& tensor);  // of libtorch_python; its header needs pybind11
+
+namespace sightline {
+
+using Lock = std::unique_lock<std::mutex>;
+
+inline int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// A Python object that is let go of at the end of a scope.
+class Owned {
+ public:
+  explicit Owned(PyObject* object = nullptr) : object_(object) {}
+  ~Owned() { Py_XDECREF(object_); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+  PyObject* get() const { return object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+// What is known of an operator in a recording.
+struct OpTraits {
+  std::string name, overload;
+  int32_t number = -1;  // among the operations of the recording
+  bool seen = false;  // it is recorded: not one of a profiler's own, nor a mark that is no operator
+  bool leaf = false;  // what runs inside it are its kernel's internals
+  bool constant = false;  // its input was just made from Python data
+  bool python = false;  // its kernel may be written in Python
+  bool autocast_cpu = false, autocast_cuda = false;  // autocast dispatches it a second time, inside itself
+  int aliases = -1;  // the argument its result may be a view of
+  uint64_t mutates = 0;  // a bit for each argument it changes in place
+};
+
+// A frame of a call in progress and the stack of everything above it.
+struct Mark {
+  const Frame* frame = nullptr;
+  int32_t above = -1;
+  int32_t call = -1;  // the innermost module call that is open here
+  bool optimizer = false;
+};
+
+struct OpenCall {
+  size_t mark;  // its position among the marks
+  int32_t id, module, parent, bits, input_form;
+  PyObject* object;  // the module, borrowed: it is running
+  PyObject* args;  // the tuple its inputs were read from, borrowed
+  int64_t start, spent;
+  std::vector<int32_t> inputs;
+};
+
+struct OpenOp {
+  const at::RecordFunction* event;
+  OpTraits* traits;
+  bool leaf;
+  bool disabled;  // torch reports nothing inside it, at our wish
+  int32_t id, form, alias_value;
+  int exceptions;
+  const void* alias_storage;
+  int64_t start;
+  c10::SmallVector<int32_t, 6> inputs;
+  c10::SmallVector<c10::TensorImpl*, 2> changed;
+};
+
+// An API call in progress: it began with the first op inside it, and ends when something else begins.
+struct ApiCall {
+  int32_t id = -1;
+  int32_t info, form, result, stack;
+  int64_t start, end;
+  const Frame* frame;  // of the torch function, or of the code that called one written in C
+  int instruction;
+  bool python, backward, several, returns_nothing;
+  OpTraits* first;
+  PyObject* subject;  // what an indexing call indexes; only its address is used
+  std::vector<int32_t> inputs, outputs;
+  int32_t call;
+  int bits;
+  int64_t spent, spent_at_end;
+};
+
+struct ThreadState {
+  int32_t number = 0;
+  bool own = false;  // the recording was started on it
+  std::vector<Mark> marks;
+  std::vector<OpenCall> calls;
+  std::vector<OpenOp> ops;
+  std::vector<std::pair<const at::RecordFunction*, int64_t>> nodes;  // autograd nodes being evaluated
+  ApiCall api;
+  int phase = 0;
+  int64_t spent = 0;  // our own time
+  int32_t stack = -1;  // of the outermost open op
+
+  Mark& top() { return marks.back(); }
+};
+
+enum Phase { kForward, kBackward, kRecompute, kOptimizer };
+
+class Recording {
+ public:
+  std::mutex mutex;
+  std::atomic<bool> running{false};
+  uint64_t serial = 0;
+  PyObject* host = nullptr;  // borrowed: the host owns the recording, and lives while it runs; null: a free slot
+  bool wants_api = false, wants_aten = false;
+  int64_t begin = 0;
+  at::CallbackHandle handle = 0;
+  uint64_t owner = 0;  // the thread it was started on
+  int32_t next_id = 0;
+  Stacks stacks;
+  Values values;
+  OpRows ops;
+  CallRows calls;
+  PythonTypes types;
+  ApiTables api;
+  std::unordered_map<uint64_t, int32_t> forms;
+  std::unordered_map<uint64_t, std::unique_ptr<ThreadState>> threads;
+  int32_t no_form = -1, one_tensor = -1;
+  int32_t raised_op = -1;
+  std::atomic<int> faults{0};  // of our own, that Python could not be told of
+  Py_ssize_t kwargs_slot = -1;
+
+  bool glimpses = false;  // only module calls are recorded, and one is running: tensors between them are nobody's
+
+  OpTraits* traits_of(const at::RecordFunction& event, Lock& lock);
+  int32_t module_of(PyObject* module, Lock& lock);
+  int32_t value_of(const at::TensorBase& tensor, Lock& lock);
+  int32_t metadata_of(const at::TensorBase& tensor, Lock& lock);
+  int32_t new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock);
+  int32_t produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
+  int32_t form_of(const OpTraits& traits, const Arguments& read, c10::ArrayRef<const c10::IValue> given, Lock& lock);
+  int32_t result_form(c10::ArrayRef<c10::IValue> made, Lock& lock);
+  int32_t api_result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, Lock& lock);
+  void tell_type(PyTypeObject* type, Lock& lock);
+  const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
+  int32_t stack_of(ThreadState& state, const Frame* frame, Lock& lock);
+  bool read_python(PyObject* args, PyObject* kwargs, std::vector<int32_t>& ids, int32_t& form, Lock& lock);
+  void close_call(ThreadState& state, const std::vector<int32_t>& outputs, int32_t form, int flags, int64_t end);
+  void drop_mark(ThreadState& state);
+  void fault();
+  void clear();
+
+ private:
+  struct KnownModule {
+    PyObject* ref;  // a weak reference: the address alone may mean another module by now
+    int32_t number;
+  };
+  std::unordered_map<const void*, std::unique_ptr<OpTraits>> traits_;
+  std::unordered_map<PyObject*, KnownModule> modules_;
+};
+
+// The GIL, and silence: what Python does for us is not recorded.
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) { ++silent; }
+  ~WithGil() {
+    --silent;
+    PyGILState_Release(state_);
+  }
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+  static thread_local int silent;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+// Give the mutex up, ask Python, take it again. False if Python is going away.
+template <class Ask>
+bool ask(Lock& lock, Ask ask_python) {
+  lock.unlock();
+  bool asked = false;
+  if (!_Py_IsFinalizing()) {
+    WithGil gil;
+    // The op's own exception, if there is one on its way, is none of Python's business here.
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    ask_python();
+    PyErr_Restore(type, error, traceback);
+    asked = true;
+  }
+  lock.lock();
+  return asked;
+}
+
+}  // namespace sightline

@@ -1,0 +1,496 @@
+"""A recording of the native engine: the C++ side records, this side describes what it meets for the first time.
+
+`NativeSession` offers what `Session` offers to everybody who reads a recording in progress. As *host* of the C++
+recording it is asked, once for each, what an operator, a code object, a form of arguments, a type, a module or a
+tensor from outside is.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from sightline.recording.arguments import Arguments, Forms, form_of
+from sightline.recording.modules import Modules
+from sightline.recording.native.api_names import ApiNames, is_torch_function
+from sightline.recording.native.call_sites import may_follow
+from sightline.recording.native.schemas import api_result_form, dtype_name, form_of_schema, operator, result_form
+from sightline.recording.operations import OpInfo, aten_facts
+from sightline.recording.stacks import is_hidden
+from sightline.recording.torchapi import (
+    MODULE_CALL_CODES,
+    Module,
+    Parameter,
+    Tensor,
+    functorch_unwrapped,
+    is_functorch_wrapped,
+    quiet,
+    sequence_number,
+)
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, metadata_of
+from sightline.trace.assembly.numbers import Numbers
+from sightline.trace.assembly.raw import StepMark
+from sightline.trace.data import ModuleInfo, TensorMeta
+from sightline.trace.forms import Form
+
+_CONSTANT: Final = KIND["constant"]
+_MAX_FAULTS: Final = 20
+#: How objects of a type are read by C++: positions in its ``TypeKind``.
+_TENSOR, _SEQUENCE, _MAPPING, _SINGLETON, _NAMED, _PYTHON = range(6)
+clock = time.perf_counter_ns
+
+
+class OpenModule(NamedTuple):
+    """A module whose call is open."""
+
+    module: int
+
+
+class NativeStream:
+    """Rows that C++ has written."""
+
+    def __init__(self, recording: Any, name: str) -> None:
+        self._recording, self._name = recording, name
+
+    def numbers(self) -> Numbers:
+        """Everything so far."""
+        return np.frombuffer(self._recording.rows(self._name, False), dtype=np.int64)
+
+    def take(self) -> Numbers:
+        """Everything here, which is then no longer here."""
+        return np.frombuffer(self._recording.rows(self._name, True), dtype=np.int64)
+
+
+class NativeStacks:
+    """The trie of frames, as far as it was read back."""
+
+    def __init__(self) -> None:
+        self.codes: list[CodeType] = []  # kept alive: C++ knows them by address
+        self.parents: list[int] = []
+        self.code_ids: list[int] = []
+        self.instructions: list[int] = []
+
+    def refresh(self, recording: Any) -> None:
+        """Read back what is new."""
+        nodes = np.frombuffer(recording.rows("stacks", False), dtype=np.int64).reshape(-1, 3)
+        parents, codes, instructions = nodes[len(self.parents) :].T.tolist()
+        self.parents += parents
+        self.code_ids += codes
+        self.instructions += instructions
+
+
+class NativeValues:
+    """Every tensor seen in one recording: identity is kept by C++, names and metadata here."""
+
+    def __init__(self) -> None:
+        self.recording: Any = None
+        self.refs: dict[int, Any] = {}  # none: `Arguments` then asks for every tensor
+        self.metas: list[TensorMeta] = []
+        self._meta_ids: dict[TensorMeta, int] = {}
+        self.storage_bytes: dict[int, int] = {}
+        self.names: dict[int, str] = {}
+        self.kinds: dict[int, int] = {}
+        self._types: set[type] = set()
+
+    def _tell_type(self, tensor: Any) -> None:
+        kind = type(tensor)
+        if kind not in self._types:
+            self._types.add(kind)
+            self.recording.type_kind(kind, _TENSOR)
+
+    def known(self, tensor: Any) -> int | None:
+        """The current value of a tensor, if it has been seen."""
+        self._tell_type(tensor)
+        found: int = self.recording.known(tensor)
+        return None if found < 0 else found
+
+    def value(self, tensor: Any) -> int:
+        """The current value of a tensor; one never seen before is explained and added."""
+        self._tell_type(tensor)
+        found: int = self.recording.value(tensor)
+        return found
+
+    def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
+        """A tensor that no recorded op made: say what it is."""
+        if kind is None:
+            return self.value(tensor)
+        self._tell_type(tensor)
+        with quiet():
+            number: int = self.recording.add(tensor, kind, -1, -1, int(bool(tensor.requires_grad)))
+            self.note(tensor, number, name)
+        return number
+
+    def note(self, tensor: Any, number: int, name: str) -> None:
+        """What is kept of a tensor that was not made in the block."""
+        if name:
+            self.names[number] = name
+        with suppress(Exception):  # no storage: sparse, functorch, some subclasses
+            self.storage_bytes[number] = tensor.untyped_storage().nbytes()
+
+    def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
+        """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
+        for name, tensor in tensors:
+            number = self.known(tensor)
+            if number is None:
+                if new:
+                    self.first_sight(tensor, KIND[kind], name)
+            else:
+                self.names[number] = name
+                self.kinds[number] = KIND[kind]
+
+    def describe(self, tensor: Any) -> int:
+        """The number of the metadata of any tensor."""
+        with quiet():
+            return self.describe_as(metadata_of(tensor)[1])
+
+    def describe_as(self, meta: TensorMeta) -> int:
+        """The number of metadata."""
+        found = self._meta_ids.get(meta)
+        if found is None:
+            found = self._meta_ids[meta] = len(self.metas)
+            self.metas.append(meta)
+        return found
+
+    def alive(self) -> Numbers:
+        """The values of living tensors."""
+        return np.frombuffer(self.recording.rows("alive", False), dtype=np.int64)
+
+    def inside(self, tensor: Any) -> int:
+        """The known value whose memory a new tensor object shows, or that a wrapper holds; else -1."""
+        if is_functorch_wrapped(tensor):
+            found = self.known(functorch_unwrapped(tensor))
+            return -1 if found is None else found
+        flatten = getattr(type(tensor), "__tensor_flatten__", None)
+        if flatten is not None:
+            parts = (self.known(getattr(tensor, name)) for name in flatten(tensor)[0])
+            return next((part for part in parts if part is not None), -1)
+        self._tell_type(tensor)
+        shared: int = self.recording.sharing(tensor)
+        return shared
+
+
+class NativeSession:
+    """The Python side of one native recording."""
+
+    engine: Final = "native"
+
+    def __init__(
+        self, observer: ModuleType, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
+    ) -> None:
+        self.name, self.level = name, level
+        self.observer: Any = None
+        self.readings: Any = None
+        self.captures: Any = None
+        self.check: Any = None
+        self.keeper: Any = None
+        self.steps: list[StepMark] = []
+        self.node_ops: dict[int, int] = {}
+        self.regions: list[int] = []
+        self.faults: list[str] = []
+        self.fault_count = 0
+        self.exception: str | None = None
+        self.compiled = "opaque"
+        self.module_infos: list[ModuleInfo] | None = None
+        self.running = True
+        self.ended = 0
+        self.infos: list[OpInfo] = []
+        self._native = observer
+        self.api_names = ApiNames(self.infos)
+        self.stacks = NativeStacks()
+        self.values = NativeValues()
+        self.arguments = Arguments(self.values, Forms())  # type: ignore[arg-type]
+        self.first_sequence = sequence_number()
+        self.begin = clock()
+        self.recording = observer.Recording(
+            self, level, self.begin, self.arguments.nothing, tensor_offset(observer), kwargs_slot()
+        )
+        self.values.recording = self.recording
+        for kind in (Tensor, Parameter):
+            self.values._tell_type(torch.empty(0) if kind is Tensor else Parameter(torch.empty(0)))
+        self.modules = Modules(model, self.values)  # type: ignore[arg-type]
+        self.ident = threading.get_ident()
+        self._caller = caller
+        self._above = self.recording.stack(caller) if caller is not None and above else -1
+        self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
+        self.values.stream = NativeStream(self.recording, "values")  # type: ignore[attr-defined]
+        self.values.fresh = NativeStream(self.recording, "plain_values")  # type: ignore[attr-defined]
+
+    # -- from start to stop ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to record on this thread."""
+        self.recording.start(self._caller, self._above)
+        self._caller = None
+
+    def halt(self) -> None:
+        """Record nothing more."""
+        self.running = False
+        self.ended = clock()
+        self.recording.halt()
+
+    def finish(self) -> None:
+        """After the stop: close what is still open, and read what must be read while the model lives."""
+        self.recording.finish()
+        self.label_gradients(new=False)
+        self.module_infos = self.modules.infos()
+
+    def refresh(self) -> None:
+        """Read back the small tables that C++ keeps."""
+        self.stacks.refresh(self.recording)
+
+    def progress(self) -> int:
+        """A number that changes when anything has been written, or the recording has ended."""
+        return 2 * sum(self.recording.counters()[:3]) + (not self.running)
+
+    @property
+    def threads(self) -> int:
+        """How many threads have worked for it."""
+        return int(self.recording.counters()[3])
+
+    def elapsed(self) -> int:
+        """Nanoseconds from the start to the stop, or to now."""
+        return (self.ended or clock()) - self.begin
+
+    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended."""
+        ops, calls = self.recording.open_rows()
+        return np.frombuffer(ops, dtype=np.int64), np.frombuffer(calls, dtype=np.int64)
+
+    def next_id(self) -> int:
+        """A number in the order of ops and calls."""
+        found: int = self.recording.next_id()
+        return found
+
+    # -- what C++ asks ---------------------------------------------------------------------------------
+
+    def fault(self, error: BaseException) -> None:
+        """Count a fault of our own; the first ones are kept with their place."""
+        self.note_fault(error)
+
+    def note_fault(self, error: BaseException) -> None:
+        """Count a fault, whatever it is."""
+        self.fault_count += 1
+        if len(self.faults) < _MAX_FAULTS:
+            place = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+            where = f" ({place.name}:{place.lineno})" if place is not None else ""
+            self.faults.append(f"{type(error).__name__}: {error}{where}")
+
+    def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
+        """An operator: its number, whether it is recorded, takes Python data, is a view, and what it changes."""
+        facts = aten_facts(operator(name, overload))
+        info = OpInfo(facts, len(self.infos))
+        self.infos.append(info)
+        arguments = facts.function._schema.arguments
+        mutates = sum(
+            1 << at
+            for at, argument in enumerate(arguments[:64])
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        return info.number, not facts.noise, facts.constant, facts.aliases, mutates
+
+    def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
+        """A code object: its number, whether its frames are hidden, whether it is a torch function."""
+        self.stacks.codes.append(code)
+        return len(self.stacks.codes) - 1, is_hidden(code), is_torch_function(code)
+
+    def new_site(self, code: CodeType, offset: int) -> tuple[int, int, int, int, int, Any, bool]:
+        """A place that calls torch: see C++'s ``Site``."""
+        site, method, mirrored = self.api_names.site(code, offset)
+        return site.kind, site.depth, site.count, method, mirrored, site.names, site.keywords
+
+    def new_callable(self, called: Any) -> tuple[int, bool, bool]:
+        """Something that was called: see C++'s ``CallableTraits``."""
+        return self.api_names.callable(called)
+
+    def new_call_by_op(self, op: int, called: Any) -> tuple[int, bool]:
+        """A call that no function of torch's stands behind."""
+        return self.api_names.by_op(self.infos[op], called), False
+
+    def new_function(self, function: Any) -> tuple[int, bool, list[int]]:
+        """A torch function written in Python."""
+        return self.api_names.function(function)
+
+    def may_follow(self, code: CodeType, before: int, after: int) -> bool:
+        """Whether an op at one instruction can come after one at another in the same call."""
+        return may_follow(code, before, after)
+
+    def new_api_form(
+        self, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
+    ) -> tuple[int, list[int]]:
+        """The form of a call of a function written in C; with ``read`` also the values of its tensors."""
+        args, kwargs = given, dict(keywords or {})
+        if names:
+            args = given[: -len(names)]
+            kwargs |= dict(zip(names, given[-len(names) :], strict=True))
+        return self._form(args, kwargs, read)
+
+    def new_slice_form(
+        self, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
+    ) -> tuple[int, list[int]]:
+        """The form of ``x[start:stop]``."""
+        return self._form((given[0], slice(*given[1:])), {}, read)
+
+    def new_function_form(
+        self, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
+    ) -> tuple[int, list[int]]:
+        """The form of a call of a torch function written in Python."""
+        return self._form(*self.api_names.bound(number, given), read)
+
+    def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any], read: bool) -> tuple[int, list[int]]:
+        ids: list[int] = []
+        with quiet():
+            if read:
+                return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
+            return self.arguments.forms.add(form_of(args, kwargs)), ids
+
+    def new_api_result_form(self, op: int, values: list[Any]) -> int:
+        """The form of what a function written in C returns, given what its op did."""
+        return self.arguments.forms.add(api_result_form(self.infos[op].function, values))
+
+    def new_form(self, op: int, values: list[Any]) -> int:
+        """The form of an operator's arguments."""
+        function = self.infos[op].function
+        return self.arguments.forms.add(form_of_schema(function, values, self._native.scalar_type_name))
+
+    def new_result_form(self, values: list[Any]) -> int:
+        """The form of what an operator returned."""
+        return self.arguments.forms.add(result_form(values))
+
+    def new_call_form(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+        """The form of what a Python function was given, or returned."""
+        return self.arguments.forms.add(form_of(args, kwargs))
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, list[int]]:
+        """Form and values of what C++ cannot read."""
+        ids: list[int] = []
+        with quiet():
+            return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
+
+    def new_type(self, kind: type) -> int:
+        """How C++ reads objects of a type."""
+        if issubclass(kind, Tensor):
+            return _TENSOR
+        if kind in (list, tuple, torch.Size):
+            return _SEQUENCE
+        if kind is dict:
+            return _MAPPING
+        if kind in (torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)):
+            return _SINGLETON
+        return _PYTHON
+
+    def plain_metadata(self, shape: Any, stride: Any, dtype: str, device: str) -> int:
+        """The number of the metadata of a strided tensor."""
+        name = dtype_name(dtype)
+        return self.values.describe_as(
+            TensorMeta(shape, stride, name, device, "strided", getattr(torch, name).itemsize)
+        )
+
+    def metadata(self, tensor: Any) -> int:
+        """The number of the metadata of any other tensor."""
+        return self.values.describe(tensor)
+
+    def first_sight(self, tensor: Any, number: int) -> tuple[int, int, int, int]:
+        """A tensor that no recorded op made: kind, producer, base, flags."""
+        with quiet():
+            kind, name, producer = self.explain(tensor)
+            base = -1
+            if kind in (EXTERNAL, INPUT):
+                base = self.values.inside(tensor)
+                kind = kind if base < 0 else ACTIVATION
+            self.values.note(tensor, number, name)
+            return kind, producer, base, int(bool(tensor.requires_grad))
+
+    def module(self, module: Any) -> int:
+        """The number of a module that is called."""
+        known = self.modules.by_id.get(id(module))
+        if known is None or known.ref() is not module:
+            known = self.modules.place(module, self._open_modules())  # type: ignore[arg-type]
+        return known.number
+
+    def _open_modules(self) -> list[OpenModule]:
+        return [OpenModule(number) for number in self.recording.calls()]
+
+    def explain(self, tensor: Any) -> tuple[int, str, int]:
+        """Kind, name and producer of a tensor seen for the first time."""
+        named = self.modules.tensor_name(tensor)
+        if named is not None:
+            return KIND[named[0]], named[1], -1
+        calls = self._open_modules()
+        if self.level == "none":  # the ops between modules were not watched
+            return (ACTIVATION if calls else INPUT), "", -1
+        if self.regions:
+            return ACTIVATION, "", self.regions[-1]
+        if not calls:
+            return INPUT, "", -1
+        name = self.modules.attribute_name(tensor, calls) or _variable_name(tensor)  # type: ignore[arg-type]
+        if name:
+            return _CONSTANT, name, -1
+        if self.level == "api":
+            return EXTERNAL, "", -1
+        # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
+        return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
+
+    # -- names -----------------------------------------------------------------------------------------
+
+    def name_spied(self, name: str, value: Any) -> None:
+        """A value that was spied on has the name it was given, unless it has one."""
+        for tensor in self.arguments.tensors(value, []):
+            known = self.values.known(tensor)
+            if known is not None:
+                self.values.names.setdefault(known, name)
+
+    def label_gradients(self, new: bool = True) -> None:
+        """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
+        held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
+        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
+
+    def label_state(self, optimizer: Any) -> None:
+        """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""
+        names = {id(parameter): name for name, parameter in self.modules.parameters()}
+        for group in optimizer.param_groups:
+            for position, parameter in enumerate(group["params"]):
+                name = names.get(id(parameter), f"parameter {position}")
+                state = optimizer.state.get(parameter, {})
+                found = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
+                self.values.label(found, "state")
+
+
+def _variable_name(tensor: Any) -> str:
+    """The global or enclosing variable under which the running functions know a tensor, or nothing."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at.f_code not in MODULE_CALL_CODES:
+        if not is_hidden(at.f_code):
+            held: Mapping[str, Any] = at.f_locals
+            free = {name: held[name] for name in at.f_code.co_freevars if name in held}
+            for name, value in (*free.items(), *at.f_globals.items()):
+                if value is tensor:
+                    return str(name)
+        at = at.f_back
+    return ""
+
+
+def tensor_offset(observer: ModuleType) -> int:
+    """How many bytes into a Python tensor its C++ one is."""
+    probe = torch.empty(0)
+    for offset in (observer.OBJECT_HEAD, observer.OBJECT_HEAD + 8):
+        if observer.address_at(probe, offset) == probe._cdata:
+            return int(offset)
+    raise RuntimeError("a Python tensor does not hold its C++ one where it is expected")
+
+
+def kwargs_slot() -> int:
+    """Where the frame that calls a module's hooks keeps the keyword arguments of the call."""
+    inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
+    return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")
+
+
+__all__ = ["Form", "NativeSession"]

@@ -1,0 +1,109 @@
+// Which tensor is which. A tensor is known by its `TensorImpl` and a weak reference, which keeps the address from
+// being used again; nothing here keeps the memory of a tensor alive.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace sightline {
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+inline uint64_t mixed(uint64_t hash, uint64_t more) {
+  hash = (hash ^ more) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+// Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
+// symbols, which would gain a guard by being asked.
+inline bool has_plain_sizes(const c10::TensorImpl* tensor) {
+  return tensor->layout() == c10::kStrided && !tensor->has_symbolic_sizes_strides() &&
+      !tensor->key_set().has(c10::DispatchKey::NestedTensor) &&
+      !tensor->key_set().has(c10::DispatchKey::FuncTorchBatched) &&
+      !tensor->key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
+inline const void* storage_of(const c10::TensorImpl* tensor) {
+  return tensor->has_storage() && has_plain_sizes(tensor)
+      ? static_cast<const void*>(tensor->unsafe_storage().unsafeGetStorageImpl())
+      : nullptr;
+}
+
+// What all tensors that look alike have in common, as a key. Zero: it has to be asked anew each time.
+inline uint64_t metadata_key(const c10::TensorImpl* tensor) {
+  if (!has_plain_sizes(tensor) || tensor->is_python_dispatch()) return 0;
+  uint64_t key = mixed(
+      static_cast<uint64_t>(c10::typeMetaToScalarType(tensor->dtype())) + 1,
+      static_cast<uint64_t>(tensor->device().type()) << 8 | static_cast<uint8_t>(tensor->device().index()));
+  for (const auto size : tensor->sizes()) key = mixed(key, static_cast<uint64_t>(size));
+  for (const auto step : tensor->strides()) key = mixed(key, static_cast<uint64_t>(step) + 0x51ED270Bull);
+  return key == 0 ? 1 : key;
+}
+
+struct KnownTensor {
+  WeakTensor ref;
+  int32_t value;
+};
+
+// A value as the recording keeps it; `plain` results of ops in storage of their own need no more than three numbers.
+struct ValueRow {
+  int64_t address;
+  int64_t offset;
+  int32_t id, metadata, producer, previous, base;
+  int16_t kind, flags;
+};
+
+struct PlainValueRow {
+  int32_t id, metadata, producer;
+};
+
+class Values {
+ public:
+  std::vector<ValueRow> rows;
+  std::vector<PlainValueRow> plain_rows;
+  std::unordered_map<c10::TensorImpl*, KnownTensor> known;
+  std::unordered_map<uint64_t, int32_t> metadata;
+  int32_t next = 0;
+
+  // The current value of a tensor, or -1.
+  int32_t find(c10::TensorImpl* tensor) const {
+    const auto found = known.find(tensor);
+    return found == known.end() ? -1 : found->second.value;
+  }
+
+  void know(const at::TensorBase& tensor, int32_t value) {
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const auto found = known.find(impl);
+    if (found != known.end()) {
+      found->second.value = value;
+      return;
+    }
+    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value});
+    if (known.size() > purge_at_) purge();
+  }
+
+  // The newest value whose memory is that of a storage, or -1. Looks at every living tensor: rare.
+  int32_t sharing(const void* storage) const {
+    int32_t best = -1;
+    for (const auto& [impl, tensor] : known) {
+      if (tensor.value > best && !tensor.ref.expired() && storage_of(impl) == storage) best = tensor.value;
+    }
+    return best;
+  }
+
+  void purge() {
+    for (auto at = known.begin(); at != known.end();) {
+      at = at->second.ref.expired() ? known.erase(at) : std::next(at);
+    }
+    purge_at_ = std::max<size_t>(4096, 2 * known.size());
+  }
+
+ private:
+  size_t purge_at_ = 4096;
+};
+
+}  // namespace sightline
