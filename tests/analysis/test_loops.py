@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
-
 import pytest
 
 from sightline.analysis.loops import header_text, loops_around
+from sightline.trace.source_lines import SourceLines
 
 
 def headers(text: str, *spots: tuple[int, int]) -> list[str]:
     """The headers of the loops around all the spots of a source, the innermost first."""
-    file = f"<{hash(text)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    return [loop.header for loop in loops_around(file, spots)]
+    return [loop.header for loop in loops_around(SourceLines({"net.py": text}), "net.py", spots)]
 
 
 NESTED = """\
@@ -72,10 +69,8 @@ def test_a_function_made_in_a_loop_is_not_run_by_it() -> None:
 
 
 def test_loops_that_hold_nothing_but_each_other_are_told_together() -> None:
-    file = "<perfect>"
     text = "for a in x:\n    f(a)\n    for b in y:\n        for c in z:\n            f(c)\n            g(c)\n"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    loops = loops_around(file, [(5, 12), (6, 12)])
+    loops = loops_around(SourceLines({"net.py": text}), "net.py", [(5, 12), (6, 12)])
     assert header_text(loops) == "for b in y: for c in z:"
     assert header_text(loops, taken=[loops[1]]) == "for c in z:"
     assert header_text(loops[1:]) == "for b in y:"

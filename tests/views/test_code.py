@@ -268,7 +268,7 @@ def events(trace: Trace) -> list[OpEvent]:
             call = call.parent
         frames = shown.frame.chain if shown.frame else []
         chain = [
-            Place(f.file, f.line, f.function, f.code, f.columns, f.end_line, entered.get(f.id, -1))
+            Place(f.file, f.line, f.function, f.code, f.columns, f.end_line, entered.get(f.id, -1), 4)
             for f in frames
         ]
         visible = [place for place in chain if "/torch/" not in place.file]

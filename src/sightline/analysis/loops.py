@@ -8,10 +8,11 @@ loop; the condition of a ``while`` is. Where a source cannot be read there are n
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from sightline.trace.source_lines import SourceLines
 
 Spot = tuple[int, int]  # line and column, which counts bytes
 Stretch = tuple[Spot, Spot]  # from a spot to before another
@@ -35,10 +36,10 @@ class Loop:
         return _within(self.inside, line, column) and not _within(self.apart, line, column)
 
 
-def loops_around(file: str, positions: Iterable[Spot]) -> list[Loop]:
+def loops_around(lines: SourceLines, file: str, positions: Iterable[Spot]) -> list[Loop]:
     """The loops that run the code at all of some positions of a file, the innermost first."""
     spots = list(positions)
-    return [loop for loop in _read(file) if all(loop.runs(*spot) for spot in spots)]
+    return [loop for loop in _read(lines.text(file)) if all(loop.runs(*spot) for spot in spots)]
 
 
 def header_text(loops: Sequence[Loop], taken: Iterable[Loop] = ()) -> str:
@@ -54,10 +55,10 @@ def header_text(loops: Sequence[Loop], taken: Iterable[Loop] = ()) -> str:
     return " ".join(loop.header for loop in told)
 
 
-def _read(file: str) -> tuple[Loop, ...]:
-    """The loops of a file, those inside before those around; read once for each content it had."""
+def _read(text: str) -> tuple[Loop, ...]:
+    """The loops of a text, those inside before those around."""
     try:
-        return _parsed("".join(linecache.getlines(file)))
+        return _parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
         return ()
 

@@ -7,7 +7,6 @@ doubt (unreadable source, a position that fits nothing) there is none. Nothing h
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 
 from sightline.analysis.places import torch_file
 from sightline.trace.data import I64, TraceData
+from sightline.trace.source_lines import SourceLines
 from sightline.trace.tables import Index
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
@@ -28,13 +28,13 @@ _HANDING_OVER: Final = "handle_torch_function"
 
 
 def assigned_name(
-    file: str, line: int, end_line: int, column: int, end_column: int, path: str = ""
+    lines: SourceLines, file: str, line: int, end_line: int, column: int, end_column: int, path: str = ""
 ) -> str | None:
     """The name the expression at a position is assigned to, if it is the whole value.
 
     ``path`` is where in the result the tensor is: ``""`` for the result itself, ``[1]`` for its second part.
     """
-    target = _read(file).targets.get((line, end_line, column, end_column))
+    target = _read(lines.text(file)).targets.get((line, end_line, column, end_column))
     while target is not None and not isinstance(target, str):
         found = _FIRST.match(path)
         if found is None or int(found[1]) >= len(target):
@@ -122,11 +122,13 @@ def _callers(data: TraceData) -> I64:
     return found
 
 
-def _position(index: Index, frame: int) -> tuple[str, int, int, int, int]:
+def _position(index: Index, frame: int) -> tuple[SourceLines, str, int, int, int, int]:
+    """Where the expression of a frame is, and in which text."""
     frames = index.raw.frames
     numbers = (frames.line, frames.end_line, frames.column, frames.end_column)
     line, end_line, column, end_column = (int(each[frame]) for each in numbers)
-    return index.raw.codes[frames.code[frame]].file, line, end_line, column, end_column
+    file = index.raw.codes[frames.code[frame]].file
+    return index.raw.source_lines, file, line, end_line, column, end_column
 
 
 def _paths(index: Index, form: int) -> list[str]:
@@ -145,20 +147,21 @@ class _Source:
 
 
 def _returns(
-    file: str, line: int, end_line: int, column: int, end_column: int, name: str | None = None
-) -> bool:
+    lines: SourceLines, file: str, line: int, end_line: int, column: int, end_column: int,
+    name: str | None = None,
+) -> bool:  # fmt: skip
     """Whether a function returns the expression at a position, or the variable it is assigned to."""
-    source = _read(file)
+    source = _read(lines.text(file))
     if (line, end_line, column, end_column) in source.returned:
         return True
     around = [each for each in source.functions if each[0] <= line <= each[1]]
     return name is not None and bool(around) and name in max(around)[2]
 
 
-def _read(file: str) -> _Source:
-    """What a file says, read once for each content it had."""
+def _read(text: str) -> _Source:
+    """What a text says about names."""
     try:
-        return _parsed("".join(linecache.getlines(file)))
+        return _parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
         return _Source()
 

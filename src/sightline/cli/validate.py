@@ -52,7 +52,7 @@ def _sources(trace: Trace) -> list[str]:
     assert isinstance(data, LoadedTrace)
     for name in data.sources:
         data.sources[name]  # reading is the check
-    whole = len(data.sources.whole)
+    whole = len(data.source_lines.whole)
     parts = len(data.sources) - whole
     told = [_counted(whole, "source file")] if whole else []
     return [*told, f"lines of {_counted(parts, 'other file')}"] if parts else told

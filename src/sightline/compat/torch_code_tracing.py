@@ -194,7 +194,8 @@ def _places(chain: Sequence[PlaceLike]) -> tuple[Place, ...]:
 def _place(place: PlaceLike, number: int = -1) -> Place:
     end = getattr(place, "end_line", place.line)
     bare = place.function.rpartition(".")[2]
-    return Place(place.file, place.line, bare, place.code, place.columns, end, number)
+    indent = getattr(place, "indent", -1)
+    return Place(place.file, place.line, bare, place.code, place.columns, end, number, indent)
 
 
 def _whole(place: PlaceLike) -> Hashable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import linecache
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Final
@@ -103,8 +102,10 @@ class Facts:
     @cached_property
     def code(self) -> Objects:
         """The source line, empty where the source is not at hand."""
-        placed = zip(self.files[:-1].tolist(), self.raw.frames.line.tolist(), strict=True)
-        return texts([_source_line(file, line) for file, line in placed])
+        files, lines = self.files[:-1].tolist(), self.raw.source_lines
+        known = {file: lines.lines(file) for file in dict.fromkeys(files)}
+        placed = zip(map(known.__getitem__, files), self.raw.frames.line.tolist(), strict=True)
+        return texts([held[at - 1].strip() if 0 < at <= len(held) else "" for held, at in placed])
 
     @cached_property
     def _frame_codes(self) -> d.I32:
@@ -161,13 +162,6 @@ class Lists:
         begin, count = offsets[rows], offsets[rows + 1] - offsets[rows]
         self.bounds = np.concatenate([[0], np.cumsum(count)])
         self.items = flat[np.repeat(begin - self.bounds[:-1], count) + np.arange(self.bounds[-1])]
-
-
-def _source_line(file: str, line: int) -> str:
-    try:
-        return linecache.getline(file, line).strip()
-    except ValueError:  # what can be no name of a file
-        return ""
 
 
 def texts(items: Sequence[Any]) -> Objects:

@@ -1,27 +1,60 @@
-"""What an exception gains: the failing op, its module and line, and where each of its tensors came from."""
+"""What an exception gains: the failing op, its module and line, and where each of its tensors came from.
+
+An exception is an object of the user's: its methods and attributes may do anything, and are left alone where
+there is another way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
 from sightline.notation import position_text
-from sightline.recording.inplace import culprits, is_inplace_error
-from sightline.recording.session import Session
+from sightline.recording.inplace import MESSAGE, culprits
 from sightline.trace.data import TraceData
 from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
+
+_of: Final[Any] = BaseException
+#: Attributes of any exception, past whatever its class puts in their way.
+traceback_of: Final[Callable[[BaseException], TracebackType | None]] = _of.__traceback__.__get__
+_cause_of: Final[Callable[[BaseException], BaseException | None]] = _of.__cause__.__get__
+_context_of: Final[Callable[[BaseException], BaseException | None]] = _of.__context__.__get__
+
+
+def message_of(error: BaseException) -> str:
+    """What an exception says; one that cannot say it is told as Python tells it."""
+    try:
+        return f"{error}"
+    except BaseException:  # a class may raise anything here, and an exception is on its way already
+        return "<exception str() failed>"
+
 
 def exception_text(error: BaseException) -> str:
     """What a recording says of the exception that ended it."""
-    name, text = type(error).__name__, str(error)[:500]
+    name, text = type(error).__name__, message_of(error)[:500]
     return f"{name}: {text}" if text else name
+
+
+def fault_text(error: BaseException) -> str:
+    """What a recording says of a fault of the recorder, with its place."""
+    at = traceback_of(error)
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    place = "" if at is None else f" ({at.tb_frame.f_code.co_name}:{at.tb_lineno})"
+    return f"{type(error).__name__}: {message_of(error)}{place}"
 
 
 def explain(session: Session, data: TraceData, error: BaseException) -> None:
     """Add a note to an exception that left the block."""
-    session.exception = exception_text(error)
     data.info["exception"] = session.exception
     index = Index(data)
-    changed = culprits(session, index, error) if is_inplace_error(error) else None
+    inplace = issubclass(type(error), RuntimeError) and MESSAGE in message_of(error)
+    changed = culprits(session, index, traceback_of(error)) if inplace else None
     op = _failed_op(session, index, error)
     lines = []
     if changed is not None:
@@ -30,14 +63,21 @@ def explain(session: Session, data: TraceData, error: BaseException) -> None:
         lines.append(f"sightline: {op.name} failed{_where(op)}")
         given = zip(argument_names(op), op.inputs, strict=False)
         lines += (f"  {name} {value} = {origin(value, op)}" for name, value in given)
-        if is_inplace_error(error) and session.level == "api":
+        if inplace and session.level == "api":
             lines.append('  record with ops="both" to see which op saved the tensor and which changed it')
     else:
         call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:
             lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
     if lines:
-        error.add_note("\n".join(lines))
+        _add_note(error, "\n".join(lines))
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    try:
+        BaseException.add_note(error, note)
+    except AttributeError:  # a frozen dataclass
+        object.__setattr__(error, "__notes__", [*getattr(error, "__notes__", ()), note])
 
 
 def _changed_in_place(saver: Op, value: Value, changes: list[Op]) -> list[str]:
@@ -52,11 +92,12 @@ def _changed_in_place(saver: Op, value: Value, changes: list[Op]) -> list[str]:
 def _raised_at(error: BaseException) -> str:
     """The innermost line of the traceback that is not torch's own or ours."""
     place = ""
-    at = error.__traceback__
+    at = traceback_of(error)
     while at is not None:
         code = at.tb_frame.f_code
         if not {"torch", "sightline"} & set(code.co_filename.replace("\\", "/").split("/")[:-1]):
-            place = f" at {position_text(code.co_filename, at.tb_lineno)} in {code.co_qualname}"
+            line = at.tb_lineno or code.co_firstlineno
+            place = f" at {position_text(code.co_filename, line)} in {code.co_qualname}"
         at = at.tb_next
     return place
 
@@ -74,7 +115,8 @@ def _failed_op(session: Session, index: Index, error: BaseException | None) -> O
             aten = [op for op in raised if op.level == "aten"]
             found = aten or raised
             return found[-1] if found else None
-        error = error.__cause__ or error.__context__
+        cause = _cause_of(error)
+        error = _context_of(error) if cause is None else cause
     return None
 
 

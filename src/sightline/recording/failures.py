@@ -37,8 +37,8 @@ def failed_op(
         session.failure = id(error)
         if session.observer is not None:
             session.observer.op(lane, info, node, stack, op[0], ids, args, kwargs, None, raised=True)
-    except Exception as own:
-        session.fault(own)
+    except Exception as own:  # the op's own exception goes on, and no other
+        session.note_fault(own)
 
 
 def failed_call(
@@ -54,4 +54,4 @@ def failed_call(
         session.write_op(lane, open_op, [], session.arguments.nothing, duration, RAISED, lane.phase)
         session.failure = id(error)
     except Exception as own:
-        session.fault(own)
+        session.note_fault(own)

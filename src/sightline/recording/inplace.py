@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,21 +21,19 @@ from sightline.trace.tables import Index, Op, Value
 if TYPE_CHECKING:
     from sightline.recording.session import Session
 
-_MESSAGE: Final = "modified by an inplace operation"
+#: What autograd says of a saved tensor that was changed.
+MESSAGE: Final = "modified by an inplace operation"
 _MAX_NODES: Final = 200_000
 _SHOWN: Final = 8  # changes told
 #: Saved under these names is what the op returned.
 _RESULTS: Final = frozenset(f"{stem}{i}" for stem in ("result", "output", "out") for i in ("", 0, 1, 2, 3))
 
 
-def is_inplace_error(error: BaseException) -> bool:
-    """Whether autograd says that a saved tensor was changed."""
-    return isinstance(error, RuntimeError) and _MESSAGE in str(error)
-
-
-def culprits(session: Session, index: Index, error: BaseException) -> tuple[Op, Value, list[Op]] | None:
+def culprits(
+    session: Session, index: Index, raised: TracebackType | None
+) -> tuple[Op, Value, list[Op]] | None:
     """The op that saved the tensor, what it saved, and the ops that changed it since; None if unknown."""
-    found = _refusing_node(error)
+    found = _refusing_node(raised)
     if found is None:
         return None
     number, attributes = found
@@ -49,10 +48,10 @@ def culprits(session: Session, index: Index, error: BaseException) -> tuple[Op, 
     return None
 
 
-def _refusing_node(error: BaseException) -> tuple[int, list[str]] | None:
+def _refusing_node(raised: TracebackType | None) -> tuple[int, list[str]] | None:
     """The sequence number of the node that raised, and the attributes it could not hand out."""
     best: tuple[int, list[str]] | None = None
-    for node in _nodes(_roots(error)):
+    for node in _nodes(_roots(raised)):
         saved = [name for name in dir(node) if name.startswith(("_saved_", "saved_tensors"))]
         refused = [name for name in saved if _refuses(node, name)]
         if refused and (best is None or node._sequence_nr() > best[0]):
@@ -64,14 +63,14 @@ def _refuses(node: Any, name: str) -> bool:
     try:
         getattr(node, name)
     except Exception as refusal:
-        return _MESSAGE in str(refusal)
+        return MESSAGE in str(refusal)
     return False
 
 
-def _roots(error: BaseException) -> list[Any]:
+def _roots(raised: TracebackType | None) -> list[Any]:
     """What the backward pass that raised was started from: torch's own frame still knows it."""
     found: list[Any] = []
-    at = error.__traceback__
+    at = raised
     while at is not None:
         if at.tb_frame.f_code.co_name == "_engine_run_backward":
             given = at.tb_frame.f_locals.get("t_outputs", ())

@@ -19,6 +19,7 @@ from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
 from sightline.trace.events import CallHappened, OpHappened, Place, Watcher
 from sightline.trace.forms import Form
 from sightline.trace.origins import inside_engine
+from sightline.trace.source_lines import indent_of
 
 
 class Listener(Observer):
@@ -130,5 +131,8 @@ class Listener(Observer):
         at = list(code.co_positions())[stacks.instructions[stack] // 2]
         line = at[0] or code.co_firstlineno
         columns = (at[2], at[3]) if at[2] is not None and at[3] is not None else None
-        text = linecache.getline(code.co_filename, line).rstrip("\n")
-        return Place(code.co_filename, line, at[1] or line, code.co_qualname, text.strip(), columns)
+        text = linecache.getline(code.co_filename, line)
+        return Place(
+            code.co_filename, line, at[1] or line, code.co_qualname, text.strip(), columns,
+            indent=indent_of(text),
+        )  # fmt: skip

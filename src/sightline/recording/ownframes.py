@@ -8,6 +8,7 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Final
 
 from sightline.recording import stacks
+from sightline.recording.explain import traceback_of
 from sightline.recording.torchapi import OpOverload, skip_in_dynamo
 
 _FOLDER: Final = os.path.dirname(__file__) + os.sep
@@ -45,7 +46,7 @@ def leave_out_own_frames(error: BaseException) -> None:
     What goes with our handlers is torch's own ``OpOverload.__call__``, which nobody else calls from Python.
     """
     kept: list[TracebackType] = []
-    at, ours = error.__traceback__, False
+    at, ours = traceback_of(error), False
     while at is not None:
         code = at.tb_frame.f_code
         own = code.co_filename.startswith(_FOLDER)
@@ -54,6 +55,7 @@ def leave_out_own_frames(error: BaseException) -> None:
         at, ours = at.tb_next, own
     found: TracebackType | None = None
     for one in reversed(kept):
-        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+        line: int | None = one.tb_lineno  # a compiler may have given its code none, which is -1 here
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, -1 if line is None else line)
     if found is not None:  # else it is an error of our own
-        error.__traceback__ = found
+        BaseException.with_traceback(error, found)  # an exception may refuse to have attributes set

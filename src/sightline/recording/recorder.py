@@ -20,7 +20,7 @@ from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
 from sightline.recording.checking import Checker, Judge
 from sightline.recording.claiming import claim, unclaim
-from sightline.recording.explain import exception_text, explain
+from sightline.recording.explain import exception_text, explain, fault_text
 from sightline.recording.keeping import Keeper
 from sightline.recording.listening import Listener
 from sightline.recording.measuring import Measurer
@@ -149,35 +149,66 @@ class Recorder:
             session.observer = Observers(observers)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Take everything out; safe to call twice. An exception gains a note and keeps its type."""
+        """Take everything out; safe to call twice.
+
+        An exception gains a note and leaves the block as it came. Whatever goes wrong here after it is a
+        fault that is noted, also what would else be raised: a program ends for one reason.
+        """
         session = self._session
         if session is None or not session.running:
             return
+        try:
+            try:
+                self._take_out(session)
+            finally:
+                with undisturbed():
+                    self._finish(session, error)
+        except Exception as own:
+            if error is None:
+                session.fault(own)
+            else:
+                self._note(session, own)
+
+    def _take_out(self, session: Session) -> None:
         try:
             installation.uninstall(session)
         finally:
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None
-        if error is not None:
-            leave_out_own_frames(error)
+
+    def _finish(self, session: Session, error: BaseException | None) -> None:
+        """After the stop: read what is still to be read, and finish what was kept."""
         try:
-            with undisturbed():
-                try:
-                    session.finish()
-                    if session.observer is not None:
-                        session.observer.finish(session)
-                finally:  # whatever went wrong: what was kept is finished
-                    session.exception = None if error is None else exception_text(error)
-                    if session.keeper is not None:
-                        _kept.discard(self)
-                        session.keeper.finish()
-                if error is not None and not isinstance(error, NonFiniteError):
-                    explain(session, self.index().raw, error)
-                if error is None and self._checker is not None:
-                    self._checker.last_word()
+            if error is not None:
+                session.exception = exception_text(error)
+                leave_out_own_frames(error)
         except Exception as own:
-            session.fault(own)
+            session.note_fault(own)
+        try:
+            session.finish()
+            if session.observer is not None:
+                session.observer.finish(session)
+        except Exception as own:
+            if error is None:
+                raise
+            session.note_fault(own)  # before the bundle is finished, so that it has it, too
+        finally:  # whatever went wrong: what was kept is finished
+            if session.keeper is not None:
+                _kept.discard(self)
+                session.keeper.finish()
+        if error is not None and not issubclass(type(error), NonFiniteError):
+            explain(session, self.index().raw, error)
+        if error is None and self._checker is not None:
+            self._checker.last_word()
+
+    def _note(self, session: Session, own: Exception) -> None:
+        """Count a fault, also where the trace has been built already."""
+        session.note_fault(own)
+        if self._session is None and self._index is not None:
+            info = self._index.raw.info
+            info["faults"] = [*info["faults"], fault_text(own)]
+            info["fault_count"] += 1
 
     def index(self) -> Index:
         """The trace so far; built when asked for, and again only if the run has gone on since."""

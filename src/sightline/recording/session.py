@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import traceback
 import weakref
 from contextlib import suppress
 from types import FrameType
@@ -21,6 +20,7 @@ from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.buffers import Stream
 from sightline.recording.callpath import module_recorder
 from sightline.recording.compiled import Region, close_region
+from sightline.recording.explain import fault_text
 from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
 from sightline.recording.modules import Modules
@@ -121,7 +121,7 @@ class Session:
 
     def fault(self, error: BaseException) -> None:
         """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
-        if isinstance(error, NonFiniteError | CaptureError):
+        if issubclass(type(error), NonFiniteError | CaptureError):
             raise error
         self.note_fault(error)
 
@@ -129,8 +129,7 @@ class Session:
         """Count a fault, whatever it is."""
         self.fault_count += 1
         if len(self.faults) < _MAX_FAULTS:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self.faults.append(f"{type(error).__name__}: {error} ({place.name}:{place.lineno})")
+            self.faults.append(fault_text(error))
 
     # -- stacks ------------------------------------------------------------------------------------
 

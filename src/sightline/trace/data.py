@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sightline.notation import tensor_text
 from sightline.trace.forms import Form
+from sightline.trace.source_lines import SourceLines
 
 if TYPE_CHECKING:
     from sightline.trace.stores import Store
@@ -291,3 +292,4 @@ class TraceData:
     steps: list[StepInfo] = field(default_factory=list)
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are
+    source_lines: SourceLines = field(default_factory=SourceLines)  #: the text that the frames point into

@@ -25,6 +25,7 @@ class Place:
     code: str
     columns: tuple[int, int] | None
     call: int = -1
+    indent: int = -1  #: bytes before the code in its line; -1 if not known
 
 
 @dataclass(frozen=True, slots=True)

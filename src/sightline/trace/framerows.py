@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
-
 from sightline.notation import position_text
 from sightline.trace import data as d
 from sightline.trace.table import Row, optional
@@ -34,7 +32,7 @@ class Frame(Row):
     @property
     def code(self) -> str:
         """The source line, stripped; empty where the source is not at hand."""
-        return linecache.getline(self.file, self.line).strip()
+        return self._data.raw.source_lines.line(self.file, self.line).strip()
 
     @property
     def columns(self) -> tuple[int, int] | None:

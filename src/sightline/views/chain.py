@@ -7,7 +7,6 @@ print the same lines.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -26,8 +25,9 @@ PHASE_MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 class PlaceLike(Protocol):
     """A source position: a `Frame` row, a `Place`, or whatever a recorder has at hand.
 
-    It may also have ``end_line``, and ``call``: the module call entered from this line. A line that enters
-    another call than before is written again, so that the iterations of a loop can be told apart.
+    It may also have ``end_line``, ``indent``, without which no expression is marked in its line, and
+    ``call``: the module call entered from this line. A line that enters another call than before is written
+    again, so that the iterations of a loop can be told apart.
     """
 
     @property
@@ -53,6 +53,7 @@ class Place:
     columns: tuple[int, int] | None = None
     end_line: int = -1  #: where the expression ends, if not on this line
     call: int = -1  #: id of the module call entered from here, where one was and it matters
+    indent: int = -1  #: bytes before the code in its line, from which columns are counted; -1 if not known
 
 
 #: Stands in for the chain of an op that no Python code ran.
@@ -69,7 +70,8 @@ class SourceLine:
 
     def spans(self) -> tuple[Span, ...]:
         place = self.place
-        return _source_spans(place.file, place.line, place.function, place.code, tuple(self.columns))
+        columns, indent = tuple(self.columns), getattr(place, "indent", -1)
+        return _source_spans(place.file, place.line, place.function, place.code, columns, indent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,22 +254,21 @@ def _add_columns(line: SourceLine, place: PlaceLike) -> None:
 
 @lru_cache(maxsize=8192)
 def _source_spans(
-    file: str, line: int, function: str, code: str, columns: tuple[tuple[int, int], ...]
+    file: str, line: int, function: str, code: str, columns: tuple[tuple[int, int], ...], indent: int
 ) -> tuple[Span, ...]:
     if not file:
         return (Span(code, "dim"),)
     where = Span(f"# {position_text(file, line)} in {function}:", "dim")
     if not code:
         return (where,)
-    return (*_highlighted(code, linecache.getline(file, line), columns), Span("  "), where)
+    return (*_highlighted(code, columns, indent), Span("  "), where)
 
 
-def _highlighted(code: str, whole: str, columns: Sequence[tuple[int, int]]) -> list[Span]:
+def _highlighted(code: str, columns: Sequence[tuple[int, int]], indent: int) -> list[Span]:
     """The source line with its expressions marked; columns count bytes of the line as it is in the file."""
-    if not columns or whole.strip() != code:
+    if not columns or indent < 0:
         return [Span(code, "code")]
-    raw = code.encode()
-    indent = len(whole[: len(whole) - len(whole.lstrip())].encode())
+    raw = code.encode(errors="surrogatepass")  # text out of a bundle may be odd
     spans: list[Span] = []
     at = 0
     for start, end in sorted(columns):

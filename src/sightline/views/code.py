@@ -9,7 +9,6 @@ statistics were taken, an op ends with those of its result: ``0 … 1.42, mean 0
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -25,6 +24,7 @@ from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Selection
 from sightline.errors import NothingMatched
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
+from sightline.trace.source_lines import indent_of
 from sightline.trace.tables import Index
 from sightline.views.chain import (
     NO_SOURCE,
@@ -229,7 +229,7 @@ class _Listing:
             if len({(place.file, place.function) for place in places}) > 1:
                 continue
             spots = [(place.line, place.columns[0] if place.columns else -1) for place in places]
-            loops = loops_around(first[at].file, spots)
+            loops = loops_around(self._data.source_lines, first[at].file, spots)
             if loops and loops[0] not in self._taken(at):
                 return at, loops
         return max(low, common - 1), []
@@ -310,8 +310,9 @@ class _Listing:
         known = self._data.codes[frames.code[frame]]
         at, column = int(frames.line[frame]), int(frames.column[frame])
         columns = (column, int(frames.end_column[frame])) if column >= 0 else None
-        text = linecache.getline(known.file, at).strip()
-        return Place(known.file, at, known.function, text, columns, int(frames.end_line[frame]), call)
+        text = self._data.source_lines.line(known.file, at)
+        end = int(frames.end_line[frame])
+        return Place(known.file, at, known.function, text.strip(), columns, end, call, indent_of(text))
 
 
 def _settled(placed: Sequence[Placed]) -> int:

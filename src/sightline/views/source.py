@@ -9,7 +9,6 @@ statistics were taken, the range over all results follows their shapes: ``-> f32
 from __future__ import annotations
 
 import ast
-import linecache
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from sightline.analysis.select import Selection, nearest
 from sightline.errors import NothingMatched, UsageError
 from sightline.given import said
 from sightline.notation import short_path, time_text
-from sightline.trace.data import PHASES, FileInfo, TraceData
+from sightline.trace.data import PHASES, TraceData
 from sightline.views.chain import PHASE_MARKS
 from sightline.views.code import chosen_level
 from sightline.views.numbers import Reading, Readings
@@ -55,8 +54,7 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
     def made(room: int) -> list[Line]:
         blocks: list[Line] = []
         for path, records in lines.files.items():
-            told = index.raw.files.get(path)
-            blocks += [*_file_lines(path, records, told, readings, min(room, width)), Line()]
+            blocks += [*_file_lines(index.raw, path, records, readings, min(room, width)), Line()]
         blocks += elsewhere
         return blocks[:-1] if blocks and not blocks[-1].spans else blocks
 
@@ -90,14 +88,13 @@ def _elsewhere(lines: Lines, *, named: bool) -> list[Line]:
 
 
 def _file_lines(
-    path: str, records: dict[int, LineRecord], seen: FileInfo | None, readings: Readings, width: int
+    data: TraceData, path: str, records: dict[int, LineRecord], readings: Readings, width: int
 ) -> Iterator[Line]:
     """One file: its header, then the functions that ran."""
     yield _header(path, records, width)
-    state = _changed(path, seen)
-    for text in textwrap.wrap(state, width - 2):
+    for text in textwrap.wrap(_state(data, path), width - 2):
         yield line((f"  {text}", "warn"))
-    texts = [text.rstrip("\n") for text in linecache.getlines(path)]
+    texts = [text.rstrip("\n") for text in data.source_lines.lines(path)]
     digits = max(4, len(str(max(records))))
     last = 0
     for number in _shown(texts, records):
@@ -128,18 +125,22 @@ def _header(path: str, records: dict[int, LineRecord], width: int) -> Line:
     return Line(tuple(parts))
 
 
-def _changed(path: str, seen: FileInfo | None) -> str:
-    """A sentence where the file on disk is not, or may not be, the one that ran; else nothing."""
-    if not linecache.getlines(path):
-        return "The source is not at hand: the file is missing or was never one. Only line numbers are shown."
-    if seen is None or linecache.cache.get(path, (0, 0))[1:2] == (None,):  # the text came with the recording
+def _state(data: TraceData, path: str) -> str:
+    """A sentence where what is shown is not, or may not be, all of the file that ran; else nothing."""
+    kept, seen = data.source_lines, data.files.get(path)
+    if not kept.lines(path):
+        return (
+            "The source is not at hand: no such file, or its text was not saved. Only line numbers are shown."
+        )
+    if kept.texts is not None:  # what was saved is what ran, whatever is on this machine
+        return "" if path in kept.whole else "Only the lines that ran were saved of this file."
+    if seen is None:  # it is no file: a cell of a notebook
         return ""
     try:
         now = os.stat(path)
     except OSError:
         return "This file is missing now; what is shown is what Python still remembers of it."
     if (now.st_mtime_ns, now.st_size) != (seen.mtime_ns, seen.size):
-        linecache.checkcache(path)
         return "This file changed since the recording: its lines may not be the ones that ran."
     return ""
 

@@ -2,6 +2,5 @@
 
 from sightline.trace.bundle.loading import load
 from sightline.trace.bundle.saving import save
-from sightline.trace.bundle.sources import install_sources
 
-__all__ = ["install_sources", "load", "save"]
+__all__ = ["load", "save"]

@@ -23,9 +23,9 @@ from sightline.trace.bundle.database import Database
 from sightline.trace.bundle.finishing import open_journal
 from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.schema import Damage, shown
-from sightline.trace.bundle.sources import install_sources
 from sightline.trace.bundle.tensorfiles import ListedShards
 from sightline.trace.shards import is_shard
+from sightline.trace.source_lines import SourceLines
 
 Array = NDArray[Any]
 
@@ -128,6 +128,11 @@ class LoadedTrace(d.TraceData):
         """How many rows each table has, without reading any."""
         return self._database.counts
 
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The text of the source files that were saved, by their names."""
+        return self.source_lines.texts or {}
+
     def __getattr__(self, name: str) -> Any:
         # Reached only for what is not there yet: the first read of a small table.
         reader = _TABLES.get(name)
@@ -136,8 +141,6 @@ class LoadedTrace(d.TraceData):
         with self._database.guard():
             found = reader(self._database)
         self.__dict__[name] = found
-        if name == "codes":  # who reads the names of files is about to read the files
-            install_sources(self)
         return found
 
     def __repr__(self) -> str:
@@ -170,8 +173,8 @@ class CutOff(LoadedTrace):
         opened = open_journal(path)
         made = cls.__new__(cls)
         made.__dict__.update(vars(opened.data))  # past the frozen dataclass
-        made.__dict__.update(path=path, sources=Gathered(opened.sources), environment=opened.environment)
-        install_sources(made)
+        lines = SourceLines(opened.sources)
+        made.__dict__.update(path=path, source_lines=lines, environment=opened.environment)
         return made
 
     def close(self) -> None:
@@ -303,16 +306,11 @@ def _info(database: Database) -> dict[str, Any]:
 
 
 class Sources(Mapping[str, str]):
-    """The source files in a bundle, each read when it is asked for.
+    """The source files in a bundle, each read when it is asked for."""
 
-    ``whole`` are those kept in full; of the others there are only the lines that ran, blank ones between.
-    """
-
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, found: dict[str, tuple[int, int]]) -> None:
         self._database = database
-        listed = database.sources()
-        self._found = {file: (id, size) for file, _, size, id in listed}
-        self.whole = frozenset(file for file, whole, _, _ in listed if whole)
+        self._found = found  # the id and the size of each
 
     def __len__(self) -> int:
         return len(self._found)
@@ -327,13 +325,10 @@ class Sources(Mapping[str, str]):
             return self._database.source(id, size)
 
 
-class Gathered(dict[str, str]):
-    """The source files of a recording that was not finished: in memory, and each in full."""
-
-    @property
-    def whole(self) -> frozenset[str]:
-        """Those kept in full."""
-        return frozenset(self)
+def _source_lines(database: Database) -> SourceLines:
+    listed = database.sources()
+    found = {file: (id, size) for file, _, size, id in listed}
+    return SourceLines(Sources(database, found), [file for file, whole, _, _ in listed if whole])
 
 
 _TABLES: Final[dict[str, Callable[[Database], Any]]] = {
@@ -348,7 +343,7 @@ _TABLES: Final[dict[str, Callable[[Database], Any]]] = {
     "info": _info,
     "steps": _steps,
     "captures": _captures,
-    "sources": Sources,
+    "source_lines": _source_lines,
     "environment": _fact("environment"),
 }
 

@@ -1,0 +1,76 @@
+"""`SourceLines`: the source text that belongs to a recording. Whoever shows or parses source reads it here.
+
+A recording made in this process is read from this machine's files, through `linecache`, which also has the
+cells of a notebook. One out of a bundle has the text that was saved with it and nothing else: the names in a
+bundle come from elsewhere, so no file is opened for one, and its text is never shared with the process, where
+`inspect` and `torch.jit` would take it for the code that runs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from collections.abc import Collection, Mapping
+
+__all__ = ["SourceLines", "indent_of"]
+
+
+class SourceLines:
+    """The lines of source files as one recording knows them; empty where it does not.
+
+    >>> lines = SourceLines({"net.py": "a = 1\\nb = 2"})
+    >>> lines.line("net.py", 2), lines.line("net.py", 3), lines.line("other.py", 1)
+    ('b = 2\\n', '', '')
+    """
+
+    def __init__(self, texts: Mapping[str, str] | None = None, whole: Collection[str] | None = None) -> None:
+        #: What was saved with the recording; None for one that was made in this process.
+        self.texts = texts
+        #: The files of it that are complete; of others only the lines that ran are there, blank ones between.
+        self.whole = frozenset((texts or ()) if whole is None else whole)
+        self._split: dict[str, list[str]] = {}
+
+    def lines(self, file: str) -> list[str]:
+        """The lines of a file, each with its newline."""
+        if self.texts is None:
+            return _lines_here(file)
+        found = self._split.get(file)
+        if found is None:
+            found = self._split[file] = _split(self.texts[file]) if file in self.texts else []
+        return found
+
+    def line(self, file: str, number: int) -> str:
+        """One line, counted from 1."""
+        lines = self.lines(file)
+        return lines[number - 1] if 0 < number <= len(lines) else ""
+
+    def text(self, file: str) -> str:
+        """The whole text."""
+        return "".join(self.lines(file))
+
+
+def indent_of(line: str) -> int:
+    """How many bytes of white space a line begins with: columns count from before them.
+
+    >>> indent_of("    x = 1"), indent_of("\u3000x = 1")
+    (4, 3)
+    """
+    return len(line[: len(line) - len(line.lstrip())].encode())
+
+
+def _lines_here(file: str) -> list[str]:
+    """The lines of a file of this machine as it is now; of one that has gone, what Python remembers."""
+    try:
+        if os.path.exists(file):
+            linecache.checkcache(file)  # else an edited file would keep the text it was first read with
+        return linecache.getlines(file)
+    except (OSError, ValueError):  # a name that cannot be one of a file
+        return []
+
+
+def _split(text: str) -> list[str]:
+    """The lines of a text as a file would give them: only a newline ends one."""
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return [line + "\n" for line in lines]
