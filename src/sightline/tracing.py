@@ -50,6 +50,9 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
     by running it eagerly, in the whole process, while the block runs.
+
+    ``engine="native"`` observes from C++ and changes nothing of what runs; ``"python"`` is the plain recorder,
+    which any machine can run; ``"auto"`` takes the first where it can be built.
     """
 
     @checked
@@ -66,10 +69,12 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         path: str | os.PathLike[str] | None = None,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
+        engine: Literal["auto", "native", "python"] = "auto",
     ) -> None:
         one_of("ops", ops, ("none", "api", "aten", "both"))
         one_of("live", live, (None, "code", "log"))
         one_of("compiled", compiled, ("opaque", "eager"))
+        one_of("engine", engine, ("auto", "native", "python"))
         kept, measured, guarded = Capture.of(capture), Stats.of(stats), Check.of(check)
         folder = _folder(path, kept)
         if last is not None and (type(last) is not int or last < 1):
@@ -84,7 +89,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             ops,
             name,
             compiled,
-            Asked(_watcher(live, ops), measured, guarded, _judge, kept, folder, last),
+            Asked(_watcher(live, ops), measured, guarded, _judge, kept, folder, last, engine),
         )
         self._recorder: Recorder | None = None
 

@@ -10,10 +10,10 @@ from sightline.trace.assembly.sinks import assemble
 from sightline.trace.data import TraceData
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 
-def build(session: Session) -> TraceData:
+def build(session: SessionBase) -> TraceData:
     """The recording so far. The session goes on unharmed if it is still running."""
     if session.keeper is not None:
         data: TraceData = session.keeper.data()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.recording.gathering import open_rows
 from sightline.recording.operations import OPAQUE
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES, NO_END
@@ -20,7 +19,7 @@ from sightline.trace.assembly.raw import Batch, Learned, no_counts, no_floats
 from sightline.trace.data import F64, CaptureInfo
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 _END = 1 << 62
 _REGIONS = 64  # compiled regions that may still turn out to have made a value
@@ -29,7 +28,7 @@ _REGIONS = 64  # compiled regions that may still turn out to have made a value
 class Cutter:
     """Cuts a running session into batches."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionBase) -> None:
         self._session = session
         self._end = 0  # ids of ops and calls before this one are late from now on
         self._values = 0  # and values before this one
@@ -44,7 +43,7 @@ class Cutter:
         """Everything since the last cut. ``last``: nothing follows. ``read``: see what open calls hold."""
         session = self._session
         values = session.values
-        opened = (NONE, NONE) if last else open_rows(session, read)
+        opened = (NONE, NONE) if last else session.open_rows(read)
         # Rows refer to what was written before them: those that refer to most come first.
         calls, ops = Rows(session.calls.take(), row.C_WIDTH), Rows(session.ops.take(), row.O_WIDTH)
         self.ops, self.calls = ops, calls  #: the rows of the last batch, late ones too
@@ -60,7 +59,7 @@ class Cutter:
         if last:
             batch.end = _END
         else:  # what was opened since is also open, as far as it refers to what was taken
-            opened = self._both(opened, open_rows(session, read=False))
+            opened = self._both(opened, session.open_rows(read=False))
         batch.open_ops, batch.open_calls = opened
         alive = self._alive(*opened)
         batch.alive = alive
@@ -171,11 +170,9 @@ class Cutter:
 
     def _alive(self, ops: Numbers, calls: Numbers) -> Numbers:
         """Values that may still be referred to: of living tensors, and of what is open."""
-        refs = list(self._session.values.refs.values())
-        found = [getattr(held, "value", -1) for held in refs if held() is not None]
         opened, called = Rows(ops, row.O_WIDTH), Rows(calls, row.C_WIDTH)
         return np.unique(np.concatenate([
-            np.array(found, dtype=np.int64), opened.lists(row.O_WIDTH, opened.column(row.O_INPUTS)),
+            self._session.values.alive(), opened.lists(row.O_WIDTH, opened.column(row.O_INPUTS)),
             called.lists(row.C_WIDTH, called.column(row.C_INPUTS)),
         ]))  # fmt: skip
 

@@ -17,7 +17,7 @@ from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 _of: Final[Any] = BaseException
 #: Attributes of any exception, past whatever its class puts in their way.
@@ -49,7 +49,7 @@ def fault_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {message_of(error)}{place}"
 
 
-def explain(session: Session, data: TraceData, error: BaseException) -> None:
+def explain(session: SessionBase, data: TraceData, error: BaseException) -> None:
     """Add a note to an exception that left the block."""
     data.info["exception"] = session.exception
     index = Index(data)
@@ -102,15 +102,12 @@ def _raised_at(error: BaseException) -> str:
     return place
 
 
-def _failed_op(session: Session, index: Index, error: BaseException | None) -> Op | None:
+def _failed_op(session: SessionBase, index: Index, error: BaseException | None) -> Op | None:
     """The op this exception, or one it was raised from, came out of."""
-    if session.failure is None:
-        return None
-    key = session.failure
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if id(error) == key:
+        if session.raised_by(error):
             raised = [op for op in index.ops[-50:] if op.raised]
             aten = [op for op in raised if op.level == "aten"]
             found = aten or raised

@@ -7,30 +7,26 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from sightline.recording.calibration import passage
 from sightline.recording.costs import flops_of, has_formula
 from sightline.recording.operations import OpInfo
 from sightline.recording.places import Sources, operator_names
 from sightline.recording.schemas import schemas_of
-from sightline.trace.assembly.layout import C_WIDTH, FLAG_SHIFT, NO_END, O_WIDTH
 from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.assembly.raw import Batch, Learned, Operation, Streams, Tables, no_counts, no_floats
-from sightline.trace.data import UNFINISHED
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 
 class Telling:
     """The small tables of a session, brought up to date when asked; what is in them stays as it is."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionBase) -> None:
         self._session = session
         self._infos: list[OpInfo] = []
         self._sources = Sources(session.stacks)
@@ -41,13 +37,15 @@ class Telling:
             operator=lambda stack, info: written(stack, self._infos[info].name),
             places=self._sources.places, codes=self._sources.codes, files=self._sources.files,
             one_tensor=session.arguments.one_tensor, begin=session.begin,
-            first_sequence=session.first_sequence, aten_passage=passage().aten, api_passage=passage().api,
+            first_sequence=session.first_sequence, aten_passage=session.passage.aten, api_passage=session.passage.api,
+            whole_ops=session.engine == "native",
             fingerprint=bool(getattr(session.readings, "fingerprint", False)),
         )  # fmt: skip
 
     def update(self) -> Tables:
         """Everything there is now."""
         session, tables = self._session, self.tables
+        session.refresh()
         for info in session.infos[len(self._infos) :]:
             self._infos.append(info)
             tables.operations.append(operation_of(info))
@@ -63,7 +61,7 @@ class Telling:
         return tables
 
 
-def tables_of(session: Session) -> Tables:
+def tables_of(session: SessionBase) -> Tables:
     """The small tables as they are now."""
     return Telling(session).update()
 
@@ -75,11 +73,11 @@ def operation_of(info: OpInfo) -> Operation:
     )
 
 
-def batch_of(session: Session) -> Batch:
+def batch_of(session: SessionBase) -> Batch:
     """Everything the session holds; it goes on unharmed if it is still running."""
     values = session.values
     # Rows refer to what was written before them: first those that refer to most.
-    opened = open_rows(session)
+    opened = session.open_rows()
     ops, calls = session.ops.numbers(), session.calls.numbers()
     floats, counts = no_floats(), no_counts()
     if session.readings is not None:
@@ -92,7 +90,7 @@ def batch_of(session: Session) -> Batch:
     )  # fmt: skip
 
 
-def learned_of(session: Session) -> list[Learned]:
+def learned_of(session: SessionBase) -> list[Learned]:
     """Kinds and names of values that became known after they were written."""
     kinds, names = dict(session.values.kinds), dict(session.values.names)
     return [Learned(value, kinds.get(value, -1), names.get(value, "")) for value in {**kinds, **names}]
@@ -103,45 +101,13 @@ def pairs_of(held: dict[int, int]) -> Numbers:
     return np.array([part for pair in list(held.items()) for part in pair], dtype=np.int64)
 
 
-def open_rows(session: Session, read: bool = True) -> tuple[Numbers, Numbers]:
-    """Rows of the ops and calls that have begun and not ended.
-
-    With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
-    """
-    now = time.perf_counter_ns()
-    ops: list[int] = []
-    calls: list[int] = []
-    nothing = session.arguments.nothing
-    for lane in list(session.lanes.values()):
-        pending = lane.open_op
-        if pending is not None:
-            number, info, form, stack, start, ids = pending
-            ops += [
-                O_WIDTH + len(ids), number, info, form, nothing, stack, lane.top.call, -1, -1, -1,
-                start - session.begin, 0, lane.bits | UNFINISHED << FLAG_SHIFT, len(ids), *ids,
-            ]  # fmt: skip
-        for call in reversed(lane.calls()):
-            if call.input_form < 0 and read and call.frame is not None:
-                local = call.frame.f_locals
-                session.read_inputs(call, local.get("args", ()), local.get("kwargs"))
-            start = getattr(call, "start", now)  # another thread may be about to set it
-            duration = now - start - (lane.spent - getattr(call, "spent", lane.spent))
-            form, inputs = (call.input_form, call.inputs) if call.input_form >= 0 else (nothing, [])
-            calls += [
-                C_WIDTH + len(inputs), call.call, call.module, call.up.call, call.above,
-                call.phase | UNFINISHED << FLAG_SHIFT, start - session.begin, duration, NO_END, form, nothing,
-                len(inputs), *inputs,
-            ]  # fmt: skip
-    return np.array(ops, dtype=np.int64), np.array(calls, dtype=np.int64)
-
-
-def info_of(session: Session) -> dict[str, Any]:
+def info_of(session: SessionBase) -> dict[str, Any]:
     """What is said of the whole recording."""
     return {
         "name": session.name, "ops": session.level, "torch": str(torch.__version__),
         "python": platform.python_version(), "pid": os.getpid(), "duration_ns": session.elapsed(),
         "faults": list(session.faults), "fault_count": session.fault_count,
-        "exception": session.exception, "compiled": session.compiled, "threads": len(session.lanes),
+        "exception": session.exception, "compiled": session.compiled, "engine": session.engine, "threads": session.threads,
         "check": None if session.check is None else "nonfinite",
         "allow": [] if session.check is None else session.check.allowed,
         "checked": 0 if session.check is None else session.check.checked,

@@ -19,7 +19,7 @@ from sightline.trace.data import MUTATES
 from sightline.trace.tables import Index, Op, Value
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 #: What autograd says of a saved tensor that was changed.
 MESSAGE: Final = "modified by an inplace operation"
@@ -30,7 +30,7 @@ _RESULTS: Final = frozenset(f"{stem}{i}" for stem in ("result", "output", "out")
 
 
 def culprits(
-    session: Session, index: Index, raised: TracebackType | None
+    session: SessionBase, index: Index, raised: TracebackType | None
 ) -> tuple[Op, Value, list[Op]] | None:
     """The op that saved the tensor, what it saved, and the ops that changed it since; None if unknown."""
     found = _refusing_node(raised)

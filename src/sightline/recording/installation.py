@@ -7,6 +7,7 @@ whole process, while anything records, the module and optimizer hooks and the co
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,9 @@ def _sweep() -> None:
 
 def _after_fork() -> None:
     """A forked worker records nothing: it works for nobody who could read it."""
+    native = sys.modules.get("sightline.recording.native.installation")
+    if native is not None:
+        native.after_fork()
     for lanes in list(active.values()):
         for lane in lanes:
             lane.session.halt()

@@ -36,7 +36,7 @@ from sightline.trace.bundle.sources import whole_source
 from sightline.trace.data import TraceData
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 #: A batch is written this often: a killed process loses what is younger.
 SECONDS: Final = 0.3
@@ -56,7 +56,7 @@ class Frame(NamedTuple):
 class Keeper:
     """Keeps what a session writes, on disk, or the last of it."""
 
-    def __init__(self, session: Session, folder: Path | None, file: int, last: int | None) -> None:
+    def __init__(self, session: SessionBase, folder: Path | None, file: int, last: int | None) -> None:
         self._session, self._folder, self._file, self._last = session, folder, file, last
         self._cutter, self._telling, self._looks = Cutter(session), Telling(session), Looks(session)
         self._since: dict[str, int] = {}
@@ -247,7 +247,7 @@ class Keeper:
         """The recording so far, or the finished one."""
         with self._lock:
             if self._final is None:
-                self.flush(read=threading.get_ident() == self._session.lane.ident)
+                self.flush(read=threading.get_ident() == self._session.ident)
                 return self._in_memory()
             return self._final
 

@@ -16,13 +16,13 @@ from sightline.trace.assembly.numbers import NONE, Numbers, Rows, dense, offsets
 from sightline.trace.assembly.raw import Batch, Tables
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 
 class Looks:
     """Remembers what was told, and what the living values look like."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionBase) -> None:
         self._session = session
         self._operators: dict[tuple[int, int], str | None] = {}
         self._flops: dict[tuple[Any, ...], int] = {}

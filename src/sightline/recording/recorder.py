@@ -24,9 +24,11 @@ from sightline.recording.explain import exception_text, explain, fault_text
 from sightline.recording.keeping import Keeper
 from sightline.recording.listening import Listener
 from sightline.recording.measuring import Measurer
+from sightline.recording.native.build import chosen, load
 from sightline.recording.observing import Observer, Observers
 from sightline.recording.ownframes import hide_own_frames, leave_out_own_frames
 from sightline.recording.session import Session
+from sightline.recording.session_base import SessionBase
 from sightline.recording.steps import note_step
 from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
 from sightline.spying import current_step
@@ -64,6 +66,14 @@ class Asked:
     capture: Capture | None = None
     folder: Path | None = None  #: where it is written while it runs
     last: int | None = None  #: how many ops are kept
+    engine: str = "auto"
+
+
+def native_installation() -> Any:
+    """The native engine's own, which is imported where there is one."""
+    from sightline.recording.native import installation as native
+
+    return native
 
 
 class Recorder:
@@ -79,7 +89,7 @@ class Recorder:
         self._compiled = compiled
         self._asked = asked or Asked()
         self._checker: Checker | None = None
-        self._session: Session | None = None
+        self._session: SessionBase | None = None
         self._index: Index | None = None
         self._seen = -1
         self._stance: Any = None
@@ -96,7 +106,7 @@ class Recorder:
         """
         with undisturbed():
             caller = frame.f_back if frame else None
-            session = Session(self._model, self._name, self._level, caller, above)
+            session = self._session_of(caller, above)
         session.compiled = self._compiled
         self._keep(session)
         self._model = None  # the session knows it weakly; a kept trace keeps no model
@@ -108,9 +118,26 @@ class Recorder:
         if session.keeper is not None:
             session.keeper.start()
             _kept.add(self)
-        installation.install(session)
+        self._install(session)
 
-    def _keep(self, session: Session) -> None:
+    def _session_of(self, caller: FrameType | None, above: bool) -> SessionBase:
+        """A recording by the engine that was chosen."""
+        asked = self._asked
+        with_tensors = (asked.watcher, asked.capture, asked.stats, asked.check)
+        engine = chosen(asked.engine)
+        if engine == "native" and all(one is None for one in with_tensors):
+            from sightline.recording.native.session import NativeSession
+
+            return NativeSession(load(), self._model, self._name, self._level, caller, above)
+        return Session(self._model, self._name, self._level, caller, above)
+
+    def _install(self, session: SessionBaseBase) -> None:
+        if isinstance(session, Session):
+            installation.install(session)
+        else:
+            native_installation().install(session)
+
+    def _keep(self, session: SessionBase) -> None:
         """Put observers in place, and whoever keeps what they and the session write."""
         asked = self._asked
         file = -1
@@ -128,7 +155,7 @@ class Recorder:
                 unclaim(asked.folder, file)
             raise
 
-    def _observe(self, session: Session) -> None:
+    def _observe(self, session: SessionBase) -> None:
         """Have everything else done that was asked for."""
         asked = self._asked
         observers: list[Observer] = []
@@ -169,15 +196,18 @@ class Recorder:
             else:
                 self._note(session, own)
 
-    def _take_out(self, session: Session) -> None:
+    def _take_out(self, session: SessionBase) -> None:
         try:
-            installation.uninstall(session)
+            if isinstance(session, Session):
+                installation.uninstall(session)
+            else:
+                native_installation().uninstall(session)
         finally:
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None
 
-    def _finish(self, session: Session, error: BaseException | None) -> None:
+    def _finish(self, session: SessionBase, error: BaseException | None) -> None:
         """After the stop: read what is still to be read, and finish what was kept."""
         try:
             if error is not None:
@@ -202,7 +232,7 @@ class Recorder:
         if error is None and self._checker is not None:
             self._checker.last_word()
 
-    def _note(self, session: Session, own: Exception) -> None:
+    def _note(self, session: SessionBase, own: Exception) -> None:
         """Count a fault, also where the trace has been built already."""
         session.note_fault(own)
         if self._session is None and self._index is not None:

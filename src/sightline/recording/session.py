@@ -10,41 +10,38 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
-from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.buffers import Stream
+from sightline.recording.calibration import Passage, passage
 from sightline.recording.callpath import module_recorder
 from sightline.recording.compiled import Region, close_region
-from sightline.recording.explain import fault_text
 from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
 from sightline.recording.modules import Modules
-from sightline.recording.observing import Observers
+from sightline.recording.open_rows import open_rows
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
+from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import Stacks, variable_name
 from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet, sequence_number
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
-from sightline.trace.assembly.raw import StepMark
-from sightline.trace.data import MUTATES, RAISED, UNFINISHED, ModuleInfo
+from sightline.trace.assembly.numbers import Numbers
+from sightline.trace.data import MUTATES, RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]
-_MAX_FAULTS: Final = 20
 clock = time.perf_counter_ns
 
 
-class Session:
-    """The mutable state behind one `sightline.trace`."""
+class Session(SessionBase):
+    """The mutable state behind one `sightline.trace` that records through modes."""
 
     def __init__(
         self, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
     ) -> None:
-        self.name = name
-        self.level = level
+        super().__init__(name, level)
         self.op_ids = itertools.count()
         self.ops = Stream()
         self.calls = Stream()
@@ -53,32 +50,11 @@ class Session:
         self.values.explain = self.explain
         self.arguments = Arguments(self.values, Forms())
         self.modules = Modules(model, self.values)
-        self.infos: list[OpInfo] = []
         self.aten: dict[int, OpInfo] = {}
         self.api: dict[Any, OpInfo] = {}
-        self.faults: list[str] = []
-        self.fault_count = 0
         self.failure: int | None = None  # id of the exception the last failed op raised
-        self.regions: list[int] = []  # opaque ops whose outputs are still unknown
-        self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that were there when one began
-        self.observer: Observers | None = None
-        self.readings: Any = None  #: whoever took statistics: it has ``columns()``
-        self.captures: Any = None  #: whoever kept tensors
-        self.check: Any = None  #: whoever looked for what is not finite
-        self.keeper: Any = (
-            None  #: whoever takes what is written away while the run goes on: it has ``data()``
-        )
-        self.steps: list[StepMark] = []
-        self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.dispatch_mode: Any = None
         self.function_mode: Any = None
-        self.running = True
-        self.module_infos: list[ModuleInfo] | None = None
-        self.exception: str | None = None
-        self.compiled = "opaque"
-        self.first_sequence = sequence_number()
-        self.ended = 0
-        self.begin = clock()
         base = Mark.at(caller, -1)
         if caller is not None and above:
             found = self.stacks.find(caller, None, -1)
@@ -119,17 +95,32 @@ class Session:
             self.api[function] = info
         return info
 
-    def fault(self, error: BaseException) -> None:
-        """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
-        if issubclass(type(error), NonFiniteError | CaptureError):
-            raise error
-        self.note_fault(error)
+    @property
+    def threads(self) -> int:
+        """How many threads have worked for the recording."""
+        return len(self.lanes)
 
-    def note_fault(self, error: BaseException) -> None:
-        """Count a fault, whatever it is."""
-        self.fault_count += 1
-        if len(self.faults) < _MAX_FAULTS:
-            self.faults.append(fault_text(error))
+    @property
+    def passage(self) -> Passage:
+        """What torch adds to what passes a mode."""
+        return passage()
+
+    @property
+    def ident(self) -> int:
+        """The thread it was started on."""
+        return self.lane.ident
+
+    def next_id(self) -> int:
+        """A number in the order of ops and calls."""
+        return next(self.op_ids)
+
+    def raised_by(self, error: BaseException) -> bool:
+        """Whether an exception came out of the last op that failed."""
+        return id(error) == self.failure
+
+    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended."""
+        return open_rows(self, read)
 
     # -- stacks ------------------------------------------------------------------------------------
 
@@ -273,10 +264,6 @@ class Session:
         open_calls = sum(len(lane.calls()) for lane in list(self.lanes.values()))
         return 2 * (len(self.ops) + len(self.calls) + open_calls) + (not self.running)
 
-    def elapsed(self) -> int:
-        """Nanoseconds from the start to the stop, or to now."""
-        return (self.ended or clock()) - self.begin
-
     # -- module calls --------------------------------------------------------------------------------
 
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -352,25 +339,3 @@ class Session:
             return (ACTIVATION if inside else EXTERNAL), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
-
-    def name_spied(self, name: str, value: Any) -> None:
-        """A value that was spied on has the name it was given, unless it has one."""
-        for tensor in self.arguments.tensors(value, []):
-            known = self.values.known(tensor)
-            if known is not None:
-                self.values.names.setdefault(known, name)
-
-    def label_gradients(self, new: bool = True) -> None:
-        """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
-        held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
-        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
-
-    def label_state(self, optimizer: Any) -> None:
-        """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""
-        names = {id(parameter): name for name, parameter in self.modules.parameters()}
-        for group in optimizer.param_groups:
-            for position, parameter in enumerate(group["params"]):
-                name = names.get(id(parameter), f"parameter {position}")
-                state = optimizer.state.get(parameter, {})
-                found = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
-                self.values.label(found, "state")

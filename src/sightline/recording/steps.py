@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from sightline.recording.registry import active
 from sightline.trace.assembly.raw import StepMark
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 
 class RecorderEar:
@@ -20,8 +22,9 @@ class RecorderEar:
 
     def spied(self, name: str, value: Any, module: Any) -> None:
         """A value was named."""
-        lanes = active.get(get_ident())
-        if not lanes:
+        lanes = active.get(get_ident(), ())
+        native = native_sessions()
+        if not lanes and not native:
             return
         spying.check_name("spy", name)
         for lane in lanes:
@@ -34,15 +37,29 @@ class RecorderEar:
             except Exception as error:
                 session.fault(error)
 
+        for session in native:
+            try:
+                session.name_spied(name, value)
+            except Exception as error:
+                session.note_fault(error)
+
     def stepped(self, begins: bool) -> None:
         """A step has begun, or is about to end."""
         for lane in active.get(get_ident()) or ():
             note_step(lane.session, begins)
+        for session in native_sessions():
+            note_step(session, begins)
 
 
-def note_step(session: Session, begins: bool) -> None:
+def native_sessions() -> Sequence[SessionBase]:
+    """The recordings of this thread that the native engine makes."""
+    native = sys.modules.get("sightline.recording.native.installation")
+    return () if native is None else tuple(native.sessions.get(get_ident(), ()))
+
+
+def note_step(session: SessionBase, begins: bool) -> None:
     """Write the current step into a recording."""
-    mark = StepMark(spying.current_step(), next(session.op_ids), time.perf_counter_ns(), begins)
+    mark = StepMark(spying.current_step(), session.next_id(), time.perf_counter_ns(), begins)
     session.steps.append(mark)
     try:
         if session.observer is not None:

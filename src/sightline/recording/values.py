@@ -12,7 +12,9 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import ref
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sightline.recording.buffers import Stream
 from sightline.recording.torchapi import (
@@ -194,6 +196,11 @@ class Values:
     def _describe_subclass(self, tensor: Any) -> tuple[int, int, int]:
         with quiet():  # reading a shape must not run the subclass's own code
             return self.describe(tensor), storage_address(tensor), tensor.storage_offset()
+
+    def alive(self) -> NDArray[np.int64]:
+        """The values of living tensors."""
+        found = [getattr(held, "value", -1) for held in list(self.refs.values()) if held() is not None]
+        return np.array(found, dtype=np.int64)
 
     def purge(self) -> None:
         """Forget tensors that have died."""

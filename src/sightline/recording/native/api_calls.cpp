@@ -81,16 +81,17 @@ const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, in
   Site site;
   ask(lock, [&] {
     Owned told(PyObject_CallMethod(recording.host, "new_site", "Oi", code, instruction));
-    int kind, keywords;
+    int kind, keywords, is_tuple;
     PyObject* names;
     if (!told ||
         !PyArg_ParseTuple(
-            told.get(), "iiiiiOp", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords)) {
+            told.get(), "iiiiiOpp", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords, &is_tuple)) {
       recording.fault();
       return;
     }
     site.kind = static_cast<SiteKind>(kind);
     site.has_keywords = keywords != 0;
+    site.is_tuple = is_tuple != 0;
     if (names != Py_None) site.names = names;  // the host keeps it
   });
   return recording.api.sites.emplace(key, site).first->second;
@@ -112,13 +113,14 @@ const CallableTraits& callable_traits(Recording& recording, PyObject* callable, 
   traits.by_op = true;
   ask(lock, [&] {
     Owned told(PyObject_CallMethod(recording.host, "new_callable", "O", callable));
-    int several, by_op;
-    if (!told || !PyArg_ParseTuple(told.get(), "ipp", &traits.info, &several, &by_op)) {
+    int several, by_op, partial;
+    if (!told || !PyArg_ParseTuple(told.get(), "ippp", &traits.info, &several, &by_op, &partial)) {
       recording.fault();
       return;
     }
     traits.several = several != 0;
     traits.by_op = by_op != 0;
+    traits.partial = partial != 0;
   });
   return recording.api.callables.emplace(key, traits).first->second;
 }
@@ -147,18 +149,40 @@ const FunctionTraits& function_traits(Recording& recording, const Frame* frame, 
   FunctionTraits traits;
   ask(lock, [&] {
     Owned told(PyObject_CallMethod(recording.host, "new_function", "O", function));
-    PyObject* slots = nullptr;
+    PyObject* parameters = nullptr;
     int backward;
-    if (!told || !PyArg_ParseTuple(told.get(), "ipO!", &traits.info, &backward, &PyList_Type, &slots)) {
+    if (!told || !PyArg_ParseTuple(told.get(), "ipO!", &traits.info, &backward, &PyList_Type, &parameters)) {
       recording.fault();
       return;
     }
     traits.backward = backward != 0;
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(slots); ++at) {
-      traits.slots.push_back(static_cast<int>(PyLong_AsLong(PyList_GET_ITEM(slots, at))));
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(parameters); ++at) {  // the host keeps the objects
+      PyObject* one = PyList_GET_ITEM(parameters, at);
+      PyObject* name = PyTuple_GET_ITEM(one, 1);
+      traits.parameters.push_back(
+          {static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(one, 0))), name == Py_None ? nullptr : name,
+           PyTuple_GET_ITEM(one, 2)});
     }
   });
   return recording.api.functions.emplace(function, traits).first->second;
+}
+
+// What was passed for a parameter that the function has given another value since. The caller's operand stack still
+// shows where each argument was, but what it points to may be gone: only None is recognised without looking at it.
+PyObject* passed(const Frame* caller, const Site& site, const Parameter& parameter, PyObject* now) {
+  if (site.kind != SiteKind::kCall) return now;
+  PyObject* const* stack = caller->localsplus + code_of(caller)->co_nlocalsplus + site.depth;
+  const int named = site.names == nullptr ? 0 : static_cast<int>(PyTuple_GET_SIZE(site.names));
+  const bool method = stack[0] != nullptr;
+  const int first = method ? 1 : 2;
+  const int positional = site.count - named + (method ? 1 : 0);
+  int at = parameter.slot < positional ? parameter.slot : -1;
+  for (int which = 0; at < 0 && which < named; ++which) {
+    PyObject* name = PyTuple_GET_ITEM(site.names, which);
+    if (name == parameter.name) at = positional + which;
+  }
+  if (at < 0) return parameter.fallback == Py_Ellipsis ? now : parameter.fallback;
+  return stack[first + at] == Py_None ? Py_None : now;
 }
 
 // Whether, inside one call of a function, an op at one instruction can come after one at another.
@@ -176,9 +200,65 @@ bool may_follow(Recording& recording, PyCodeObject* code, int before, int after,
   return follows;
 }
 
+// Where a torch function and the frames inside it are, outermost first.
+c10::SmallVector<Place, 4> places_inside(const c10::SmallVector<const Frame*, 32>& path, const Frame* function) {
+  c10::SmallVector<Place, 4> found;
+  bool inside = false;
+  for (auto at = path.rbegin(); at != path.rend(); ++at) {
+    inside |= *at == function;
+    if (inside) found.push_back({*at, code_of(*at), instruction_of(*at)});
+  }
+  return found;
+}
+
+// Whether frames that were at one place can be at another within the same call of the outermost.
+bool goes_on(
+    Recording& recording, const c10::SmallVector<Place, 4>& before, const c10::SmallVector<Place, 4>& after, Lock& lock) {
+  for (size_t at = 0; at < before.size() && at < after.size(); ++at) {
+    if (before[at].frame != after[at].frame || before[at].code != after[at].code) return true;
+    if (may_follow(recording, before[at].code, before[at].instruction, after[at].instruction, lock)) return true;
+    if (before[at].instruction != after[at].instruction) return false;
+  }
+  return false;
+}
+
 bool is_tensor(const Recording& recording, PyObject* object) {
   const auto found = recording.types.kinds.find(Py_TYPE(object));
   return found != recording.types.kinds.end() && found->second == TypeKind::kTensor;
+}
+
+bool takes_subject(const Recording& recording, PyObject* subject, const Arguments& given) {
+  return subject != nullptr && is_tensor(recording, subject) && !given.tensors.empty() &&
+      given.tensors[0]->unsafeGetTensorImpl() == recording.types.tensor_of(subject).unsafeGetTensorImpl();
+}
+
+// What a `functools.partial` calls, with what it adds.
+void unwrap_partial(Operands& operands, Lock& lock) {
+  ask(lock, [&] {
+    Owned function(PyObject_GetAttrString(operands.callable, "func"));
+    Owned args(PyObject_GetAttrString(operands.callable, "args"));
+    Owned keywords(PyObject_GetAttrString(operands.callable, "keywords"));
+    if (!function || !args || !keywords || !PyTuple_CheckExact(args.get()) || !PyDict_CheckExact(keywords.get())) {
+      PyErr_Clear();
+      return;
+    }
+    operands.callable = function.get();  // the partial holds all three
+    PyObject** first = reinterpret_cast<PyTupleObject*>(args.get())->ob_item;
+    operands.objects.insert(operands.objects.begin(), first, first + PyTuple_GET_SIZE(args.get()));
+    if (operands.keywords == nullptr && PyDict_GET_SIZE(keywords.get()) > 0) operands.keywords = keywords.get();
+  });
+}
+
+// Whether an op at the place of an open call is the first of the next call there. An indexing call begins with what
+// it indexes; of others the first op tells.
+bool begins_again(
+    const Recording& recording, ApiCall& api, const OpTraits& traits, PyObject* subject, const Arguments& given) {
+  if (subject == nullptr || !is_tensor(recording, subject)) return api.first == &traits;
+  const bool began = api.began;
+  if (traits.reads_number) return began;  // a size of the next call
+  const bool takes = takes_subject(recording, subject, given);
+  api.began |= takes;
+  return began && takes;
 }
 
 // The operands of the instruction a frame is at.
@@ -195,7 +275,9 @@ bool operands_at(Recording& recording, const Frame* frame, const Site& site, Ope
     }
     case SiteKind::kSpread:
       into.callable = stack[1];
-      if (into.callable == nullptr || stack[2] == nullptr || !PyTuple_CheckExact(stack[2])) return false;
+      // What is no tuple is made one first, and may be gone by now.
+      if (into.callable == nullptr || !site.is_tuple) return false;
+      if (stack[2] == nullptr || !PyTuple_CheckExact(stack[2])) return false;
       into.objects.append(
           reinterpret_cast<PyTupleObject*>(stack[2])->ob_item,
           reinterpret_cast<PyTupleObject*>(stack[2])->ob_item + PyTuple_GET_SIZE(stack[2]));
@@ -207,7 +289,7 @@ bool operands_at(Recording& recording, const Frame* frame, const Site& site, Ope
       PyObject *left = stack[0], *right = stack[1];
       if (left == nullptr || right == nullptr) return false;
       if (!is_tensor(recording, left)) {
-        if (site.count != 0) return false;  // `list[x]`
+        if (site.count != 0 || !is_tensor(recording, right)) return false;  // `list[x]`, `[x] == [y]`
         std::swap(left, right);
         into.mirrored = true;
       }
@@ -242,10 +324,11 @@ void end_api_call(Recording& recording, ThreadState& state) {
   api.outputs.clear();
 }
 
-void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, int64_t entered, Lock& lock) {
-  static_cast<void>(entered);
+void begin_api_call(
+    Recording& recording, ThreadState& state, OpTraits& traits, const Arguments& given,
+    c10::ArrayRef<const c10::IValue> values, int64_t entered, Lock& lock) {
   const Frame* innermost = current_frame();
-  const bool in_backward = !state.nodes.empty();
+  const bool in_backward = state.node != -1;
   const Frame* function = nullptr;  // the outermost of torch's own functions below the mark
   c10::SmallVector<const Frame*, 32> path;
   for (;;) {
@@ -276,10 +359,10 @@ void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, 
   ApiCall& api = state.api;
   if (in_backward && api.id >= 0 && api.backward) return;  // what runs in a backward pass belongs to its call
   if (function != nullptr) {
-    const int instruction = instruction_of(function);
+    const auto inside = places_inside(path, function);
     if (api.id >= 0 && api.python && api.frame == function && api.stack == outside &&
-        may_follow(recording, code_of(function), api.instruction, instruction, lock)) {
-      api.instruction = instruction;
+        goes_on(recording, api.inside, inside, lock)) {
+      api.inside = inside;
       if (!api.backward) state.stack = api.stack;
       return;
     }
@@ -287,13 +370,22 @@ void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, 
     const FunctionTraits& known = function_traits(recording, function, lock);
     if (known.info < 0) return;
     Operands operands;
-    for (const int slot : known.slots) operands.objects.push_back(local(function, slot));
+    const Frame* caller = caller_of(function);
+    const CodeTraits* calling = caller == nullptr ? nullptr : recording.traits_of(code_of(caller), lock);
+    for (const Parameter& parameter : known.parameters) {
+      PyObject* held = local(function, parameter.slot);
+      if (parameter.name != nullptr && calling != nullptr && calling->number >= 0) {
+        const Site site = site_of(recording, code_of(caller), calling->number, instruction_of(caller), lock);
+        held = passed(caller, site, parameter, held);
+      }
+      operands.objects.push_back(held);
+    }
     const int32_t info = known.info;
     api.backward = known.backward;
     read_call(recording, operands, "new_function_form", info, api, lock);
     api.info = info;
     api.frame = function;
-    api.instruction = instruction;
+    api.inside = inside;
     api.python = true;
     api.several = true;
     api.returns_nothing = api.backward;
@@ -309,11 +401,17 @@ void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, 
     const bool readable = operands_at(recording, innermost, site, operands);
     PyObject* subject = readable && !operands.objects.empty() ? operands.objects[0] : nullptr;
     const bool same_place = api.id >= 0 && !api.python && api.frame == innermost && api.instruction == instruction;
-    if (same_place && api.several && api.subject == subject && api.first != &traits) return;
+    if (same_place && api.several && api.subject == subject && !begins_again(recording, api, traits, subject, given)) {
+      return;
+    }
     end_api_call(recording, state);
     CallableTraits known;
-    if (readable && operands.callable != nullptr) {
+    if (operands.callable != nullptr) {
       known = callable_traits(recording, operands.callable, lock);
+      if (known.partial) {
+        unwrap_partial(operands, lock);
+        known = callable_traits(recording, operands.callable, lock);
+      }
       if (known.by_op) known = traits_by_op(recording, traits, operands.callable, lock);
       else if (PyCFunction_CheckExact(operands.callable)) {
         PyObject* self = PyCFunction_GET_SELF(operands.callable);
@@ -332,15 +430,18 @@ void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, 
       read_call(
           recording, operands, site.kind == SiteKind::kSlice ? "new_slice_form" : "new_api_form", known.info, api, lock);
     } else {
-      api.form = recording.no_form;
+      // Its operands cannot be read: what its op was given is the next best.
+      for (const at::TensorBase* tensor : given.tensors) api.inputs.push_back(recording.value_of(*tensor, lock));
+      api.form = recording.form_of(traits, given, values, lock);
     }
     api.info = known.info;
     api.frame = innermost;
     api.instruction = instruction;
     api.python = false;
-    api.several = known.several;
+    api.several = known.several || (traits.reads_number && !known.by_op && operands.objects.size() > 1);
     api.returns_nothing = known.returns_nothing;
     api.subject = subject;
+    api.began = takes_subject(recording, subject, given);
     api.stack = stack;
   }
   api.first = &traits;
@@ -355,7 +456,7 @@ void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, 
 }
 
 void end_api_op(
-    Recording& recording, ThreadState& state, const OpenOp& op, const at::RecordFunction& event, bool raised,
+    Recording& recording, ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made, bool raised,
     int64_t end, Lock& lock) {
   ApiCall& api = state.api;
   api.end = end;
@@ -364,7 +465,7 @@ void end_api_op(
     api.bits |= kRaised << kFlagShift;
     api.outputs.clear();
     api.result = recording.no_form;
-    if (!recording.wants_aten) recording.raised_op = api.id;
+    if (!recording.wants_aten) recording.raised_stack = api.stack;
     return;
   }
   if (!recording.wants_aten && op.traits->mutates != 0) {
@@ -378,12 +479,12 @@ void end_api_op(
   }
   if (api.returns_nothing) return;
   Arguments results;
-  for (const c10::IValue& value : event.outputs()) read(value, results);
+  for (const c10::IValue& value : made) read(value, results);
   api.outputs.clear();
   for (const at::TensorBase* tensor : results.tensors) {
     api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
   }
-  api.result = recording.api_result_form(*op.traits, event.outputs(), lock);
+  api.result = recording.api_result_form(*op.traits, made, lock);
 }
 
 }  // namespace sightline

@@ -11,9 +11,11 @@
 namespace sightline {
 
 void end_api_call(Recording& recording, ThreadState& state);
-void begin_api_call(Recording& recording, ThreadState& state, OpTraits& traits, int64_t entered, Lock& lock);
+void begin_api_call(
+    Recording& recording, ThreadState& state, OpTraits& traits, const Arguments& given,
+    c10::ArrayRef<const c10::IValue> values, int64_t entered, Lock& lock);
 void end_api_op(
-    Recording& recording, ThreadState& state, const OpenOp& op, const at::RecordFunction& event, bool raised,
+    Recording& recording, ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made, bool raised,
     int64_t end, Lock& lock);
 
 }  // namespace sightline

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, Final
 
 import torch
 
-from sightline.recording.native.call_sites import Site, bound, parameters_of, site_at
+from sightline.recording.native.call_sites import Site, bound, default_of, parameters_of, site_at
 from sightline.recording.operations import Facts, OpInfo, PROPERTY, TENSOR_PROPERTIES, api_facts
 from sightline.recording.torchapi import OpOverload, Tensor
 
@@ -35,6 +37,14 @@ def is_torch_function(code: CodeType) -> bool:
     )
 
 
+def _public(function: Any) -> Any:
+    """What a function stands for: ``F._max_pool2d`` is what ``F.max_pool2d`` calls."""
+    name = function.__name__
+    if name.startswith("_") and function.__module__ == "torch.nn.functional":
+        return getattr(torch, name[1:], function)
+    return function
+
+
 class ApiNames:
     """The API calls of one recording, by what was called."""
 
@@ -52,8 +62,10 @@ class ApiNames:
         return found
 
     def of(self, function: Any) -> int:
-        """The number of a function or method."""
+        """The number of a function or method; -1 of one that says something of a tensor and makes none."""
         facts = api_facts(function)
+        if facts.noise:
+            return -1
         return self._number(facts.name, facts)
 
     def method(self, name: str) -> int:
@@ -73,22 +85,23 @@ class ApiNames:
         self._kept.append(found.names)
         return found, self.method(found.method), self.method(found.mirrored)
 
-    def callable(self, called: Any) -> tuple[int, bool, bool]:
-        """What was called: its number, whether it runs several ops, and whether only the op can tell."""
+    def callable(self, called: Any) -> tuple[int, bool, bool, bool]:
+        """What was called: its number, whether it runs several ops, only the op can tell, or it is a partial."""
         name = getattr(called, "__name__", "")
         if isinstance(called, MethodDescriptorType):
             if issubclass(Tensor, called.__objclass__):
-                return self.of(called), name in _SEVERAL, False
+                return self.of(called), name in _SEVERAL, False, False
         elif isinstance(called, BuiltinFunctionType):
             owner = called.__self__
             if type(owner).__name__ in _NO_CALLS:
-                return -1, False, False
-            ours = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
-            if ours or isinstance(owner, Tensor) or owner in (torch._C._VariableFunctionsClass, Tensor):
-                return self.of(called), name in _SEVERAL, False
+                return -1, False, False, False
+            module = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
+            static = owner is None and getattr(torch._C._VariableFunctions, name, None) == called
+            if module or static or isinstance(owner, Tensor):
+                return self.of(called), name in _SEVERAL, False, False
         elif type(called).__name__ in _NO_CALLS:
-            return -1, False, False
-        return -1, False, True
+            return -1, False, False, False
+        return -1, False, True, type(called) is partial
 
     def by_op(self, op: OpInfo, called: Any) -> int:
         """What was called where only the op tells: ``float(x)``, ``if x:``."""
@@ -99,18 +112,32 @@ class ApiNames:
         for name in (implicit, base):
             if name is not None and hasattr(Tensor, name):
                 return self.method(name)
-        function = getattr(torch, base, None)
-        return -1 if function is None else self.of(function)
+        for home in (torch, torch.nn.functional):
+            function = getattr(home, base, None)
+            if function is not None:
+                return self.of(function)
+        return -1
 
-    def function(self, function: Any) -> tuple[int, bool, list[int]]:
-        """A torch function written in Python: its number, whether it runs a backward pass, its parameters."""
+    def function(self, function: Any) -> tuple[int, bool, list[tuple[int, str | None, Any]]]:
+        """A torch function written in Python: its number, whether it runs a backward pass, its parameters.
+
+        Of each parameter the slot of its frame, and of one that may have been given another value since the
+        name and the default.
+        """
         self._kept.append(function)
         if not isinstance(function, FunctionType):
             return -1, False, []
-        number = self.of(function)
+        number = self.of(_public(function))
         parameters = parameters_of(function)
         self._names[number] = parameters.names
-        return number, self._infos[number].backward, parameters.slots
+        found: list[tuple[int, str | None, Any]] = []
+        for slot, rebound in zip(parameters.slots, parameters.rebound, strict=True):
+            plain = slot < function.__code__.co_argcount + function.__code__.co_kwonlyargcount
+            default = default_of(function, slot) if rebound and plain else Ellipsis
+            name = sys.intern(function.__code__.co_varnames[slot]) if rebound and plain else None
+            self._kept.append((name, default))
+            found.append((slot, name, default))
+        return number, self._infos[number].backward, found
 
     def bound(self, number: int, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call of such a function, out of the values of its parameters."""

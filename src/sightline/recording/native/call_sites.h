@@ -20,6 +20,7 @@ struct Site {
   int32_t callable = -1;  // of an operator: the operation it stands for
   int32_t mirrored = -1;  // the same where only the right operand is a tensor
   PyObject* names = nullptr;  // of keyword arguments, a tuple or null; pinned
+  bool is_tuple = false;  // of a call with a spread: what is spread is a tuple for certain
   bool has_keywords = false;  // of a call with a dict of keyword arguments
 };
 
@@ -30,11 +31,18 @@ struct CallableTraits {
   bool returns_nothing = false;
   bool by_op = false;  // no function of torch's: the op says what was called
   bool backward = false;
+  bool partial = false;  // a `functools.partial`: what it holds is called
 };
 
 // The parameters of a torch function written in Python.
+struct Parameter {
+  int slot;  // among the frame's local variables
+  PyObject* name;  // of one that may have been given another value since the call; else null
+  PyObject* fallback;  // its default; Ellipsis: it has none
+};
+
 struct FunctionTraits : CallableTraits {
-  std::vector<int> slots;  // of its parameters, in order, among the frame's local variables
+  std::vector<Parameter> parameters;
 };
 
 struct ApiTables {

@@ -45,6 +45,7 @@ class Site(NamedTuple):
     mirrored: str = ""  #: the same where only the right operand is a tensor
     names: tuple[str, ...] | None = None  #: of the keyword arguments, which come last
     keywords: bool = False  #: whether a dict of keyword arguments is there
+    is_tuple: bool = False  #: whether what is spread into a call is a tuple for certain
 
 
 @lru_cache(maxsize=4096)
@@ -89,6 +90,7 @@ def _handlers(code: CodeType) -> list[tuple[int, int]]:
 
 def site_at(code: CodeType, offset: int) -> Site:
     """How the instruction at an offset calls torch."""
+    offset = _at(_instructions(code), offset)
     found = _instructions(code).get(offset)
     depth = depths(code).get(offset)
     if found is None or depth is None:
@@ -98,7 +100,7 @@ def site_at(code: CodeType, offset: int) -> Site:
         return _call(code, one, depth)
     if one.opname == "CALL_FUNCTION_EX":
         keywords = bool((one.arg or 0) & 1)
-        return Site(SPREAD, depth - 3 - keywords, keywords=keywords)
+        return Site(SPREAD, depth - 3 - keywords, keywords=keywords, is_tuple=_spreads_tuple(code, one, keywords))
     if one.opname == "BINARY_OP":
         return _binary(one, depth)
     if one.opname == "COMPARE_OP":
@@ -122,7 +124,8 @@ def _binary(one: dis.Instruction, depth: int) -> Site:
     symbol = str(dis._nb_ops[one.arg or 0][1])  # type: ignore[attr-defined]
     bare = symbol.removesuffix("=")
     method = (_IN_PLACE_METHODS if symbol != bare else _BINARY_METHODS).get(bare, "")
-    return Site(BINARY, depth - 2, 0, method, method)
+    # ``0 + x`` and ``n += x`` with a number n both come to ``x.add(…)``.
+    return Site(BINARY, depth - 2, 0, method, _BINARY_METHODS.get(bare, ""))
 
 
 def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
@@ -135,6 +138,25 @@ def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
     names = code.co_consts[before.arg or 0] if before.opname == "KW_NAMES" else None
     count = one.arg or 0
     return Site(CALL, depth - count - 2, count, names=names)
+
+
+def _spreads_tuple(code: CodeType, one: dis.Instruction, keywords: bool) -> bool:
+    """Whether ``f(*args)`` surely spreads a tuple: one that was built for it, or the function's own ``*args``."""
+    offsets = list(_instructions(code))
+    at = offsets.index(one.offset) - 1
+    if keywords:  # go back to where the dict began, with the tuple on top
+        wanted = depths(code).get(one.offset, 0) - 1
+        while at > 0 and depths(code).get(offsets[at], wanted + 1) > wanted:
+            at -= 1
+        at -= 1
+    before = _instructions(code)[offsets[max(at, 0)]][0]
+    if before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST"):
+        return True
+    if before.opname == "CALL_INTRINSIC_1":
+        return "LIST_TO_TUPLE" in str(before.argrepr)
+    spread = code.co_argcount + code.co_kwonlyargcount if code.co_flags & inspect.CO_VARARGS else -1
+    stored = {one.arg for one, _ in _instructions(code).values() if one.opname == "STORE_FAST"}
+    return before.opname == "LOAD_FAST" and before.arg == spread and spread not in stored
 
 
 @lru_cache(maxsize=65536)
@@ -176,6 +198,7 @@ class Parameters(NamedTuple):
 
     slots: list[int]  #: among the local variables of its frame
     names: list[str]  #: "" for one that is given by position, "*" and "**" for what is spread
+    rebound: list[bool]  #: whether the function may give it another value before its first op
 
 
 def parameters_of(function: Any) -> Parameters:
@@ -183,7 +206,7 @@ def parameters_of(function: Any) -> Parameters:
 
     >>> def dropout(input, p=0.5, *, training=True): ...
     >>> parameters_of(dropout)
-    Parameters(slots=[0, 1, 2], names=['', 'p', 'training'])
+    Parameters(slots=[0, 1, 2], names=['', 'p', 'training'], rebound=[False, False, False])
     """
     code = function.__code__
     count, defaults = code.co_argcount, len(function.__defaults__ or ())
@@ -200,7 +223,17 @@ def parameters_of(function: Any) -> Parameters:
     if code.co_flags & inspect.CO_VARKEYWORDS:
         slots.append(first_keyword + spread)
         names.append("**")
-    return Parameters(slots, names)
+    stored = {one.arg for one in dis.get_instructions(code) if one.opname in ("STORE_FAST", "DELETE_FAST")}
+    return Parameters(slots, names, [slot in stored for slot in slots])
+
+
+def default_of(function: Any, slot: int) -> Any:
+    """What a parameter is if nothing is passed for it; Ellipsis if something must be."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    if slot < code.co_argcount:
+        at = slot - (code.co_argcount - len(defaults))
+        return defaults[at] if at >= 0 else Ellipsis
+    return (function.__kwdefaults__ or {}).get(code.co_varnames[slot], Ellipsis)
 
 
 def bound(names: list[str], values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:

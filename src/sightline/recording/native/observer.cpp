@@ -8,6 +8,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 
 namespace sightline {
 namespace {
@@ -72,17 +73,30 @@ bool is_dispatched_again(const OpTraits& traits, const Arguments& given) {
       (traits.autocast_cuda && keys.has(c10::DispatchKey::AutocastCUDA));
 }
 
+// The number of the autograd node that is evaluated on this thread; -1 outside a backward pass, -2 for a node that
+// has none, as those that accumulate into a leaf.
+int64_t current_node() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return -1;
+  const uint64_t number = node->sequence_nr();
+  return number > uint64_t{1} << 62 ? -2 : static_cast<int64_t>(number);
+}
+
 void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock) {
   const int64_t entered = now();
+  // What torch hides from every mode are its own steps on the way: copying Python data into a tensor.
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return;
   OpTraits* traits = recording.traits_of(event, lock);
   if (traits == nullptr || !traits->seen) return;
   const bool outermost = state.ops.empty();
-  const auto given = event.inputs();
+  const auto given = Recording::arguments_of(*traits, event);
   Arguments arguments;
   for (const c10::IValue& value : given) read(value, arguments);
   if (outermost) {
+    state.node = current_node();
+    recording.in_backward = state.node != -1;
     if (recording.wants_api) {
-      begin_api_call(recording, state, *traits, entered, lock);
+      begin_api_call(recording, state, *traits, arguments, given, entered, lock);
     } else {
       state.stack = recording.stack_of(state, current_frame(), lock);
     }
@@ -143,7 +157,7 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
   state.ops.pop_back();
   if (op.disabled) at::enableRecordFunction(true);
   const bool raised = std::uncaught_exceptions() > op.exceptions;
-  const auto& outputs = event.outputs();
+  const auto outputs = Recording::results_of(*op.traits, event);
   c10::SmallVector<int32_t, 4> made;
   if (op.id >= 0) {
     const OpTraits& traits = *op.traits;
@@ -164,21 +178,23 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
         if (std::find(made.begin(), made.end(), value) == made.end()) made.push_back(value);
       }
     }
-    const bool in_backward = !state.nodes.empty();
-    const int phase = in_backward ? kBackward : state.phase;
+    const int phase = state.node != -1 ? kBackward : state.phase;
     const int flags = (raised ? kRaised : 0) | (traits.mutates != 0 ? kMutates : 0);
     const int32_t result = raised ? recording.no_form : recording.result_form(outputs, lock);
     recording.ops.write(
         {op.id, traits.number, op.form, result, state.stack, state.top().call, state.api.id,
          state.number << kThreadShift | flags << kFlagShift | phase,
-         static_cast<int64_t>(at::sequence_number::peek()), in_backward ? state.nodes.back().second : -1,
+         static_cast<int64_t>(at::sequence_number::peek()), state.node,
          op.start - recording.begin, end - op.start},
         op.inputs.data(), op.inputs.size(), made.data(), made.size());
-    if (raised) recording.raised_op = op.id;
+    if (raised) recording.raised_stack = state.stack;
   }
-  if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, event, raised, end, lock);
+  if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, outputs, raised, end, lock);
   state.spent += now() - end;
 }
+
+void begin_compiled_backward(Recording& recording, ThreadState& state, Lock& lock);
+int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64_t end);
 
 template <size_t Slot>
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) noexcept {
@@ -190,6 +206,11 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
     if (state == nullptr) return nullptr;
     if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
       state->nodes.emplace_back(&event, event.seqNr() < 0 ? -2 : event.seqNr());
+      if (state->region.id < 0 && std::strcmp(event.name(), "CompiledFunctionBackward") == 0) {
+        begin_compiled_backward(recording, *state, lock);
+      }
+    } else if (state->region.id >= 0) {
+      return nullptr;
     } else if (state->ops.empty() || !state->ops.back().leaf) {
       begin_op(recording, *state, event, lock);
     }
@@ -209,7 +230,15 @@ void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
     ThreadState* state = state_of(Slot, recording);
     if (state == nullptr) return;
     if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
-      if (!state->nodes.empty() && state->nodes.back().first == &event) state->nodes.pop_back();
+      if (state->nodes.empty() || state->nodes.back().first != &event) return;
+      if (state->region.id >= 0 && state->region.node == &event) {
+        const int32_t made = end_region(recording, *state, state->nodes.back().second, end);
+        ask(lock, [&] {
+          Owned told(PyObject_CallMethod(recording.host, "made_region", "i", made));
+          if (PyErr_Occurred()) recording.fault();
+        });
+      }
+      state->nodes.pop_back();
     } else {
       end_op(recording, *state, event, end, lock);
     }
@@ -281,7 +310,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.mark = state.marks.size();
     call.parent = state.top().call;
     call.id = recording.next_id++;
-    call.bits = state.number << kThreadShift | (state.nodes.empty() ? state.phase : kBackward);
+    call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
     state.marks.push_back({inner, above, call.id, false});
     call.start = now();
     state.spent += call.start - entered;
@@ -325,6 +354,29 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     state.spent += now() - entered;
   });
   Py_RETURN_NONE;
+}
+
+// The compiled backward of a region is one opaque op: what it runs are its own kernels.
+void begin_compiled_backward(Recording& recording, ThreadState& state, Lock& lock) {
+  int32_t info = -1;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(recording.host, "compiled_backward", nullptr));
+    if (told) info = static_cast<int32_t>(PyLong_AsLong(told.get()));
+    if (PyErr_Occurred()) recording.fault();
+  });
+  state.region = {recording.next_id++, info, recording.no_form, recording.stack_of(state, current_frame(), lock), now(),
+                  state.nodes.back().first, {}};
+}
+
+int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64_t end) {
+  const Region region = std::move(state.region);
+  state.region = Region{};
+  recording.ops.write(
+      {region.id, region.info, region.form, recording.no_form, region.stack, state.top().call, -1,
+       state.number << kThreadShift | (node == -1 ? state.phase : static_cast<int>(kBackward)),
+       static_cast<int64_t>(at::sequence_number::peek()), node, region.start - recording.begin, end - region.start},
+      region.inputs.data(), region.inputs.size(), nullptr, 0);
+  return region.id;
 }
 
 // -- the Python type ---------------------------------------------------------------------------------------------
@@ -664,12 +716,53 @@ PyObject* recording_phase(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// enter_region(info, form, inputs, frame): compiled code begins, called from `frame`.
+PyObject* recording_enter_region(PyObject* self, PyObject* args) {
+  int info, form;
+  PyObject *inputs, *frame;
+  if (!PyArg_ParseTuple(args, "iiO!O", &info, &form, &PyList_Type, &inputs, &frame)) return nullptr;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  Lock lock(recording->mutex);
+  ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
+  if (state == nullptr || state->region.id >= 0) Py_RETURN_NONE;
+  end_api_call(*recording, *state);
+  const int32_t stack = PyFrame_Check(frame) ? recording->stack_of(*state, frame_of(frame), lock) : -1;
+  state->region = {recording->next_id++, info, form, stack, now(), nullptr, {}};
+  for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); ++at) {
+    state->region.inputs.push_back(static_cast<int32_t>(PyLong_AsLong(PyList_GET_ITEM(inputs, at))));
+  }
+  Py_RETURN_NONE;
+}
+
+// leave_region(): it has ended; the number of its op, or -1.
+PyObject* recording_leave_region(PyObject* self, PyObject*) {
+  const int64_t end = now();
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(-1);
+  const Lock lock(recording->mutex);
+  ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
+  if (state == nullptr || state->region.id < 0) return PyLong_FromLong(-1);
+  return PyLong_FromLong(end_region(*recording, *state, -1, end));
+}
+
 PyObject* recording_raised(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
-  return PyLong_FromLong(recording == nullptr ? -1 : recording->raised_op);
+  return PyLong_FromLong(recording == nullptr ? -1 : recording->raised_stack);
+}
+
+// release(): forget everything, and let another recording have the slot.
+PyObject* recording_release(PyObject* self, PyObject*) {
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    let_go(*recording);
+    recording->serial = 0;
+  }
+  Py_RETURN_NONE;
 }
 
 PyMethodDef recording_methods[] = {
+    {"release", recording_release, METH_NOARGS, "release(): forget everything."},
     {"start", recording_start, METH_VARARGS, "start(frame, above): record on this thread."},
     {"halt", recording_halt, METH_NOARGS, "halt(): record nothing more."},
     {"finish", recording_finish, METH_NOARGS, "finish(): close what is open."},
@@ -685,7 +778,9 @@ PyMethodDef recording_methods[] = {
     {"type_kind", recording_type_kind, METH_VARARGS, "type_kind(type, kind): how its objects are read."},
     {"calls", recording_calls, METH_NOARGS, "calls(): modules whose calls are open here."},
     {"phase", recording_phase, METH_VARARGS, "phase(number, frame): what runs from now on."},
-    {"raised", recording_raised, METH_NOARGS, "raised(): the last op that raised, or -1."},
+    {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
+    {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
+    {"raised", recording_raised, METH_NOARGS, "raised(): the stack of the last op that raised, or -1."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyTypeObject* recording_type = nullptr;

@@ -118,8 +118,13 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   traits->name = name;
   traits->overload = overload;
   traits->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  // Autograd runs it by itself: nothing reaches a backend, and no data change.
+  if (traits->name == "aten::detach_") traits->leaf = false;
   traits->autocast_cpu = handle->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);
   traits->autocast_cuda = handle->hasKernelForDispatchKey(c10::DispatchKey::AutocastCUDA);
+  traits->arguments = handle->schema().arguments().size();
+  traits->returns = handle->schema().returns().size();
+  traits->reads_number = traits->name == "aten::item" || traits->name == "aten::_local_scalar_dense";
   traits->python = traits->name.compare(0, 6, "aten::") != 0;
   const std::string asked_name = traits->name, asked_overload = traits->overload;
   const bool asked = ask(lock, [&] {
@@ -176,6 +181,13 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   const int32_t value = values.find(tensor.unsafeGetTensorImpl());
   if (value >= 0) return value;
   if (glimpses) return produced(tensor, -1, nullptr, lock);
+  if (in_backward) {
+    const int32_t saved = values.saved(tensor.unsafeGetTensorImpl(), metadata_of(tensor, lock));
+    if (saved >= 0) {
+      values.know(tensor, saved);
+      return saved;
+    }
+  }
   const int32_t id = values.next++;
   ValueRow row{0, 0, id, 0, -1, -1, -1, 7, 0};
   ask(lock, [&] {
@@ -207,6 +219,7 @@ int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t
   const int32_t id = values.next++;
   values.rows.push_back(
       {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, op, previous, -1, 5, 0});
+  values.know_storage(tensor, id, metadata);
   values.know(tensor, id);
   return id;
 }
@@ -228,6 +241,7 @@ int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const Open
   } else {
     values.plain_rows.push_back({id, metadata, op});
   }
+  values.know_storage(tensor, id, metadata);
   values.know(tensor, id);
   return id;
 }
@@ -440,7 +454,7 @@ void Recording::clear() {
   api = ApiTables();
   threads.clear();
   next_id = 0;
-  raised_op = -1;
+  raised_stack = -1;
 }
 
 }  // namespace sightline

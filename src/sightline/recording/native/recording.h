@@ -55,6 +55,8 @@ struct OpTraits {
   bool autocast_cpu = false, autocast_cuda = false;  // autocast dispatches it a second time, inside itself
   int aliases = -1;  // the argument its result may be a view of
   uint64_t mutates = 0;  // a bit for each argument it changes in place
+  size_t arguments = 0, returns = 0;  // how many it has
+  bool reads_number = false;  // `item`: torch also reads sizes that way, before the op they are for
 };
 
 // A frame of a call in progress and the stack of everything above it.
@@ -87,6 +89,13 @@ struct OpenOp {
   c10::SmallVector<c10::TensorImpl*, 2> changed;
 };
 
+// A frame and the instruction it is at.
+struct Place {
+  const Frame* frame;
+  PyCodeObject* code;
+  int instruction;
+};
+
 // An API call in progress: it began with the first op inside it, and ends when something else begins.
 struct ApiCall {
   int32_t id = -1;
@@ -95,12 +104,22 @@ struct ApiCall {
   const Frame* frame;  // of the torch function, or of the code that called one written in C
   int instruction;
   bool python, backward, several, returns_nothing;
+  c10::SmallVector<Place, 4> inside;  // where the frames inside a torch function were at the last op
   OpTraits* first;
   PyObject* subject;  // what an indexing call indexes; only its address is used
+  bool began;  // an op has taken the subject
   std::vector<int32_t> inputs, outputs;
   int32_t call;
   int bits;
   int64_t spent, spent_at_end;
+};
+
+// Compiled code that is running: nothing inside it is recorded.
+struct Region {
+  int32_t id = -1, info = -1, form = -1, stack = -1;
+  int64_t start = 0;
+  const at::RecordFunction* node = nullptr;  // of a compiled backward pass
+  std::vector<int32_t> inputs;
 };
 
 struct ThreadState {
@@ -111,9 +130,11 @@ struct ThreadState {
   std::vector<OpenOp> ops;
   std::vector<std::pair<const at::RecordFunction*, int64_t>> nodes;  // autograd nodes being evaluated
   ApiCall api;
+  Region region;
   int phase = 0;
   int64_t spent = 0;  // our own time
   int32_t stack = -1;  // of the outermost open op
+  int64_t node = -1;  // the autograd node it belongs to
 
   Mark& top() { return marks.back(); }
 };
@@ -140,10 +161,11 @@ class Recording {
   std::unordered_map<uint64_t, int32_t> forms;
   std::unordered_map<uint64_t, std::unique_ptr<ThreadState>> threads;
   int32_t no_form = -1, one_tensor = -1;
-  int32_t raised_op = -1;
+  int32_t raised_stack = -1;  // of the last op that raised
   std::atomic<int> faults{0};  // of our own, that Python could not be told of
   Py_ssize_t kwargs_slot = -1;
 
+  bool in_backward = false;  // of the op that is being read
   bool glimpses = false;  // only module calls are recorded, and one is running: tensors between them are nobody's
 
   OpTraits* traits_of(const at::RecordFunction& event, Lock& lock);
@@ -152,6 +174,15 @@ class Recording {
   int32_t metadata_of(const at::TensorBase& tensor, Lock& lock);
   int32_t new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock);
   int32_t produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
+  // Some callers hand over their whole stack: what belongs to the op comes last.
+  static c10::ArrayRef<const c10::IValue> arguments_of(const OpTraits& traits, const at::RecordFunction& event) {
+    const auto all = event.inputs();
+    return all.size() > traits.arguments ? all.slice(all.size() - traits.arguments) : all;
+  }
+  static c10::ArrayRef<c10::IValue> results_of(const OpTraits& traits, const at::RecordFunction& event) {
+    const c10::ArrayRef<c10::IValue> all(event.outputs());
+    return all.size() > traits.returns ? all.slice(all.size() - traits.returns) : all;
+  }
   int32_t form_of(const OpTraits& traits, const Arguments& read, c10::ArrayRef<const c10::IValue> given, Lock& lock);
   int32_t result_form(c10::ArrayRef<c10::IValue> made, Lock& lock);
   int32_t api_result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, Lock& lock);

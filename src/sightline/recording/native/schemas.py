@@ -102,5 +102,7 @@ def _plain(value: Any) -> Any:
         kind, text = value
         return Symbol(text if kind != "object" else f"<{text}>")
     if isinstance(value, list | tuple):
-        return plain_argument(type(value)(_plain(item) for item in value))
+        if all(not isinstance(item, list | tuple) and item is not _TENSOR for item in value):
+            return plain_argument(value)
+        return type(value)(_plain(item) for item in value)
     return plain_argument(value)

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from sightline.recording.arguments import Arguments, Forms, form_of
+from sightline.recording.calibration import Passage
+from sightline.recording.compiled import COMPILED_BACKWARD
+from sightline.recording.explain import traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames, is_torch_function
 from sightline.recording.native.call_sites import may_follow
+from sightline.recording.native.compiled_regions import opaque_info
 from sightline.recording.native.schemas import api_result_form, dtype_name, form_of_schema, operator, result_form
 from sightline.recording.operations import OpInfo, aten_facts
+from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import (
     MODULE_CALL_CODES,
@@ -34,19 +37,14 @@ from sightline.recording.torchapi import (
     functorch_unwrapped,
     is_functorch_wrapped,
     quiet,
-    sequence_number,
 )
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, metadata_of
-from sightline.trace.assembly.numbers import Numbers
-from sightline.trace.assembly.raw import StepMark
-from sightline.trace.data import ModuleInfo, TensorMeta
-from sightline.trace.forms import Form
+from sightline.trace.assembly.numbers import NONE, Numbers
+from sightline.trace.data import TensorMeta
 
 _CONSTANT: Final = KIND["constant"]
-_MAX_FAULTS: Final = 20
 #: How objects of a type are read by C++: positions in its ``TypeKind``.
 _TENSOR, _SEQUENCE, _MAPPING, _SINGLETON, _NAMED, _PYTHON = range(6)
-clock = time.perf_counter_ns
 
 
 class OpenModule(NamedTuple):
@@ -61,13 +59,25 @@ class NativeStream:
     def __init__(self, recording: Any, name: str) -> None:
         self._recording, self._name = recording, name
 
+        self._frozen: Numbers | None = None
+
     def numbers(self) -> Numbers:
         """Everything so far."""
-        return np.frombuffer(self._recording.rows(self._name, False), dtype=np.int64)
+        return self._read(take=False) if self._frozen is None else self._frozen
 
     def take(self) -> Numbers:
         """Everything here, which is then no longer here."""
-        return np.frombuffer(self._recording.rows(self._name, True), dtype=np.int64)
+        if self._frozen is None:
+            return self._read(take=True)
+        found, self._frozen = self._frozen, NONE
+        return found
+
+    def freeze(self) -> None:
+        """Hold what there is: C++ is about to forget it."""
+        self._frozen = self._read(take=True)
+
+    def _read(self, take: bool) -> Numbers:
+        return np.frombuffer(self._recording.rows(self._name, take), dtype=np.int64)
 
 
 class NativeStacks:
@@ -93,6 +103,8 @@ class NativeValues:
 
     def __init__(self) -> None:
         self.recording: Any = None
+        self.stream: NativeStream
+        self.fresh: NativeStream
         self.refs: dict[int, Any] = {}  # none: `Arguments` then asks for every tensor
         self.metas: list[TensorMeta] = []
         self._meta_ids: dict[TensorMeta, int] = {}
@@ -178,51 +190,33 @@ class NativeValues:
         return shared
 
 
-class NativeSession:
+class NativeSession(SessionBase):
     """The Python side of one native recording."""
 
-    engine: Final = "native"
+    engine: ClassVar = "native"
 
     def __init__(
         self, observer: ModuleType, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
     ) -> None:
-        self.name, self.level = name, level
-        self.observer: Any = None
-        self.readings: Any = None
-        self.captures: Any = None
-        self.check: Any = None
-        self.keeper: Any = None
-        self.steps: list[StepMark] = []
-        self.node_ops: dict[int, int] = {}
-        self.regions: list[int] = []
-        self.faults: list[str] = []
-        self.fault_count = 0
-        self.exception: str | None = None
-        self.compiled = "opaque"
-        self.module_infos: list[ModuleInfo] | None = None
-        self.running = True
-        self.ended = 0
-        self.infos: list[OpInfo] = []
-        self._native = observer
+        super().__init__(name, level)
+        self.native = observer
+        self._ident = threading.get_ident()
         self.api_names = ApiNames(self.infos)
         self.stacks = NativeStacks()
-        self.values = NativeValues()
-        self.arguments = Arguments(self.values, Forms())  # type: ignore[arg-type]
-        self.first_sequence = sequence_number()
-        self.begin = clock()
-        self.recording = observer.Recording(
+        values = self.values = NativeValues()
+        self.arguments = Arguments(values, Forms())  # type: ignore[arg-type]  # it asks no more of it
+        self.recording = values.recording = observer.Recording(
             self, level, self.begin, self.arguments.nothing, tensor_offset(observer), kwargs_slot()
         )
-        self.values.recording = self.recording
+        self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
+        values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
         for kind in (Tensor, Parameter):
-            self.values._tell_type(torch.empty(0) if kind is Tensor else Parameter(torch.empty(0)))
-        self.modules = Modules(model, self.values)  # type: ignore[arg-type]
-        self.ident = threading.get_ident()
+            self.recording.type_kind(kind, _TENSOR)
+        self.modules = Modules(model, values)  # type: ignore[arg-type]
+        self._counters: tuple[int, ...] = ()
+        self._raised = -1  # the stack of the last op that raised
         self._caller = caller
         self._above = self.recording.stack(caller) if caller is not None and above else -1
-        self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
-        self.values.stream = NativeStream(self.recording, "values")  # type: ignore[attr-defined]
-        self.values.fresh = NativeStream(self.recording, "plain_values")  # type: ignore[attr-defined]
 
     # -- from start to stop ------------------------------------------------------------------------------
 
@@ -242,23 +236,54 @@ class NativeSession:
         self.recording.finish()
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
+        self.refresh()
+        # C++ has room for few recordings at once, and this one may be kept unread for long.
+        for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
+            stream.freeze()
+        self._counters, self._raised = self.recording.counters(), self.recording.raised()
+        self.recording.release()
 
     def refresh(self) -> None:
         """Read back the small tables that C++ keeps."""
-        self.stacks.refresh(self.recording)
+        if not self._counters:
+            self.stacks.refresh(self.recording)
 
     def progress(self) -> int:
         """A number that changes when anything has been written, or the recording has ended."""
-        return 2 * sum(self.recording.counters()[:3]) + (not self.running)
+        return 2 * sum(self.counters()[:3]) + (not self.running)
+
+    def counters(self) -> tuple[int, ...]:
+        """Numbers written for ops and for calls, what is open, threads."""
+        found: tuple[int, ...] = self._counters or self.recording.counters()
+        return found
+
+    @property
+    def passage(self) -> Passage:
+        """What torch adds to an op that is observed: a fraction of a microsecond, left in."""
+        return Passage(0, 0)
+
+    @property
+    def ident(self) -> int:
+        """The thread it was started on."""
+        return self._ident
+
+    def raised_by(self, error: BaseException) -> bool:
+        """Whether an exception came out of the last op that failed: its traceback has the op's line."""
+        stack = self._raised
+        if stack < 0:
+            return False
+        where = self.stacks.codes[self.stacks.code_ids[stack]], self.stacks.instructions[stack]
+        at = traceback_of(error)
+        while at is not None:
+            if (at.tb_frame.f_code, at.tb_lasti) == where:
+                return True
+            at = at.tb_next
+        return False
 
     @property
     def threads(self) -> int:
         """How many threads have worked for it."""
-        return int(self.recording.counters()[3])
-
-    def elapsed(self) -> int:
-        """Nanoseconds from the start to the stop, or to now."""
-        return (self.ended or clock()) - self.begin
+        return self.counters()[3]
 
     def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
         """Rows of the ops and calls that have begun and not ended."""
@@ -273,16 +298,8 @@ class NativeSession:
     # -- what C++ asks ---------------------------------------------------------------------------------
 
     def fault(self, error: BaseException) -> None:
-        """Count a fault of our own; the first ones are kept with their place."""
+        """Count a fault of our own."""
         self.note_fault(error)
-
-    def note_fault(self, error: BaseException) -> None:
-        """Count a fault, whatever it is."""
-        self.fault_count += 1
-        if len(self.faults) < _MAX_FAULTS:
-            place = (traceback.extract_tb(error.__traceback__) or [None])[-1]
-            where = f" ({place.name}:{place.lineno})" if place is not None else ""
-            self.faults.append(f"{type(error).__name__}: {error}{where}")
 
     def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
         """An operator: its number, whether it is recorded, takes Python data, is a view, and what it changes."""
@@ -302,12 +319,12 @@ class NativeSession:
         self.stacks.codes.append(code)
         return len(self.stacks.codes) - 1, is_hidden(code), is_torch_function(code)
 
-    def new_site(self, code: CodeType, offset: int) -> tuple[int, int, int, int, int, Any, bool]:
+    def new_site(self, code: CodeType, offset: int) -> tuple[int, int, int, int, int, Any, bool, bool]:
         """A place that calls torch: see C++'s ``Site``."""
         site, method, mirrored = self.api_names.site(code, offset)
-        return site.kind, site.depth, site.count, method, mirrored, site.names, site.keywords
+        return site.kind, site.depth, site.count, method, mirrored, site.names, site.keywords, site.is_tuple
 
-    def new_callable(self, called: Any) -> tuple[int, bool, bool]:
+    def new_callable(self, called: Any) -> tuple[int, bool, bool, bool]:
         """Something that was called: see C++'s ``CallableTraits``."""
         return self.api_names.callable(called)
 
@@ -315,7 +332,7 @@ class NativeSession:
         """A call that no function of torch's stands behind."""
         return self.api_names.by_op(self.infos[op], called), False
 
-    def new_function(self, function: Any) -> tuple[int, bool, list[int]]:
+    def new_function(self, function: Any) -> tuple[int, bool, list[tuple[int, str | None, Any]]]:
         """A torch function written in Python."""
         return self.api_names.function(function)
 
@@ -359,7 +376,7 @@ class NativeSession:
     def new_form(self, op: int, values: list[Any]) -> int:
         """The form of an operator's arguments."""
         function = self.infos[op].function
-        return self.arguments.forms.add(form_of_schema(function, values, self._native.scalar_type_name))
+        return self.arguments.forms.add(form_of_schema(function, values, self.native.scalar_type_name))
 
     def new_result_form(self, values: list[Any]) -> int:
         """The form of what an operator returned."""
@@ -409,6 +426,14 @@ class NativeSession:
             self.values.note(tensor, number, name)
             return kind, producer, base, int(bool(tensor.requires_grad))
 
+    def compiled_backward(self) -> int:
+        """The operation that stands for a compiled backward pass."""
+        return opaque_info(self, COMPILED_BACKWARD)
+
+    def made_region(self, op: int) -> None:
+        """An opaque op was written whose outputs are not known."""
+        self.regions.append(op)
+
     def module(self, module: Any) -> int:
         """The number of a module that is called."""
         known = self.modules.by_id.get(id(module))
@@ -439,30 +464,6 @@ class NativeSession:
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
 
-    # -- names -----------------------------------------------------------------------------------------
-
-    def name_spied(self, name: str, value: Any) -> None:
-        """A value that was spied on has the name it was given, unless it has one."""
-        for tensor in self.arguments.tensors(value, []):
-            known = self.values.known(tensor)
-            if known is not None:
-                self.values.names.setdefault(known, name)
-
-    def label_gradients(self, new: bool = True) -> None:
-        """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
-        held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
-        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
-
-    def label_state(self, optimizer: Any) -> None:
-        """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""
-        names = {id(parameter): name for name, parameter in self.modules.parameters()}
-        for group in optimizer.param_groups:
-            for position, parameter in enumerate(group["params"]):
-                name = names.get(id(parameter), f"parameter {position}")
-                state = optimizer.state.get(parameter, {})
-                found = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
-                self.values.label(found, "state")
-
 
 def _variable_name(tensor: Any) -> str:
     """The global or enclosing variable under which the running functions know a tensor, or nothing."""
@@ -492,5 +493,3 @@ def kwargs_slot() -> int:
     inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
     return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")
 
-
-__all__ = ["Form", "NativeSession"]

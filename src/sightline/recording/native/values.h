@@ -44,6 +44,14 @@ inline uint64_t metadata_key(const c10::TensorImpl* tensor) {
   return key == 0 ? 1 : key;
 }
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+struct KnownStorage {
+  WeakStorage ref;
+  int32_t value, metadata;  // of the newest tensor that was made in it
+  int64_t offset;
+};
+
 struct KnownTensor {
   WeakTensor ref;
   int32_t value;
@@ -67,6 +75,7 @@ class Values {
   std::vector<PlainValueRow> plain_rows;
   std::unordered_map<c10::TensorImpl*, KnownTensor> known;
   std::unordered_map<uint64_t, int32_t> metadata;
+  std::unordered_map<const c10::StorageImpl*, KnownStorage> storages;
   int32_t next = 0;
 
   // The current value of a tensor, or -1.
@@ -95,6 +104,36 @@ class Values {
     return best;
   }
 
+  // Remember which value lies in a storage: autograd hands what it saved out as a tensor of its own.
+  void know_storage(const at::TensorBase& tensor, int32_t value, int32_t looks) {
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (storage_of(impl) == nullptr) return;
+    const c10::Storage& storage = impl->unsafe_storage();
+    const auto [found, is_new] = storages.try_emplace(
+        storage.unsafeGetStorageImpl(), KnownStorage{WeakStorage(storage.getWeakStorageImpl()), value, looks, 0});
+    if (!is_new) {
+      found->second.value = value;
+      found->second.metadata = looks;
+    }
+    found->second.offset = impl->storage_offset();
+    if (storages.size() > purge_storages_at_) purge_storages();
+  }
+
+  // The value whose very elements a tensor shows, or -1.
+  int32_t saved(const c10::TensorImpl* impl, int32_t looks) const {
+    const auto found = storages.find(static_cast<const c10::StorageImpl*>(storage_of(impl)));
+    const bool same = found != storages.end() && found->second.metadata == looks &&
+        found->second.offset == impl->storage_offset();
+    return same ? found->second.value : -1;
+  }
+
+  void purge_storages() {
+    for (auto at = storages.begin(); at != storages.end();) {
+      at = at->second.ref.expired() ? storages.erase(at) : std::next(at);
+    }
+    purge_storages_at_ = std::max<size_t>(4096, 2 * storages.size());
+  }
+
   void purge() {
     for (auto at = known.begin(); at != known.end();) {
       at = at->second.ref.expired() ? known.erase(at) : std::next(at);
@@ -103,7 +142,7 @@ class Values {
   }
 
  private:
-  size_t purge_at_ = 4096;
+  size_t purge_at_ = 4096, purge_storages_at_ = 4096;
 };
 
 }  // namespace sightline

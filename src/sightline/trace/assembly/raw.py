@@ -84,6 +84,7 @@ class Tables:
     first_sequence: int = 0  #: the number of the first autograd node
     aten_passage: int = 0  #: ns torch adds to every aten op for being watched
     api_passage: int = 0
+    whole_ops: bool = False  #: autograd numbers were read when all of an op had run, its autograd part too
     fingerprint: bool = False  #: whether statistics come with the lanes of a fingerprint
 
 

@@ -217,7 +217,10 @@ class Journal:
         return tables
 
 
-_FIRST: Final = ("one_tensor", "begin", "first_sequence", "aten_passage", "api_passage", "fingerprint")
+_FIRST: Final = (
+    "one_tensor", "begin", "first_sequence", "aten_passage", "api_passage", "whole_ops",
+    "fingerprint",
+)
 
 
 def first_of(tables: Tables) -> dict[str, Any]:

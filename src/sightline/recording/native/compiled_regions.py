@@ -1,0 +1,167 @@
+"""Compiled code under the native engine: one opaque op for each call of a compiled function.
+
+The function that ``torch.compile`` returns switches Dynamo on before it calls the compiled code and off after it.
+Both go through names in ``torch._dynamo.eval_frame``, which are ours while something records: that is where a
+region begins and ends. Inside it nothing is recorded and no hook of ours is in torch's tables.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from sightline.recording.compiled import is_wrapper
+from sightline.recording.operations import OPAQUE, Facts, OpInfo
+from sightline.recording.torchapi import Tensor, quiet
+
+if TYPE_CHECKING:
+    from sightline.recording.native.session import NativeSession
+
+_EVAL_FRAME: Final = "torch._dynamo.eval_frame"
+_NAMES: Final = ("set_eval_frame", "_maybe_set_eval_frame")
+
+
+class CompiledRegions:
+    """Sees compiled code begin and end, on every thread, while anything records natively."""
+
+    def __init__(
+        self, sessions: dict[int, list[NativeSession]], hide: Callable[[], None], show: Callable[[], None]
+    ) -> None:
+        self._sessions, self._hide, self._show = sessions, hide, show
+        self._real: dict[str, Any] = {}
+        self._inside: dict[int, FrameType] = {}  # thread -> the frame of the outermost compiled function
+        self._finder = _AfterImport(self._patch)
+
+    def install(self) -> None:
+        """Begin to watch; Dynamo is watched from its import on, which takes seconds and is not ours to ask for."""
+        found = sys.modules.get(_EVAL_FRAME)
+        if found is not None:
+            self._patch(found)
+        else:
+            sys.meta_path.insert(0, self._finder)
+
+    def remove(self) -> None:
+        """Put everything back."""
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        found = sys.modules.get(_EVAL_FRAME)
+        for name, real in self._real.items():
+            if getattr(getattr(found, name, None), "__self__", None) is self:
+                setattr(found, name, real)
+        self._real.clear()
+        self._inside.clear()
+
+    def _patch(self, module: ModuleType) -> None:
+        if not self._sessions and self._real:
+            return
+        for name in _NAMES:
+            self._real[name] = getattr(module, name)
+            setattr(module, name, self._set_eval_frame)
+
+    def _set_eval_frame(self, callback: Any) -> Any:
+        """What Dynamo's own function does, and a look at whether compiled code begins or ends with it."""
+        wrapper = sys._getframe(1)
+        inside = self._inside.get(get_ident())
+        begins = callable(callback) and inside is None and is_wrapper(wrapper)
+        if inside is wrapper and not callable(callback):
+            self._leave()
+        prior = self._real[_NAMES[0]](callback)
+        if begins:
+            self._enter(wrapper)
+        return prior
+
+    def _enter(self, wrapper: FrameType) -> None:
+        here = self._sessions.get(get_ident())
+        if not here:
+            return
+        self._inside[get_ident()] = wrapper
+        self._hide()
+        for session in here:
+            try:
+                enter_region(session, wrapper)
+            except Exception as error:
+                session.note_fault(error)
+
+    def _leave(self) -> None:
+        del self._inside[get_ident()]
+        for session in self._sessions.get(get_ident(), ()):
+            try:
+                number = session.recording.leave_region()
+                if number >= 0:
+                    session.regions.append(number)
+            except Exception as error:
+                session.note_fault(error)
+        if not self._inside:
+            self._show()
+
+
+def enter_region(session: NativeSession, wrapper: FrameType) -> None:
+    """Compiled code begins: open one opaque op for it."""
+    local = wrapper.f_locals
+    with quiet():
+        _note_tensors(session, wrapper.f_back)
+        info = _info(session, local.get("fn"))
+        form, inputs = session.read(local.get("args", ()), local.get("kwargs"))
+    session.recording.enter_region(info, form, inputs, wrapper.f_back)
+
+
+def _info(session: NativeSession, function: Any) -> int:
+    """What a compiled function is called: its own name, or the class of the compiled module."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    owner = getattr(function, "__self__", None)
+    calls = session.recording.calls()
+    if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
+        called = session.modules.all[calls[-1]].ref()
+        name = type(getattr(called, "_orig_mod", called)).__name__
+    elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
+        name = type(owner).__name__
+    return opaque_info(session, f"compiled {name}")
+
+
+def opaque_info(session: NativeSession, name: str) -> int:
+    """The number of an operation nobody can look into."""
+    for info in session.infos:
+        if info.flavour == OPAQUE and info.name == name:
+            return info.number
+    facts = Facts(name)
+    facts.name, facts.flavour = name, OPAQUE
+    session.infos.append(OpInfo(facts, len(session.infos)))
+    return len(session.infos) - 1
+
+
+def _note_tensors(session: NativeSession, frame: FrameType | None) -> None:
+    """The tensors a frame holds in variables are no outputs of what it calls now."""
+    for value in list(frame.f_locals.values()) if frame is not None else ():
+        if isinstance(value, Tensor) and session.values.known(value) is None:
+            session.values.value(value)
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Has a function called with Dynamo's module when that has been imported."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The ordinary spec, with a loader that calls back."""
+        if name != _EVAL_FRAME:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        loader = None if spec is None else spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._then(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
+        return spec

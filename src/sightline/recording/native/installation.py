@@ -1,0 +1,147 @@
+"""Putting a native recording in place: hooks of modules and optimizers, which are the process's.
+
+Nothing of ours stands between the program and its ops. Module calls are seen by global hooks, and Dynamo guards on
+those: they are taken off while compiled code runs, so that it finds what it was compiled with.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from threading import get_ident
+from types import ModuleType
+from typing import Any, Final
+
+from torch.utils.hooks import RemovableHandle
+
+from sightline.recording.lanes import FORWARD, OPTIMIZER
+from sightline.recording.native.compiled_regions import CompiledRegions
+from sightline.recording.native.session import NativeSession
+from sightline.recording.torchapi import module_hooks, optimizer_hooks, quiet
+
+_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+_lock: Final = threading.RLock()
+#: The recordings of each thread on which one was started, in order of starting.
+sessions: Final[dict[int, list[NativeSession]]] = {}
+
+
+class Hooks:
+    """The process's one set of hooks while anything records natively."""
+
+    def __init__(self) -> None:
+        self._observer: ModuleType | None = None
+        self._had_any: Any = None
+
+    def install(self, observer: ModuleType) -> None:
+        """Put the hooks in place."""
+        self._observer = observer
+        self.show()
+        optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
+        optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
+        # torch warns whoever calls a compiled module of global hooks; of ours nobody needs a warning.
+        self._had_any = module_hooks._has_any_global_hook
+        module_hooks._has_any_global_hook = self._has_any_other
+
+    def remove(self) -> None:
+        """Take them out again."""
+        self.hide()
+        optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
+        optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
+        if module_hooks._has_any_global_hook == self._has_any_other:
+            module_hooks._has_any_global_hook = self._had_any
+        self._observer = None
+
+    def show(self) -> None:
+        """Have module calls seen."""
+        if self._observer is not None:
+            module_hooks._global_forward_pre_hooks[_KEY] = self._observer.enter_module
+            module_hooks._global_forward_hooks[_KEY] = self._observer.leave_module
+            module_hooks._global_forward_hooks_with_kwargs[_KEY] = True
+            module_hooks._global_forward_hooks_always_called[_KEY] = True
+
+    def hide(self) -> None:
+        """Have no hook of ours in torch's tables."""
+        for table in _MODULE_TABLES:
+            table.pop(_KEY, None)
+
+    def _has_any_other(self) -> bool:
+        found = self._had_any()
+        if found and all(not (table.keys() - {_KEY}) for table in _MODULE_TABLES):
+            backward = module_hooks._global_backward_pre_hooks or module_hooks._global_backward_hooks
+            return bool(backward)
+        return bool(found)
+
+
+_MODULE_TABLES: Final = (
+    module_hooks._global_forward_pre_hooks,
+    module_hooks._global_forward_hooks,
+    module_hooks._global_forward_hooks_with_kwargs,
+    module_hooks._global_forward_hooks_always_called,
+)
+_hooks: Final = Hooks()
+_regions: Final = CompiledRegions(sessions, _hooks.hide, _hooks.show)
+
+
+def install(session: NativeSession) -> None:
+    """Begin to record on this thread."""
+    with _lock:
+        if not sessions:
+            _regions.install()
+            _hooks.install(session.native)
+        sessions.setdefault(session.ident, []).append(session)
+    session.start()
+
+
+def uninstall(session: NativeSession) -> None:
+    """Stop recording. Safe to call twice, from any thread, and in any order with other recordings."""
+    with _lock:
+        if not session.running:
+            return
+        session.halt()
+        here = sessions.get(session.ident, [])
+        if session in here:
+            here.remove(session)
+        if not here:
+            sessions.pop(session.ident, None)
+        if not sessions:
+            _hooks.remove()
+            _regions.remove()
+
+
+def after_fork() -> None:
+    """A forked worker records nothing: it works for nobody who could read it."""
+    found = [session for here in sessions.values() for session in here]
+    if not found:
+        return
+    found[0].native.after_fork()
+    for session in found:
+        session.halt()
+        if session.keeper is not None:
+            session.keeper.abandon()
+    sessions.clear()
+    _hooks.remove()
+    _regions.remove()
+
+
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Before an optimizer's step: its phase begins."""
+    for session in sessions.get(get_ident(), ()):
+        try:
+            with quiet():
+                session.label_gradients()
+                session.label_state(optimizer)
+            session.recording.phase(OPTIMIZER, sys._getframe(1))
+        except Exception as error:
+            session.note_fault(error)
+
+
+def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """After it: the state it has made by now gets its names."""
+    for session in sessions.get(get_ident(), ()):
+        try:
+            session.recording.phase(FORWARD, None)
+            with quiet():
+                session.label_state(optimizer)
+        except Exception as error:
+            session.note_fault(error)

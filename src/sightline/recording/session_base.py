@@ -1,0 +1,129 @@
+"""What a recording in progress has, whichever engine records it: names, faults, steps, who else takes part."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any, ClassVar, Final
+
+from sightline.errors import CaptureError, NonFiniteError
+from sightline.recording.calibration import Passage
+from sightline.recording.explain import fault_text
+from sightline.recording.arguments import Arguments
+from sightline.recording.modules import Modules
+from sightline.recording.operations import OpInfo
+from sightline.recording.torchapi import Tensor, sequence_number
+from sightline.trace.assembly.numbers import Numbers
+from sightline.trace.assembly.raw import StepMark
+from sightline.trace.data import ModuleInfo
+
+_MAX_FAULTS: Final = 20
+clock = time.perf_counter_ns
+
+
+class SessionBase:
+    """The mutable state behind one `sightline.trace`, as far as engines share it."""
+
+    engine: ClassVar = "python"
+    modules: Modules
+    arguments: Arguments
+    values: Any
+
+    def __init__(self, name: str, level: str) -> None:
+        self.name, self.level = name, level
+        self.infos: list[OpInfo] = []
+        self.faults: list[str] = []
+        self.fault_count = 0
+        self.regions: list[int] = []  # opaque ops whose outputs are still unknown
+        self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that were there when one began
+        self.observer: Any = None  #: who is told of everything while it happens
+        self.readings: Any = None  #: who took statistics: it has ``columns()``
+        self.captures: Any = None  #: who kept tensors
+        self.check: Any = None  #: who looked for what is not finite
+        self.keeper: Any = None  #: who takes what is written away while the run goes on: it has ``data()``
+        self.steps: list[StepMark] = []
+        self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
+        self.running = True
+        self.module_infos: list[ModuleInfo] | None = None
+        self.exception: str | None = None
+        self.compiled = "opaque"
+        self.first_sequence = sequence_number()
+        self.ended = 0
+        self.begin = clock()
+
+    # -- what engines do in their own way --------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        """How many threads have worked for the recording."""
+        raise NotImplementedError
+
+    @property
+    def passage(self) -> Passage:
+        """What it costs just to be seen."""
+        raise NotImplementedError
+
+    @property
+    def ident(self) -> int:
+        """The thread it was started on."""
+        raise NotImplementedError
+
+    def next_id(self) -> int:
+        """A number in the order of ops and calls."""
+        raise NotImplementedError
+
+    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended.
+
+        With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
+        """
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Bring the small tables up to date, where the engine keeps them elsewhere."""
+
+    def raised_by(self, error: BaseException) -> bool:
+        """Whether an exception came out of the last op that failed."""
+        raise NotImplementedError
+
+    # -- faults ----------------------------------------------------------------------------------------
+
+    def fault(self, error: BaseException) -> None:
+        """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
+        if issubclass(type(error), NonFiniteError | CaptureError):
+            raise error
+        self.note_fault(error)
+
+    def note_fault(self, error: BaseException) -> None:
+        """Count a fault, whatever it is."""
+        self.fault_count += 1
+        if len(self.faults) < _MAX_FAULTS:
+            self.faults.append(fault_text(error))
+
+    def elapsed(self) -> int:
+        """Nanoseconds from the start to the stop, or to now."""
+        return (self.ended or clock()) - self.begin
+
+    # -- names -----------------------------------------------------------------------------------------
+
+    def name_spied(self, name: str, value: Any) -> None:
+        """A value that was spied on has the name it was given, unless it has one."""
+        for tensor in self.arguments.tensors(value, []):
+            known = self.values.known(tensor)
+            if known is not None:
+                self.values.names.setdefault(known, name)
+
+    def label_gradients(self, new: bool = True) -> None:
+        """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
+        held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
+        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
+
+    def label_state(self, optimizer: Any) -> None:
+        """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""
+        names = {id(parameter): name for name, parameter in self.modules.parameters()}
+        for group in optimizer.param_groups:
+            for position, parameter in enumerate(group["params"]):
+                name = names.get(id(parameter), f"parameter {position}")
+                state = optimizer.state.get(parameter, {})
+                found = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
+                self.values.label(found, "state")
