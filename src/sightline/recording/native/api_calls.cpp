@@ -253,9 +253,13 @@ void unwrap_partial(Operands& operands, Lock& lock) {
 // it indexes; of others the first op tells.
 bool begins_again(
     const Recording& recording, ApiCall& api, const OpTraits& traits, PyObject* subject, const Arguments& given) {
+  if (api.read_number) {
+    api.began |= takes_subject(recording, subject, given);
+    return false;
+  }
+  if (traits.reads_number) return true;
   if (subject == nullptr || !is_tensor(recording, subject)) return api.first == &traits;
   const bool began = api.began;
-  if (traits.reads_number) return began;  // a size of the next call
   const bool takes = takes_subject(recording, subject, given);
   api.began |= takes;
   return began && takes;
@@ -357,12 +361,14 @@ void begin_api_call(
   }
   state.stack = stack;
   ApiCall& api = state.api;
+  size_t operands_count = 0;
   if (in_backward && api.id >= 0 && api.backward) return;  // what runs in a backward pass belongs to its call
   if (function != nullptr) {
     const auto inside = places_inside(path, function);
     if (api.id >= 0 && api.python && api.frame == function && api.stack == outside &&
-        goes_on(recording, api.inside, inside, lock)) {
+        (api.read_number || goes_on(recording, api.inside, inside, lock))) {
       api.inside = inside;
+      api.read_number = traits.reads_number;
       if (!api.backward) state.stack = api.stack;
       return;
     }
@@ -398,10 +404,12 @@ void begin_api_call(
     const int instruction = instruction_of(innermost);
     const Site site = site_of(recording, code_of(innermost), innermost_code, instruction, lock);
     Operands operands;
-    const bool readable = operands_at(recording, innermost, site, operands);
+    bool readable = operands_at(recording, innermost, site, operands);
     PyObject* subject = readable && !operands.objects.empty() ? operands.objects[0] : nullptr;
     const bool same_place = api.id >= 0 && !api.python && api.frame == innermost && api.instruction == instruction;
-    if (same_place && api.several && api.subject == subject && !begins_again(recording, api, traits, subject, given)) {
+    if (same_place && (api.several || api.read_number) && api.subject == subject &&
+        !begins_again(recording, api, traits, subject, given)) {
+      api.read_number = traits.reads_number;
       return;
     }
     end_api_call(recording, state);
@@ -412,8 +420,10 @@ void begin_api_call(
         unwrap_partial(operands, lock);
         known = callable_traits(recording, operands.callable, lock);
       }
-      if (known.by_op) known = traits_by_op(recording, traits, operands.callable, lock);
-      else if (PyCFunction_CheckExact(operands.callable)) {
+      if (known.by_op) {
+        known = traits_by_op(recording, traits, operands.callable, lock);
+        readable = false;  // what was passed to `max(x, y)` is not what its comparison was given
+      } else if (PyCFunction_CheckExact(operands.callable)) {
         PyObject* self = PyCFunction_GET_SELF(operands.callable);
         if (self != nullptr && is_tensor(recording, self)) operands.objects.insert(operands.objects.begin(), self);
       }
@@ -427,6 +437,7 @@ void begin_api_call(
     if (known.info < 0) return;
     api.backward = false;
     if (readable) {
+      operands_count = operands.objects.size();
       read_call(
           recording, operands, site.kind == SiteKind::kSlice ? "new_slice_form" : "new_api_form", known.info, api, lock);
     } else {
@@ -438,13 +449,14 @@ void begin_api_call(
     api.frame = innermost;
     api.instruction = instruction;
     api.python = false;
-    api.several = known.several || (traits.reads_number && !known.by_op && operands.objects.size() > 1);
+    api.several = known.several;
     api.returns_nothing = known.returns_nothing;
     api.subject = subject;
     api.began = takes_subject(recording, subject, given);
     api.stack = stack;
   }
   api.first = &traits;
+  api.read_number = traits.reads_number && (api.python || operands_count > 1);
   api.id = recording.next_id++;
   api.call = state.top().call;
   api.bits = state.number << kThreadShift | (in_backward ? kBackward : state.phase);

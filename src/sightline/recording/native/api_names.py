@@ -40,8 +40,8 @@ def is_torch_function(code: CodeType) -> bool:
 def _public(function: Any) -> Any:
     """What a function stands for: ``F._max_pool2d`` is what ``F.max_pool2d`` calls."""
     name = function.__name__
-    if name.startswith("_") and function.__module__ == "torch.nn.functional":
-        return getattr(torch, name[1:], function)
+    if name.startswith("_") and function.__module__ in ("torch.nn.functional", "torch.functional"):
+        return getattr(sys.modules[function.__module__], name[1:], function)
     return function
 
 
@@ -107,7 +107,7 @@ class ApiNames:
         """What was called where only the op tells: ``float(x)``, ``if x:``."""
         base = op.name.partition(".")[0]
         implicit = _IMPLICIT.get(called) if isinstance(called, type) else None
-        if implicit is None and called is None:
+        if implicit is None:
             implicit = _IMPLICIT_OPS.get(base)
         for name in (implicit, base):
             if name is not None and hasattr(Tensor, name):

@@ -108,6 +108,7 @@ struct ApiCall {
   OpTraits* first;
   PyObject* subject;  // what an indexing call indexes; only its address is used
   bool began;  // an op has taken the subject
+  bool read_number;  // its last op has read a size that is one of its arguments
   std::vector<int32_t> inputs, outputs;
   int32_t call;
   int bits;
