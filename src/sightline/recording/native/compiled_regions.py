@@ -68,11 +68,11 @@ class CompiledRegions:
         wrapper = sys._getframe(1)
         inside = self._inside.get(get_ident())
         begins = callable(callback) and inside is None and is_wrapper(wrapper)
+        if begins:  # first: what runs once Dynamo is on, it would compile
+            self._enter(wrapper)
+        prior = self._real[_NAMES[0]](callback)
         if inside is wrapper and not callable(callback):
             self._leave()
-        prior = self._real[_NAMES[0]](callback)
-        if begins:
-            self._enter(wrapper)
         return prior
 
     def _enter(self, wrapper: FrameType) -> None:

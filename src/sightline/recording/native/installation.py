@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline.recording.lanes import FORWARD, OPTIMIZER
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
+from sightline.recording.ownframes import hide_own_frames
 from sightline.recording.torchapi import module_hooks, optimizer_hooks, quiet
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
@@ -79,6 +80,7 @@ _MODULE_TABLES: Final = (
     module_hooks._global_forward_hooks_with_kwargs,
     module_hooks._global_forward_hooks_always_called,
 )
+hide_own_frames()  # those of this package too
 _hooks: Final = Hooks()
 _regions: Final = CompiledRegions(sessions, _hooks.hide, _hooks.show)
 
