@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from sightline.errors import UsageError
 from sightline.graph.exported import ExportedGraph, ExportError, export, exporting, load_graph, tracing
+from sightline.graph.exported.nodes import _source
 from sightline.graph.graph import Graph
 from tests import leftovers
 from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs
@@ -399,3 +400,18 @@ def test_a_dataclass_comes_back() -> None:
     out = export(Dataclass(), torch.ones(2, 3)).run(torch.ones(4, 3)).output
     assert isinstance(out, Plain)
     assert out.label == "plain"
+
+
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        (["/me/torch/net.py", "/other/lib/python3.12/site-packages/torch/nn/functional.py"], "net.py:1"),
+        (["/other/lib/python3.12/site-packages/torch/nn/functional.py"], "functional.py:1"),
+        (["/me/torch/nn/.venv/lib/site-packages/torch/fx/node.py"], ""),
+    ],
+)
+def test_the_line_of_a_node_wherever_torch_was_when_it_was_exported(files: list[str], line: str) -> None:
+    node = torch.fx.Graph().placeholder("x")
+    node.meta["stack_trace"] = "\n".join(f'File "{file}", line 1, in forward' for file in files)
+    found = _source(node, [])
+    assert found.partition(" in ")[0].rpartition("/")[2] == line

@@ -6,25 +6,17 @@ with those hidden that the reader did not write and did not ask for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from sightline.trace.data import I32, I64, PHASES, TraceData
-from sightline.trace.origins import line_in_backward, torch_file
+from sightline.trace.file_owners import installed_file, torch_file
+from sightline.trace.origins import line_in_backward
 
 __all__ = ["Chains", "first_own", "installed_file", "shown_frames", "torch_file"]
-
-_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/|^<frozen ")
-
-
-@lru_cache(maxsize=4096)
-def installed_file(path: str) -> bool:
-    """Whether a file belongs to an installed package or to Python itself, and not to the user's project."""
-    return torch_file(path) or bool(_INSTALLED.search(path.replace("\\", "/")))
 
 
 def first_own(files: Iterable[str]) -> int:

@@ -20,7 +20,7 @@ from sightline.api import Trace
 from sightline.errors import UsageError
 from sightline.recording.recorder import Asked, Recorder, check_model
 from sightline.trace.events import CallHappened
-from sightline.trace.origins import torch_file
+from sightline.trace.file_owners import torch_file
 from sightline.views.blocks import BlockStyle
 from sightline.views.live_log import LiveLog
 from sightline.views.outline import Printer

@@ -51,7 +51,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
     read, one_tensor, forms = arguments.read, arguments.one_tensor, arguments.known
     write, fault, glimpse = session.calls.write, session.fault, session.values.glimpse
     next_op, begin = session.op_ids.__next__, session.begin
-    modules_only = session.level == "none"
+    modules_only, with_functions = session.level == "none", session.level in ("api", "both")
 
     def enter(module: Any, args: tuple[Any, ...], frame: FrameType) -> None:
         """``frame`` is torch's own frame that is about to call ``forward``."""
@@ -89,7 +89,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
             call.module = known.number
             call.key = id(module)
             call.phase = lane.phase if current_node() is None else BACKWARD
-            call.without_functions = False
+            call.taken_mode = None
             call.input_form = -1
             if top.call < 0 or session.observer is not None:  # else they are read with its outputs
                 session.values.glimpses = False
@@ -97,8 +97,8 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 session.values.glimpses = modules_only
             call.call = next_op()
             lane.top = call
-            if session.function_mode is not None and isinstance(module, _FAST_PATHS):
-                call.without_functions = _may_go_fast(module) and session.take_function_mode()
+            if with_functions and isinstance(module, _FAST_PATHS) and _may_go_fast(module):
+                call.taken_mode = session.take_function_mode()
             if session.observer is not None:
                 call.start, call.spent = began, lane.spent  # printing may fail, and the call goes on
                 session.observer.enter(session, call, args)
@@ -122,7 +122,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 if found is None:
                     return
                 call = found
-            if call.without_functions:
+            if call.taken_mode is not None:
                 session.put_function_mode_back(call)
             if len(rest) != 2:
                 session.close_call(lane, call, [], arguments.nothing, RAISED, began)

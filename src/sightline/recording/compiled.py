@@ -7,12 +7,15 @@ the first event on the thread that no longer has the wrapper of the compiled fun
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
+
+import torch
 
 from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
 from sightline.recording.operations import OPAQUE, Facts, OpInfo
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 clock = time.perf_counter_ns
 _WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
-_WRAPPER_FILE: Final = "eval_frame.py"
+_WRAPPER_FILE: Final = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 COMPILED_BACKWARD: Final = "compiled backward"  # the op that stands for it
 COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
 
@@ -39,7 +42,7 @@ class Region(Mark):
 def is_wrapper(frame: FrameType) -> bool:
     """Whether a frame is of the function ``torch.compile`` returned."""
     code = frame.f_code
-    return code.co_name == _WRAPPER and code.co_filename.endswith(_WRAPPER_FILE)
+    return code.co_name == _WRAPPER and code.co_filename == _WRAPPER_FILE
 
 
 def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:

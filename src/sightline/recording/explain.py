@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sightline.notation import position_text
 from sightline.recording.inplace import MESSAGE, culprits
 from sightline.trace.data import TraceData
+from sightline.trace.file_owners import torch_file
 from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
@@ -95,7 +96,7 @@ def _raised_at(error: BaseException) -> str:
     at = traceback_of(error)
     while at is not None:
         code = at.tb_frame.f_code
-        if not {"torch", "sightline"} & set(code.co_filename.replace("\\", "/").split("/")[:-1]):
+        if not torch_file(code.co_filename):
             line = at.tb_lineno or code.co_firstlineno
             place = f" at {position_text(code.co_filename, line)} in {code.co_qualname}"
         at = at.tb_next

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from sightline.recording.compiled import CompileWatch
 from sightline.recording.hooks import install_hooks, remove_hooks
-from sightline.recording.interception import DispatchMode, FunctionMode
+from sightline.recording.interception import DispatchMode, FunctionMode, StackMode
 from sightline.recording.registry import active, lanes_here
 from sightline.recording.session import Session
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
@@ -61,11 +61,9 @@ def install(session: Session) -> None:
         _put_in_place()
         active.setdefault(session.lane.ident, []).append(session.lane)
     if session.level in ("aten", "both"):
-        session.dispatch_mode = DispatchMode(session)
-        DISPATCH_MODES.push(session.dispatch_mode)
+        DispatchMode(session).put_on()
     if session.level in ("api", "both"):
-        session.function_mode = FunctionMode(session)
-        FUNCTION_MODES.push(session.function_mode)
+        FunctionMode(session).put_on()
 
 
 def uninstall(session: Session) -> None:
@@ -91,9 +89,9 @@ def _sweep() -> None:
     stops and it is taken off here.
     """
     for stack in (DISPATCH_MODES, FUNCTION_MODES):
-        for mode in [stack.at(position) for position in range(stack.depth())]:
-            if isinstance(mode, DispatchMode | FunctionMode) and not mode.session.running:
-                stack.take(mode)
+        for mode in stack.from_top():
+            if isinstance(mode, StackMode) and not mode.session.running:
+                mode.take_off()
 
 
 def _after_fork() -> None:

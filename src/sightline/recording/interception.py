@@ -1,30 +1,88 @@
 """How events reach a session: a dispatch mode and a function mode on the thread's own stacks.
 
 Modes are pushed on torch's thread-local stacks, without the module globals that ``with mode:`` writes, so
-that recordings may overlap in threads and stop in any order. Each mode holds its handler (`hotpath`) as a
-method bound once.
+that recordings may overlap in threads and stop in any order.
 """
 
 from __future__ import annotations
 
-from types import MethodType
+import sys
+from threading import get_ident
+from typing import Any, ClassVar
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.recording.hotpath import dispatch_handler, function_handler
+from sightline.recording.hotpath import dispatch, dispatch_state, function, function_state
 from sightline.recording.session import Session
+from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES, DeviceContext, ModeStack
 
 
-class DispatchMode(TorchDispatchMode):
+class StackMode:
+    """A mode of ours on one of torch's stacks, which notices when somebody else takes it off.
+
+    At the end of a ``with`` block torch takes off the top of a stack, whatever that is. Where a recording was
+    started inside the block it is our mode, and the block's own would stay on for good. The stack has the
+    only reference to our mode, so ours is deleted at that moment: then the mode that was meant is taken off,
+    and a new one of ours is put on.
+    """
+
+    stack: ClassVar[ModeStack]
+    session: Session
+    state: tuple[Any, ...]  #: what the handler works with; nothing in it refers to the mode
+    _is_on = False
+
+    def put_on(self) -> None:
+        """Put it on top of its stack. The caller keeps no reference."""
+        self._is_on = True
+        self.stack.push(self)
+
+    def take_off(self) -> bool:
+        """Take it off, wherever it is on the stack of this thread; False if it is not there."""
+        if not self.stack.take(self):
+            return False
+        self._is_on = False
+        return True
+
+    def __del__(self) -> None:
+        if not self._is_on or get_ident() != self.session.lane.ident:
+            return
+        try:
+            sys._getframe(1)
+        except ValueError:  # nobody has taken it off: the thread has ended, and its stack is going
+            return
+        try:
+            meant = next((mode for mode in self.stack.from_top() if _leaves_from_top(mode)), None)
+            if meant is not None:
+                self.stack.take(meant)
+            if self.session.running:
+                type(self)(self.session).put_on()  # type: ignore[call-arg]  # both kinds take a session
+        except Exception as error:
+            self.session.note_fault(error)
+
+
+def _leaves_from_top(mode: Any) -> bool:
+    """Whether a mode is somebody else's, and one whose block ends by taking off the top of the stack.
+
+    Those of torch's own machinery have a place each beside the stack. That of ``set_default_device`` is
+    looked for at the bottom; other than that of ``with torch.device(…)`` it was entered in Python.
+    """
+    if isinstance(mode, StackMode) or hasattr(mode, "_mode_key"):
+        return False
+    return not (isinstance(mode, DeviceContext) and hasattr(mode, "old_device"))
+
+
+class DispatchMode(StackMode, TorchDispatchMode):
     """Sees every aten op of its thread, and of the autograd threads working for it."""
 
+    stack = DISPATCH_MODES
     supports_higher_order_operators = True
+    __torch_dispatch__ = dispatch
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self.__torch_dispatch__ = MethodType(dispatch_handler(session), self)  # type: ignore[method-assign]
+        self.state = dispatch_state(session)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -36,10 +94,13 @@ class DispatchMode(TorchDispatchMode):
         return False  # our frames are skipped by `torchapi.skip_in_dynamo`, which costs nothing per call
 
 
-class FunctionMode(TorchFunctionMode):
+class FunctionMode(StackMode, TorchFunctionMode):
     """Sees every torch function, method and operator of its thread."""
+
+    stack = FUNCTION_MODES
+    __torch_function__ = function
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        self.__torch_function__ = MethodType(function_handler(session), self)  # type: ignore[method-assign]
+        self.state = function_state(session)

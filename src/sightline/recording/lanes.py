@@ -46,7 +46,7 @@ class OpenCall(Mark):
     """A module call in progress. Its number, ``call``, is the one of the first op inside it."""
 
     __slots__ = (
-        "args_key", "input_form", "inputs", "key", "module", "phase", "spent", "start", "without_functions",
+        "args_key", "input_form", "inputs", "key", "module", "phase", "spent", "start", "taken_mode",
     )  # fmt: skip
 
     up: Mark
@@ -58,7 +58,7 @@ class OpenCall(Mark):
     inputs: list[int]
     input_form: int  #: -1 until they have been read
     args_key: int  #: id of the tuple they were read from
-    without_functions: bool  #: the function mode is off inside it
+    taken_mode: Any  #: the function mode, where it is off inside the call
 
 
 #: An API call in progress: id, operation, form, stack, start, inputs.

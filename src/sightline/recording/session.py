@@ -53,8 +53,6 @@ class Session(SessionBase):
         self.aten: dict[int, OpInfo] = {}
         self.api: dict[Any, OpInfo] = {}
         self.failure: int | None = None  # id of the exception the last failed op raised
-        self.dispatch_mode: Any = None
-        self.function_mode: Any = None
         base = Mark.at(caller, -1)
         if caller is not None and above:
             found = self.stacks.find(caller, None, -1)
@@ -225,15 +223,16 @@ class Session(SessionBase):
             *ids, *made,
         ])  # fmt: skip
 
-    def take_function_mode(self) -> bool:
-        """Take the function mode off this thread's stack for a while; False if it is not on it."""
-        return FUNCTION_MODES.take(self.function_mode)
+    def take_function_mode(self) -> Any:
+        """Take the function mode off this thread's stack for a while; None if it is not on it."""
+        found = [mode for mode in FUNCTION_MODES.from_top() if getattr(mode, "session", None) is self]
+        return found[0] if found and found[0].take_off() else None
 
     def put_function_mode_back(self, call: OpenCall) -> None:
         """However a call ended that ran without it; a stopped session wants it no more."""
-        if call.without_functions and self.running:
-            FUNCTION_MODES.push(self.function_mode)
-        call.without_functions = False
+        if call.taken_mode is not None and self.running:
+            call.taken_mode.put_on()
+        call.taken_mode = None
 
     def halt(self) -> None:
         """Record nothing more, on any thread."""

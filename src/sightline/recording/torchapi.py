@@ -40,6 +40,7 @@ def _private(path: str) -> Any:
 
 module_hooks: Any = import_module("torch.nn.modules.module")
 optimizer_hooks: Any = import_module("torch.optim.optimizer")  # torch.optim hides it
+DeviceContext: Any = import_module("torch.utils._device").DeviceContext
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 Module = torch.nn.Module
@@ -77,6 +78,10 @@ class ModeStack:
     at: Callable[[int], Any]
     pop: Callable[[], Any]
     push: Callable[[Any], None]
+
+    def from_top(self) -> list[Any]:
+        """The modes, the one that sees an op first in front."""
+        return [self.at(position) for position in reversed(range(self.depth()))]
 
     def take(self, mode: Any) -> bool:
         """Take a mode off, wherever it is on the stack; the others keep their order. False: not on it."""

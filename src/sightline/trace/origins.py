@@ -5,31 +5,16 @@ For messages: the note of an exception, a NaN that was found. Whoever has rows m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from sightline.trace.data import FLAVOURS, PHASES, TraceData
+from sightline.trace.file_owners import torch_file
 from sightline.trace.rows import Frame, Op, Value
 
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
 #: The function of torch below which the nodes of a backward pass run.
 _ENGINE: Final = "_engine_run_backward"
-_TORCH = re.compile(r"/(site|dist)-packages/(torch|torchgen|functorch)/")
-_OWN = str(Path(__file__).resolve().parent.parent).replace("\\", "/") + "/"
-
-
-@lru_cache(maxsize=4096)
-def torch_file(path: str) -> bool:
-    """Whether a file is torch's own, or sightline's: nothing the user wrote or calls by name.
-
-    >>> torch_file("/venv/lib/site-packages/torch/nn/modules/linear.py"), torch_file("/home/me/torch/net.py")
-    (True, False)
-    """
-    path = path.replace("\\", "/")
-    return bool(_TORCH.search(path)) or path.startswith((_OWN, "<frozen "))
 
 
 def line_in_backward(data: TraceData, op: int) -> int:

@@ -14,7 +14,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
 
 from sightline.graph.exported.dynamic import size_of
-from sightline.graph.exported.tracing import is_users
+from sightline.graph.exported.tracing import is_layers, is_users
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta
@@ -223,7 +223,7 @@ def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
     """The line of the model that made a node: the innermost frame of its stack that is not torch's."""
     frames = _FRAME.findall(fx.meta.get("stack_trace") or "")
     own = [frame for frame in frames if is_users(frame[0])]
-    chosen = (own or [frame for frame in frames if "/torch/nn/" in frame[0]])[-1:]
+    chosen = (own or [frame for frame in frames if is_layers(frame[0])])[-1:]
     if not chosen:
         return ""
     file, line, function = chosen[0]

@@ -27,8 +27,8 @@ from torch.utils import _pytree as pytree
 from sightline.errors import ExportError
 from sightline.graph.exported.returning import Returned
 from sightline.notation import position_text
+from sightline.trace.file_owners import inside_torch, torch_file
 
-_TORCH: Final = str(Path(torch.__file__).parent) + "/"
 _OURS: Final = str(Path(__file__).parents[2]) + "/"
 #: Where torch says which sizes it fixed; it speaks only at this level.
 _GUARDS: Final = "torch.fx.experimental.symbolic_shapes"
@@ -146,7 +146,7 @@ class _WithoutTorch:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        if sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+        if inside_torch(sys._getframe(1).f_code.co_filename) is not None:
             return len(text)
         return int(self._stream.write(text))
 
@@ -163,7 +163,7 @@ def _running_line() -> str:
         text = f"{position_text(file, frame.f_lineno)} in {frame.f_code.co_qualname}"
         if is_users(file):
             return text
-        if not layer and file.startswith(_TORCH + "nn/") and frame.f_code.co_name == "forward":
+        if not layer and is_layers(file) and frame.f_code.co_name == "forward":
             layer = text
         frame = frame.f_back
     return layer
@@ -175,9 +175,16 @@ def is_users(file: str) -> bool:
     >>> is_users(torch.__file__), is_users("net.py"), is_users("<string>")
     (False, True, False)
     """
-    if file.startswith((_TORCH, _OURS, "<")):
+    if file.startswith("<"):
         return file.startswith(("<stdin", "<ipython", "<doctest"))
-    return not file.endswith(("/logging/__init__.py", "/contextlib.py", "/functools.py", "/copyreg.py"))
+    return not torch_file(file) and not file.endswith(
+        ("/logging/__init__.py", "/contextlib.py", "/functools.py", "/copyreg.py")
+    )
+
+
+def is_layers(file: str) -> bool:
+    """Whether a file is one of ``torch.nn``."""
+    return (inside_torch(file) or "").startswith("nn/")
 
 
 # -- what is put back -----------------------------------------------------------------------------------

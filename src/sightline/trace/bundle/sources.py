@@ -8,22 +8,15 @@ their own machine: `sightline.trace.source_lines`.
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from sightline.trace.bundle.schema import MAX_SOURCE, MAX_SOURCES
 from sightline.trace.data import TraceData
+from sightline.trace.file_owners import installed_file, python_file, torch_file
 from sightline.trace.source_lines import SourceLines
 
-_PACKAGE: Final = re.compile(r"/(site|dist)-packages/")
-_PLUMBING: Final = re.compile(r"/(site|dist)-packages/(torch|torchgen|functorch)/|^<frozen ")
-_PYTHON: Final = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)")
-_OWN: Final = str(Path(__file__).resolve().parents[2]).replace("\\", "/") + "/"
 _MOST_LINES: Final = 20  #: of one expression
 
 
@@ -42,7 +35,7 @@ def gather(data: TraceData) -> dict[str, SourceText]:
     ran = _lines_that_ran(data)
     found: dict[str, SourceText] = {}
     room = MAX_SOURCES
-    for file in sorted(ran, key=lambda file: bool(_PACKAGE.search(_slashed(file)))):  # the user's first
+    for file in sorted(ran, key=installed_file):  # the user's first
         lines = kept.lines(file)
         if not lines:
             continue
@@ -89,10 +82,4 @@ def _only(lines: list[str], wanted: Iterable[int]) -> str:
 
 
 def _is_plumbing(file: str) -> bool:
-    path = _slashed(file)
-    standard = path.startswith(_slashed(os.path.dirname(os.__file__)) + "/") and not _PACKAGE.search(path)
-    return bool(_PLUMBING.search(path) or _PYTHON.search(path)) or standard or path.startswith(_OWN)
-
-
-def _slashed(path: str) -> str:
-    return path.replace("\\", "/") if sys.platform == "win32" else path
+    return torch_file(file) or python_file(file)
