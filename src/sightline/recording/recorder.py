@@ -212,6 +212,7 @@ class Recorder:
         try:
             if error is not None:
                 session.exception = exception_text(error)
+                session.note_error(error)
                 leave_out_own_frames(error)
         except Exception as own:
             session.note_fault(own)

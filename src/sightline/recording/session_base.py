@@ -82,6 +82,9 @@ class SessionBase:
     def refresh(self) -> None:
         """Bring the small tables up to date, where the engine keeps them elsewhere."""
 
+    def note_error(self, error: BaseException) -> None:
+        """An exception is leaving the block."""
+
     def raised_by(self, error: BaseException) -> bool:
         """Whether an exception came out of the last op that failed."""
         raise NotImplementedError

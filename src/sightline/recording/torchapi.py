@@ -5,6 +5,7 @@ A name that a torch version no longer has gives one clear sentence here, and now
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,15 +137,23 @@ def skip_in_dynamo(code: CodeType, below: bool) -> None:
     _eval_frame.set_code_exec_strategy(code, strategy)
 
 
+_OBSERVER = "sightline.recording.native._observer"  # where the native engine is, once it is loaded
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """A stretch in which no mode of this thread sees anything: for our own work with torch."""
     modes = []
+    observer = sys.modules.get(_OBSERVER)
+    if observer is not None:
+        observer.mute(True)
     while dispatch_depth():
         modes.append(pop_dispatch_mode())
     try:
         with quiet():
             yield
     finally:
+        if observer is not None:
+            observer.mute(False)
         for mode in reversed(modes):
             push_dispatch_mode(mode)

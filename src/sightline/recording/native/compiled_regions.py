@@ -33,7 +33,7 @@ class CompiledRegions:
         self, sessions: dict[int, list[NativeSession]], hide: Callable[[], None], show: Callable[[], None]
     ) -> None:
         self._sessions, self._hide, self._show = sessions, hide, show
-        self._real: dict[str, Any] = {}
+        self._patched: dict[str, tuple[Any, Any]] = {}  # names of Dynamo's: what was there, what is there now
         self._inside: dict[int, FrameType] = {}  # thread -> the frame of the outermost compiled function
         self._finder = _AfterImport(self._patch)
 
@@ -50,34 +50,27 @@ class CompiledRegions:
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
         found = sys.modules.get(_EVAL_FRAME)
-        for name, real in self._real.items():
-            if getattr(getattr(found, name, None), "__self__", None) is self:
+        for name, (real, watched) in self._patched.items():
+            if getattr(found, name, None) is watched:
                 setattr(found, name, real)
-        self._real.clear()
+        self._patched.clear()
         self._inside.clear()
 
     def _patch(self, module: ModuleType) -> None:
-        if not self._sessions and self._real:
+        native = next((session.native for here in self._sessions.values() for session in here), None)
+        if native is None or self._patched:
             return
         for name in _NAMES:
-            self._real[name] = getattr(module, name)
-            setattr(module, name, self._set_eval_frame)
+            real = getattr(module, name)
+            watched = native.watch_eval_frame(real, self._begins, self._ends)
+            self._patched[name] = real, watched
+            setattr(module, name, watched)
 
-    def _set_eval_frame(self, callback: Any) -> Any:
-        """What Dynamo's own function does, and a look at whether compiled code begins or ends with it."""
+    def _begins(self) -> None:
+        """Dynamo is about to be switched on: by a compiled function that is called?"""
         wrapper = sys._getframe(1)
-        inside = self._inside.get(get_ident())
-        begins = callable(callback) and inside is None and is_wrapper(wrapper)
-        if begins:  # first: what runs once Dynamo is on, it would compile
-            self._enter(wrapper)
-        prior = self._real[_NAMES[0]](callback)
-        if inside is wrapper and not callable(callback):
-            self._leave()
-        return prior
-
-    def _enter(self, wrapper: FrameType) -> None:
         here = self._sessions.get(get_ident())
-        if not here:
+        if not here or get_ident() in self._inside or not is_wrapper(wrapper):
             return
         self._inside[get_ident()] = wrapper
         self._hide()
@@ -86,6 +79,11 @@ class CompiledRegions:
                 enter_region(session, wrapper)
             except Exception as error:
                 session.note_fault(error)
+
+    def _ends(self) -> None:
+        """Dynamo was switched off: has the outermost compiled function run?"""
+        if self._inside.get(get_ident()) is sys._getframe(1):
+            self._leave()
 
     def _leave(self) -> None:
         del self._inside[get_ident()]

@@ -88,10 +88,11 @@ _regions: Final = CompiledRegions(sessions, _hooks.hide, _hooks.show)
 def install(session: NativeSession) -> None:
     """Begin to record on this thread."""
     with _lock:
-        if not sessions:
+        first = not sessions
+        sessions.setdefault(session.ident, []).append(session)
+        if first:
             _regions.install()
             _hooks.install(session.native)
-        sessions.setdefault(session.ident, []).append(session)
     session.start()
 
 

@@ -746,6 +746,22 @@ PyObject* recording_leave_region(PyObject* self, PyObject*) {
   return PyLong_FromLong(end_region(*recording, *state, -1, end));
 }
 
+// fail(codes): an exception has passed functions of these codes; whether an API call that is open is among them.
+PyObject* recording_fail(PyObject* self, PyObject* codes) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_FALSE;
+  const Lock lock(recording->mutex);
+  for (auto& [thread, state] : recording->threads) {
+    ApiCall& api = state->api;
+    if (api.id < 0 || !api.python || api.inside.empty()) continue;
+    if (PySet_Contains(codes, reinterpret_cast<PyObject*>(api.inside[0].code)) != 1) continue;
+    api.bits |= kRaised << kFlagShift;
+    recording->raised_stack = api.stack;
+    Py_RETURN_TRUE;
+  }
+  Py_RETURN_FALSE;
+}
+
 PyObject* recording_raised(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   return PyLong_FromLong(recording == nullptr ? -1 : recording->raised_stack);
@@ -780,6 +796,7 @@ PyMethodDef recording_methods[] = {
     {"phase", recording_phase, METH_VARARGS, "phase(number, frame): what runs from now on."},
     {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
     {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
+    {"fail", recording_fail, METH_O, "fail(codes): an exception has passed these."},
     {"raised", recording_raised, METH_NOARGS, "raised(): the stack of the last op that raised, or -1."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -813,7 +830,41 @@ PyObject* scalar_type_name(PyObject*, PyObject* number) {
   return PyUnicode_FromString(c10::toString(static_cast<c10::ScalarType>(PyLong_AsLong(number))));
 }
 
+// mute(on): what this thread runs from now on is not recorded, until it is called as often with False.
+PyObject* mute(PyObject*, PyObject* on) {
+  WithGil::silent += PyObject_IsTrue(on) == 1 ? 1 : -1;
+  Py_RETURN_NONE;
+}
+
+// What stands in for Dynamo's `set_eval_frame`. It has to be written in C: Dynamo puts its callback back when a Python
+// function returns that was entered with it on.
+PyObject* watched_set_eval_frame(PyObject* watch, PyObject* callback) {
+  PyObject* before = PyTuple_GET_ITEM(watch, 1);
+  PyObject* after = PyTuple_GET_ITEM(watch, 2);
+  if (PyCallable_Check(callback)) {
+    Owned seen(PyObject_CallNoArgs(before));
+    if (!seen) return nullptr;
+  }
+  PyObject* prior = PyObject_CallOneArg(PyTuple_GET_ITEM(watch, 0), callback);
+  if (prior != nullptr && !PyCallable_Check(callback)) {
+    Owned seen(PyObject_CallNoArgs(after));
+    if (!seen) Py_CLEAR(prior);
+  }
+  return prior;
+}
+
+PyMethodDef watched_definition = {"set_eval_frame", watched_set_eval_frame, METH_O, "Dynamo's, watched."};
+
+// watch_eval_frame(real, before, after): a function that calls all three, as a region begins and ends.
+PyObject* watch_eval_frame(PyObject*, PyObject* args) {
+  PyObject *real, *before, *after;
+  if (!PyArg_ParseTuple(args, "OOO", &real, &before, &after)) return nullptr;
+  return PyCFunction_New(&watched_definition, args);
+}
+
 PyMethodDef module_methods[] = {
+    {"watch_eval_frame", watch_eval_frame, METH_VARARGS, "A stand-in for Dynamo's set_eval_frame."},
+    {"mute", mute, METH_O, "Whether what this thread runs is recorded."},
     {"scalar_type_name", scalar_type_name, METH_O, "What C++ calls the dtype of a number."},
     {"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)), METH_FASTCALL,
      "A global forward pre-hook."},

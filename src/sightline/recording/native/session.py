@@ -34,6 +34,7 @@ from sightline.recording.torchapi import (
     Module,
     Parameter,
     Tensor,
+    current_node,
     functorch_unwrapped,
     is_functorch_wrapped,
     quiet,
@@ -267,6 +268,15 @@ class NativeSession(SessionBase):
         """The thread it was started on."""
         return self._ident
 
+    def note_error(self, error: BaseException) -> None:
+        """An exception is leaving the block: if it came out of an open API call, that one has raised."""
+        codes = set()
+        at = traceback_of(error)
+        while at is not None:
+            codes.add(at.tb_frame.f_code)
+            at = at.tb_next
+        self.recording.fail(codes)
+
     def raised_by(self, error: BaseException) -> bool:
         """Whether an exception came out of the last op that failed: its traceback has the op's line."""
         stack = self._raised
@@ -459,8 +469,8 @@ class NativeSession(SessionBase):
         name = self.modules.attribute_name(tensor, calls) or _variable_name(tensor)  # type: ignore[arg-type]
         if name:
             return _CONSTANT, name, -1
-        if self.level == "api":
-            return EXTERNAL, "", -1
+        if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
+            return (EXTERNAL if current_node() is None else ACTIVATION), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
 
