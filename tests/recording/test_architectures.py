@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import sightline as sl
 from tests.recording.architectures import ZOO, Architecture
+from tests.recording.engines import NATIVE
 
 SEED = 7
 #: How each architecture is run: training or not, and the grad mode around the forward.
@@ -236,7 +237,7 @@ def check_recording(t: Any, *, explained: bool = True) -> None:
     # A checkpoint stops its second forward by an exception as soon as it has what it needs.
     assert not [call for call in t.module_calls if call.raised and call.phase != "recompute"]
     assert not [call for call in t.module_calls if call.unfinished]
-    assert not [op for op in t.ops if op.raised]
+    assert not [op for op in t.ops if op.raised and op.phase != "recompute"]
     written = {op.name for op in t.ops if op.level == "api"}
     assert not [name for name in written if name.startswith("torch.ops.")], "no model here calls these itself"
 
@@ -327,7 +328,8 @@ def test_inference_mode(architecture: Architecture) -> None:
         execute(run, "inference")
     check_unchanged(plain(architecture, "inference"), run)
     check_recording(t)
-    assert flops(t) == counted(architecture, "inference", attention=True)
+    # Under a mode the attention arrives whole, and is taken apart to be counted; the observer sees its kernel.
+    assert flops(t) == counted(architecture, "inference", attention=not NATIVE)
 
 
 @pytest.mark.filterwarnings("ignore")

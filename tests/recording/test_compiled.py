@@ -72,7 +72,7 @@ def test_looking_inside_by_running_eagerly() -> None:
     compiled(X)
     with sl.trace(net, compiled="eager") as t:
         compiled(X)
-    assert aten(t) == ["t", "addmm", "relu", "detach", "t", "addmm"]
+    assert [name for name in aten(t) if name != "detach"] == ["t", "addmm", "relu", "t", "addmm"]
     before = graphs()
     compiled(X)
     assert graphs() == before

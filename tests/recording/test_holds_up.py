@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import sightline as sl
 from tests.leftovers import same_rng
 from tests.recording.nets import Net, api, aten
+from tests.recording.engines import NATIVE
 
 
 def twice(run: Callable[[], Any], **options: Any) -> tuple[Any, Any, sl.Trace]:
@@ -121,8 +122,11 @@ def test_grad_modes_and_autocast() -> None:
     assert not any(op.outputs[0].requires_grad for op in t.ops)
     with torch.inference_mode(), sl.trace(NET) as t:
         NET(x).reshape(-1)
-    assert aten(t) == ["linear", "relu", "linear", "reshape"]
-    assert [op.flops for op in t.ops.where(level="aten")][:3] == [2 * 3 * 4 * 8, None, 2 * 3 * 8 * 2]
+    # Without autograd a mode sees composite ops whole; the observer sees what they come to.
+    seen = ["t", "addmm", "relu", "t", "addmm", "view"] if NATIVE else ["linear", "relu", "linear", "reshape"]
+    assert aten(t) == seen
+    flops = [op.flops for op in t.ops.where(level="aten") if op.flops is not None]
+    assert flops == [2 * 3 * 4 * 8, 2 * 3 * 8 * 2]
     with torch.autocast("cpu", dtype=torch.bfloat16), sl.trace(NET) as t:
         NET(x)
     assert "bf16[3, 2]" in str(t.ops[-1])

@@ -33,6 +33,7 @@ import numpy as np
 import pytest
 
 import sightline as sl
+from tests.recording.engines import NATIVE
 
 torch = pytest.importorskip("torch")
 
@@ -358,7 +359,7 @@ def check(case: Case, found: Findings) -> None:
     unsettled = differences(case, plain, again) | known
     torchs_own = differences(case, plain, dispatch) | differences(case, plain, function)
     for level in ("both", "aten", "api", "none") if EVERYTHING else ("both",):
-        traced, trace = run(sl.trace(ops=level))
+        traced, trace = run(sl.trace(ops=level, engine="python"))
         ours = differences(case, plain, traced) - unsettled
         if (ours | torchs_own) - unsettled - listed.differs:
             # What an untraced run does by itself, one time or another, no mode has done.
@@ -372,11 +373,23 @@ def check(case: Case, found: Findings) -> None:
         found.wrong += [f"{case}, ops={level!r}: {fault}" for fault in faults(trace)]
         if level == "both":
             found.wrong += [f"{case}: {fault}" for fault in missed(trace, witness.seen)]
+        if NATIVE:
+            found.wrong += natively(case, level, plain, unsettled)
     torchs_own -= unsettled
     if torchs_own:
         found.torchs_own.setdefault(name, set()).update(torchs_own)
     if unsettled - known:
         found.unsettled.setdefault(name, set()).update(unsettled - known)
+
+
+def natively(case: Case, level: str, plain: Outcome, unsettled: set[str]) -> list[str]:
+    """What is wrong under the native engine: anything that differs at all from the run without a trace."""
+    traced, trace = case.run(sl.trace(ops=level, engine="native"))
+    ours = differences(case, plain, traced) - unsettled
+    for _ in range(REPEATS if ours else 0):
+        ours -= differences(case, plain, case.run(nullcontext())[0])
+    found = [f"{case}, native, ops={level!r}: it changes {', '.join(sorted(ours))}"] if ours else []
+    return found + [f"{case}, native, ops={level!r}: {fault}" for fault in faults(trace)]
 
 
 def _explained(case: Case, traced: Outcome, unsettled: set[str], others: Iterable[Outcome]) -> bool:

@@ -93,7 +93,7 @@ class ApiNames:
                 return self.of(called), name in _SEVERAL, False, False
         elif isinstance(called, BuiltinFunctionType):
             owner = called.__self__
-            if type(owner).__name__ in _NO_CALLS:
+            if type(owner).__name__ in _NO_CALLS or (isinstance(owner, type) and issubclass(owner, Tensor)):
                 return -1, False, False, False
             module = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
             static = owner is None and getattr(torch._C._VariableFunctions, name, None) == called

@@ -73,6 +73,11 @@ class NativeStream:
         found, self._frozen = self._frozen, NONE
         return found
 
+    @property
+    def held(self) -> int:
+        """How many numbers are here."""
+        return len(self.numbers())
+
     def freeze(self) -> None:
         """Hold what there is: C++ is about to forget it."""
         self._frozen = self._read(take=True)
