@@ -82,6 +82,14 @@ int64_t current_node() {
   return number > uint64_t{1} << 62 ? -2 : static_cast<int64_t>(number);
 }
 
+// Whether what runs inside an op are its kernel's internals.
+bool is_leaf(const OpTraits& traits, const Arguments& given) {
+  if (traits.leaf || traits.kernels == 0) return traits.leaf;
+  c10::DispatchKeySet keys;
+  for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
+  return traits.kernels >> static_cast<uint8_t>(keys.highestBackendKey()) & 1;
+}
+
 void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock) {
   const int64_t entered = now();
   // What torch hides from every mode are its own steps on the way: copying Python data into a tensor.
@@ -101,7 +109,7 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
       state.stack = recording.stack_of(state, current_frame(), lock);
     }
   }
-  const bool leaf = recording.wants_aten ? traits->leaf && !is_dispatched_again(*traits, arguments) : true;
+  const bool leaf = recording.wants_aten ? is_leaf(*traits, arguments) && !is_dispatched_again(*traits, arguments) : true;
   OpenOp& op = state.ops.emplace_back();
   op.event = &event;
   op.traits = traits;

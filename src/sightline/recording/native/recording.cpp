@@ -118,6 +118,11 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   traits->name = name;
   traits->overload = overload;
   traits->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  for (uint8_t backend = 1; backend <= static_cast<uint8_t>(c10::BackendComponent::EndOfBackendKeys); ++backend) {
+    const auto key = c10::toRuntimePerBackendFunctionalityKey(
+        c10::DispatchKey::Dense, static_cast<c10::BackendComponent>(backend));
+    if (!traits->leaf && handle->hasKernelForDispatchKey(key)) traits->kernels |= uint64_t{1} << backend;
+  }
   // Autograd runs it by itself: nothing reaches a backend, and no data change.
   if (traits->name == "aten::detach_") traits->leaf = false;
   traits->autocast_cpu = handle->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU);

@@ -50,6 +50,7 @@ struct OpTraits {
   int32_t number = -1;  // among the operations of the recording
   bool seen = false;  // it is recorded: not one of a profiler's own, nor a mark that is no operator
   bool leaf = false;  // what runs inside it are its kernel's internals
+  uint64_t kernels = 0;  // of one written in terms of others: a bit for each backend where it has a kernel all the same
   bool constant = false;  // its input was just made from Python data
   bool python = false;  // its kernel may be written in Python
   bool autocast_cpu = false, autocast_cuda = false;  // autocast dispatches it a second time, inside itself
