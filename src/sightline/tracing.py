@@ -51,8 +51,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
     by running it eagerly, in the whole process, while the block runs.
 
-    ``engine="native"`` observes from C++ and changes nothing of what runs; ``"python"`` is the plain recorder,
-    which any machine can run; ``"auto"`` takes the first where it can be built.
+    ``engine="native"`` observes from C++ and changes nothing of what runs; ``"python"`` is the plain
+    recorder, which any machine can run; ``"auto"`` takes the first where it can be built.
     """
 
     @checked

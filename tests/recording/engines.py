@@ -1,4 +1,4 @@
-"""Which engine tests run on where they do not choose one: the environment's, or the native one if it can be built."""
+"""The engine of tests that choose none: the environment's, or the native one where it can be built."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ from sightline.recording.native.build import chosen
 
 NATIVE = chosen("auto") == "native"
 needs_native = pytest.mark.skipif(
-    chosen("auto") != "native", reason="the native engine cannot be built here, or the plain one was asked for"
+    chosen("auto") != "native",
+    reason="the native engine cannot be built here, or the plain one was asked for",
 )

@@ -328,7 +328,7 @@ def test_inference_mode(architecture: Architecture) -> None:
         execute(run, "inference")
     check_unchanged(plain(architecture, "inference"), run)
     check_recording(t)
-    # Under a mode the attention arrives whole, and is taken apart to be counted; the observer sees its kernel.
+    # Under a mode the attention arrives whole, and is taken apart; the observer sees its kernel.
     assert flops(t) == counted(architecture, "inference", attention=not NATIVE)
 
 

@@ -1,8 +1,8 @@
 """The two engines check each other, and torch's own profiler checks the native one.
 
-On every architecture both engines record one training step. What the user wrote, in which module and on which line,
-must be the same; what reaches the dispatcher must be the same but for what a dispatch mode changes by being there,
-which is written down here.
+On every architecture both engines record one training step. What the user wrote, in which module and on which
+line, must be the same; what reaches the dispatcher must be the same but for what a dispatch mode changes by
+being there, which is written down here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ pytestmark = [needs_native, pytest.mark.filterwarnings("ignore")]
 
 #: Dispatcher ops that differ when a mode is active, and what both sides are compared as; "" is left out.
 #: Autograd saves results through `detach` and adds gradients out of place, shapes are changed by `view` where
-#: the plain run uses `_reshape_alias`, what is copied for a saved tensor inside an in-place op shows by itself.
+#: the plain run uses `_reshape_alias`, what an in-place op copies for autograd shows by itself.
 UNDER_A_MODE = {
     "detach": "", "add.Tensor": "add", "add_.Tensor": "add", "view": "view", "_reshape_alias": "view",
     "clone": "", "_ctc_loss.Tensor": "_ctc_loss", "index_put": "index_put", "index_put_": "index_put",
-    "scatter.value": "scatter", "scatter_.value": "scatter", "scatter_add": "scatter", "scatter_add_": "scatter",
+    "scatter.value": "scatter", "scatter_.value": "scatter", "scatter_add": "scatter",
+    "scatter_add_": "scatter",
     "zeros": "zeros", "zero_": "", "new_zeros": "zeros", "_local_scalar_dense": "", "alias": "",
 }  # fmt: skip
 #: Architectures where a mode takes torch another way altogether: a kernel for inference, another scan.
@@ -40,6 +41,12 @@ WITHOUT_OPS = {"Tensor.contiguous", "Tensor.requires_grad_", "Tensor.data"}
 SPREAD = {"Tensor.view", "Tensor.reshape", "Tensor.new", "Tensor.expand", "Tensor.permute"}
 #: What comes back is put together in Python; of the op alone the observer knows.
 COMPOSED = {"F.multi_head_attention_forward", "Tensor.unique", "Tensor.__eq__", "Tensor.eq"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def transformers_is_ready() -> None:
+    """Building its first model, transformers adds a method to torch's Module."""
+    pristine(ZOO[0])
 
 
 def step(architecture: Architecture, engine: str) -> sl.Trace:
@@ -94,7 +101,10 @@ def test_both_engines_record_the_same_step(architecture: Architecture) -> None:
     assert native.validate().external == 0
     assert written(native) == written(plain)
     calls = [
-        [(call.module.label, call.index, call.phase, *map(look, (call.inputs, call.outputs))) for call in t.module_calls]
+        [
+            (call.module.label, call.index, call.phase, *map(look, (call.inputs, call.outputs)))
+            for call in t.module_calls
+        ]
         for t in (plain, native)
     ]
     assert calls[1] == calls[0]
@@ -113,7 +123,7 @@ def unlinked(t: sl.Trace) -> list[str]:
     return [op.name for op in t.ops if op.level == "aten" and op.phase == "backward" and op.forward is None]
 
 
-# -- against torch's own profiler ------------------------------------------------------------------------------------
+# -- against torch's own profiler ------------------------------------------------------------------------
 
 
 def profiled(run: Callable[[], Any]) -> list[str]:
@@ -140,7 +150,9 @@ def profiled(run: Callable[[], Any]) -> list[str]:
 def _is_composite(name: str) -> bool:
     """Whether an op is written in terms of other ops, and has no kernel of its own on a CPU."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has(name, torch._C.DispatchKey.CompositeImplicitAutograd) and not has(name, torch._C.DispatchKey.CPU)
+    return has(name, torch._C.DispatchKey.CompositeImplicitAutograd) and not has(
+        name, torch._C.DispatchKey.CPU
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mamba", "bert", "t5", "vit", "resnet", "whisper"])

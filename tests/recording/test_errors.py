@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.recording.arguments import Arguments
 from sightline.recording.native.session import NativeSession
-from tests.recording.nets import Net, aten
 from tests.recording.engines import NATIVE
+from tests.recording.nets import Net, aten
 
 X = torch.ones(1, 4)
 

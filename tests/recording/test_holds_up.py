@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
 from tests.leftovers import same_rng
-from tests.recording.nets import Net, api, aten
 from tests.recording.engines import NATIVE
+from tests.recording.nets import Net, api, aten
 
 
 def twice(run: Callable[[], Any], **options: Any) -> tuple[Any, Any, sl.Trace]:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import sightline as sl
-from tests.recording.nets import Nested, Net, Shared, api, aten
 from tests.recording.engines import NATIVE
+from tests.recording.nets import Nested, Net, Shared, api, aten
 
 
 def test_api_calls_are_named_as_they_are_written() -> None:
@@ -397,7 +397,7 @@ def test_a_parameter_stays_one_whoever_makes_and_changes_it(inside: bool, path: 
     weights = t.values.where(name="weight")
     assert {value.kind for value in weights} == {"parameter"}
     assert [value.producer and value.producer.name for value in weights] == (
-        # The observer also sees the op by which torch makes a parameter of a tensor: the line goes on behind it.
+        # The observer also sees the op by which torch makes a parameter of a tensor.
         [*[None] * (not (NATIVE and inside)), *["uniform_"] * inside, "add_.Tensor", "add_.Tensor"]
     )
 

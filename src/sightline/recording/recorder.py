@@ -131,7 +131,7 @@ class Recorder:
             return NativeSession(load(), self._model, self._name, self._level, caller, above)
         return Session(self._model, self._name, self._level, caller, above)
 
-    def _install(self, session: SessionBaseBase) -> None:
+    def _install(self, session: SessionBase) -> None:
         if isinstance(session, Session):
             installation.install(session)
         else:
@@ -155,7 +155,7 @@ class Recorder:
                 unclaim(asked.folder, file)
             raise
 
-    def _observe(self, session: SessionBase) -> None:
+    def _observe(self, session: Any) -> None:
         """Have everything else done that was asked for."""
         asked = self._asked
         observers: list[Observer] = []

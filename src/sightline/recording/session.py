@@ -26,7 +26,7 @@ from sightline.recording.open_rows import open_rows
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import Stacks, variable_name
-from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet, sequence_number
+from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.data import MUTATES, RAISED, UNFINISHED
@@ -37,6 +37,9 @@ clock = time.perf_counter_ns
 
 class Session(SessionBase):
     """The mutable state behind one `sightline.trace` that records through modes."""
+
+    values: Values
+    stacks: Stacks
 
     def __init__(
         self, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True

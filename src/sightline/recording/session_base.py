@@ -1,4 +1,4 @@
-"""What a recording in progress has, whichever engine records it: names, faults, steps, who else takes part."""
+"""What a recording in progress has, whichever engine records it: names, faults, steps, who takes part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import weakref
 from typing import Any, ClassVar, Final
 
 from sightline.errors import CaptureError, NonFiniteError
+from sightline.recording.arguments import Arguments
 from sightline.recording.calibration import Passage
 from sightline.recording.explain import fault_text
-from sightline.recording.arguments import Arguments
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
 from sightline.recording.torchapi import Tensor, sequence_number
@@ -27,7 +27,10 @@ class SessionBase:
     engine: ClassVar = "python"
     modules: Modules
     arguments: Arguments
-    values: Any
+    values: Any  #: `Values`, or what stands for it
+    stacks: Any  #: `Stacks`, or what stands for it
+    ops: Any  #: streams of rows, as those of `Stream`
+    calls: Any
 
     def __init__(self, name: str, level: str) -> None:
         self.name, self.level = name, level
@@ -77,6 +80,14 @@ class SessionBase:
 
         With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
         """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """After the stop: close what is still open, and read what must be read while the model lives."""
+        raise NotImplementedError
+
+    def progress(self) -> int:
+        """A number that changes when anything has been written, or the recording has ended."""
         raise NotImplementedError
 
     def refresh(self) -> None:

@@ -1,4 +1,4 @@
-"""What the user called: names of torch functions, methods and operators, for the C++ side that found the call."""
+"""What the user called: names of torch functions, methods and operators, for calls that C++ has found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.native.call_sites import Site, bound, default_of, parameters_of, site_at
-from sightline.recording.operations import Facts, OpInfo, PROPERTY, TENSOR_PROPERTIES, api_facts
+from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, Facts, OpInfo, api_facts
 from sightline.recording.torchapi import OpOverload, Tensor
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
@@ -86,7 +86,7 @@ class ApiNames:
         return found, self.method(found.method), self.method(found.mirrored)
 
     def callable(self, called: Any) -> tuple[int, bool, bool, bool]:
-        """What was called: its number, whether it runs several ops, only the op can tell, or it is a partial."""
+        """What was called: its number; whether it runs several ops, only the op tells, it is a partial."""
         name = getattr(called, "__name__", "")
         if isinstance(called, MethodDescriptorType):
             if issubclass(Tensor, called.__objclass__):

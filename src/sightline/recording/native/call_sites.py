@@ -1,7 +1,7 @@
 """Bytecode: what lies on a frame's operand stack at an instruction that calls torch, and what can follow it.
 
-C++ asks once for each place. The answer is where the operands of the instruction begin, how many arguments a call
-has, and which operation an operator stands for.
+C++ asks once for each place. The answer is where the operands of the instruction begin, how many arguments a
+call has, and which operation an operator stands for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Site(NamedTuple):
 
     kind: int
     depth: int = 0  #: of the operand stack below what the instruction takes
-    count: int = 0  #: arguments of a call; of a subscript 1
+    arguments: int = 0  #: of a call; of a subscript 1
     method: str = ""  #: the tensor method an operator arrives as
     mirrored: str = ""  #: the same where only the right operand is a tensor
     names: tuple[str, ...] | None = None  #: of the keyword arguments, which come last
@@ -100,7 +100,9 @@ def site_at(code: CodeType, offset: int) -> Site:
         return _call(code, one, depth)
     if one.opname == "CALL_FUNCTION_EX":
         keywords = bool((one.arg or 0) & 1)
-        return Site(SPREAD, depth - 3 - keywords, keywords=keywords, is_tuple=_spreads_tuple(code, one, keywords))
+        return Site(
+            SPREAD, depth - 3 - keywords, keywords=keywords, is_tuple=_spreads_tuple(code, one, keywords)
+        )
     if one.opname == "BINARY_OP":
         return _binary(one, depth)
     if one.opname == "COMPARE_OP":
@@ -141,7 +143,7 @@ def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
 
 
 def _spreads_tuple(code: CodeType, one: dis.Instruction, keywords: bool) -> bool:
-    """Whether ``f(*args)`` surely spreads a tuple: one that was built for it, or the function's own ``*args``."""
+    """Whether ``f(*args)`` surely spreads a tuple: one built for it, or the function's own ``*args``."""
     offsets = list(_instructions(code))
     at = offsets.index(one.offset) - 1
     if keywords:  # go back to where the dict began, with the tuple on top

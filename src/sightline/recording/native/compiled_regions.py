@@ -1,8 +1,8 @@
 """Compiled code under the native engine: one opaque op for each call of a compiled function.
 
-The function that ``torch.compile`` returns switches Dynamo on before it calls the compiled code and off after it.
-Both go through names in ``torch._dynamo.eval_frame``, which are ours while something records: that is where a
-region begins and ends. Inside it nothing is recorded and no hook of ours is in torch's tables.
+The function that ``torch.compile`` returns switches Dynamo on before it calls the compiled code and off after
+it. Both go through names in ``torch._dynamo.eval_frame``, which are ours while something records: that is
+where a region begins and ends. Inside it nothing is recorded and no hook of ours is in torch's tables.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CompiledRegions:
         self._finder = _AfterImport(self._patch)
 
     def install(self) -> None:
-        """Begin to watch; Dynamo is watched from its import on, which takes seconds and is not ours to ask for."""
+        """Begin to watch; Dynamo from its import on, which takes seconds and is not ours to ask for."""
         found = sys.modules.get(_EVAL_FRAME)
         if found is not None:
             self._patch(found)

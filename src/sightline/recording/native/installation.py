@@ -1,7 +1,7 @@
 """Putting a native recording in place: hooks of modules and optimizers, which are the process's.
 
-Nothing of ours stands between the program and its ops. Module calls are seen by global hooks, and Dynamo guards on
-those: they are taken off while compiled code runs, so that it finds what it was compiled with.
+Nothing of ours stands between the program and its ops. Module calls are seen by global hooks, and Dynamo
+guards on those: they are taken off while compiled code runs, so that it finds what it was compiled with.
 """
 
 from __future__ import annotations

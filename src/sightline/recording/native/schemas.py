@@ -1,4 +1,4 @@
-"""Forms of operator calls out of what C++ hands over: numbers for dtypes, markers for tensors, every default."""
+"""Forms of operator calls out of what C++ hands over: dtypes as numbers, tensors as markers, all defaults."""
 
 from __future__ import annotations
 

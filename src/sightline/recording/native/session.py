@@ -1,8 +1,8 @@
-"""A recording of the native engine: the C++ side records, this side describes what it meets for the first time.
+"""A recording of the native engine: C++ records, this side describes what it meets for the first time.
 
-`NativeSession` offers what `Session` offers to everybody who reads a recording in progress. As *host* of the C++
-recording it is asked, once for each, what an operator, a code object, a form of arguments, a type, a module or a
-tensor from outside is.
+`NativeSession` offers what `Session` offers to everybody who reads a recording in progress. As *host* of the
+C++ recording it is asked, once for each, what an operator, a code object, a form of arguments, a type, a
+module or a tensor from outside is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames, is_torch_function
 from sightline.recording.native.call_sites import may_follow
 from sightline.recording.native.compiled_regions import opaque_info
-from sightline.recording.native.schemas import api_result_form, dtype_name, form_of_schema, operator, result_form
+from sightline.recording.native.schemas import (
+    api_result_form,
+    dtype_name,
+    form_of_schema,
+    operator,
+    result_form,
+)
 from sightline.recording.operations import OpInfo, aten_facts
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import is_hidden
@@ -200,15 +206,22 @@ class NativeSession(SessionBase):
     """The Python side of one native recording."""
 
     engine: ClassVar = "native"
+    values: NativeValues
 
     def __init__(
-        self, observer: ModuleType, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
+        self,
+        observer: ModuleType,
+        model: Any,
+        name: str,
+        level: str,
+        caller: FrameType | None,
+        above: bool = True,
     ) -> None:
         super().__init__(name, level)
         self.native = observer
         self._ident = threading.get_ident()
         self.api_names = ApiNames(self.infos)
-        self.stacks = NativeStacks()
+        self.stacks: NativeStacks = NativeStacks()
         values = self.values = NativeValues()
         self.arguments = Arguments(values, Forms())  # type: ignore[arg-type]  # it asks no more of it
         self.recording = values.recording = observer.Recording(
@@ -317,7 +330,7 @@ class NativeSession(SessionBase):
         self.note_fault(error)
 
     def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
-        """An operator: its number, whether it is recorded, takes Python data, is a view, and what it changes."""
+        """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes."""
         facts = aten_facts(operator(name, overload))
         info = OpInfo(facts, len(self.infos))
         self.infos.append(info)
@@ -337,7 +350,8 @@ class NativeSession(SessionBase):
     def new_site(self, code: CodeType, offset: int) -> tuple[int, int, int, int, int, Any, bool, bool]:
         """A place that calls torch: see C++'s ``Site``."""
         site, method, mirrored = self.api_names.site(code, offset)
-        return site.kind, site.depth, site.count, method, mirrored, site.names, site.keywords, site.is_tuple
+        where = site.kind, site.depth, site.arguments
+        return *where, method, mirrored, site.names, site.keywords, site.is_tuple
 
     def new_callable(self, called: Any) -> tuple[int, bool, bool, bool]:
         """Something that was called: see C++'s ``CallableTraits``."""
@@ -422,9 +436,8 @@ class NativeSession(SessionBase):
     def plain_metadata(self, shape: Any, stride: Any, dtype: str, device: str) -> int:
         """The number of the metadata of a strided tensor."""
         name = dtype_name(dtype)
-        return self.values.describe_as(
-            TensorMeta(shape, stride, name, device, "strided", getattr(torch, name).itemsize)
-        )
+        meta = TensorMeta(shape, stride, name, device, "strided", getattr(torch, name).itemsize)
+        return self.values.describe_as(meta)
 
     def metadata(self, tensor: Any) -> int:
         """The number of the metadata of any other tensor."""
@@ -507,4 +520,3 @@ def kwargs_slot() -> int:
     """Where the frame that calls a module's hooks keeps the keyword arguments of the call."""
     inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
     return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")
-

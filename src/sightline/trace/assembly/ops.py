@@ -152,8 +152,8 @@ class Ops:
             earlier = reached[:-1]
             ahead = now > earlier
             found.append(np.stack([now[ahead] - 1, self.base + here[ahead], self.call[here[ahead]]]))
-            # An op seen from outside has made all of them; one seen below autograd only the last, and those before
-            # it were made when the op before had run.
+            # An op seen from outside has made all of them; one seen below autograd only the last, and those
+            # before it were made when the op before had run.
             more = np.where(ahead & (earlier >= 0), np.minimum(now - 1 - earlier, _NODES), 0)
             if more.any():
                 owner = np.searchsorted(making, here) - (not self._tables.whole_ops)

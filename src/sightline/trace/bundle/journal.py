@@ -218,7 +218,12 @@ class Journal:
 
 
 _FIRST: Final = (
-    "one_tensor", "begin", "first_sequence", "aten_passage", "api_passage", "whole_ops",
+    "one_tensor",
+    "begin",
+    "first_sequence",
+    "aten_passage",
+    "api_passage",
+    "whole_ops",
     "fingerprint",
 )
 
