@@ -11,12 +11,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sightline.recording.compiled import CompileWatch
 from sightline.recording.hooks import install_hooks, remove_hooks
 from sightline.recording.interception import DispatchMode, FunctionMode, StackMode
 from sightline.recording.registry import active, lanes_here
 from sightline.recording.session import Session
+from sightline.recording.session_base import SessionBase
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
 
 _lock = threading.RLock()
@@ -54,8 +56,18 @@ def _take_away() -> None:
         _watch.remove()
 
 
-def install(session: Session) -> None:
+def _native() -> Any:
+    """The native engine's own, which is imported where it is used."""
+    from sightline.recording.native import installation
+
+    return installation
+
+
+def install(session: SessionBase) -> None:
     """Begin to record on this thread."""
+    if not isinstance(session, Session):
+        _native().install(session)
+        return
     with _lock:
         _sweep()
         _put_in_place()
@@ -66,8 +78,11 @@ def install(session: Session) -> None:
         FunctionMode(session).put_on()
 
 
-def uninstall(session: Session) -> None:
+def uninstall(session: SessionBase) -> None:
     """Stop recording. Safe to call twice, from any thread, and in any order with other recordings."""
+    if not isinstance(session, Session):
+        _native().uninstall(session)
+        return
     with _lock:
         if not session.running:
             return

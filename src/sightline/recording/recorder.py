@@ -69,13 +69,6 @@ class Asked:
     engine: str = "auto"
 
 
-def native_installation() -> Any:
-    """The native engine's own, which is imported where there is one."""
-    from sightline.recording.native import installation as native
-
-    return native
-
-
 class Recorder:
     """One recording."""
 
@@ -118,24 +111,23 @@ class Recorder:
         if session.keeper is not None:
             session.keeper.start()
             _kept.add(self)
-        self._install(session)
+        installation.install(session)
 
     def _session_of(self, caller: FrameType | None, above: bool) -> SessionBase:
         """A recording by the engine that was chosen."""
         asked = self._asked
         with_tensors = (asked.watcher, asked.capture, asked.stats, asked.check)
         engine = chosen(asked.engine)
+        given = self._model, self._name, self._level, caller, above
         if engine == "native" and all(one is None for one in with_tensors):
-            from sightline.recording.native.session import NativeSession
+            from sightline.recording.native.session import NativeSession, NoSlot
 
-            return NativeSession(load(), self._model, self._name, self._level, caller, above)
-        return Session(self._model, self._name, self._level, caller, above)
-
-    def _install(self, session: SessionBase) -> None:
-        if isinstance(session, Session):
-            installation.install(session)
-        else:
-            native_installation().install(session)
+            try:
+                return NativeSession(load(), *given)
+            except NoSlot:
+                if asked.engine == "native":
+                    raise
+        return Session(*given)
 
     def _keep(self, session: SessionBase) -> None:
         """Put observers in place, and whoever keeps what they and the session write."""
@@ -198,10 +190,7 @@ class Recorder:
 
     def _take_out(self, session: SessionBase) -> None:
         try:
-            if isinstance(session, Session):
-                installation.uninstall(session)
-            else:
-                native_installation().uninstall(session)
+            installation.uninstall(session)
         finally:
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)

