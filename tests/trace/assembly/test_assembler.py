@@ -38,7 +38,7 @@ class Cuts:
 
 def recorded(work: Callable[[], Any], seed: int, chance: float, **asked: Any) -> tuple[Tables, list[Batch]]:
     """The batches of a run."""
-    trace = sl.trace(**asked)
+    trace = sl.trace(engine="python", **asked)  # its rows are written by a function that can be watched
     trace.start()
     session = session_of(trace)
     cuts = Cuts(session, seed, chance)

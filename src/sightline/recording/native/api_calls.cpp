@@ -85,7 +85,8 @@ const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, in
     PyObject* names;
     if (!told ||
         !PyArg_ParseTuple(
-            told.get(), "iiiiiOpp", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords, &is_tuple)) {
+            told.get(), "iiiiiOppii", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords,
+            &is_tuple, &site.args_slot, &site.kwargs_slot)) {
       recording.fault();
       return;
     }
@@ -169,7 +170,18 @@ const FunctionTraits& function_traits(Recording& recording, const Frame* frame, 
 
 // What was passed for a parameter that the function has given another value since. The caller's operand stack still
 // shows where each argument was, but what it points to may be gone: only None is recognised without looking at it.
-PyObject* passed(const Frame* caller, const Site& site, const Parameter& parameter, PyObject* now) {
+PyObject* passed(const Frame* caller, const Site& site, const Parameter& parameter, PyObject* now, Lock& lock) {
+  PyObject* fallback = parameter.fallback == Py_Ellipsis ? now : parameter.fallback;
+  if (site.kind == SiteKind::kSpread && site.args_slot >= 0) {  // `f(*args, **kwargs)` of what the caller was given
+    PyObject* args = local(caller, site.args_slot);
+    if (args == nullptr || !PyTuple_CheckExact(args)) return now;
+    if (parameter.slot < PyTuple_GET_SIZE(args)) return PyTuple_GET_ITEM(args, parameter.slot);
+    PyObject* keywords = site.kwargs_slot >= 0 ? local(caller, site.kwargs_slot) : nullptr;
+    if (keywords == nullptr || !PyDict_CheckExact(keywords)) return site.has_keywords ? now : fallback;
+    PyObject* found = nullptr;
+    ask(lock, [&] { found = PyDict_GetItemWithError(keywords, parameter.name); });
+    return found == nullptr ? fallback : found;
+  }
   if (site.kind != SiteKind::kCall) return now;
   PyObject* const* stack = caller->localsplus + code_of(caller)->co_nlocalsplus + site.depth;
   const int named = site.names == nullptr ? 0 : static_cast<int>(PyTuple_GET_SIZE(site.names));
@@ -181,7 +193,7 @@ PyObject* passed(const Frame* caller, const Site& site, const Parameter& paramet
     PyObject* name = PyTuple_GET_ITEM(site.names, which);
     if (name == parameter.name) at = positional + which;
   }
-  if (at < 0) return parameter.fallback == Py_Ellipsis ? now : parameter.fallback;
+  if (at < 0) return fallback;
   return stack[first + at] == Py_None ? Py_None : now;
 }
 
@@ -324,6 +336,7 @@ void end_api_call(Recording& recording, ThreadState& state) {
        api.end - api.start - (api.spent_at_end - api.spent)},
       api.inputs.data(), api.inputs.size(), api.outputs.data(), api.outputs.size());
   api.id = -1;
+  api.backward = false;
   api.inputs.clear();
   api.outputs.clear();
 }
@@ -362,13 +375,17 @@ void begin_api_call(
   state.stack = stack;
   ApiCall& api = state.api;
   size_t operands_count = 0;
-  if (in_backward && api.id >= 0 && api.backward) return;  // what runs in a backward pass belongs to its call
+  if (in_backward && api.id >= 0 && api.backward) {  // what runs in a backward pass belongs to its call
+    api.bits &= ~(kRaised << kFlagShift);  // what an op of it has raised was caught
+    return;
+  }
   if (function != nullptr) {
     const auto inside = places_inside(path, function);
     if (api.id >= 0 && api.python && api.frame == function && api.stack == outside &&
         (api.read_number || goes_on(recording, api.inside, inside, lock))) {
       api.inside = inside;
       api.read_number = traits.reads_number;
+      api.bits &= ~(kRaised << kFlagShift);
       if (!api.backward) state.stack = api.stack;
       return;
     }
@@ -382,7 +399,7 @@ void begin_api_call(
       PyObject* held = local(function, parameter.slot);
       if (parameter.name != nullptr && calling != nullptr && calling->number >= 0) {
         const Site site = site_of(recording, code_of(caller), calling->number, instruction_of(caller), lock);
-        held = passed(caller, site, parameter, held);
+        held = passed(caller, site, parameter, held, lock);
       }
       operands.objects.push_back(held);
     }

@@ -21,6 +21,7 @@ struct Site {
   int32_t mirrored = -1;  // the same where only the right operand is a tensor
   PyObject* names = nullptr;  // of keyword arguments, a tuple or null; pinned
   bool is_tuple = false;  // of a call with a spread: what is spread is a tuple for certain
+  int args_slot = -1, kwargs_slot = -1;  // where the caller keeps what it spreads, if that is what it was given
   bool has_keywords = false;  // of a call with a dict of keyword arguments
 };
 

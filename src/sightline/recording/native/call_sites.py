@@ -46,6 +46,8 @@ class Site(NamedTuple):
     names: tuple[str, ...] | None = None  #: of the keyword arguments, which come last
     keywords: bool = False  #: whether a dict of keyword arguments is there
     is_tuple: bool = False  #: whether what is spread into a call is a tuple for certain
+    args_slot: int = -1  #: the local variable that is spread, if it is the function's own ``*args``
+    kwargs_slot: int = -1  #: and its own ``**kwargs``
 
 
 @lru_cache(maxsize=4096)
@@ -100,9 +102,7 @@ def site_at(code: CodeType, offset: int) -> Site:
         return _call(code, one, depth)
     if one.opname == "CALL_FUNCTION_EX":
         keywords = bool((one.arg or 0) & 1)
-        return Site(
-            SPREAD, depth - 3 - keywords, keywords=keywords, is_tuple=_spreads_tuple(code, one, keywords)
-        )
+        return _spread(code, one, depth, keywords)
     if one.opname == "BINARY_OP":
         return _binary(one, depth)
     if one.opname == "COMPARE_OP":
@@ -142,8 +142,8 @@ def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
     return Site(CALL, depth - count - 2, count, names=names)
 
 
-def _spreads_tuple(code: CodeType, one: dis.Instruction, keywords: bool) -> bool:
-    """Whether ``f(*args)`` surely spreads a tuple: one built for it, or the function's own ``*args``."""
+def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) -> Site:
+    """A call with ``*``. What is spread is surely a tuple if it was built for it, or is what ``*args`` got."""
     offsets = list(_instructions(code))
     at = offsets.index(one.offset) - 1
     if keywords:  # go back to where the dict began, with the tuple on top
@@ -152,13 +152,16 @@ def _spreads_tuple(code: CodeType, one: dis.Instruction, keywords: bool) -> bool
             at -= 1
         at -= 1
     before = _instructions(code)[offsets[max(at, 0)]][0]
-    if before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST"):
-        return True
-    if before.opname == "CALL_INTRINSIC_1":
-        return "LIST_TO_TUPLE" in str(before.argrepr)
-    spread = code.co_argcount + code.co_kwonlyargcount if code.co_flags & inspect.CO_VARARGS else -1
-    stored = {one.arg for one, _ in _instructions(code).values() if one.opname == "STORE_FAST"}
-    return before.opname == "LOAD_FAST" and before.arg == spread and spread not in stored
+    built = before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST")
+    built |= before.opname == "CALL_INTRINSIC_1" and "LIST_TO_TUPLE" in str(before.argrepr)
+    args = code.co_argcount + code.co_kwonlyargcount if code.co_flags & inspect.CO_VARARGS else -1
+    stored = {each.arg for each, _ in _instructions(code).values() if each.opname == "STORE_FAST"}
+    own = before.opname == "LOAD_FAST" and before.arg == args and args not in stored
+    kwargs = args + 1 if own and keywords and code.co_flags & inspect.CO_VARKEYWORDS else -1
+    return Site(
+        SPREAD, depth - 3 - keywords, keywords=keywords, is_tuple=built or own,
+        args_slot=args if own else -1, kwargs_slot=kwargs,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=65536)

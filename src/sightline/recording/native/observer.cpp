@@ -299,7 +299,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   PyObject *module = given[0], *args = given[1];
   const Frame* inner = current_frame();
   each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
-    end_api_call(recording, state);
+    if (!state.api.backward) end_api_call(recording, state);
     // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
     while (state.marks.size() > 1 && state.top().frame == inner) recording.drop_mark(state);
     const Frame* caller = inner;
@@ -334,7 +334,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const int64_t entered = now();
   PyObject *module = given[0], *args = given[1];
   each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
-    end_api_call(recording, state);
+    if (!state.api.backward) end_api_call(recording, state);
     size_t at = state.calls.size();
     while (at > 0 && state.calls[at - 1].object != module) --at;
     if (at == 0) return;

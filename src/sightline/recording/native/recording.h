@@ -104,7 +104,7 @@ struct ApiCall {
   int64_t start, end;
   const Frame* frame;  // of the torch function, or of the code that called one written in C
   int instruction;
-  bool python, backward, several, returns_nothing;
+  bool python = false, backward = false, several = false, returns_nothing = false;
   c10::SmallVector<Place, 4> inside;  // where the frames inside a torch function were at the last op
   OpTraits* first;
   PyObject* subject;  // what an indexing call indexes; only its address is used

@@ -357,11 +357,12 @@ class NativeSession(SessionBase):
         self.stacks.codes.append(code)
         return len(self.stacks.codes) - 1, is_hidden(code), is_torch_function(code)
 
-    def new_site(self, code: CodeType, offset: int) -> tuple[int, int, int, int, int, Any, bool, bool]:
+    def new_site(self, code: CodeType, offset: int) -> tuple[Any, ...]:
         """A place that calls torch: see C++'s ``Site``."""
         site, method, mirrored = self.api_names.site(code, offset)
         where = site.kind, site.depth, site.arguments
-        return *where, method, mirrored, site.names, site.keywords, site.is_tuple
+        spread = site.keywords, site.is_tuple, site.args_slot, site.kwargs_slot
+        return *where, method, mirrored, site.names, *spread
 
     def new_callable(self, called: Any) -> tuple[int, bool, bool, bool]:
         """Something that was called: see C++'s ``CallableTraits``."""
