@@ -265,6 +265,14 @@ std::pair<StartCallback, EndCallback> callbacks_of(size_t slot, std::index_seque
   return {starts[slot], ends[slot]};
 }
 
+// The C++ tensor of a Python object; null if it is none.
+const at::TensorBase* tensor_in(const Recording& recording, PyObject* object) {
+  const auto found = recording.types.kinds.find(Py_TYPE(object));
+  return found != recording.types.kinds.end() && found->second == TypeKind::kTensor
+      ? &recording.types.tensor_of(object)
+      : nullptr;
+}
+
 // -- module calls ------------------------------------------------------------------------------------------------
 
 // The recordings that this thread works for; module hooks are the process's, and find theirs here.
@@ -338,22 +346,26 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     size_t at = state.calls.size();
     while (at > 0 && state.calls[at - 1].object != module) --at;
     if (at == 0) return;
-    while (state.calls.size() > at) recording.close_call(state, {}, recording.no_form, kRaised, entered);
+    const c10::SmallVector<int32_t, 1> nothing;
+    while (state.calls.size() > at) recording.close_call(state, nothing, recording.no_form, kRaised, entered);
     if (count == 3) {
-      recording.close_call(state, {}, recording.no_form, kRaised, entered);
+      recording.close_call(state, nothing, recording.no_form, kRaised, entered);
       return;
     }
     recording.glimpses = modules_only(recording);
     if (state.calls.back().args != args) {  // a hook of the module's has replaced them
-      std::vector<int32_t> inputs;
+      c10::SmallVector<int32_t, 4> inputs;
       int32_t form = recording.no_form;
       recording.read_python(args, PyDict_CheckExact(given[2]) ? given[2] : nullptr, inputs, form, lock);
       state.calls.back().inputs = std::move(inputs);
       state.calls.back().input_form = form;
     }
-    std::vector<int32_t> outputs;
+    c10::SmallVector<int32_t, 4> outputs;
     int32_t form = recording.no_form;
-    if (given[3] != Py_None) {
+    if (const at::TensorBase* tensor = tensor_in(recording, given[3])) {
+      outputs.push_back(recording.value_of(*tensor, lock));
+      form = recording.one_tensor;
+    } else if (given[3] != Py_None) {
       Owned tuple(PyTuple_Pack(1, given[3]));
       recording.read_python(tuple.get(), nullptr, outputs, form, lock);
     }
@@ -412,14 +424,17 @@ void let_go(Recording& recording) {
   recording.host = nullptr;
 }
 
-// Recording(host, level, begin, no_form, tensor_offset, kwargs_slot)
+// Recording(host, level, begin, no_form, one_tensor, tensor_offset, kwargs_slot)
 PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject* host;
   const char* level;
   long long begin;
-  int no_form;
+  int no_form, one_tensor;
   Py_ssize_t tensor_offset, kwargs_slot;
-  if (!PyArg_ParseTuple(args, "OsLinn", &host, &level, &begin, &no_form, &tensor_offset, &kwargs_slot)) return nullptr;
+  if (!PyArg_ParseTuple(
+          args, "OsLiinn", &host, &level, &begin, &no_form, &one_tensor, &tensor_offset, &kwargs_slot)) {
+    return nullptr;
+  }
   for (size_t slot = 0; slot < kSlots; ++slot) {
     Recording& recording = slots[slot];
     if (recording.host != nullptr) continue;
@@ -435,6 +450,7 @@ PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
     recording.wants_aten = wanted == "aten" || wanted == "both";
     recording.begin = begin;
     recording.no_form = no_form;
+    recording.one_tensor = one_tensor;
     recording.types.tensor_offset = static_cast<size_t>(tensor_offset);
     recording.kwargs_slot = kwargs_slot;
     recording.handle = 0;
@@ -516,9 +532,10 @@ PyObject* recording_finish(PyObject* self, PyObject*) {
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
     const int64_t end = now();
+    const c10::SmallVector<int32_t, 1> nothing;
     for (auto& [thread, state] : recording->threads) {
       end_api_call(*recording, *state);
-      while (!state->calls.empty()) recording->close_call(*state, {}, recording->no_form, kUnfinished, end);
+      while (!state->calls.empty()) recording->close_call(*state, nothing, recording->no_form, kUnfinished, end);
     }
   }
   Py_RETURN_NONE;
@@ -589,7 +606,7 @@ PyObject* recording_open_rows(PyObject* self, PyObject*) {
             {call.id, call.module, call.parent, state->marks[call.mark].above, call.bits | kUnfinished << kFlagShift,
              call.input_form, recording->no_form, call.start - recording->begin,
              current - call.start - (state->spent - call.spent), kNoEnd},
-            call.inputs, {});
+            call.inputs, c10::SmallVector<int32_t, 1>());
       }
     }
     open_ops.append_to(ops);
@@ -619,13 +636,6 @@ PyObject* recording_next_id(PyObject* self, PyObject*) {
     end_api_call(*recording, *state);
   }
   return PyLong_FromLong(recording->next_id++);
-}
-
-const at::TensorBase* tensor_in(const Recording& recording, PyObject* object) {
-  const auto found = recording.types.kinds.find(Py_TYPE(object));
-  return found != recording.types.kinds.end() && found->second == TypeKind::kTensor
-      ? &recording.types.tensor_of(object)
-      : nullptr;
 }
 
 // known(tensor): its current value, or -1.

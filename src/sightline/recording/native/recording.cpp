@@ -364,7 +364,7 @@ void Recording::drop_mark(ThreadState& state) {
     return;
   }
   if (!state.calls.empty() && state.calls.back().mark == state.marks.size() - 1) {
-    close_call(state, {}, no_form, kRaised, now());
+    close_call(state, c10::SmallVector<int32_t, 1>(), no_form, kRaised, now());
     return;
   }
   if (state.top().optimizer) state.phase = kForward;
@@ -373,7 +373,7 @@ void Recording::drop_mark(ThreadState& state) {
 
 // The innermost module call has ended.
 void Recording::close_call(
-    ThreadState& state, const std::vector<int32_t>& outputs, int32_t form, int flags, int64_t end) {
+    ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end) {
   OpenCall& call = state.calls.back();
   const Mark& mark = state.marks[call.mark];
   const int64_t duration = end - call.start - (state.spent - call.spent);
@@ -386,8 +386,16 @@ void Recording::close_call(
 }
 
 // Read a call's arguments as Python passed them. With the GIL and the mutex, which is given up in between.
-bool Recording::read_python(
-    PyObject* args, PyObject* kwargs, std::vector<int32_t>& ids, int32_t& form, Lock& lock) {
+void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock) {
+  const bool bare = kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0;
+  if (bare && PyTuple_CheckExact(args) && PyTuple_GET_SIZE(args) == 1) {  // what most modules are given
+    const auto kind = types.kinds.find(Py_TYPE(PyTuple_GET_ITEM(args, 0)));
+    if (kind != types.kinds.end() && kind->second == TypeKind::kTensor) {
+      ids.push_back(value_of(types.tensor_of(PyTuple_GET_ITEM(args, 0)), lock));
+      form = one_tensor;
+      return;
+    }
+  }
   for (;;) {
     Arguments found;
     PyTypeObject* unknown = types.read(args, found);
@@ -411,7 +419,7 @@ bool Recording::read_python(
         forms.emplace(key, form);
       }
       for (const at::TensorBase* tensor : found.tensors) ids.push_back(value_of(*tensor, lock));
-      return true;
+      return;
     }
     ask(lock, [&] {
       Owned told(PyObject_CallMethod(host, "read", "OO", args, named));
@@ -421,7 +429,7 @@ bool Recording::read_python(
       }
       if (PyErr_Occurred()) fault();
     });
-    return true;
+    return;
   }
 }
 

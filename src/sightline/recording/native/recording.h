@@ -68,13 +68,15 @@ struct Mark {
   bool optimizer = false;
 };
 
+using Ids = c10::SmallVectorImpl<int32_t>;
+
 struct OpenCall {
   size_t mark;  // its position among the marks
   int32_t id, module, parent, bits, input_form;
   PyObject* object;  // the module, borrowed: it is running
   PyObject* args;  // the tuple its inputs were read from, borrowed
   int64_t start, spent;
-  std::vector<int32_t> inputs;
+  c10::SmallVector<int32_t, 4> inputs;
 };
 
 struct OpenOp {
@@ -160,9 +162,10 @@ class Recording {
   CallRows calls;
   PythonTypes types;
   ApiTables api;
-  std::unordered_map<uint64_t, int32_t> forms;
+  ska::flat_hash_map<uint64_t, int32_t> forms;
   std::unordered_map<uint64_t, std::unique_ptr<ThreadState>> threads;
-  int32_t no_form = -1, one_tensor = -1;
+  int32_t no_form = -1;  // of nothing
+  int32_t one_tensor = -1;  // of a single tensor
   int32_t raised_stack = -1;  // of the last op that raised
   std::atomic<int> faults{0};  // of our own, that Python could not be told of
   Py_ssize_t kwargs_slot = -1;
@@ -191,8 +194,8 @@ class Recording {
   void tell_type(PyTypeObject* type, Lock& lock);
   const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
   int32_t stack_of(ThreadState& state, const Frame* frame, Lock& lock);
-  bool read_python(PyObject* args, PyObject* kwargs, std::vector<int32_t>& ids, int32_t& form, Lock& lock);
-  void close_call(ThreadState& state, const std::vector<int32_t>& outputs, int32_t form, int flags, int64_t end);
+  void read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock);
+  void close_call(ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end);
   void drop_mark(ThreadState& state);
   void fault();
   void clear();
@@ -202,8 +205,8 @@ class Recording {
     PyObject* ref;  // a weak reference: the address alone may mean another module by now
     int32_t number;
   };
-  std::unordered_map<const void*, std::unique_ptr<OpTraits>> traits_;
-  std::unordered_map<PyObject*, KnownModule> modules_;
+  ska::flat_hash_map<const void*, std::unique_ptr<OpTraits>> traits_;
+  ska::flat_hash_map<PyObject*, KnownModule> modules_;
 };
 
 // The GIL, and silence: what Python does for us is not recorded.

@@ -109,7 +109,8 @@ class CallRows {
  public:
   static constexpr size_t kFixed = 15;
 
-  void write(const CallRow& call, const std::vector<int32_t>& inputs, const std::vector<int32_t>& outputs) {
+  template <class Inputs, class Outputs>
+  void write(const CallRow& call, const Inputs& inputs, const Outputs& outputs) {
     const size_t size = kFixed + inputs.size() + outputs.size();
     int32_t* at = blocks.row(size);
     *at++ = static_cast<int32_t>(size);

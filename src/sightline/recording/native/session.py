@@ -230,7 +230,13 @@ class NativeSession(SessionBase):
         values = self.values = NativeValues()
         self.arguments = Arguments(values, Forms())  # type: ignore[arg-type]  # it asks no more of it
         self.recording = values.recording = observer.Recording(
-            self, level, self.begin, self.arguments.nothing, tensor_offset(observer), kwargs_slot()
+            self,
+            level,
+            self.begin,
+            self.arguments.nothing,
+            self.arguments.one_tensor,
+            tensor_offset(observer),
+            kwargs_slot(),
         )
         if self.recording is None:
             raise NoSlot(

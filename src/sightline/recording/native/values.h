@@ -4,9 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
 namespace sightline {
@@ -73,9 +73,9 @@ class Values {
  public:
   std::vector<ValueRow> rows;
   std::vector<PlainValueRow> plain_rows;
-  std::unordered_map<c10::TensorImpl*, KnownTensor> known;
-  std::unordered_map<uint64_t, int32_t> metadata;
-  std::unordered_map<const c10::StorageImpl*, KnownStorage> storages;
+  ska::flat_hash_map<c10::TensorImpl*, KnownTensor> known;
+  ska::flat_hash_map<uint64_t, int32_t> metadata;
+  ska::flat_hash_map<const c10::StorageImpl*, KnownStorage> storages;
   int32_t next = 0;
 
   // The current value of a tensor, or -1.
@@ -109,13 +109,16 @@ class Values {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (storage_of(impl) == nullptr) return;
     const c10::Storage& storage = impl->unsafe_storage();
-    const auto [found, is_new] = storages.try_emplace(
-        storage.unsafeGetStorageImpl(), KnownStorage{WeakStorage(storage.getWeakStorageImpl()), value, looks, 0});
-    if (!is_new) {
+    const auto found = storages.find(storage.unsafeGetStorageImpl());
+    if (found == storages.end()) {
+      storages.emplace(
+          storage.unsafeGetStorageImpl(),
+          KnownStorage{WeakStorage(storage.getWeakStorageImpl()), value, looks, impl->storage_offset()});
+    } else {
       found->second.value = value;
       found->second.metadata = looks;
+      found->second.offset = impl->storage_offset();
     }
-    found->second.offset = impl->storage_offset();
     if (storages.size() > purge_storages_at_) purge_storages();
   }
 
