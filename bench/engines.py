@@ -19,7 +19,7 @@ def add_option(parser: argparse.ArgumentParser, default: str = "all") -> None:
 
 
 def available(asked: str) -> tuple[Engine, ...]:
-    """The engines to measure; where the native one cannot be built, a line says so and the plain one is left."""
+    """The engines to measure; where the native one cannot be built, a line says so, and the plain one is."""
     wanted = tuple(engine for engine in ENGINES if asked in (engine, "all"))
     if "native" in wanted:
         try:
