@@ -209,6 +209,19 @@ def _fields(item: Any) -> dict[Any, Any] | None:
     return None
 
 
+def has_parts(kind: type) -> bool:
+    """Whether objects of a type may hold tensors, or are shown by more than the name of their type."""
+    return (
+        issubclass(kind, Mapping | tuple | list | type)
+        or dataclasses.is_dataclass(kind)
+        or kind in pytree.SUPPORTED_NODES
+        or hasattr(kind, "__call__")
+        or issubclass(
+            kind, int | float | complex | str | slice | torch.SymInt | torch.SymFloat | torch.SymBool
+        )
+    )
+
+
 def _field_name(name: Any) -> Any:
     return name if isinstance(name, str | int) else _symbol(name).text
 

@@ -107,7 +107,7 @@ inline void read(const c10::IValue& value, Arguments& into) {
 }
 
 // How objects of a Python type are read; Python says so, once for each type.
-enum class TypeKind : uint8_t { kTensor, kSequence, kMapping, kSingleton, kNamed, kPython };
+enum class TypeKind : uint8_t { kTensor, kSequence, kMapping, kSingleton, kNamed, kPython, kDevice };
 
 // What is read of Python objects needs no GIL where they belong to a call of this thread: they are held by its frames.
 class PythonTypes {
@@ -200,6 +200,12 @@ class PythonTypes {
         into.add(kObject);
         into.add(reinterpret_cast<uint64_t>(object));
         return nullptr;
+      case TypeKind::kDevice: {  // a Python object around a `c10::Device` and nothing else
+        const auto* device = reinterpret_cast<const c10::Device*>(reinterpret_cast<const char*>(object) + sizeof(PyObject));
+        into.add(Tag::kDevice);
+        into.add(static_cast<uint64_t>(device->type()) << 8 | static_cast<uint8_t>(device->index()));
+        return nullptr;
+      }
       case TypeKind::kNamed:  // shown by the name of its type
         into.add(kObject);
         into.add(reinterpret_cast<uint64_t>(type));

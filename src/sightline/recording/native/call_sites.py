@@ -206,6 +206,7 @@ class Parameters(NamedTuple):
     rebound: list[bool]  #: whether the function may give it another value before its first op
 
 
+@lru_cache(maxsize=1024)
 def parameters_of(function: Any) -> Parameters:
     """What has no default is given by position, what has one by name.
 

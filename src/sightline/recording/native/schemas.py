@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import torch
 
 from sightline.recording.arguments import plain_argument
+from sightline.recording.operations import Facts, aten_facts
 from sightline.recording.torchapi import OpOverload
 from sightline.trace.forms import SLOT, Form, Record, Symbol
 
@@ -38,6 +40,15 @@ def operator(name: str, overload: str) -> Any:
     """The operator of a schema's name and overload: ``aten::add`` and ``Tensor``."""
     namespace, _, base = name.partition("::")
     return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+
+
+@cache
+def traits_of(name: str, overload: str) -> tuple[Facts, int]:
+    """What is known of an operator, and a bit for each argument that it changes in place."""
+    facts = aten_facts(operator(name, overload))
+    arguments = facts.function._schema.arguments[:64]
+    written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
+    return facts, sum(1 << at for at, changes in enumerate(written) if changes)
 
 
 def form_of_schema(function: Any, values: list[Any], scalar_type: Callable[[int], str]) -> Form:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from sightline.errors import UsageError
-from sightline.recording.arguments import Arguments, Forms, form_of
+from sightline.recording.arguments import Arguments, Forms, form_of, has_parts
 from sightline.recording.calibration import Passage
 from sightline.recording.compiled import COMPILED_BACKWARD
 from sightline.recording.explain import traceback_of
@@ -30,10 +30,10 @@ from sightline.recording.native.schemas import (
     api_result_form,
     dtype_name,
     form_of_schema,
-    operator,
     result_form,
+    traits_of,
 )
-from sightline.recording.operations import OpInfo, aten_facts
+from sightline.recording.operations import OpInfo
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import (
@@ -52,7 +52,7 @@ from sightline.trace.data import TensorMeta
 
 _CONSTANT: Final = KIND["constant"]
 #: How objects of a type are read by C++: positions in its ``TypeKind``.
-_TENSOR, _SEQUENCE, _MAPPING, _SINGLETON, _NAMED, _PYTHON = range(6)
+_TENSOR, _SEQUENCE, _MAPPING, _SINGLETON, _NAMED, _PYTHON, _DEVICE = range(7)
 
 
 class NoSlot(UsageError):
@@ -347,15 +347,9 @@ class NativeSession(SessionBase):
 
     def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
         """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes."""
-        facts = aten_facts(operator(name, overload))
+        facts, mutates = traits_of(name, overload)
         info = OpInfo(facts, len(self.infos))
         self.infos.append(info)
-        arguments = facts.function._schema.arguments
-        mutates = sum(
-            1 << at
-            for at, argument in enumerate(arguments[:64])
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
         return info.number, not facts.noise, facts.constant, facts.aliases, mutates
 
     def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
@@ -448,7 +442,9 @@ class NativeSession(SessionBase):
             return _MAPPING
         if kind in (torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)):
             return _SINGLETON
-        return _PYTHON
+        if kind is torch.device:
+            return _DEVICE
+        return _PYTHON if has_parts(kind) else _NAMED
 
     def plain_metadata(self, shape: Any, stride: Any, dtype: str, device: str) -> int:
         """The number of the metadata of a strided tensor."""
