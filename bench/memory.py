@@ -227,9 +227,7 @@ def main() -> None:
     for engine in engines:
         weight(engine, 50_000 if options.quick else 200_000)
     # A busy machine only ever slows a run down, so that the quickest tell whether the cost grows.
-    print(
-        "\nµs per op of the quickest tenth of runs, the model's own included: to 10,000 ops, 100,000, a million"
-    )
+    print("\nµs per op, the quickest tenth of runs, the model's own included: to 10,000, 100,000, 1,000,000")
     for engine in engines:
         for way in WAYS:
             # The plain engine would take minutes for a million.
