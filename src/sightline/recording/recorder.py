@@ -118,6 +118,11 @@ class Recorder:
         asked = self._asked
         with_tensors = (asked.watcher, asked.capture, asked.stats, asked.check)
         engine = chosen(asked.engine)
+        if asked.engine == "native" and any(one is not None for one in with_tensors):
+            raise UsageError(
+                'engine="native" does not look into tensors while the model runs: with live=, capture=, '
+                "stats= or check= leave engine= out, and the plain recorder does it."
+            )
         given = self._model, self._name, self._level, caller, above
         if engine == "native" and all(one is None for one in with_tensors):
             from sightline.recording.native.session import NativeSession, NoSlot

@@ -45,6 +45,7 @@ class SessionBase:
         self.check: Any = None  #: who looked for what is not finite
         self.keeper: Any = None  #: who takes what is written away while the run goes on: it has ``data()``
         self.steps: list[StepMark] = []
+        self._state_of: dict[int, int] = {}  # optimizer -> how many entries of its state were named
         self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.running = True
         self.module_infos: list[ModuleInfo] | None = None
@@ -133,7 +134,11 @@ class SessionBase:
         self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
 
     def label_state(self, optimizer: Any) -> None:
-        """Name the tensors an optimizer keeps: ``fc1.weight.exp_avg``."""
+        """Name the tensors an optimizer keeps, ``fc1.weight.exp_avg``; once named they stay so."""
+        held = sum(map(len, optimizer.state.values()))
+        if self._state_of.get(id(optimizer)) == held:
+            return
+        self._state_of[id(optimizer)] = held
         names = {id(parameter): name for name, parameter in self.modules.parameters()}
         for group in optimizer.param_groups:
             for position, parameter in enumerate(group["params"]):

@@ -17,16 +17,29 @@ struct Operands {
   bool mirrored = false;  // the right operand is the tensor whose method is called
 };
 
+PyTypeObject* read_all(const PythonTypes& types, const Operands& operands, Arguments& into) {
+  for (PyObject* object : operands.objects) {
+    PyTypeObject* unknown = object == nullptr ? nullptr : types.read(object, into);
+    if (unknown != nullptr) return unknown;
+  }
+  PyTypeObject* unknown = operands.names == nullptr ? nullptr : types.read(operands.names, into);
+  return unknown == nullptr && operands.keywords != nullptr ? types.read(operands.keywords, into) : unknown;
+}
+
 // Read a key, asking Python for types it has not told about yet. False if Python must read everything.
 bool read_operands(Recording& recording, const Operands& operands, Arguments& into, Lock& lock) {
   for (;;) {
     into = Arguments();
-    PyTypeObject* unknown = nullptr;
-    for (PyObject* object : operands.objects) {
-      if (unknown == nullptr && object != nullptr) unknown = recording.types.read(object, into);
+    PyTypeObject* unknown = read_all(recording.types, operands, into);
+    if (unknown == nullptr && into.needs_gil) {
+      const PythonTypes types = recording.types;  // the mutex is given up
+      ask(lock, [&] {
+        into = Arguments();
+        into.has_gil = true;
+        unknown = read_all(types, operands, into);
+        into.hold();
+      });
     }
-    if (unknown == nullptr && operands.names != nullptr) unknown = recording.types.read(operands.names, into);
-    if (unknown == nullptr && operands.keywords != nullptr) unknown = recording.types.read(operands.keywords, into);
     if (unknown == nullptr) return !into.needs_python;
     recording.tell_type(unknown, lock);
   }
@@ -350,13 +363,12 @@ void begin_api_call(
   c10::SmallVector<const Frame*, 32> path;
   for (;;) {
     path.clear();
-    const Frame* mark = state.top().frame;
     const Frame* at = innermost;
-    while (at != nullptr && at != mark) {
+    while (at != nullptr && !state.top().is(at)) {
       path.push_back(at);
       at = caller_of(at);
     }
-    if (at == mark) break;
+    if (state.top().is(at)) break;
     end_api_call(recording, state);
     recording.drop_mark(state);
   }

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 namespace sightline {
 
@@ -20,6 +21,18 @@ struct Arguments {
   uint64_t key = 0x243F6A8885A308D3ull;
   c10::SmallVector<const at::TensorBase*, 8> tensors;
   bool needs_python = false;  // something in it only Python can read, or must be looked at each time
+  bool needs_gil = false;  // it holds a list or a dict, which another thread may be changing
+  bool has_gil = false;
+  std::vector<at::Tensor> held;  // what was read with the GIL, kept until it is known
+
+  // The tensors may be let go of by others once the GIL is: hold them.
+  void hold() {
+    held.reserve(tensors.size());
+    for (const at::TensorBase*& tensor : tensors) {
+      held.emplace_back(*tensor);
+      tensor = &held.back();
+    }
+  }
 
   void add(uint64_t more) { key = mixed(key, more); }
   void add_double(double number) {
@@ -171,6 +184,10 @@ class PythonTypes {
         return nullptr;
       case TypeKind::kSequence: {
         const bool list = PyList_Check(object);
+        if (list && !into.has_gil) {
+          into.needs_gil = true;
+          return nullptr;
+        }
         const Py_ssize_t size = list ? PyList_GET_SIZE(object) : PyTuple_GET_SIZE(object);
         into.add(list ? kList : kTuple);
         into.add(reinterpret_cast<uint64_t>(type));
@@ -183,6 +200,10 @@ class PythonTypes {
         return nullptr;
       }
       case TypeKind::kMapping: {
+        if (!into.has_gil) {
+          into.needs_gil = true;
+          return nullptr;
+        }
         into.add(kDict);
         into.add(static_cast<uint64_t>(PyDict_GET_SIZE(object)));
         into.needs_python |= depth >= kDeepest;

@@ -142,8 +142,14 @@ def _call(code: CodeType, one: dis.Instruction, depth: int) -> Site:
     return Site(CALL, depth - count - 2, count, names=names)
 
 
+@lru_cache(maxsize=4096)
+def _jump_targets(code: CodeType) -> frozenset[int]:
+    jumps = (one for one, _ in _instructions(code).values() if one.opcode in (*dis.hasjrel, *dis.hasjabs))
+    return frozenset(int(one.argval) for one in jumps)
+
+
 def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) -> Site:
-    """A call with ``*``. What is spread is surely a tuple if it was built for it, or is what ``*args`` got."""
+    """A call with ``*``. What is spread is surely a tuple if it was built for it, or is ``*args``."""
     offsets = list(_instructions(code))
     at = offsets.index(one.offset) - 1
     if keywords:  # go back to where the dict began, with the tuple on top
@@ -151,7 +157,9 @@ def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) ->
         while at > 0 and depths(code).get(offsets[at], wanted + 1) > wanted:
             at -= 1
         at -= 1
-    before = _instructions(code)[offsets[max(at, 0)]][0]
+    before, after = _instructions(code)[offsets[max(at, 0)]]
+    if after in _jump_targets(code):  # what is on the stack may come from elsewhere
+        return Site(SPREAD, depth - 3 - keywords, keywords=keywords)
     built = before.opname in ("LIST_TO_TUPLE", "BUILD_TUPLE", "LOAD_CONST")
     built |= before.opname == "CALL_INTRINSIC_1" and "LIST_TO_TUPLE" in str(before.argrepr)
     args = code.co_argcount + code.co_kwonlyargcount if code.co_flags & inspect.CO_VARARGS else -1

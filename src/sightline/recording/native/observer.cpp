@@ -54,6 +54,17 @@ ThreadState* state_of(size_t slot, Recording& recording) {
   return cache.state;
 }
 
+// The op inside which torch reports nothing on this thread, at our wish.
+thread_local const at::RecordFunction* silenced_by = nullptr;
+
+// Whether an op may run Python of the user's, who may listen too: a dispatch mode, a subclass.
+bool runs_python(const Arguments& given) {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  c10::DispatchKeySet keys = local.included_;
+  for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
+  return (keys - local.excluded_).has(c10::DispatchKey::Python);
+}
+
 // Whether torch may be told to report nothing inside an op: nobody but us is listening.
 bool alone() {
   return at::get_record_function_tls_().sorted_tls_callbacks_.size() == 1 && !at::hasGlobalCallbacks();
@@ -118,7 +129,6 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
   op.exceptions = std::uncaught_exceptions();
   op.alias_storage = nullptr;
   op.alias_value = -1;
-  op.disabled = false;
   if (traits->mutates != 0 && leaf) {
     Arguments changed;
     for (size_t at = 0; at < given.size() && at < 64; ++at) {
@@ -150,9 +160,9 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
     }
     op.id = recording.next_id++;
   }
-  if (leaf && !traits->python && alone()) {
+  if (leaf && !traits->python && !runs_python(arguments) && alone()) {
     at::enableRecordFunction(false);
-    op.disabled = true;
+    silenced_by = &event;
   }
   op.start = now();
   state.spent += op.start - entered;
@@ -163,7 +173,6 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
   // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
   const OpenOp op = std::move(state.ops.back());
   state.ops.pop_back();
-  if (op.disabled) at::enableRecordFunction(true);
   const bool raised = std::uncaught_exceptions() > op.exceptions;
   const auto outputs = Recording::results_of(*op.traits, event);
   c10::SmallVector<int32_t, 4> made;
@@ -207,6 +216,7 @@ int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64
 template <size_t Slot>
 std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) noexcept {
   Recording& recording = slots[Slot];
+  const Recording::Visit visit(recording);
   if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return nullptr;
   try {
     Lock lock(recording.mutex);
@@ -230,7 +240,13 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
 
 template <size_t Slot>
 void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
+  // Whoever has stopped the recording meanwhile: torch is not left silent.
+  if (silenced_by == &event) {
+    at::enableRecordFunction(true);
+    silenced_by = nullptr;
+  }
   Recording& recording = slots[Slot];
+  const Recording::Visit visit(recording);
   if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return;
   const int64_t end = now();
   try {
@@ -281,6 +297,7 @@ void each_here(Visit visit) {
   const uint64_t thread = this_thread();
   for (size_t slot = 0; slot < kSlots; ++slot) {
     Recording& recording = slots[slot];
+    const Recording::Visit in(recording);
     if (!recording.running.load(std::memory_order_acquire)) continue;
     Lock lock(recording.mutex, std::defer_lock);
     // Whoever holds the mutex gives it up before asking for the GIL, which this thread has.
@@ -309,7 +326,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
     if (!state.api.backward) end_api_call(recording, state);
     // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
-    while (state.marks.size() > 1 && state.top().frame == inner) recording.drop_mark(state);
+    while (state.marks.size() > 1 && state.top().is(inner)) recording.drop_mark(state);
     const Frame* caller = inner;
     while (caller != nullptr && recording.traits_of(code_of(caller), lock)->hidden) caller = caller_of(caller);
     const int32_t above = recording.stack_of(state, caller, lock);
@@ -327,7 +344,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.parent = state.top().call;
     call.id = recording.next_id++;
     call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
-    state.marks.push_back({inner, above, call.id, false});
+    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false});
     call.start = now();
     state.spent += call.start - entered;
     call.spent = state.spent;
@@ -341,6 +358,10 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (count < 3 || WithGil::silent != 0) Py_RETURN_NONE;
   const int64_t entered = now();
   PyObject *module = given[0], *args = given[1];
+  // Made before the mutex is taken: a collection that it sets off may run code of the user's.
+  Owned results(count == 4 && Py_TYPE(given[3]) != reinterpret_cast<PyTypeObject*>(THPVariableClass)
+                    ? PyTuple_Pack(1, given[3])
+                    : nullptr);
   each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
     if (!state.api.backward) end_api_call(recording, state);
     size_t at = state.calls.size();
@@ -365,9 +386,8 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (const at::TensorBase* tensor = tensor_in(recording, given[3])) {
       outputs.push_back(recording.value_of(*tensor, lock));
       form = recording.one_tensor;
-    } else if (given[3] != Py_None) {
-      Owned tuple(PyTuple_Pack(1, given[3]));
-      recording.read_python(tuple.get(), nullptr, outputs, form, lock);
+    } else if (given[3] != Py_None && results) {
+      recording.read_python(results.get(), nullptr, outputs, form, lock);
     }
     recording.glimpses = false;
     recording.close_call(state, outputs, form, 0, entered);
@@ -419,8 +439,16 @@ PyObject* bytes_of(const std::vector<int64_t>& numbers) {
       reinterpret_cast<const char*>(numbers.data()), static_cast<Py_ssize_t>(numbers.size() * sizeof(int64_t)));
 }
 
+// Free everything, or have it freed when the slot is wanted: somebody may be inside and go on.
 void let_go(Recording& recording) {
+  if (recording.visitors.load() != 0) {
+    if (!recording.left) Py_INCREF(recording.host);  // who is inside may ask it again
+    recording.left = true;
+    return;
+  }
   recording.clear();
+  if (recording.left) Py_DECREF(recording.host);
+  recording.left = false;
   recording.host = nullptr;
 }
 
@@ -437,6 +465,10 @@ PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
   }
   for (size_t slot = 0; slot < kSlots; ++slot) {
     Recording& recording = slots[slot];
+    if (recording.left) {
+      const Lock lock(recording.mutex);
+      let_go(recording);
+    }
     if (recording.host != nullptr) continue;
     auto* self = reinterpret_cast<RecordingObject*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
@@ -480,7 +512,11 @@ PyObject* recording_start(PyObject* self, PyObject* args) {
     const Lock lock(recording->mutex);
     recording->owner = this_thread();
     ThreadState* state = state_of(slot, *recording);
-    if (PyFrame_Check(frame)) state->marks[0] = {frame_of(frame), above, -1, false};
+    if (PyFrame_Check(frame)) {
+      Py_INCREF(frame);  // until the end: the frame's address alone may mean another by then
+      state->marks[0] = {frame_of(frame), nullptr, reinterpret_cast<PyFrameObject*>(frame), above, -1, false};
+      recording->base = frame;
+    }
   }
   if (recording->wants_api || recording->wants_aten) {
     const auto [start, end] = callbacks_of(slot, std::make_index_sequence<kSlots>());
@@ -506,6 +542,10 @@ PyObject* recording_halt(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
   recording->running = false;
+  if (silenced_by != nullptr) {  // stopped inside an op: torch was told to be silent there
+    at::enableRecordFunction(true);
+    silenced_by = nullptr;
+  }
   // Callbacks that were never taken off, because their recording was stopped elsewhere, go too.
   std::vector<at::CallbackHandle> stale;
   for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
@@ -518,10 +558,6 @@ PyObject* recording_halt(PyObject* self, PyObject*) {
   for (const at::CallbackHandle handle : stale) at::removeCallback(handle);
   const Lock lock(recording->mutex);
   for (auto& [thread, state] : recording->threads) {
-    // Stopped inside an op: torch was told to be silent there.
-    for (const OpenOp& op : state->ops) {
-      if (op.disabled && thread == this_thread()) at::enableRecordFunction(true);
-    }
     state->ops.clear();
     state->nodes.clear();
   }
@@ -699,15 +735,16 @@ PyObject* recording_type_kind(PyObject* self, PyObject* args) {
 
 // calls(): the numbers of the modules whose calls are open on this thread, outermost first.
 PyObject* recording_calls(PyObject* self, PyObject*) {
-  Recording* recording = recording_of(self);
-  PyObject* found = PyList_New(0);
-  if (recording == nullptr) return found;
-  const Lock lock(recording->mutex);
-  if (ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording)) {
-    for (const OpenCall& call : state->calls) {
-      Owned number(PyLong_FromLong(call.module));
-      PyList_Append(found, number.get());
+  std::vector<int32_t> modules;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    if (ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording)) {
+      for (const OpenCall& call : state->calls) modules.push_back(call.module);
     }
+  }
+  PyObject* found = PyList_New(static_cast<Py_ssize_t>(modules.size()));
+  for (size_t at = 0; found != nullptr && at < modules.size(); ++at) {
+    PyList_SET_ITEM(found, static_cast<Py_ssize_t>(at), PyLong_FromLong(modules[at]));
   }
   return found;
 }
@@ -725,7 +762,8 @@ PyObject* recording_phase(PyObject* self, PyObject* args) {
   end_api_call(*recording, *state);
   if (phase == kOptimizer && PyFrame_Check(frame)) {
     const int32_t above = recording->stack_of(*state, frame_of(frame), lock);
-    state->marks.push_back({frame_of(frame), above, state->top().call, true});
+    state->marks.push_back(
+        {frame_of(frame), frame_of(frame)->previous, nullptr, above, state->top().call, true});
   } else if (state->top().optimizer) {
     state->marks.pop_back();
   }

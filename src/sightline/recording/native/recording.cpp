@@ -74,6 +74,12 @@ PyObject* plain(const c10::IValue& value) {
 
 int32_t as_number(PyObject* object) { return object == nullptr ? -1 : static_cast<int32_t>(PyLong_AsLong(object)); }
 
+int raise_pending(void* error) {
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(static_cast<PyObject*>(error))), static_cast<PyObject*>(error));
+  Py_DECREF(static_cast<PyObject*>(error));
+  return -1;
+}
+
 PyObject* numbers(c10::IntArrayRef items) {
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(items.size()));
   for (size_t at = 0; at < items.size(); ++at) {
@@ -96,8 +102,11 @@ void Recording::fault() {
   PyErr_NormalizeException(&type, &error, &traceback);
   if (error != nullptr && traceback != nullptr) PyException_SetTraceback(error, traceback);
   if (host != nullptr && error != nullptr) {
-    Owned done(PyObject_CallMethod(host, "fault", "O", error));
-    if (!done) PyErr_Clear();
+    Owned ours(PyObject_CallMethod(host, "fault", "O", error));
+    if (!ours) PyErr_Clear();
+    if (ours && ours.get() == Py_False) {  // of a signal handler: it was on its way to the program
+      if (Py_AddPendingCall(raise_pending, Py_NewRef(error)) < 0) Py_DECREF(error);
+    }
   }
   Py_XDECREF(type);
   Py_XDECREF(error);
@@ -341,13 +350,12 @@ int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) 
   c10::SmallVector<const Frame*, 32> path;
   for (;;) {
     path.clear();
-    const Frame* mark = state.top().frame;
     const Frame* at = frame;
-    while (at != nullptr && at != mark) {
+    while (at != nullptr && !state.top().is(at)) {
       path.push_back(at);
       at = caller_of(at);
     }
-    if (at == mark) break;
+    if (state.top().is(at)) break;
     drop_mark(state);
   }
   int32_t stack = state.top().above;
@@ -398,6 +406,7 @@ void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t&
   }
   for (;;) {
     Arguments found;
+    found.has_gil = true;  // of whoever calls a module
     PyTypeObject* unknown = types.read(args, found);
     if (unknown == nullptr && kwargs != nullptr && PyDict_GET_SIZE(kwargs) > 0) unknown = types.read(kwargs, found);
     if (unknown != nullptr) {
@@ -456,6 +465,7 @@ int32_t Recording::module_of(PyObject* module, Lock& lock) {
 void Recording::clear() {
   for (const auto& [module, known] : modules_) Py_XDECREF(known.ref);
   modules_.clear();
+  Py_CLEAR(base);
   glimpses = false;
   stacks = Stacks();
   values = Values();

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <string>
 
+extern PyObject* THPVariableClass;
 PyObject* THPVariable_Wrap(const at::TensorBase& tensor);  // of libtorch_python; its header needs pybind11
 
 namespace sightline {
@@ -63,9 +64,17 @@ struct OpTraits {
 // A frame of a call in progress and the stack of everything above it.
 struct Mark {
   const Frame* frame = nullptr;
+  const Frame* previous = nullptr;  // the frame that called it: addresses of frames are used again
+  const PyFrameObject* object = nullptr;  // of the block's own caller, which may return before the block ends
   int32_t above = -1;
   int32_t call = -1;  // the innermost module call that is open here
   bool optimizer = false;
+
+  // Whether a frame is the one the mark stands for; no frame is that of the empty stack.
+  bool is(const Frame* at) const {
+    if (at == nullptr || frame == nullptr) return at == frame;
+    return object != nullptr ? at->frame_obj == object : at == frame && at->previous == previous;
+  }
 };
 
 using Ids = c10::SmallVectorImpl<int32_t>;
@@ -83,7 +92,6 @@ struct OpenOp {
   const at::RecordFunction* event;
   OpTraits* traits;
   bool leaf;
-  bool disabled;  // torch reports nothing inside it, at our wish
   int32_t id, form, alias_value;
   int exceptions;
   const void* alias_storage;
@@ -147,9 +155,25 @@ enum Phase { kForward, kBackward, kRecompute, kOptimizer };
 
 class Recording {
  public:
+  // Somebody is inside. While anybody is, nothing of the recording is freed.
+  class Visit {
+   public:
+    explicit Visit(Recording& recording) : recording_(recording) { recording_.visitors.fetch_add(1); }
+    ~Visit() { recording_.visitors.fetch_sub(1); }
+    Visit(const Visit&) = delete;
+    Visit& operator=(const Visit&) = delete;
+
+   private:
+    Recording& recording_;
+  };
+
+
   std::mutex mutex;
   std::atomic<bool> running{false};
+  std::atomic<int> visitors{0};  // calls that are inside: Python, while it is asked, may stop the recording
   uint64_t serial = 0;
+  bool left = false;  // it is over, and waits for its last visitor
+  PyObject* base = nullptr;  // the frame of the block's caller, held
   PyObject* host = nullptr;  // borrowed: the host owns the recording, and lives while it runs; null: a free slot
   bool wants_api = false, wants_aten = false;
   int64_t begin = 0;

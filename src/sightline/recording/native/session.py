@@ -7,6 +7,7 @@ module or a tensor from outside is.
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -341,9 +342,18 @@ class NativeSession(SessionBase):
 
     # -- what C++ asks ---------------------------------------------------------------------------------
 
-    def fault(self, error: BaseException) -> None:
-        """Count a fault of our own."""
+    def fault(self, error: BaseException) -> bool:  # type: ignore[override]  # C++ acts on the answer
+        """Count a fault of our own; False says that it is not ours, but a signal handler's."""
+        handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {
+            None
+        }
+        at = traceback_of(error) if handlers else None
+        while at is not None:
+            if at.tb_frame.f_code in handlers:
+                return False
+            at = at.tb_next
         self.note_fault(error)
+        return True
 
     def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
         """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes."""

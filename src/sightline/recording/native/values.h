@@ -21,6 +21,8 @@ inline uint64_t mixed(uint64_t hash, uint64_t more) {
 // Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
 // symbols, which would gain a guard by being asked.
 inline bool has_plain_sizes(const c10::TensorImpl* tensor) {
+  // A subclass may answer such questions with Python of the user's.
+  if (tensor->key_set().has(c10::DispatchKey::Python)) return false;
   return tensor->layout() == c10::kStrided && !tensor->has_symbolic_sizes_strides() &&
       !tensor->key_set().has(c10::DispatchKey::NestedTensor) &&
       !tensor->key_set().has(c10::DispatchKey::FuncTorchBatched) &&
@@ -92,7 +94,12 @@ class Values {
       return;
     }
     known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value});
-    if (known.size() > purge_at_) purge();
+    // What is left of a dead tensor is small, but lies between blocks of memory that could become one.
+    if (has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
+    if (known.size() > purge_at_ || made_ > kMuch) {
+      purge();
+      purge_storages();
+    }
   }
 
   // The newest value whose memory is that of a storage, or -1. Looks at every living tensor: rare.
@@ -107,7 +114,7 @@ class Values {
   // Remember which value lies in a storage: autograd hands what it saved out as a tensor of its own.
   void know_storage(const at::TensorBase& tensor, int32_t value, int32_t looks) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    if (storage_of(impl) == nullptr) return;
+    if (!tensor.requires_grad() || storage_of(impl) == nullptr) return;  // else autograd saves nothing of it
     const c10::Storage& storage = impl->unsafe_storage();
     const auto found = storages.find(storage.unsafeGetStorageImpl());
     if (found == storages.end()) {
@@ -134,18 +141,21 @@ class Values {
     for (auto at = storages.begin(); at != storages.end();) {
       at = at->second.ref.expired() ? storages.erase(at) : std::next(at);
     }
-    purge_storages_at_ = std::max<size_t>(4096, 2 * storages.size());
+    purge_storages_at_ = std::max<size_t>(1024, 2 * storages.size());
   }
 
   void purge() {
     for (auto at = known.begin(); at != known.end();) {
       at = at->second.ref.expired() ? known.erase(at) : std::next(at);
     }
-    purge_at_ = std::max<size_t>(4096, 2 * known.size());
+    purge_at_ = std::max<size_t>(1024, 2 * known.size());
+    made_ = 0;
   }
 
  private:
-  size_t purge_at_ = 4096, purge_storages_at_ = 4096;
+  static constexpr size_t kMuch = size_t{1} << 25;
+  size_t made_ = 0;  // bytes, since the dead were forgotten
+  size_t purge_at_ = 1024, purge_storages_at_ = 1024;
 };
 
 }  // namespace sightline
