@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engine lint format types imports unit examples sanitize goldens pictures bench clean
+.PHONY: help demo test engine lint format types imports unit plain examples sanitize goldens pictures bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 demo: engine ## trace a small transformer, forward and backward, and print the views
 	$(BIN)/sightline demo
 
-test: lint types imports unit examples ## lint, types, import directions, tests
+test: lint types imports unit plain examples ## lint, types, import directions, tests
 
 # Without a compiler the Python engine records, so that this never fails.
 engine: $(READY) ## build the native engine, where a C++ compiler is
@@ -41,6 +41,12 @@ imports: $(READY) ## who may import whom
 
 unit: engine ## the tests alone; ARGS="-k fold -x" for some of them
 	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
+
+# What any engine must do, on the one that needs no compiler.
+PLAIN := $(addprefix tests/recording/test_,architectures.py compiled.py errors.py exceptions.py holds_up.py \
+	inplace.py interleaving.py last.py overlap.py records.py streaming.py)
+plain: $(READY) ## the recorder's tests on the plain engine
+	SIGHTLINE_ENGINE=python $(BIN)/python -m pytest -n $(JOBS) -q $(PLAIN) $(ARGS)
 
 # In one process: a worker's own frames would stand above the examples' in what the views print.
 examples: engine ## the examples in the docstrings

@@ -359,10 +359,6 @@ with {block}:
 """
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Weak references keep what is left of dead tensors: it breaks up the heap, which then grows.",
-)
 def test_memory_on_the_cpu_does_not_grow() -> None:
     plain = int(prints(GROWTH.format(block="contextlib.nullcontext()"))[0])
     traced = int(prints(GROWTH.format(block="sl.trace(engine='native')"))[0])

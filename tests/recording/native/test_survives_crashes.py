@@ -43,15 +43,11 @@ for i in range(150):
 """
 
 
-@pytest.mark.xfail(strict=True, reason="A stop while Python is asked frees what the callback goes on to use.")
 @pytest.mark.parametrize("code", [STOPPED_BY_PYTHON, STOPPED_BY_A_THREAD], ids=["profile function", "thread"])
 def test_a_stop_while_the_engine_asks_python(code: str) -> None:
     assert prints(code, **POISON) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="A thread whose trace is stopped by another inside an op stays silent for good."
-)
 def test_a_stop_by_another_thread_in_the_middle_of_an_op() -> None:
     code = """
 import threading
@@ -67,9 +63,6 @@ print(len(t.ops), len(p.function_events) > 0)
     assert program(code).stdout == "4 True\n"  # the profiler writes to stderr, on some machines
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Lists of arguments are read without the GIL, while other threads change them."
-)
 def test_a_list_of_tensors_that_another_thread_changes() -> None:
     code = """
 import contextlib, threading, time
@@ -90,9 +83,6 @@ thread.join()
     assert prints(code, **POISON) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="`f(*(a if c else (b,)))` is taken to spread a tuple, whatever `a` was."
-)
 def test_a_spread_of_one_thing_or_another() -> None:
     code = """
 class Two(bytes):
@@ -146,7 +136,6 @@ t.validate()
 """
 
 
-@pytest.mark.xfail(strict=True, reason="Python code runs while our mutex is held, and its ops wait for it.")
 @pytest.mark.parametrize(
     ("code", "printed"),
     [

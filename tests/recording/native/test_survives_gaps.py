@@ -57,9 +57,6 @@ def test_ops_inside_a_dispatch_mode_of_the_users_are_seen() -> None:
     assert sorted(aten(unchanged(run))) == ["cos", "neg", "ones"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Inside an aten op torch is told to report to nobody, a profiler included."
-)
 def test_a_profiler_inside_a_dispatch_mode_sees_what_it_saw() -> None:
     class Profiled(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

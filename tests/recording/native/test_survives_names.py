@@ -270,9 +270,6 @@ def stack(t: sl.Trace) -> list[str]:
     return found
 
 
-@pytest.mark.xfail(
-    strict=True, reason="The frame above the block has returned; another at its address is taken for it."
-)
 def test_a_frame_that_is_gone_is_not_mistaken_for_another() -> None:
     tracer = sl.trace(engine="native")
 
@@ -315,9 +312,6 @@ print(wrong)
 """
 
 
-@pytest.mark.xfail(
-    strict=True, reason="A module call that such an exception ended stays open for frames at its address."
-)
 def test_a_module_call_ended_by_a_bare_exception_has_ended() -> None:
     assert prints(STOPPED) == ["0"]
 
@@ -380,7 +374,6 @@ def test_calls_on_a_subclass_have_their_names() -> None:
     assert api(record(lambda: 1 + x)[1]) == api(record(lambda: 1 + x, engine="python")[1])
 
 
-@pytest.mark.xfail(strict=True, reason="What a checkpoint computes again cuts the call of backward in two.")
 def test_a_backward_call_that_computes_again_is_one_call() -> None:
     x, model = torch.ones(2, 3, requires_grad=True), nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
     _, t = record(lambda: checkpoint(model, x, use_reentrant=False).sum().backward())

@@ -18,7 +18,7 @@ _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 #: Calls of these run several ops, one after the other.
 _SEVERAL: Final = frozenset(
     """tensor as_tensor asarray new_tensor sparse_coo_tensor __getitem__ __setitem__ type tolist from_numpy
-    sparse_csr_tensor sparse_compressed_tensor Tensor""".split()
+    numpy sparse_csr_tensor sparse_compressed_tensor Tensor _nested_tensor_from_tensor_list""".split()
 )
 #: What Python asks of a tensor without a call of torch's: builtin -> the method it comes to.
 _IMPLICIT: Final = {float: "__float__", int: "__int__", bool: "__bool__", complex: "__complex__"}

@@ -241,8 +241,8 @@ class NativeSession(SessionBase):
         )
         if self.recording is None:
             raise NoSlot(
-                'engine="native" makes at most 8 recordings at once; stop one, or leave engine= out for the '
-                "plain recorder."
+                "The native engine makes at most 8 recordings at once: stop one, or leave engine= out, "
+                "and the plain recorder makes it."
             )
         self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
         values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
