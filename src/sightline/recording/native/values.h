@@ -94,8 +94,8 @@ class Values {
       return;
     }
     known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value});
-    // What is left of a dead tensor is small, but lies between blocks of memory that could become one.
-    if (has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
+    // What is left of a dead tensor is small, but on the heap it lies between blocks that could become one.
+    if (impl->is_cpu() && has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
     if (known.size() > purge_at_ || made_ > kMuch) {
       purge();
       purge_storages();
