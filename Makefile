@@ -56,7 +56,7 @@ examples: engine ## the examples in the docstrings
 # is not, so it gets the library from outside, and frees little of what it allocates: leaks are not looked for.
 # pytest leaves standard error open, because that is where the report of a fault goes before the process ends.
 sanitize: $(READY) ## the tests of the native engine, with the address and undefined-behaviour sanitizers
-	SIGHTLINE_SANITIZE=1 CXX="$(CXX)" ASAN_OPTIONS=detect_leaks=0 \
+	SIGHTLINE_SANITIZE=1 CXX="$(CXX)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest -n 0 -q --capture=sys -p no:faulthandler tests/recording/native $(ARGS)
 

@@ -70,12 +70,10 @@ class Calls:
         first = np.searchsorted(module[order], module[order])
         ranks = np.empty_like(module)
         ranks[order] = np.arange(len(module)) - first
-        for one, times in zip(
-            *(part.tolist() for part in np.unique(module, return_counts=True)), strict=True
-        ):
-            ranks[module == one] += self._often.get(one, 0)
-            self._often[one] = self._often.get(one, 0) + times
-        return ranks
+        found, which, times = np.unique(module, return_inverse=True, return_counts=True)
+        before = np.array([self._often.get(one, 0) for one in found.tolist()], dtype=np.int64)
+        self._often.update(zip(found.tolist(), (before + times).tolist(), strict=True))
+        return ranks + before[which] if len(found) else ranks
 
     def end(self, end: int, ops: Ops, living: Living, place_of_value: PlaceOf, recomputes: Mask) -> None:
         """Finish the calls that end before ``end``, when all ops before it are known."""

@@ -74,6 +74,8 @@ class Statistics:
 
     def _inherited(self, known: Readings, living: Living, first: int, ops: Ops) -> Readings:
         """Rows of views that relabel a value that was read; a view of a view inherits through it."""
+        if not len(known.value):
+            return Readings.none()
         operations = self._tables.operations
         relabels = np.array([one.relabels for one in operations] or [False])
         ordered = np.array([one.keeps_order for one in operations] or [False])
