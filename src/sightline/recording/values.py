@@ -47,7 +47,51 @@ class Ref(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a
     value: int
 
 
-class Values:
+class KnownTensors:
+    """What both engines say of tensors, each of which finds them again in its own way."""
+
+    names: dict[int, str]
+    kinds: dict[int, int]
+
+    def known(self, tensor: Any) -> int | None:
+        """The current value of a tensor, if it has been seen."""
+        raise NotImplementedError
+
+    def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
+        """A tensor that no recorded op made: say what it is."""
+        raise NotImplementedError
+
+    def sharing(self, tensor: Any) -> int:
+        """The newest value whose memory a tensor shows; -1 if there is none."""
+        raise NotImplementedError
+
+    def inside(self, tensor: Any) -> int:
+        """The known value whose memory a new tensor object shows, or that a wrapper holds; else -1.
+
+        ``nn.Parameter(t)`` and ``t.data`` make objects that pass no op; functorch and subclasses wrap.
+        """
+        if is_functorch_wrapped(tensor):
+            found = self.known(functorch_unwrapped(tensor))
+            return -1 if found is None else found
+        flatten = getattr(type(tensor), "__tensor_flatten__", None)
+        if flatten is not None:
+            parts = (self.known(getattr(tensor, name)) for name in flatten(tensor)[0])
+            return next((part for part in parts if part is not None), -1)
+        return self.sharing(tensor)
+
+    def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
+        """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
+        for name, tensor in tensors:
+            number = self.known(tensor)
+            if number is None:
+                if new:
+                    self.first_sight(tensor, KIND[kind], name)
+            else:
+                self.names[number] = name
+                self.kinds[number] = KIND[kind]
+
+
+class Values(KnownTensors):
     """Every tensor seen in one recording."""
 
     def __init__(self) -> None:
@@ -135,7 +179,7 @@ class Values:
             if kind is None:
                 kind, name, producer = self.explain(tensor)
                 if kind in (EXTERNAL, INPUT):
-                    base = self._inside(tensor)
+                    base = self.inside(tensor)
                     kind = kind if base < 0 else ACTIVATION
             number = self.produced(tensor, producer, -1, kind, base, int(bool(tensor.requires_grad)))
             if name:
@@ -144,21 +188,7 @@ class Values:
                 self.storage_bytes[number] = tensor.untyped_storage().nbytes()
         return number
 
-    def _inside(self, tensor: Any) -> int:
-        """The known value whose memory a new tensor object shows, or that a wrapper holds; else -1.
-
-        ``nn.Parameter(t)`` and ``t.data`` make objects that pass no op; functorch and subclasses wrap.
-        """
-        if is_functorch_wrapped(tensor):
-            found = self.known(functorch_unwrapped(tensor))
-            return -1 if found is None else found
-        flatten = getattr(type(tensor), "__tensor_flatten__", None)
-        if flatten is not None:
-            parts = (self.known(getattr(tensor, name)) for name in flatten(tensor)[0])
-            return next((part for part in parts if part is not None), -1)
-        return self._same_storage(tensor)
-
-    def _same_storage(self, tensor: Any) -> int:
+    def sharing(self, tensor: Any) -> int:
         """Looks at every living tensor, and so only while that stays cheap next to the recording itself."""
         seen = self._written()
         if self._scanned > _SCAN_ALLOWANCE + 20 * seen:
@@ -207,17 +237,6 @@ class Values:
         for key in [key for key, found in list(self.refs.items()) if found() is None]:
             del self.refs[key]
         self.purge_at = max(4096, 2 * len(self.refs))
-
-    def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
-        """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
-        for name, tensor in tensors:
-            number = self.known(tensor)
-            if number is None:
-                if new:
-                    self.first_sight(tensor, KIND[kind], name)
-            else:
-                self.names[number] = name
-                self.kinds[number] = KIND[kind]
 
 
 def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:

@@ -226,7 +226,7 @@ bool may_follow(Recording& recording, PyCodeObject* code, int before, int after,
 }
 
 // Where a torch function and the frames inside it are, outermost first.
-c10::SmallVector<Place, 4> places_inside(const c10::SmallVector<const Frame*, 32>& path, const Frame* function) {
+c10::SmallVector<Place, 4> places_inside(const Recording::Path& path, const Frame* function) {
   c10::SmallVector<Place, 4> found;
   bool inside = false;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
@@ -282,8 +282,8 @@ bool begins_again(
     api.began |= takes_subject(recording, subject, given);
     return false;
   }
-  if (traits.reads_number) return true;
-  if (subject == nullptr || !is_tensor(recording, subject)) return api.first == &traits;
+  if (!api.indexes) return traits.reads_number || api.first == &traits;
+  if (traits.reads_number) return api.began;
   const bool began = api.began;
   const bool takes = takes_subject(recording, subject, given);
   api.began |= takes;
@@ -360,18 +360,8 @@ void begin_api_call(
   const Frame* innermost = current_frame();
   const bool in_backward = state.node != -1;
   const Frame* function = nullptr;  // the outermost of torch's own functions below the mark
-  c10::SmallVector<const Frame*, 32> path;
-  for (;;) {
-    path.clear();
-    const Frame* at = innermost;
-    while (at != nullptr && !state.top().is(at)) {
-      path.push_back(at);
-      at = caller_of(at);
-    }
-    if (state.top().is(at)) break;
-    end_api_call(recording, state);
-    recording.drop_mark(state);
-  }
+  Recording::Path path;
+  recording.path_to_mark(state, innermost, path);
   int32_t stack = state.top().above;
   int32_t outside = stack;  // the stack of whoever called the torch function
   int32_t innermost_code = -1;
@@ -481,6 +471,7 @@ void begin_api_call(
     api.several = known.several;
     api.returns_nothing = known.returns_nothing;
     api.subject = subject;
+    api.indexes = site.kind != SiteKind::kCall && site.kind != SiteKind::kSpread;
     api.began = takes_subject(recording, subject, given);
     api.stack = stack;
   }
@@ -525,7 +516,7 @@ void end_api_op(
   for (const at::TensorBase* tensor : results.tensors) {
     api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
   }
-  api.result = recording.api_result_form(*op.traits, made, lock);
+  api.result = recording.result_form(*op.traits, made, true, lock);
 }
 
 }  // namespace sightline

@@ -197,7 +197,7 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
     }
     const int phase = state.node != -1 ? kBackward : state.phase;
     const int flags = (raised ? kRaised : 0) | (traits.mutates != 0 ? kMutates : 0);
-    const int32_t result = raised ? recording.no_form : recording.result_form(outputs, lock);
+    const int32_t result = raised ? recording.no_form : recording.result_form(traits, outputs, false, lock);
     recording.ops.write(
         {op.id, traits.number, op.form, result, state.stack, state.top().call, state.api.id,
          state.number << kThreadShift | flags << kFlagShift | phase,
@@ -533,7 +533,7 @@ PyObject* recording_stack(PyObject* self, PyObject* frame) {
   Recording* recording = recording_of(self);
   if (recording == nullptr || !PyFrame_Check(frame)) return PyLong_FromLong(-1);
   Lock lock(recording->mutex);
-  ThreadState bare;
+  ThreadState bare;  // without a mark: to the top
   bare.marks.push_back(Mark{});
   return PyLong_FromLong(recording->stack_of(bare, frame_of(frame), lock));
 }

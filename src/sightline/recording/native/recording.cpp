@@ -1,6 +1,8 @@
 // What a recording does the first time it meets something, and the rows it writes.
 #include "recording.h"
 
+#include "api_calls.h"
+
 namespace sightline {
 
 thread_local int WithGil::silent = 0;
@@ -277,36 +279,20 @@ int32_t Recording::form_of(
   return form;
 }
 
-int32_t Recording::result_form(c10::ArrayRef<c10::IValue> made, Lock& lock) {
-  if (made.size() == 1 && made[0].isTensor() && made[0].toTensor().defined()) return -1;
-  if (made.empty()) return no_form;
-  Arguments read_result;
-  for (const c10::IValue& value : made) read(value, read_result);
-  const uint64_t key = mixed(read_result.key, 0x5EED + made.size());
-  const auto found = forms.find(key);
-  if (found != forms.end()) return found->second;
-  int32_t form = no_form;
-  ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_result_form", "N", plain_list(made)));
-    if (told) form = as_number(told.get());
-    if (PyErr_Occurred()) fault();
-  });
-  if (!read_result.needs_python) forms.emplace(key, form);
-  return form;
-}
-
-// The form of what an API call returns: the bindings make tuples of lists, and give some of them names.
-int32_t Recording::api_result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, Lock& lock) {
+// The form of what an op returned, or of what the API call that ran it returns: Python's bindings make tuples of
+// lists, and give some of them names.
+int32_t Recording::result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, bool api, Lock& lock) {
   if (made.size() == 1 && made[0].isTensor() && made[0].toTensor().defined()) return -1;
   if (made.empty()) return no_form;
   Arguments found;
   for (const c10::IValue& value : made) read(value, found);
-  const uint64_t key = mixed(mixed(found.key, 0xA5EED + made.size()), static_cast<uint64_t>(traits.number));
+  const uint64_t key = mixed(mixed(found.key, 0x5EED + made.size()), api ? static_cast<uint64_t>(traits.number) + 1 : 0);
   const auto known = forms.find(key);
   if (known != forms.end()) return known->second;
   int32_t form = no_form;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_api_result_form", "iN", traits.number, plain_list(made)));
+    const char* method = api ? "new_api_result_form" : "new_result_form";
+    Owned told(PyObject_CallMethod(host, method, "iN", traits.number, plain_list(made)));
     if (told) form = as_number(told.get());
     if (PyErr_Occurred()) fault();
   });
@@ -345,9 +331,9 @@ const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
   return &stacks.codes.emplace(code, traits).first->second;
 }
 
-// The stack of a frame. Marks that are no longer on it belong to calls that ended without their hook.
-int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) {
-  c10::SmallVector<const Frame*, 32> path;
+// The frames from one up to the thread's mark. Marks that are not on the stack belong to calls that ended without
+// their hook.
+void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path) {
   for (;;) {
     path.clear();
     const Frame* at = frame;
@@ -355,9 +341,15 @@ int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) 
       path.push_back(at);
       at = caller_of(at);
     }
-    if (state.top().is(at)) break;
+    if (state.top().is(at)) return;
+    end_api_call(*this, state);
     drop_mark(state);
   }
+}
+
+int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) {
+  Path path;
+  path_to_mark(state, frame, path);
   int32_t stack = state.top().above;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
     const CodeTraits* code = traits_of(code_of(*at), lock);

@@ -118,6 +118,7 @@ struct ApiCall {
   c10::SmallVector<Place, 4> inside;  // where the frames inside a torch function were at the last op
   OpTraits* first;
   PyObject* subject;  // what an indexing call indexes; only its address is used
+  bool indexes;  // it is written as an index
   bool began;  // an op has taken the subject
   bool read_number;  // its last op has read a size that is one of its arguments
   std::vector<int32_t> inputs, outputs;
@@ -213,10 +214,11 @@ class Recording {
     return all.size() > traits.returns ? all.slice(all.size() - traits.returns) : all;
   }
   int32_t form_of(const OpTraits& traits, const Arguments& read, c10::ArrayRef<const c10::IValue> given, Lock& lock);
-  int32_t result_form(c10::ArrayRef<c10::IValue> made, Lock& lock);
-  int32_t api_result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, Lock& lock);
+  int32_t result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, bool api, Lock& lock);
   void tell_type(PyTypeObject* type, Lock& lock);
   const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
+  using Path = c10::SmallVector<const Frame*, 32>;
+  void path_to_mark(ThreadState& state, const Frame* frame, Path& path);
   int32_t stack_of(ThreadState& state, const Frame* frame, Lock& lock);
   void read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock);
   void close_call(ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end);

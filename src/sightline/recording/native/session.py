@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import CodeType, FrameType, ModuleType
 from typing import Any, ClassVar, Final, NamedTuple
@@ -43,11 +43,9 @@ from sightline.recording.torchapi import (
     Parameter,
     Tensor,
     current_node,
-    functorch_unwrapped,
-    is_functorch_wrapped,
     quiet,
 )
-from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, metadata_of
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, KnownTensors, metadata_of
 from sightline.trace.assembly.numbers import NONE, Numbers
 from sightline.trace.data import TensorMeta
 
@@ -116,7 +114,7 @@ class NativeStacks:
         self.instructions += instructions
 
 
-class NativeValues:
+class NativeValues(KnownTensors):
     """Every tensor seen in one recording: identity is kept by C++, names and metadata here."""
 
     def __init__(self) -> None:
@@ -166,17 +164,6 @@ class NativeValues:
         with suppress(Exception):  # no storage: sparse, functorch, some subclasses
             self.storage_bytes[number] = tensor.untyped_storage().nbytes()
 
-    def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
-        """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
-        for name, tensor in tensors:
-            number = self.known(tensor)
-            if number is None:
-                if new:
-                    self.first_sight(tensor, KIND[kind], name)
-            else:
-                self.names[number] = name
-                self.kinds[number] = KIND[kind]
-
     def describe(self, tensor: Any) -> int:
         """The number of the metadata of any tensor."""
         with quiet():
@@ -194,18 +181,11 @@ class NativeValues:
         """The values of living tensors."""
         return np.frombuffer(self.recording.rows("alive", False), dtype=np.int64)
 
-    def inside(self, tensor: Any) -> int:
-        """The known value whose memory a new tensor object shows, or that a wrapper holds; else -1."""
-        if is_functorch_wrapped(tensor):
-            found = self.known(functorch_unwrapped(tensor))
-            return -1 if found is None else found
-        flatten = getattr(type(tensor), "__tensor_flatten__", None)
-        if flatten is not None:
-            parts = (self.known(getattr(tensor, name)) for name in flatten(tensor)[0])
-            return next((part for part in parts if part is not None), -1)
+    def sharing(self, tensor: Any) -> int:
+        """The newest value whose memory a tensor shows; -1 if there is none."""
         self._tell_type(tensor)
-        shared: int = self.recording.sharing(tensor)
-        return shared
+        found: int = self.recording.sharing(tensor)
+        return found
 
 
 class NativeSession(SessionBase):
@@ -428,7 +408,7 @@ class NativeSession(SessionBase):
         function = self.infos[op].function
         return self.arguments.forms.add(form_of_schema(function, values, self.native.scalar_type_name))
 
-    def new_result_form(self, values: list[Any]) -> int:
+    def new_result_form(self, op: int, values: list[Any]) -> int:
         """The form of what an operator returned."""
         return self.arguments.forms.add(result_form(values))
 
