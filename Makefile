@@ -43,7 +43,7 @@ unit: engine ## the tests alone; ARGS="-k fold -x" for some of them
 	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
 
 # What any engine must do, on the one that needs no compiler.
-PLAIN := $(addprefix tests/recording/test_,architectures.py compiled.py errors.py exceptions.py holds_up.py \
+PLAIN := $(addprefix tests/recording/test_,compiled.py errors.py exceptions.py holds_up.py \
 	inplace.py interleaving.py last.py overlap.py records.py streaming.py)
 plain: $(READY) ## the recorder's tests on the plain engine
 	SIGHTLINE_ENGINE=python $(BIN)/python -m pytest -n $(JOBS) -q $(PLAIN) $(ARGS)

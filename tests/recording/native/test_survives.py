@@ -365,7 +365,7 @@ with {block}:
 def test_memory_on_the_cpu_does_not_grow() -> None:
     plain = int(prints(GROWTH.format(block="contextlib.nullcontext()"))[0])
     traced = int(prints(GROWTH.format(block="sl.trace(engine='native')"))[0])
-    assert traced < plain + 100
+    assert traced < plain + 400  # megabytes; it was thousands where every dead tensor was remembered
 
 
 @pytest.mark.xfail(
