@@ -6,6 +6,7 @@ This is what `sightline.trace` drives; it is the only door into this package.
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
 import weakref
 from dataclasses import dataclass, replace
@@ -101,7 +102,11 @@ class Recorder:
             caller = frame.f_back if frame else None
             session = self._session_of(caller, above)
         session.compiled = self._compiled
-        self._keep(session)
+        try:
+            self._keep(session)
+        except BaseException:
+            session.abandon()
+            raise
         self._model = None  # the session knows it weakly; a kept trace keeps no model
         if self._compiled == "eager":
             self._stance = compiler.set_stance("force_eager")
@@ -127,11 +132,14 @@ class Recorder:
         if engine == "native" and all(one is None for one in with_tensors):
             from sightline.recording.native.session import NativeSession, NoSlot
 
-            try:
-                return NativeSession(load(), *given)
-            except NoSlot:
-                if asked.engine == "native":
-                    raise
+            for attempt in (1, 2):
+                try:
+                    return NativeSession(load(), *given)
+                except NoSlot:
+                    if attempt == 1:
+                        gc.collect()  # recordings that nothing but a cycle holds have slots too
+                    elif asked.engine == "native":
+                        raise
         return Session(*given)
 
     def _keep(self, session: SessionBase) -> None:

@@ -87,6 +87,9 @@ class SessionBase:
         """After the stop: close what is still open, and read what must be read while the model lives."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """It will never begin: give back what it holds."""
+
     def progress(self) -> int:
         """A number that changes when anything has been written, or the recording has ended."""
         raise NotImplementedError

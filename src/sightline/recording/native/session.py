@@ -241,6 +241,11 @@ class NativeSession(SessionBase):
         self.recording.start(self._caller, self._above)
         self._caller = None
 
+    def abandon(self) -> None:
+        """It will never begin: give the slot back."""
+        self.running = False
+        self.recording.release()
+
     def halt(self) -> None:
         """Record nothing more."""
         self.running = False
