@@ -57,12 +57,12 @@ ThreadState* state_of(size_t slot, Recording& recording) {
 // The op inside which torch reports nothing on this thread, at our wish.
 thread_local const at::RecordFunction* silenced_by = nullptr;
 
-// Whether an op may run Python of the user's, who may listen too: a dispatch mode, a subclass.
-bool runs_python(const Arguments& given) {
+// The keys an op is dispatched by: those of its tensors, and what is switched on or off on this thread.
+c10::DispatchKeySet keys_of(const Arguments& given) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   c10::DispatchKeySet keys = local.included_;
   for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
-  return (keys - local.excluded_).has(c10::DispatchKey::Python);
+  return keys - local.excluded_;
 }
 
 // Whether torch may be told to report nothing inside an op: nobody but us is listening.
@@ -71,14 +71,10 @@ bool alone() {
 }
 
 // Some dispatch an op a second time inside itself; then the inner one is what runs.
-bool is_dispatched_again(const OpTraits& traits, const Arguments& given) {
+bool is_dispatched_again(const OpTraits& traits, c10::DispatchKeySet keys) {
   static const c10::DispatchKeySet wrappers{
       c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchBatched,
       c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  c10::DispatchKeySet keys = local.included_;
-  for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
-  keys = keys - local.excluded_;
   if (keys.has_any(wrappers)) return true;
   return (traits.autocast_cpu && keys.has(c10::DispatchKey::AutocastCPU)) ||
       (traits.autocast_cuda && keys.has(c10::DispatchKey::AutocastCUDA));
@@ -94,10 +90,8 @@ int64_t current_node() {
 }
 
 // Whether what runs inside an op are its kernel's internals.
-bool is_leaf(const OpTraits& traits, const Arguments& given) {
+bool is_leaf(const OpTraits& traits, c10::DispatchKeySet keys) {
   if (traits.leaf || traits.kernels == 0) return traits.leaf;
-  c10::DispatchKeySet keys;
-  for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
   return traits.kernels >> static_cast<uint8_t>(keys.highestBackendKey()) & 1;
 }
 
@@ -120,8 +114,9 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
       state.stack = recording.stack_of(state, current_frame(), lock);
     }
   }
-  const bool leaf = recording.wants_aten ? is_leaf(*traits, arguments) && !is_dispatched_again(*traits, arguments) : true;
-  OpenOp& op = state.ops.emplace_back();
+  const c10::DispatchKeySet keys = keys_of(arguments);
+  const bool leaf = recording.wants_aten ? is_leaf(*traits, keys) && !is_dispatched_again(*traits, keys) : true;
+  OpenOp op;  // of our own until all is asked: Python may stop the recording, and with it what is open
   op.event = &event;
   op.traits = traits;
   op.leaf = leaf;
@@ -160,12 +155,15 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
     }
     op.id = recording.next_id++;
   }
-  if (leaf && !traits->python && !runs_python(arguments) && alone()) {
+  if (!recording.running.load(std::memory_order_acquire)) return;
+  // Python of the user's (a dispatch mode, a subclass, a custom op) may want to listen inside.
+  if (leaf && !traits->python && !keys.has(c10::DispatchKey::Python) && alone()) {
     at::enableRecordFunction(false);
     silenced_by = &event;
   }
   op.start = now();
   state.spent += op.start - entered;
+  state.ops.push_back(std::move(op));
 }
 
 void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, Lock& lock) {
@@ -299,12 +297,16 @@ void each_here(Visit visit) {
     Recording& recording = slots[slot];
     const Recording::Visit in(recording);
     if (!recording.running.load(std::memory_order_acquire)) continue;
-    Lock lock(recording.mutex, std::defer_lock);
-    // Whoever holds the mutex gives it up before asking for the GIL, which this thread has.
-    lock.lock();
+    Lock lock(recording.mutex);  // whoever holds it gives it up before asking for the GIL, which this thread has
     if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
     ThreadState* state = state_of(slot, recording);
-    if (state != nullptr && (state->own || !state->nodes.empty())) visit(recording, *state, lock);
+    if (state == nullptr || !(state->own || !state->nodes.empty())) continue;
+    try {
+      recording.in_backward = current_node() != -1;
+      visit(recording, *state, lock);
+    } catch (...) {  // of torch's, about a tensor that is like no other: it must not reach the interpreter
+      recording.faults.fetch_add(1);
+    }
   }
 }
 
@@ -652,16 +654,16 @@ PyObject* recording_open_rows(PyObject* self, PyObject*) {
   return PyTuple_Pack(2, first.get(), second.get());
 }
 
-// counters(): numbers written to ops and calls so far, open calls, faults.
+// counters(): numbers written to ops and calls so far, what is open, threads, faults that Python was not told of.
 PyObject* recording_counters(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
-  if (recording == nullptr) return Py_BuildValue("(iiii)", 0, 0, 0, 0);
+  if (recording == nullptr) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
   const Lock lock(recording->mutex);
   size_t open = 0;
   for (const auto& [thread, state] : recording->threads) open += state->calls.size() + (state->api.id >= 0);
   return Py_BuildValue(
-      "(nnnn)", recording->ops.blocks.written(), recording->calls.blocks.written(), open,
-      static_cast<Py_ssize_t>(recording->threads.size()));
+      "(nnnni)", recording->ops.blocks.written(), recording->calls.blocks.written(), open,
+      static_cast<Py_ssize_t>(recording->threads.size()), recording->faults.load());
 }
 
 PyObject* recording_next_id(PyObject* self, PyObject*) {

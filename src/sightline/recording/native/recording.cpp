@@ -469,6 +469,7 @@ void Recording::clear() {
   api = ApiTables();
   threads.clear();
   next_id = 0;
+  faults = 0;
   raised_stack = -1;
 }
 

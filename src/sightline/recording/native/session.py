@@ -262,6 +262,9 @@ class NativeSession(SessionBase):
         for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
             stream.freeze()
         self._counters, self._raised = self.recording.counters(), self.recording.raised()
+        if self._counters[4]:
+            self.fault_count += self._counters[4]
+            self.faults.append(f"{self._counters[4]} events of the native engine failed in C++.")
         self.recording.release()
 
     def refresh(self) -> None:
@@ -274,7 +277,7 @@ class NativeSession(SessionBase):
         return 2 * sum(self.counters()[:3]) + (not self.running)
 
     def counters(self) -> tuple[int, ...]:
-        """Numbers written for ops and for calls, what is open, threads."""
+        """Numbers written for ops and for calls, what is open, threads, faults of C++'s own."""
         found: tuple[int, ...] = self._counters or self.recording.counters()
         return found
 
