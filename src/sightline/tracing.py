@@ -106,13 +106,13 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
     def start(self) -> Trace:
         """Begin to record; the trace it returns is a snapshot of the run so far until ``stop()``."""
-        return self._start(sys._getframe(1))
+        return self._start(sys._getframe(1), stays=False)
 
-    def _start(self, frame: Any, above: bool = True) -> Trace:
+    def _start(self, frame: Any, above: bool = True, stays: bool = True) -> Trace:
         if self._recorder is not None and self._recorder.running:
             raise UsageError("This trace is already recording; make a second one with sl.trace(...) to nest.")
         recorder = self._make()
-        recorder.start(frame, above)
+        recorder.start(frame, above, stays)
         self._recorder = recorder
         return Trace(recorder.index)
 

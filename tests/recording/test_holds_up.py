@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -297,3 +298,22 @@ def test_packed_and_recurrent_modules() -> None:
         (out.sum() + hidden.sum() + cell.sum()).backward()
     assert t.module_calls[0].output_form.slots() == ["[0][0]", "[0][1][0]", "[0][1][1]"]
     assert t.info["external"] == 0
+
+
+def test_the_variables_of_who_starts_a_recording_die_with_it() -> None:
+    recording = sl.trace(name="started elsewhere")
+    watched: list[weakref.ref[Tensor]] = []
+
+    def prepare() -> None:
+        large = torch.ones(1000)
+        watched.append(weakref.ref(large))
+        recording.start()
+
+    def begin() -> None:
+        batch = torch.ones(1000)
+        watched.append(weakref.ref(batch))
+        prepare()
+
+    begin()
+    assert [one() for one in watched] == [None, None]
+    recording.stop()

@@ -93,13 +93,14 @@ class Recorder:
     def running(self) -> bool:
         return self._session is not None and self._session.running
 
-    def start(self, frame: FrameType | None, above: bool = True) -> None:
+    def start(self, frame: FrameType | None, above: bool = True, stays: bool = True) -> None:
         """Put everything in place. ``frame`` is the block's own: nothing above it changes while it runs.
 
-        Without ``above`` nothing above it is recorded either: it is the first of a program.
+        Without ``above`` nothing above it is recorded either: it is the first of a program. Unless it
+        ``stays`` till the end it is not held, because that would keep its caller's variables alive.
         """
         with undisturbed():
-            caller = frame.f_back if frame else None
+            caller = frame.f_back if frame and stays else None
             session = self._session_of(caller, above)
         session.compiled = self._compiled
         try:
