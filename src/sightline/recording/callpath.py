@@ -101,7 +101,7 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                 call.taken_mode = session.take_function_mode()
             if session.observer is not None:
                 call.start, call.spent = began, lane.spent  # printing may fail, and the call goes on
-                session.observer.enter(session, call, args)
+                session.observer.enter(session.call_event(lane, call, args, frame.f_locals.get("kwargs")))
             call.start = now = clock()
             lane.spent += now - began
             call.spent = lane.spent
@@ -153,7 +153,9 @@ def module_recorder(session: Session, lane: Lane) -> tuple[Enter, Leave]:
                     *inputs, *outputs,
                 ])  # fmt: skip
             if session.observer is not None:
-                session.observer.leave(session, call, args, rest[-1], len(rest) != 2)
+                event = session.call_event(lane, call, args, rest[0] if len(rest) == 2 else None)
+                event.result, event.raised = rest[-1], len(rest) != 2
+                session.observer.leave(event)
         except Exception as error:
             fault(error)
         lane.spent += clock() - began

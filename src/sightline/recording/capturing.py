@@ -24,8 +24,8 @@ from sightline.given import said
 from sightline.options import Capture
 from sightline.recording.copies import Pool, StoredFiles, as_bytes, kept_copy, kept_size, save_one, to_keep
 from sightline.recording.measuring import Chosen, results_of
-from sightline.recording.observing import Observer, Spied
-from sightline.recording.operations import OP, OpInfo
+from sightline.recording.observing import CallEvent, Observer, OpEvent, Spied
+from sightline.recording.operations import OP
 from sightline.recording.torchapi import Tensor, below_autograd, current_node, no_dispatch, quiet
 from sightline.trace.data import PHASES, CaptureInfo
 from sightline.trace.filenames import file_name
@@ -33,8 +33,7 @@ from sightline.trace.stores import MemoryStore, ShardStore, Store
 from sightline.trace.writer import ShardWriter
 
 if TYPE_CHECKING:
-    from sightline.recording.lanes import Lane, OpenCall
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,11 @@ def _check_kept_as(wanted: Capture) -> None:
 class Capturer(Observer):
     """Keeps the tensors that were asked for."""
 
-    def __init__(self, session: Session, wanted: Capture, folder: Path | None) -> None:
+    def __init__(self, session: SessionBase, wanted: Capture, folder: Path | None) -> None:
         _check_kept_as(wanted)
         self._session = session
         self._wanted = wanted
+        self.ops = self.api = bool(wanted.ops)
         self._chosen = Chosen(session, wanted.modules, wanted.ops)
         self._every_module = wanted.modules is None and not wanted.ops and wanted.names is None
         self._writer: ShardWriter | None = None
@@ -89,32 +89,29 @@ class Capturer(Observer):
 
     # -- module calls ------------------------------------------------------------------------------------
 
-    def _meant(self, call: OpenCall) -> bool:
+    def _meant(self, call: CallEvent) -> bool:
         if self._wanted.modules is None:
             return self._every_module
         return self._chosen.module(call.module, exactly=True)
 
-    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+    def enter(self, call: CallEvent) -> None:
         """Keep what a module is given, before it can change it."""
         index = self._called[call.module]
         self._called[call.module] = index + 1
         if not self._meant(call):
             return
-        self._calls[call.call] = index
+        self._calls[call.number] = index
         if self._wanted.gradients:
             self._watch_parameters(call)
         if self._wanted.inputs:
-            kwargs = call.frame.f_locals.get("kwargs") if call.frame is not None else None
-            given: Any = (args, kwargs) if kwargs else args
+            given: Any = (call.args, call.kwargs) if call.kwargs else call.args
             self._keep_all(self._label(call.module), "input", index, "input", given, call.phase)
 
-    def leave(
-        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
-    ) -> None:
+    def leave(self, call: CallEvent) -> None:
         """Keep what it returns."""
-        index = self._calls.pop(call.call, None)
-        if index is not None and not raised and self._wanted.outputs:
-            self._keep_all(self._label(call.module), "output", index, "output", result, call.phase)
+        index = self._calls.pop(call.number, None)
+        if index is not None and not call.raised and self._wanted.outputs:
+            self._keep_all(self._label(call.module), "output", index, "output", call.result, call.phase)
 
     def _label(self, number: int) -> str:
         known = self._session.modules.all[number]
@@ -122,28 +119,24 @@ class Capturer(Observer):
 
     # -- ops and spies -----------------------------------------------------------------------------------
 
-    def op(
-        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
-        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
-    ) -> None:  # fmt: skip
+    def op(self, event: OpEvent) -> None:
         """Keep the results of an op that is meant."""
+        info = event.info
         if info.flavour != OP and self._unwatched:
-            self._watch_returned(result)
-        if not self._chosen(lane, info):
+            self._watch_returned(event.result)
+        if not self._chosen(event):
             return
-        calls = lane.calls()
-        label = self._label(calls[-1].module) if calls else ""
+        label = self._label(event.modules[-1]) if event.modules else ""
         name = info.name if info.flavour == OP else info.name.rpartition(".")[2]
-        fresh = [one for one in results_of(self._session, info, args, kwargs, result) if self._is_new(one)]
+        fresh = [one for one in results_of(self._session, event) if self._is_new(one)]
         if fresh:
-            phase = lane.phase if node is None else PHASES.index("backward")
-            self._keep_all(label, name, self._time(label, name), "op", fresh, phase, flat=True)
+            self._keep_all(label, name, self._time(label, name), "op", fresh, event.phase, flat=True)
 
-    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+    def wants(self, event: OpEvent) -> bool:
         """Only ops that were asked for, and calls that may return what one of those has made."""
         if not self._wanted.ops:
             return False
-        return self._chosen.op(info) or (bool(self._unwatched) and info.flavour != OP)
+        return self._chosen.op(event.info) or (bool(self._unwatched) and event.info.flavour != OP)
 
     def _watch_returned(self, result: Any) -> None:
         """Inside the dispatcher a result has no gradient to wait for; what the API call returns has."""
@@ -161,22 +154,21 @@ class Capturer(Observer):
         self._hooked.add(value)
         return True
 
-    def spied(self, session: Session, lane: Lane, spied: Spied) -> None:
+    def spied(self, spied: Spied) -> None:
         """Keep what ``sl.spy`` was told."""
         names = self._wanted.names
         self._spied.setdefault(spied.name)
         if names is not None and not any(fnmatchcase(spied.name, glob) for glob in names):
             return
-        label = self._owner(lane, spied.module)
+        label = self._owner(spied)
         index = self._time(label, spied.name)
-        self._keep_all(label, spied.name, index, "spy", spied.value, lane.phase)
+        self._keep_all(label, spied.name, index, "spy", spied.value, spied.phase)
 
-    def _owner(self, lane: Lane, module: Any) -> str:
-        if module is None:
-            calls = lane.calls()
-            return self._label(calls[-1].module) if calls else ""
-        known = self._session.modules.by_id.get(id(module))
-        return type(module).__name__ if known is None else self._label(known.number)
+    def _owner(self, spied: Spied) -> str:
+        if spied.module is None:
+            return self._label(spied.modules[-1]) if spied.modules else ""
+        known = self._session.modules.by_id.get(id(spied.module))
+        return type(spied.module).__name__ if known is None else self._label(known.number)
 
     def _time(self, label: str, name: str) -> int:
         key = (spying.current_step(), label, name)
@@ -185,7 +177,7 @@ class Capturer(Observer):
 
     # -- gradients ---------------------------------------------------------------------------------------
 
-    def _watch_parameters(self, call: OpenCall) -> None:
+    def _watch_parameters(self, call: CallEvent) -> None:
         module = self._session.modules.all[call.module].ref()
         label = self._label(call.module)
         for name, parameter in module._parameters.items() if module is not None else ():
@@ -280,7 +272,7 @@ class Capturer(Observer):
 
     # -- afterwards --------------------------------------------------------------------------------------
 
-    def finish(self, session: Session) -> None:
+    def finish(self) -> None:
         """Take the hooks off, and wait until all is written."""
         for handle in self._handles:
             handle.remove()

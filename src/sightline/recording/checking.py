@@ -30,15 +30,14 @@ from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.compiled import COMPILED_BACKWARD
 from sightline.recording.deferred import Deferred
 from sightline.recording.measuring import Measurer, Readings, measurable, results_of
-from sightline.recording.observing import Observer
+from sightline.recording.observing import CallEvent, Observer, OpEvent
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.readings import is_finite, read
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 
 if TYPE_CHECKING:
-    from sightline.recording.lanes import Lane, OpenCall
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 _DOOR: Final = "sightline.tracing"
 
@@ -50,8 +49,8 @@ class Checker(Observer):
     """Looks at every floating result, and stops the run at the first fault."""
 
     def __init__(
-        self, session: Session, wanted: Check, measurer: Measurer | None, judge: Judge,
-        build: Callable[[Session], TraceData],
+        self, session: SessionBase, wanted: Check, measurer: Measurer | None, judge: Judge,
+        build: Callable[[SessionBase], TraceData],
     ) -> None:  # fmt: skip
         self._session = session
         self._wanted = wanted
@@ -65,6 +64,7 @@ class Checker(Observer):
         self.allowed = list(wanted.allow or ())
         self.checked = 0  #: tensors looked at
         self._aten = session.level in ("aten", "both")
+        self.api = not self._aten
         self._found = False
         self._alarm_at = 0  #: the alarm at which it is worth looking again
         self._patience = 1
@@ -74,12 +74,12 @@ class Checker(Observer):
         self._odd_at = 1
         self._before = {id(tensor): ref(tensor) for tensor in _variables()}
 
-    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+    def wants(self, event: OpEvent) -> bool:
         """Not what an API call returns, which its ops have made, nor a view of what is fine."""
-        if info.uninitialized or (self._aten and info.flavour != OP):
+        if event.info.uninitialized or (self._aten and event.info.flavour != OP):
             return False
-        return self._may_change(info, ids) or (
-            bool(self._session.regions) and any(not self.readings.known(one) for one in ids)
+        return self._may_change(event.info, event.ids) or (
+            bool(self._session.regions) and any(not self.readings.known(one) for one in event.ids)
         )
 
     def _may_change(self, info: OpInfo, ids: list[int]) -> bool:
@@ -89,29 +89,25 @@ class Checker(Observer):
 
     # -- where the numbers are at hand -------------------------------------------------------------------
 
-    def op(
-        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
-        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
-    ) -> None:  # fmt: skip
+    def op(self, event: OpEvent) -> None:
         """Look at the results of an op."""
+        info = event.info
         if self._session.regions:
-            self._look_at_regions((args, kwargs or {}))
-            if not self._may_change(info, ids):
+            self._look_at_regions((event.args, event.kwargs or {}))
+            if not self._may_change(info, event.ids):
                 return
-        if info.copies and self._is_a_copy(ids, args, result):
+        if info.copies and self._is_a_copy(event):
             return
         if info.mutates:
-            self._note_rewritten(self._session.arguments.at(info.mutates, args, kwargs))
+            self._note_rewritten(self._session.arguments.at(info.mutates, event.args, event.kwargs))
         nans = infs = 0
-        results = (
-            (result,) if type(result) is Tensor else results_of(self._session, info, args, kwargs, result)
-        )
-        for tensor in results:
+        plain = type(event.result) is Tensor
+        for tensor in (event.result,) if plain else results_of(self._session, event):
             found = self._look(tensor)
             if found is not None:
                 nans, infs = nans + found[0], infs + found[1]
         if (nans or infs) and not (self._found and self._wanted.on == "report"):
-            self._blame(lane, info, ids, args, kwargs, nan=nans > 0, inf=infs > 0)
+            self._blame(event, nan=nans > 0, inf=infs > 0)
 
     def _look(self, tensor: Any) -> tuple[int, int] | None:
         """NaNs and infinities of a tensor, if it has any and they are known by now."""
@@ -135,11 +131,12 @@ class Checker(Observer):
             if type(tensor) is Tensor and tensor._is_view():
                 self._rewritten.add(storage_address(tensor))
 
-    def _is_a_copy(self, ids: list[int], args: tuple[Any, ...], result: Any) -> bool:
+    def _is_a_copy(self, event: OpEvent) -> bool:
         """Whether a result holds the elements of what was looked at and is finite, none out of range."""
+        ids, result = event.ids, event.result
         if len(ids) != 1 or not self.readings.known(ids[0]) or ids[0] in self.readings.bad:
             return False
-        source, value = args[0], self._session.values.known(result)
+        source, value = event.args[0], self._session.values.known(result)
         if value is None or source.device != result.device or not _holds(result.dtype, source.dtype):
             return False
         if self._rewritten and storage_address(source) in self._rewritten:
@@ -149,54 +146,48 @@ class Checker(Observer):
         self.checked += 1
         return True
 
-    def _blame(
-        self, lane: Lane, info: OpInfo, ids: list[int], args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None, nan: bool, inf: bool,
-    ) -> None:  # fmt: skip
+    def _blame(self, event: OpEvent, nan: bool, inf: bool) -> None:
         """Raise, unless what is not finite was in the inputs already, or is meant to be there."""
-        before = [self.readings.bad[one] for one in ids if one in self.readings.bad]
-        before += self._odd_inputs(info, args, kwargs)
+        before = [self.readings.bad[one] for one in event.ids if one in self.readings.bad]
+        before += self._odd_inputs(event)
         had_nan, had_any = any(nans for nans, _ in before), bool(before)
-        told_nan, told_inf = _told((args, kwargs or {}))
+        told_nan, told_inf = _told((event.args, event.kwargs or {}))
         makes_nan = nan and not had_nan and not told_nan
-        makes_inf = inf and not had_any and not told_inf and not self._was_unknown(info, ids, args, kwargs)
-        if (makes_nan or makes_inf) and not self._allowed(lane, info):
+        makes_inf = inf and not had_any and not told_inf and not self._was_unknown(event)
+        if (makes_nan or makes_inf) and not self._allowed(event):
             if self._wanted.on == "raise":
-                self._read_inputs(args, kwargs)
+                self._read_inputs(event)
             text = self._judge(self._build(self._session), self._wanted)
             if text is not None:  # else it is meant, as far as the whole recording knows
                 self._found = True
                 if self._wanted.on == "raise":
                     raise NonFiniteError(text)
 
-    def _was_unknown(
-        self, info: OpInfo, ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> bool:
+    def _was_unknown(self, event: OpEvent) -> bool:
         """Whether an op changed in place what nobody had looked at: a mask made before the block."""
-        changed = self._session.arguments.at(info.mutates, args, kwargs)
-        unseen = bool(changed) and any(not self.readings.known(one) for one in ids)
+        changed = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
+        unseen = bool(changed) and any(not self.readings.known(one) for one in event.ids)
         return unseen or any(type(tensor) is Tensor and tensor._is_view() for tensor in changed)
 
-    def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def _read_inputs(self, event: OpEvent) -> None:
         """Have the numbers of the inputs for the error; a check alone has not read what is finite."""
         if self._measurer is not None:
             return
-        for tensor in self._session.arguments.tensors((args, kwargs or {}), []):
+        for tensor in self._session.arguments.tensors((event.args, event.kwargs or {}), []):
             value = self._session.values.known(tensor)
             if value is not None and value not in self.readings.bad and measurable(tensor) and tensor.is_cpu:
                 self.readings.add(value, read(tensor, fingerprint=False))
 
-    def _odd_inputs(
-        self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> list[tuple[int, int]]:
+    def _odd_inputs(self, event: OpEvent) -> list[tuple[int, int]]:
         """NaNs and infinities in what an op was given, and has not changed.
 
         Parameters, inputs and constants are looked at only now; and what was changed through a view of it has
         other numbers than when it was looked at.
         """
-        changed = {id(tensor) for tensor in self._session.arguments.at(info.mutates, args, kwargs)}
+        given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
+        changed = {id(tensor) for tensor in given}
         found = []
-        for tensor in self._session.arguments.tensors((args, kwargs or {}), []):
+        for tensor in self._session.arguments.tensors((event.args, event.kwargs or {}), []):
             if id(tensor) not in changed and measurable(tensor) and tensor.is_cpu and not is_finite(tensor):
                 reading = read(tensor, fingerprint=False)
                 value = self._session.values.known(tensor)
@@ -205,15 +196,14 @@ class Checker(Observer):
                 found.append((reading.nans, reading.infs))
         return found
 
-    def _allowed(self, lane: Lane, info: OpInfo) -> bool:
+    def _allowed(self, event: OpEvent) -> bool:
         globs = self._wanted.allow or ()
-        names = [(info.name, "aten" if info.flavour == OP else "api")]
-        if lane.open_op is not None:
-            names.append((self._session.infos[lane.open_op[1]].name, "api"))
+        names = [(event.info.name, "aten" if event.info.flavour == OP else "api")]
+        if event.api is not None:
+            names.append((event.api.name, "api"))
         if any(op_matches(glob, name, level) for glob in globs for name, level in names):
             return True
-        calls = lane.calls()
-        known = self._session.modules.all[calls[-1].module] if calls else None
+        known = self._session.modules.all[event.modules[-1]] if event.modules else None
         paths = (known.aliases or (known.path,)) if known is not None else ()
         return any(meant(segments_of(path)) for meant in self._paths for path in paths)
 
@@ -236,24 +226,21 @@ class Checker(Observer):
 
     def _look_at_everything_alive(self) -> None:
         """Before a region is blamed: what it was given may have come with a NaN, and was never looked at."""
-        for held in list(self._session.values.refs.values()):
-            tensor = held()
-            if tensor is not None and not self.readings.known(held.value) and measurable(tensor):
+        for value, tensor in self._session.values.living():
+            if not self.readings.known(value) and measurable(tensor):
                 if tensor.is_cpu and not is_finite(tensor):
-                    self.readings.first_time(held.value)
-                    self.readings.add(held.value, read(tensor, fingerprint=False))
+                    self.readings.first_time(value)
+                    self.readings.add(value, read(tensor, fingerprint=False))
 
     # -- where they are on a device ----------------------------------------------------------------------
 
-    def leave(
-        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
-    ) -> None:
+    def leave(self, call: CallEvent) -> None:
         """A checkpoint: look at the alarm, if it has arrived."""
-        if session.regions and not raised:
-            self._look_at_regions(result)
+        if self._session.regions and not call.raised:
+            self._look_at_regions(call.result)
         self._checkpoint()
 
-    def step(self, session: Session) -> None:
+    def step(self) -> None:
         """A checkpoint too."""
         self._checkpoint()
 

@@ -36,7 +36,7 @@ def failed_op(
         lane.aten_count += 1
         session.failure = id(error)
         if session.observer is not None:
-            session.observer.op(lane, info, node, stack, op[0], ids, args, kwargs, None, raised=True)
+            session.observe_op(lane, info, node, stack, op[0], ids, args, kwargs, None, raised=True)
     except Exception as own:  # the op's own exception goes on, and no other
         session.note_fault(own)
 

@@ -197,7 +197,7 @@ def dispatch(
         if len(refs) > values.purge_at:
             values.purge()
         if session.observer is not None:
-            session.observer.op(lane, info, node, stack, op, ids, args, kwargs, result)
+            session.observe_op(lane, info, node, stack, op, ids, args, kwargs, result)
     except Exception as error:
         fault(error)
     finally:
@@ -302,7 +302,7 @@ def function(
                 lane.bits | phase | flags << FLAG_SHIFT, len(ids), *ids, *made,
             ])  # fmt: skip
             if session.observer is not None:
-                session.observer.op(lane, info, current_node(), stack, number, ids, args, kwargs, result)
+                session.observe_op(lane, info, current_node(), stack, number, ids, args, kwargs, result)
     except Exception as error:
         fault(error)
     lane.spent += clock() - end

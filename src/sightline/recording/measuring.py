@@ -19,15 +19,14 @@ from sightline.options import Stats
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.deferred import Deferred
 from sightline.recording.fingerprints import LANES
-from sightline.recording.observing import Observer
+from sightline.recording.observing import CallEvent, Observer, OpEvent
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.readings import Reading, read
 from sightline.recording.torchapi import Parameter, Tensor, is_functorch_wrapped, storage_address
 from sightline.recording.values import PLAIN_TENSORS
 
 if TYPE_CHECKING:
-    from sightline.recording.lanes import Lane, OpenCall
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
 
 _STRIDED: Final = torch.strided
 FLOATS: Final = 5  #: min, max, mean, std, l2
@@ -86,7 +85,7 @@ def measurable(tensor: Any) -> bool:
 class Measurer(Observer):
     """Reads the numbers of what ops and module calls return."""
 
-    def __init__(self, session: Session, wanted: Stats) -> None:
+    def __init__(self, session: SessionBase, wanted: Stats) -> None:
         self._session = session
         self._wanted = wanted
         self.fingerprint = bool(wanted.fingerprint)
@@ -94,33 +93,33 @@ class Measurer(Observer):
         self._chosen = Chosen(session, wanted.modules, wanted.ops)
         self._parameters = wanted.parameters
         self._aten = session.level in ("aten", "both")
+        self.api = not self._aten
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
         self.readings = Readings()
         self.deferred = Deferred("fingerprints" if wanted.fingerprint else "numbers")
 
-    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+    def wants(self, event: OpEvent) -> bool:
         """Not what an API call returns, which its ops have made, nor what shows what was read."""
+        info = event.info
         if info.uninitialized or (self._aten and info.flavour != OP):
             return False
-        return not info.relabels or self._is_rewritten(result) or (self._views and not info.keeps_order)
+        return not info.relabels or self._is_rewritten(event.result) or (self._views and not info.keeps_order)
 
-    def op(
-        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
-        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
-    ) -> None:  # fmt: skip
+    def op(self, event: OpEvent) -> None:
         """Read the results of an op."""
-        if not self._chosen(lane, info) or (info.relabels and not self._is_read(args, result)):
+        info, args, result = event.info, event.args, event.result
+        if not self._chosen(event) or (info.relabels and not self._is_read(args, result)):
             return
         bad = len(self.readings.bad)
         if type(result) is Tensor and not info.mutates:
             self.take(result)
         else:
-            for tensor in results_of(self._session, info, args, kwargs, result):
+            for tensor in results_of(self._session, event):
                 self.take(tensor)
         if info.mutates:
-            self._note_rewritten(info, args, kwargs)
+            self._note_rewritten(event)
         elif len(self.readings.bad) > bad:  # a parameter, or what was made before the block, may explain it
-            for tensor in self._session.arguments.tensors((args, kwargs or {}), []):
+            for tensor in self._session.arguments.tensors((args, event.kwargs or {}), []):
                 self.take(tensor if tensor._base is None else tensor._base)
                 self.take(tensor)
 
@@ -137,33 +136,30 @@ class Measurer(Observer):
             return False
         return not any(step == 0 and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))
 
-    def _note_rewritten(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def _note_rewritten(self, event: OpEvent) -> None:
         """What was changed through a view has a new version, which nobody has read."""
-        for tensor in self._session.arguments.at(info.mutates, args, kwargs):
+        for tensor in self._session.arguments.at(event.info.mutates, event.args, event.kwargs):
             if type(tensor) is Tensor and tensor._is_view():
                 self._rewritten.add(storage_address(tensor))
 
     def _is_rewritten(self, view: Any) -> bool:
         return bool(self._rewritten) and type(view) is Tensor and storage_address(view) in self._rewritten
 
-    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+    def enter(self, call: CallEvent) -> None:
         """Read what a module is given, where no op has made it."""
         if not self._chosen.call(call):
             return
-        kwargs = call.frame.f_locals.get("kwargs") if call.frame is not None else None
-        for tensor in session.arguments.tensors((args, kwargs or {}), []):
+        for tensor in self._session.arguments.tensors((call.args, call.kwargs or {}), []):
             self.take(tensor)
-        module = session.modules.all[call.module].ref() if self._parameters else None
+        module = self._session.modules.all[call.module].ref() if self._parameters else None
         for parameter in module._parameters.values() if module is not None else ():
             self.take(parameter)
 
-    def leave(
-        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
-    ) -> None:
+    def leave(self, call: CallEvent) -> None:
         """Read what a module returns, where ops are not seen."""
-        if self._aten or raised or not self._chosen.call(call):
+        if self._aten or call.raised or not self._chosen.call(call):
             return
-        for tensor in session.arguments.tensors(result, []):
+        for tensor in self._session.arguments.tensors(call.result, []):
             self.take(tensor)
 
     def take(self, tensor: Any) -> None:
@@ -192,20 +188,17 @@ class Measurer(Observer):
 class Chosen:
     """Which ops and calls are meant by globs; each op and module is looked at once."""
 
-    def __init__(self, session: Session, modules: Any, ops: Any) -> None:
+    def __init__(self, session: SessionBase, modules: Any, ops: Any) -> None:
         self._session = session
         self._modules = None if modules is None else [PathPattern(glob) for glob in modules]
         self._ops = ops
         self._known_ops: dict[int, bool] = {}
         self._known_modules: dict[tuple[int, bool], bool] = {}
 
-    def __call__(self, lane: Lane, info: OpInfo) -> bool:
-        if self._ops is not None and not self.op(info):
+    def __call__(self, event: OpEvent) -> bool:
+        if self._ops is not None and not self.op(event.info):
             return False
-        if self._modules is None:
-            return True
-        calls = lane.calls()
-        return bool(calls) and self.module(calls[-1].module)
+        return self._modules is None or (bool(event.modules) and self.module(event.modules[-1]))
 
     def op(self, info: OpInfo) -> bool:
         """Whether an op is meant."""
@@ -216,7 +209,7 @@ class Chosen:
             self._known_ops[info.number] = found
         return found
 
-    def call(self, call: OpenCall) -> bool:
+    def call(self, call: CallEvent) -> bool:
         """Whether a call is of a module that is meant."""
         return self._modules is None or self.module(call.module)
 
@@ -235,9 +228,8 @@ class Chosen:
         return found
 
 
-def results_of(
-    session: Session, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-) -> list[Any]:
+def results_of(session: SessionBase, event: OpEvent) -> list[Any]:
     """The tensors an op returned, and those it changed in place without returning them."""
     arguments = session.arguments
-    return arguments.tensors(result, []) + arguments.at(info.mutates, args, kwargs)
+    changed = arguments.at(event.info.mutates, event.args, event.kwargs)
+    return arguments.tensors(event.result, []) + changed

@@ -3,59 +3,97 @@
 Live views, statistics, checks and captures are observers. Without one a recording pays one test per op. An
 observer is called after the op has been written down, and what it does with torch passes no mode and makes
 no autograd node. What it raises is a fault like any other of the recorder's, unless it is meant to stop the
-run (`Session.fault`).
+run (`SessionBase.fault`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sightline.recording.torchapi import below_autograd, no_dispatch, quiet
 
 if TYPE_CHECKING:
-    from sightline.recording.lanes import Lane, OpenCall
     from sightline.recording.operations import OpInfo
-    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
+    from sightline.trace.forms import Form
 
 
-class Spied(NamedTuple):
+@dataclass(slots=True)
+class OpEvent:
+    """An op, or an API call, that has ended."""
+
+    info: OpInfo
+    number: int  #: of its row
+    stack: int
+    phase: int  #: a position in ``PHASES``
+    node: int | None  #: the number of the autograd node that runs it; None outside a backward pass
+    api: OpInfo | None  #: the API call an op is part of
+    modules: list[int]  #: whose calls are open, outermost first
+    worker: bool  #: one of autograd's own threads runs it
+    ids: list[int]  #: the values of its inputs
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    result: Any
+    raised: bool = False
+    result_form: Form | None = None  #: what was returned, where ``result`` is only the tensors in it
+
+
+@dataclass(slots=True)
+class CallEvent:
+    """A module call that has begun, or ended; on an exception without a result."""
+
+    module: int
+    number: int
+    phase: int
+    depth: int  #: how many calls are open around it
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    form: int  #: of what it was given
+    result: Any = None
+    raised: bool = False
+
+
+@dataclass(slots=True)
+class Spied:
     """What ``sl.spy`` was told."""
 
     name: str
     value: Any
     module: Any  #: the module it belongs to, or None for the one that runs
+    modules: list[int]  #: whose calls are open, outermost first
+    phase: int
 
 
 class Observer:
     """Does nothing at every event; `silent` ones run where no mode and no autograd sees their ops."""
 
     silent: ClassVar = True
+    ops: bool = True  #: whether it wants to hear of ops
+    api: bool = True  #: whether it wants to hear of API calls
 
-    def wants(self, info: OpInfo, ids: list[int], result: Any) -> bool:
+    def wants(self, event: OpEvent) -> bool:
         """Whether it would look at an op; asked first, since making silence costs microseconds."""
         return True
 
-    def op(
-        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
-        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
-    ) -> None:  # fmt: skip
-        """An op has ended: row ``number``, whose inputs are the values ``ids``."""
+    def op(self, event: OpEvent) -> None:
+        """An op has ended."""
 
-    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+    def enter(self, call: CallEvent) -> None:
         """A module call begins."""
 
-    def leave(
-        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
-    ) -> None:
-        """A module call has ended; on an exception without a result."""
+    def leave(self, call: CallEvent) -> None:
+        """A module call has ended."""
 
-    def spied(self, session: Session, lane: Lane, spied: Spied) -> None:
+    def spied(self, spied: Spied) -> None:
         """A value was named by ``sl.spy``."""
 
-    def step(self, session: Session) -> None:
+    def step(self) -> None:
         """A step has begun or ended."""
 
-    def finish(self, session: Session) -> None:
+    def finish(self) -> None:
         """The recording has stopped; the model is still there."""
 
     def asked(self) -> dict[str, Any]:
@@ -66,63 +104,68 @@ class Observer:
 class Observers(Observer):
     """Several observers as one."""
 
-    def __init__(self, observers: list[Observer]) -> None:
+    def __init__(self, session: SessionBase, observers: list[Observer]) -> None:
+        self._session = session
         self._loud = [one for one in observers if not one.silent]
         self._silent = [one for one in observers if one.silent]
         self.all = observers
+        self.ops = any(one.ops for one in observers)
+        self.api = any(one.api for one in observers)
 
-    def op(
-        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
-        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
-    ) -> None:  # fmt: skip
+    def op(self, event: OpEvent) -> None:
         """Tell each."""
         for one in self._loud:
-            one.op(lane, info, node, stack, number, ids, args, kwargs, result, raised)
-        asking = [] if raised else [one for one in self._silent if one.wants(info, ids, result)]
+            one.op(event)
+        asking = [] if event.raised else [one for one in self._silent if one.wants(event)]
         if asking:
-            with quiet(), no_dispatch(), below_autograd():
+            with silence():
                 for one in asking:
-                    one.op(lane, info, node, stack, number, ids, args, kwargs, result)
+                    one.op(event)
 
-    def enter(self, session: Session, call: OpenCall, args: tuple[Any, ...]) -> None:
+    def enter(self, call: CallEvent) -> None:
         """Tell each."""
         for one in self._loud:
-            one.enter(session, call, args)
+            one.enter(call)
         if self._silent:
-            with quiet(), no_dispatch(), below_autograd():
+            with silence():
                 for one in self._silent:
-                    one.enter(session, call, args)
+                    one.enter(call)
 
-    def leave(
-        self, session: Session, call: OpenCall, args: tuple[Any, ...], result: Any, raised: bool
-    ) -> None:
+    def leave(self, call: CallEvent) -> None:
         """Tell each."""
         for one in self._loud:
-            one.leave(session, call, args, result, raised)
+            one.leave(call)
         if self._silent:
-            with quiet(), no_dispatch(), below_autograd():
+            with silence():
                 for one in self._silent:
-                    one.leave(session, call, args, result, raised)
+                    one.leave(call)
 
-    def spied(self, session: Session, lane: Lane, spied: Spied) -> None:
+    def spied(self, spied: Spied) -> None:
         """Tell each."""
-        with quiet(), no_dispatch(), below_autograd():
+        with silence():
             for one in self.all:
-                one.spied(session, lane, spied)
+                one.spied(spied)
 
-    def step(self, session: Session) -> None:
+    def step(self) -> None:
         """Tell each."""
         for one in self.all:
-            one.step(session)
+            one.step()
 
-    def finish(self, session: Session) -> None:
+    def finish(self) -> None:
         """Tell each, and the last one though the first fails."""
         for one in self.all:
             try:
-                one.finish(session)
+                one.finish()
             except Exception as error:
-                session.fault(error)
+                self._session.fault(error)
 
     def asked(self) -> dict[str, Any]:
         """Of each."""
         return {name: what for one in self.all for name, what in one.asked().items()}
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """A stretch in which what is done with torch passes no mode and makes no autograd node."""
+    with quiet(), no_dispatch(), below_autograd():
+        yield

@@ -179,7 +179,7 @@ class Recorder:
             session.readings = session.check = self._checker
             observers.append(self._checker)
         if observers:
-            session.observer = Observers(observers)
+            session.observer = Observers(session, observers)
 
     def stop(self, error: BaseException | None = None) -> None:
         """Take everything out; safe to call twice.
@@ -222,7 +222,7 @@ class Recorder:
         try:
             session.finish()
             if session.observer is not None:
-                session.observer.finish(session)
+                session.observer.finish()
         except Exception as own:
             if error is None:
                 raise

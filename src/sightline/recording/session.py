@@ -19,9 +19,10 @@ from sightline.recording.buffers import Stream
 from sightline.recording.calibration import Passage, passage
 from sightline.recording.callpath import module_recorder
 from sightline.recording.compiled import Region, close_region
-from sightline.recording.lanes import FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
+from sightline.recording.lanes import BACKWARD, FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
 from sightline.recording.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
 from sightline.recording.modules import Modules
+from sightline.recording.observing import CallEvent, OpEvent
 from sightline.recording.open_rows import open_rows
 from sightline.recording.operations import OpInfo, api_facts, aten_facts
 from sightline.recording.session_base import SessionBase
@@ -265,6 +266,30 @@ class Session(SessionBase):
         """A number that changes when anything has been written, or the recording has ended."""
         open_calls = sum(len(lane.calls()) for lane in list(self.lanes.values()))
         return 2 * (len(self.ops) + len(self.calls) + open_calls) + (not self.running)
+
+    # -- observers ---------------------------------------------------------------------------------
+
+    def observe_op(
+        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
+        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
+    ) -> None:  # fmt: skip
+        """Tell of an op that has ended."""
+        api = None if lane.open_op is None else self.infos[lane.open_op[1]]
+        modules = [call.module for call in lane.calls()]
+        phase, evaluated = (lane.phase, None) if node is None else (BACKWARD, node._sequence_nr())
+        self.observer.op(
+            OpEvent(
+                info, number, stack, phase, evaluated, api, modules, lane is not self.lane, ids, args, kwargs,
+                result, raised,
+            )
+        )  # fmt: skip
+
+    def call_event(
+        self, lane: Lane, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> CallEvent:
+        """A module call, as observers see it."""
+        depth = sum(one is not call for one in lane.calls())
+        return CallEvent(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
 
     # -- module calls --------------------------------------------------------------------------------
 

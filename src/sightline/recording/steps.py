@@ -33,15 +33,18 @@ class RecorderEar:
                 if not lane.off:
                     session.name_spied(name, value)
                     if session.observer is not None:
-                        session.observer.spied(session, lane, Spied(name, value, module))
+                        modules = [call.module for call in lane.calls()]
+                        session.observer.spied(Spied(name, value, module, modules, lane.phase))
             except Exception as error:
                 session.fault(error)
 
         for session in native:
             try:
                 session.name_spied(name, value)
+                if session.observer is not None:
+                    session.observer.spied(Spied(name, value, module, *session.where()))
             except Exception as error:
-                session.note_fault(error)
+                session.fault(error)
 
     def stepped(self, begins: bool) -> None:
         """A step has begun, or is about to end."""
@@ -63,7 +66,7 @@ def note_step(session: SessionBase, begins: bool) -> None:
     session.steps.append(mark)
     try:
         if session.observer is not None:
-            session.observer.step(session)
+            session.observer.step()
     except Exception as error:
         session.fault(error)
 

@@ -227,6 +227,11 @@ class Values(KnownTensors):
         with quiet():  # reading a shape must not run the subclass's own code
             return self.describe(tensor), storage_address(tensor), tensor.storage_offset()
 
+    def living(self) -> list[tuple[int, Any]]:
+        """Values and their tensors, of those that are still there."""
+        found = [(held.value, held()) for held in list(self.refs.values())]
+        return [(value, tensor) for value, tensor in found if tensor is not None]
+
     def alive(self) -> NDArray[np.int64]:
         """The values of living tensors."""
         found = [getattr(held, "value", -1) for held in list(self.refs.values()) if held() is not None]
