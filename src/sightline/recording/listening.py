@@ -36,6 +36,8 @@ class Listener(Observer):
     def op(self, event: OpEvent) -> None:
         """An op has ended."""
         info, stack, phase = event.info, event.stack, PHASES[event.phase]
+        if stack >= len(self._session.stacks.parents):
+            self._session.refresh()
         if info.backward or (event.api is not None and event.api.backward):
             phase = "backward"
         if event.node is None:
@@ -50,9 +52,9 @@ class Listener(Observer):
         with quiet():
             inputs = self._metas((event.args, event.kwargs or {}))
             outputs = self._metas(event.result)
-            form = form_of(event.args, event.kwargs)
-            made = event.result_form
-            if made is None:
+            form, made = event.form, event.result_form
+            if form is None or made is None:
+                form = form_of(event.args, event.kwargs)
                 made = form_of((event.result,), None) if event.result is not None else Form(())
         self._watcher.op(
             OpHappened(
@@ -94,7 +96,6 @@ class Listener(Observer):
 
     def _chain(self, stack: int) -> list[Place]:
         found = []
-        self._session.refresh()
         while stack >= 0:
             place = self._places.get(stack)
             if place is None:

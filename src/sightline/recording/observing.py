@@ -38,7 +38,8 @@ class OpEvent:
     kwargs: dict[str, Any] | None
     result: Any
     raised: bool = False
-    result_form: Form | None = None  #: what was returned, where ``result`` is only the tensors in it
+    form: Form | None = None  #: of the arguments and of the result, where the engine knows them already
+    result_form: Form | None = None
 
 
 @dataclass(slots=True)

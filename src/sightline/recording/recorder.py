@@ -122,15 +122,8 @@ class Recorder:
     def _session_of(self, caller: FrameType | None, above: bool) -> SessionBase:
         """A recording by the engine that was chosen."""
         asked = self._asked
-        with_tensors = (asked.watcher, asked.capture, asked.stats, asked.check)
-        engine = chosen(asked.engine)
-        if asked.engine == "native" and any(one is not None for one in with_tensors):
-            raise UsageError(
-                'engine="native" does not look into tensors while the model runs: with live=, capture=, '
-                "stats= or check= leave engine= out, and the plain recorder does it."
-            )
         given = self._model, self._name, self._level, caller, above
-        if engine == "native" and all(one is None for one in with_tensors):
+        if chosen(asked.engine) == "native":
             from sightline.recording.native.session import NativeSession, NoSlot
 
             for attempt in (1, 2):
@@ -195,7 +188,10 @@ class Recorder:
                 self._take_out(session)
             finally:
                 with undisturbed():
-                    self._finish(session, error)
+                    try:
+                        self._finish(session, error)
+                    finally:
+                        session.release()
         except Exception as own:
             if error is None:
                 session.fault(own)

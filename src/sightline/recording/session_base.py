@@ -18,6 +18,8 @@ from sightline.trace.assembly.raw import StepMark
 from sightline.trace.data import ModuleInfo
 
 _MAX_FAULTS: Final = 20
+#: Exceptions of observers that are meant for the program.
+STOPS_THE_RUN: Final = (NonFiniteError, CaptureError)
 clock = time.perf_counter_ns
 
 
@@ -72,6 +74,10 @@ class SessionBase:
         """The thread it was started on."""
         raise NotImplementedError
 
+    def where(self) -> tuple[list[int], int]:
+        """The modules whose calls are open on this thread, outermost first, and the phase."""
+        raise NotImplementedError
+
     def next_id(self) -> int:
         """A number in the order of ops and calls."""
         raise NotImplementedError
@@ -86,6 +92,9 @@ class SessionBase:
     def finish(self) -> None:
         """After the stop: close what is still open, and read what must be read while the model lives."""
         raise NotImplementedError
+
+    def release(self) -> None:
+        """Nothing will be asked of the engine any more."""
 
     def abandon(self) -> None:
         """It will never begin: give back what it holds."""
@@ -108,7 +117,7 @@ class SessionBase:
 
     def fault(self, error: BaseException) -> None:
         """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
-        if issubclass(type(error), NonFiniteError | CaptureError):
+        if issubclass(type(error), STOPS_THE_RUN):
             raise error
         self.note_fault(error)
 

@@ -189,21 +189,19 @@ class TestABuild:
     ) -> None:  # fmt: skip
         fake.does("sleep 60")
         building = builder(sources, cache)  # asks the compiler for its version, and may sleep
-        ended = []
-        end = compilation._end
+        waiting: list[subprocess.Popen[bytes]] = []
+        wait = subprocess.Popen.wait
 
-        def watched(process: subprocess.Popen[bytes]) -> None:
-            end(process)
-            ended.append(process)
+        def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+            waiting.append(process)
+            if len(waiting) == 1:
+                raise KeyboardInterrupt
+            return wait(process, timeout)
 
-        def interrupt(seconds: float) -> None:
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(compilation, "_end", watched)
-        monkeypatch.setattr(time, "sleep", interrupt)
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             building.build()
-        assert [process.returncode for process in ended] == [-signal.SIGKILL]
+        assert waiting[-1].returncode == -signal.SIGKILL
         assert builder(sources, cache).failure() is None
         assert capfd.readouterr().err.endswith("… stopped.\n")
 
@@ -247,7 +245,7 @@ class TestTheKey:
 
     def test_the_command_has_what_torch_needs(self, fake: FakeCompiler) -> None:
         here = Toolchain.here()
-        command = here.compile_command(Path("a.cpp"), Path("a.o"), strict=True)
+        command = here.command(Path("a.cpp"), Path("a.so"), strict=True)
         abi = int(torch.compiled_with_cxx11_abi())
         assert {"-DNDEBUG", "-std=c++20", "-Werror", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"} <= set(command)
         include = Path(torch.__file__).parent / "include"

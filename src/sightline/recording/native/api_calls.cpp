@@ -1,5 +1,8 @@
 #include "api_calls.h"
 
+#include "observers.h"
+#include "python_values.h"
+
 namespace sightline {
 namespace {
 
@@ -52,9 +55,9 @@ PyObject* tuple_of(const Operands& operands) {
   return tuple;
 }
 
-// The form and the values of a call; `method` and `number` say who makes a new form.
+// The form and the values of a call; `maker` and `number` say how what it was given is to be understood.
 void read_call(
-    Recording& recording, const Operands& operands, const char* method, int32_t number, ApiCall& api, Lock& lock) {
+    Recording& recording, const Operands& operands, const char* maker, int32_t number, ApiCall& api, Lock& lock) {
   Arguments found;
   const bool readable = read_operands(recording, operands, found, lock);
   const uint64_t key = mixed(found.key, static_cast<uint64_t>(number) + 0xA1B1);
@@ -72,7 +75,7 @@ void read_call(
   ask(lock, [&] {
     Owned given(tuple_of(operands));
     Owned told(PyObject_CallMethod(
-        recording.host, method, "iOOOi", number, given.get(), operands.names ? operands.names : Py_None,
+        recording.host, "new_api_form", "siOOOi", maker, number, given.get(), operands.names ? operands.names : Py_None,
         operands.keywords ? operands.keywords : Py_None, static_cast<int>(!readable)));
     PyObject* list = nullptr;
     if (!told || !PyArg_ParseTuple(told.get(), "iO!", &api.form, &PyList_Type, &list)) {
@@ -85,6 +88,17 @@ void read_call(
     }
   });
   if (readable) recording.forms.emplace(key, api.form);
+}
+
+// Keep what a call was given for observers.
+template <class Make>
+void keep_given(Recording& recording, ApiCall& api, const char* maker, int32_t number, PyObject* names,
+                PyObject* keywords, Lock& lock, Make make_values) {
+  if (!recording.observes_api) return;
+  ask(lock, [&] {
+    api.given = Py_BuildValue("(siNOO)", maker, number, make_values(), names ? names : Py_None, keywords ? keywords : Py_None);
+    if (api.given == nullptr) recording.fault();
+  });
 }
 
 const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, int instruction, Lock& lock) {
@@ -341,15 +355,16 @@ bool operands_at(Recording& recording, const Frame* frame, const Site& site, Ope
 
 }  // namespace
 
-void end_api_call(Recording& recording, ThreadState& state) {
+void end_api_call(Recording& recording, ThreadState& state, Lock& lock) {
   ApiCall& api = state.api;
   if (api.id < 0) return;
   recording.ops.write(
       {api.id, api.info, api.form, api.result, api.stack, api.call, -1, api.bits, -1, -1, api.start - recording.begin,
        api.end - api.start - (api.spent_at_end - api.spent)},
       api.inputs.data(), api.inputs.size(), api.outputs.data(), api.outputs.size());
-  api.id = -1;
+  const int32_t id = std::exchange(api.id, -1);
   api.backward = false;
+  if (api.given != nullptr) tell_api_call(recording, state, id, lock);
   api.inputs.clear();
   api.outputs.clear();
 }
@@ -361,7 +376,7 @@ void begin_api_call(
   const bool in_backward = state.node != -1;
   const Frame* function = nullptr;  // the outermost of torch's own functions below the mark
   Recording::Path path;
-  recording.path_to_mark(state, innermost, path);
+  recording.path_to_mark(state, innermost, path, lock);
   int32_t stack = state.top().above;
   int32_t outside = stack;  // the stack of whoever called the torch function
   int32_t innermost_code = -1;
@@ -391,7 +406,7 @@ void begin_api_call(
       if (!api.backward) state.stack = api.stack;
       return;
     }
-    end_api_call(recording, state);
+    end_api_call(recording, state, lock);
     const FunctionTraits& known = function_traits(recording, function, lock);
     if (known.info < 0) return;
     Operands operands;
@@ -407,7 +422,8 @@ void begin_api_call(
     }
     const int32_t info = known.info;
     api.backward = known.backward;
-    read_call(recording, operands, "new_function_form", info, api, lock);
+    read_call(recording, operands, "function", info, api, lock);
+    keep_given(recording, api, "function", info, nullptr, nullptr, lock, [&] { return tuple_of(operands); });
     api.info = info;
     api.frame = function;
     api.inside = inside;
@@ -417,7 +433,7 @@ void begin_api_call(
     api.stack = outside;
   } else {
     if (innermost == nullptr || path.empty() || innermost_code < 0 || in_backward) {
-      if (!in_backward || api.id < 0 || !api.backward) end_api_call(recording, state);
+      if (!in_backward || api.id < 0 || !api.backward) end_api_call(recording, state, lock);
       return;
     }
     const int instruction = instruction_of(innermost);
@@ -431,7 +447,7 @@ void begin_api_call(
       api.read_number = traits.reads_number;
       return;
     }
-    end_api_call(recording, state);
+    end_api_call(recording, state, lock);
     CallableTraits known;
     if (operands.callable != nullptr) {
       known = callable_traits(recording, operands.callable, lock);
@@ -457,12 +473,14 @@ void begin_api_call(
     api.backward = false;
     if (readable) {
       operands_count = operands.objects.size();
-      read_call(
-          recording, operands, site.kind == SiteKind::kSlice ? "new_slice_form" : "new_api_form", known.info, api, lock);
+      const char* maker = site.kind == SiteKind::kSlice ? "slice" : "call";
+      read_call(recording, operands, maker, known.info, api, lock);
+      keep_given(recording, api, maker, known.info, operands.names, operands.keywords, lock, [&] { return tuple_of(operands); });
     } else {
       // Its operands cannot be read: what its op was given is the next best.
       for (const at::TensorBase* tensor : given.tensors) api.inputs.push_back(recording.value_of(*tensor, lock));
       api.form = recording.form_of(traits, given, values, lock);
+      keep_given(recording, api, "op", traits.number, nullptr, nullptr, lock, [&] { return python_list(values, object_of); });
     }
     api.info = known.info;
     api.frame = innermost;
@@ -496,6 +514,7 @@ void end_api_op(
   if (raised) {
     api.bits |= kRaised << kFlagShift;
     api.outputs.clear();
+    api.results.clear();
     api.result = recording.no_form;
     if (!recording.wants_aten) recording.raised_stack = api.stack;
     return;
@@ -513,8 +532,10 @@ void end_api_op(
   Arguments results;
   for (const c10::IValue& value : made) read(value, results);
   api.outputs.clear();
+  api.results.clear();
   for (const at::TensorBase* tensor : results.tensors) {
     api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
+    if (recording.observes_api) api.results.emplace_back(*tensor);
   }
   api.result = recording.result_form(*op.traits, made, true, lock);
 }

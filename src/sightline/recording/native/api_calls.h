@@ -10,7 +10,7 @@
 
 namespace sightline {
 
-void end_api_call(Recording& recording, ThreadState& state);
+void end_api_call(Recording& recording, ThreadState& state, Lock& lock);
 void begin_api_call(
     Recording& recording, ThreadState& state, OpTraits& traits, const Arguments& given,
     c10::ArrayRef<const c10::IValue> values, int64_t entered, Lock& lock);

@@ -38,9 +38,8 @@ _LOG: Final = "build.log"
 _FAILED: Final = "failed.txt"  #: the sentence of a build that failed
 _LOCK: Final = "lock"
 _WORK: Final = "work-"  #: how the folder of a build under way begins
-_COMPILE_SECONDS: Final = 600.0  #: for one file, on a machine with a lot else to do
+_COMPILE_SECONDS: Final = 600.0  #: on a machine with a lot else to do
 _WAIT_SECONDS: Final = 900.0  #: for another process that builds
-_AT_ONCE: Final = 2  #: compilers, each of which takes up to 2 GB
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
@@ -197,21 +196,19 @@ class Builder:
         )
 
     def _compiled(self, target: Path, log: Path, *, strict: bool) -> str:
-        """Compile and link; the result is what a compiler that failed said, else nothing."""
+        """Compile and link; the result is what a compiler that failed said, else nothing.
+
+        All sources are one to the compiler: most of its time goes into torch's headers.
+        """
         work = target.parent
-        sources = source_files(self.sources, ".cpp")
-        objects = [work / f"{source.stem}.o" for source in sources]
-        toolchain = self.toolchain
-        compiling = [toolchain.compile_command(source, made, strict=strict)
-                     for source, made in zip(sources, objects, strict=True)]  # fmt: skip
+        whole = work / "observer.cpp"
+        includes = [f'#include "{source}"\n' for source in source_files(self.sources, ".cpp")]
+        whole.write_text("".join(includes), "utf-8")
+        command = self.toolchain.command(whole, target, strict=strict)
         environment = os.environ | {"LC_ALL": "C", "TMPDIR": str(work)}
-        if toolchain.sanitize:
+        if self.toolchain.sanitize:
             environment.pop("LD_PRELOAD", None)  # the sanitizer's library is for Python, not for the compiler
-        failed, text = _run_all(compiling, environment, work, _COMPILE_SECONDS)
-        if not failed:
-            linking = [toolchain.link_command(objects, target)]
-            failed, linked = _run_all(linking, environment, work, _COMPILE_SECONDS)
-            text += linked
+        failed, text = _run(command, environment, work / "output.txt")
         log.write_text(text, "utf-8")
         return text if failed else ""
 
@@ -272,47 +269,23 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _run_all(
-    commands: Sequence[Sequence[str]], environment: Mapping[str, str], work: Path, seconds: float
-) -> tuple[bool, str]:
-    """Run commands, two at a time; whether one failed, and all that they printed."""
-    outputs = [work / f"output-{number}.txt" for number in range(len(commands))]
-    waiting = list(zip(commands, outputs, strict=True))
-    running: list[tuple[subprocess.Popen[bytes], float]] = []
-    failed = False
-    try:
-        while running or (waiting and not failed):
-            while waiting and not failed and len(running) < _AT_ONCE:
-                command, output = waiting.pop(0)
-                running.append((_start(command, environment, output), time.monotonic() + seconds))
-            time.sleep(0.02)
-            for item in running[:]:
-                process, end = item
-                if process.poll() is not None:
-                    running.remove(item)
-                    failed = failed or process.returncode != 0
-                elif time.monotonic() > end:
-                    failed = True
-                    _end(process)
-    finally:
-        for process, _ in running:
-            _end(process)
-    texts = [output.read_text("utf-8", "replace") for output in outputs if output.exists()]
-    return failed, "".join(texts)
-
-
-def _start(command: Sequence[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+def _run(command: Sequence[str], environment: Mapping[str, str], output: Path) -> tuple[bool, str]:
+    """Run a command; whether it failed, and what it printed."""
     with output.open("wb") as file:
         file.write(f"$ {shlex.join(command)}\n".encode())
         file.flush()
         # In a session of its own, because a compiler is several processes that must end together.
-        return subprocess.Popen(  # noqa: S603 — the user's own compiler
+        process = subprocess.Popen(  # noqa: S603 — the user's own compiler
             command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        failed = process.wait(_COMPILE_SECONDS) != 0
+    except subprocess.TimeoutExpired:
+        failed = True
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return failed, output.read_text("utf-8", "replace")

@@ -112,7 +112,7 @@ def _info(session: NativeSession, function: Any) -> int:
     """What a compiled function is called: its own name, or the class of the compiled module."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
-    calls = session.recording.calls()
+    calls = session.where()[0]
     if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
         called = session.modules.all[calls[-1]].ref()
         name = type(getattr(called, "_orig_mod", called)).__name__

@@ -2,6 +2,7 @@
 #include "recording.h"
 
 #include "api_calls.h"
+#include "python_values.h"
 
 namespace sightline {
 
@@ -9,86 +10,7 @@ thread_local int WithGil::silent = 0;
 
 namespace {
 
-// What Python is handed in place of a tensor in a list of arguments.
-PyObject* slot_marker() { return Py_Ellipsis; }
-
-PyObject* texts(const c10::Device& device) { return PyUnicode_FromString(device.str().c_str()); }
-
-PyObject* plain(const c10::IValue& value);
-
-template <class Items>
-PyObject* plain_list(const Items& items) {
-  PyObject* list = PyList_New(static_cast<Py_ssize_t>(items.size()));
-  Py_ssize_t at = 0;
-  for (const c10::IValue& item : items) PyList_SET_ITEM(list, at++, plain(item));
-  return list;
-}
-
-PyObject* number_of(const at::TensorBase& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble: return PyFloat_FromDouble(*static_cast<const double*>(tensor.const_data_ptr()));
-    case at::kFloat: return PyFloat_FromDouble(*static_cast<const float*>(tensor.const_data_ptr()));
-    case at::kLong: return PyLong_FromLongLong(*static_cast<const int64_t*>(tensor.const_data_ptr()));
-    case at::kBool: return PyBool_FromLong(*static_cast<const bool*>(tensor.const_data_ptr()));
-    case at::kComplexDouble: {
-      const auto* parts = static_cast<const double*>(tensor.const_data_ptr());
-      return PyComplex_FromDoubles(parts[0], parts[1]);
-    }
-    default: return Py_NewRef(slot_marker());
-  }
-}
-
-// An argument as Python data: tensors as markers, what only C++ knows as (kind, text).
-PyObject* plain(const c10::IValue& value) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (!tensor.defined()) Py_RETURN_NONE;
-    return is_number(tensor) ? number_of(tensor) : Py_NewRef(slot_marker());
-  }
-  if (value.isNone()) Py_RETURN_NONE;
-  if (value.isInt()) return PyLong_FromLongLong(value.toInt());
-  if (value.isBool()) return PyBool_FromLong(value.toBool());
-  if (value.isDouble()) return PyFloat_FromDouble(value.toDouble());
-  if (value.isString()) {
-    return PyUnicode_DecodeUTF8(value.toStringRef().data(), static_cast<Py_ssize_t>(value.toStringRef().size()), "replace");
-  }
-  if (value.isList()) return plain_list(value.toListRef());
-  if (value.isTuple()) {
-    Owned list(plain_list(value.toTupleRef().elements()));
-    return PyList_AsTuple(list.get());
-  }
-  if (value.isComplexDouble()) {
-    const auto number = value.toComplexDouble();
-    return PyComplex_FromDoubles(number.real(), number.imag());
-  }
-  if (value.isDevice()) return Py_BuildValue("(sN)", "device", texts(value.toDevice()));
-  if (value.isGenerator()) return Py_BuildValue("(ss)", "object", "Generator");
-  if (value.isSymInt()) {
-    const c10::SymInt symbol = value.toSymInt();
-    if (const auto number = symbol.maybe_as_int()) return PyLong_FromLongLong(*number);
-    return Py_BuildValue("(ss)", "symbol", symbol.toSymNode()->str().c_str());
-  }
-  if (value.isSymFloat() && value.toSymFloat().is_symbolic()) {
-    return Py_BuildValue("(ss)", "symbol", value.toSymFloat().toSymNodeImpl()->str().c_str());
-  }
-  return Py_BuildValue("(ss)", "object", value.tagKind().c_str());
-}
-
 int32_t as_number(PyObject* object) { return object == nullptr ? -1 : static_cast<int32_t>(PyLong_AsLong(object)); }
-
-int raise_pending(void* error) {
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(static_cast<PyObject*>(error))), static_cast<PyObject*>(error));
-  Py_DECREF(static_cast<PyObject*>(error));
-  return -1;
-}
-
-PyObject* numbers(c10::IntArrayRef items) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(items.size()));
-  for (size_t at = 0; at < items.size(); ++at) {
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(at), PyLong_FromLongLong(items[at]));
-  }
-  return tuple;
-}
 
 }  // namespace
 
@@ -104,11 +26,8 @@ void Recording::fault() {
   PyErr_NormalizeException(&type, &error, &traceback);
   if (error != nullptr && traceback != nullptr) PyException_SetTraceback(error, traceback);
   if (host != nullptr && error != nullptr) {
-    Owned ours(PyObject_CallMethod(host, "fault", "O", error));
-    if (!ours) PyErr_Clear();
-    if (ours && ours.get() == Py_False) {  // of a signal handler: it was on its way to the program
-      if (Py_AddPendingCall(raise_pending, Py_NewRef(error)) < 0) Py_DECREF(error);
-    }
+    Owned told(PyObject_CallMethod(host, "handle_fault", "O", error));
+    if (!told) PyErr_Clear();
   }
   Py_XDECREF(type);
   Py_XDECREF(error);
@@ -179,10 +98,10 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
     PyObject* told;
     if (key != 0) {
       told = PyObject_CallMethod(
-          host, "plain_metadata", "NNss", numbers(impl->sizes()), numbers(impl->strides()),
+          host, "plain_metadata", "NNss", python_tuple(impl->sizes()), python_tuple(impl->strides()),
           c10::toString(c10::typeMetaToScalarType(impl->dtype())), impl->device().str().c_str());
     } else {
-      told = PyObject_CallMethod(host, "metadata", "N", THPVariable_Wrap(tensor));
+      told = PyObject_CallMethod(host, "metadata", "N", object_of(tensor));
     }
     Owned held(told);
     number = as_number(told);
@@ -271,7 +190,7 @@ int32_t Recording::form_of(
   }
   int32_t form = no_form;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_form", "iN", traits.number, plain_list(given)));
+    Owned told(PyObject_CallMethod(host, "new_form", "iN", traits.number, python_list(given, slot_marker)));
     if (told) form = as_number(told.get());
     if (PyErr_Occurred()) fault();
   });
@@ -292,7 +211,7 @@ int32_t Recording::result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue
   int32_t form = no_form;
   ask(lock, [&] {
     const char* method = api ? "new_api_result_form" : "new_result_form";
-    Owned told(PyObject_CallMethod(host, method, "iN", traits.number, plain_list(made)));
+    Owned told(PyObject_CallMethod(host, method, "iN", traits.number, python_list(made, slot_marker)));
     if (told) form = as_number(told.get());
     if (PyErr_Occurred()) fault();
   });
@@ -333,7 +252,7 @@ const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
 
 // The frames from one up to the thread's mark. Marks that are not on the stack belong to calls that ended without
 // their hook.
-void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path) {
+void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path, Lock& lock) {
   for (;;) {
     path.clear();
     const Frame* at = frame;
@@ -342,14 +261,14 @@ void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path)
       at = caller_of(at);
     }
     if (state.top().is(at)) return;
-    end_api_call(*this, state);
+    end_api_call(*this, state, lock);
     drop_mark(state);
   }
 }
 
 int32_t Recording::stack_of(ThreadState& state, const Frame* frame, Lock& lock) {
   Path path;
-  path_to_mark(state, frame, path);
+  path_to_mark(state, frame, path, lock);
   int32_t stack = state.top().above;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
     const CodeTraits* code = traits_of(code_of(*at), lock);
@@ -383,6 +302,11 @@ void Recording::close_call(
       call.inputs, outputs);
   state.marks.resize(call.mark);
   state.calls.pop_back();
+}
+
+const at::TensorBase* Recording::tensor_in(PyObject* object) const {
+  const auto found = types.kinds.find(Py_TYPE(object));
+  return found != types.kinds.end() && found->second == TypeKind::kTensor ? &types.tensor_of(object) : nullptr;
 }
 
 // Read a call's arguments as Python passed them. With the GIL and the mutex, which is given up in between.
@@ -458,6 +382,8 @@ void Recording::clear() {
   for (const auto& [module, known] : modules_) Py_XDECREF(known.ref);
   modules_.clear();
   Py_CLEAR(base);
+  for (auto& [thread, state] : threads) Py_CLEAR(state->api.given);
+  observes_ops = observes_api = observes_calls = false;
   glimpses = false;
   stacks = Stacks();
   values = Values();

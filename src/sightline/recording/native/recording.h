@@ -98,6 +98,7 @@ struct OpenOp {
   int64_t start;
   c10::SmallVector<int32_t, 6> inputs;
   c10::SmallVector<c10::TensorImpl*, 2> changed;
+  std::vector<c10::IValue> given;  // for observers: torch has let go of them when the op ends
 };
 
 // A frame and the instruction it is at.
@@ -122,6 +123,8 @@ struct ApiCall {
   bool began;  // an op has taken the subject
   bool read_number;  // its last op has read a size that is one of its arguments
   std::vector<int32_t> inputs, outputs;
+  PyObject* given = nullptr;  // what observers are told of its arguments, owned
+  std::vector<at::Tensor> results;  // what observers are told of its results
   int32_t call;
   int bits;
   int64_t spent, spent_at_end;
@@ -177,6 +180,7 @@ class Recording {
   PyObject* base = nullptr;  // the frame of the block's caller, held
   PyObject* host = nullptr;  // borrowed: the host owns the recording, and lives while it runs; null: a free slot
   bool wants_api = false, wants_aten = false;
+  bool observes_ops = false, observes_api = false, observes_calls = false;  // observers are told
   int64_t begin = 0;
   at::CallbackHandle handle = 0;
   uint64_t owner = 0;  // the thread it was started on
@@ -218,11 +222,13 @@ class Recording {
   void tell_type(PyTypeObject* type, Lock& lock);
   const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
   using Path = c10::SmallVector<const Frame*, 32>;
-  void path_to_mark(ThreadState& state, const Frame* frame, Path& path);
+  void path_to_mark(ThreadState& state, const Frame* frame, Path& path, Lock& lock);
   int32_t stack_of(ThreadState& state, const Frame* frame, Lock& lock);
   void read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock);
   void close_call(ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end);
   void drop_mark(ThreadState& state);
+  // The C++ tensor of a Python object; null if it is none.
+  const at::TensorBase* tensor_in(PyObject* object) const;
   void fault();
   void clear();
 

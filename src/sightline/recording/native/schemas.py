@@ -70,6 +70,17 @@ def form_of_schema(function: Any, values: list[Any], scalar_type: Callable[[int]
     return Form(tuple(_converted(arguments[at], values[at], scalar_type) for at in positional), named or None)
 
 
+def split_arguments(function: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments among the values of all."""
+    arguments = function._schema.arguments if isinstance(function, OpOverload) else ()
+    named = {
+        argument.name: value
+        for argument, value in zip(arguments, values, strict=False)
+        if argument.kwarg_only
+    }
+    return tuple(values[: len(values) - len(named)]), named
+
+
 def result_form(values: list[Any]) -> Form:
     """The form of what an operator returned."""
     found = [_plain(value) for value in values]

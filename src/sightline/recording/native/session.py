@@ -7,6 +7,7 @@ module or a tensor from outside is.
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import sys
 import threading
@@ -32,10 +33,12 @@ from sightline.recording.native.schemas import (
     dtype_name,
     form_of_schema,
     result_form,
+    split_arguments,
     traits_of,
 )
+from sightline.recording.observing import CallEvent, OpEvent
 from sightline.recording.operations import OpInfo
-from sightline.recording.session_base import SessionBase, clock
+from sightline.recording.session_base import STOPS_THE_RUN, SessionBase, clock
 from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import (
     MODULE_CALL_CODES,
@@ -48,6 +51,7 @@ from sightline.recording.torchapi import (
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, KnownTensors, metadata_of
 from sightline.trace.assembly.numbers import NONE, Numbers
 from sightline.trace.data import TensorMeta
+from sightline.trace.forms import Form
 
 _CONSTANT: Final = KIND["constant"]
 #: How objects of a type are read by C++: positions in its ``TypeKind``.
@@ -177,6 +181,11 @@ class NativeValues(KnownTensors):
             self.metas.append(meta)
         return found
 
+    def living(self) -> list[tuple[int, Any]]:
+        """Values and their tensors, of those that are still there."""
+        found: list[tuple[int, Any]] = self.recording.living()
+        return found
+
     def alive(self) -> Numbers:
         """The values of living tensors."""
         return np.frombuffer(self.recording.rows("alive", False), dtype=np.int64)
@@ -231,6 +240,7 @@ class NativeSession(SessionBase):
         self.modules = Modules(model, values)  # type: ignore[arg-type]
         self._counters: tuple[int, ...] = ()
         self._raised = -1  # the stack of the last op that raised
+        self._stopping: BaseException | None = None  # an observer's, that the program has not been given
         self._caller = caller
         self._above = self.recording.stack(caller) if caller is not None and above else -1
 
@@ -238,6 +248,8 @@ class NativeSession(SessionBase):
 
     def start(self) -> None:
         """Begin to record on this thread."""
+        if self.observer is not None:
+            self.recording.observe(self.observer.ops, self.observer.api, True)
         self.recording.start(self._caller, self._above)
         self._caller = None
 
@@ -258,14 +270,20 @@ class NativeSession(SessionBase):
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
         self.refresh()
-        # C++ has room for few recordings at once, and this one may be kept unread for long.
-        for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
-            stream.freeze()
         self._counters, self._raised = self.recording.counters(), self.recording.raised()
         if self._counters[4]:
             self.fault_count += self._counters[4]
             self.faults.append(f"{self._counters[4]} events of the native engine failed in C++.")
+
+    def release(self) -> None:
+        """Take over what C++ holds, which has room for few recordings; this one may be kept unread for long."""
+        for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
+            stream.freeze()
         self.recording.release()
+        error, self._stopping = self._stopping, None
+        if error is not None:
+            cancel_in_thread(self._ident)
+            raise error
 
     def refresh(self) -> None:
         """Read back the small tables that C++ keeps."""
@@ -330,18 +348,35 @@ class NativeSession(SessionBase):
 
     # -- what C++ asks ---------------------------------------------------------------------------------
 
-    def fault(self, error: BaseException) -> bool:  # type: ignore[override]  # C++ acts on the answer
-        """Count a fault of our own; False says that it is not ours, but a signal handler's."""
-        handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {
-            None
-        }
-        at = traceback_of(error) if handlers else None
-        while at is not None:
-            if at.tb_frame.f_code in handlers:
-                return False
-            at = at.tb_next
-        self.note_fault(error)
-        return True
+    def handle_fault(self, error: BaseException) -> None:
+        """Count a fault of our own; the program gets what a signal handler or an observer has for it."""
+        if issubclass(type(error), STOPS_THE_RUN):
+            self._stop_the_run(error)
+        elif comes_from_a_signal(error):
+            self.native.raise_soon(lambda: error)
+        else:
+            self.note_fault(error)
+
+    def _stop_the_run(self, error: BaseException) -> None:
+        """Have the thread that is recorded raise an error at the next chance; observers hear no more."""
+        if self._stopping is not None:
+            return
+        self._stopping = error
+        self.recording.observe(False, False, False)
+        if not self.running:
+            return
+        if self._ident == threading.main_thread().ident:
+            self.native.raise_soon(self._take_stopping)
+        else:
+            raise_in_thread(self._ident, error)
+
+    def _take_stopping(self) -> BaseException | None:
+        """The error, unless code of ours would be hit by it: then it waits for the end of the recording."""
+        ours = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("sightline.")
+        if ours or not self.running:
+            return None
+        error, self._stopping = self._stopping, None
+        return error
 
     def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
         """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes."""
@@ -379,33 +414,31 @@ class NativeSession(SessionBase):
         return may_follow(code, before, after)
 
     def new_api_form(
-        self, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
+        self, maker: str, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
     ) -> tuple[int, list[int]]:
-        """The form of a call of a function written in C; with ``read`` also the values of its tensors."""
-        args, kwargs = given, dict(keywords or {})
-        if names:
-            args = given[: -len(names)]
-            kwargs |= dict(zip(names, given[-len(names) :], strict=True))
-        return self._form(args, kwargs, read)
-
-    def new_slice_form(
-        self, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
-    ) -> tuple[int, list[int]]:
-        """The form of ``x[start:stop]``."""
-        return self._form((given[0], slice(*given[1:])), {}, read)
-
-    def new_function_form(
-        self, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
-    ) -> tuple[int, list[int]]:
-        """The form of a call of a torch function written in Python."""
-        return self._form(*self.api_names.bound(number, given), read)
-
-    def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any], read: bool) -> tuple[int, list[int]]:
+        """The form of an API call; with ``read`` also the values of its tensors."""
+        args, kwargs = self._given(maker, number, given, names, keywords)
         ids: list[int] = []
         with quiet():
             if read:
                 return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
             return self.arguments.forms.add(form_of(args, kwargs)), ids
+
+    def _given(
+        self, maker: str, number: int, given: Any, names: Any, keywords: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of an API call, from what C++ has found."""
+        if maker == "function":  # the parameters of a torch function written in Python
+            return self.api_names.bound(number, given)
+        if maker == "slice":  # ``x[start:stop]``
+            return (given[0], slice(*given[1:])), {}
+        if maker == "op":  # unreadable: what its op was given
+            return split_arguments(self.infos[number].function, given)
+        kwargs = dict(keywords or {})
+        if names:
+            kwargs |= dict(zip(names, given[-len(names) :], strict=True))
+            given = given[: -len(names)]
+        return given, kwargs
 
     def new_api_result_form(self, op: int, values: list[Any]) -> int:
         """The form of what a function written in C returns, given what its op did."""
@@ -481,7 +514,63 @@ class NativeSession(SessionBase):
         return known.number
 
     def _open_modules(self) -> list[OpenModule]:
-        return [OpenModule(number) for number in self.recording.calls()]
+        return [OpenModule(number) for number in self.where()[0]]
+
+    # -- observers -------------------------------------------------------------------------------------
+
+    def where(self) -> tuple[list[int], int]:
+        """The modules whose calls are open on this thread, outermost first, and the phase."""
+        found: tuple[list[int], int] = self.recording.where()
+        return found
+
+    def op_ended(
+        self, info: int, number: int, stack: int, node: int, phase: int, api: int, worker: int,
+        ids: list[int], values: list[Any], results: list[Any], form: int, result_form: int, raised: int,
+    ) -> None:  # fmt: skip
+        """An op has ended, and observers are to be told."""
+        known = self.infos[info]
+        args, kwargs = split_arguments(known.function, values)
+        result = results[0] if len(results) == 1 else tuple(results) if results else None
+        self.observer.op(
+            OpEvent(
+                known, number, stack, phase, None if node == -1 else node,
+                None if api < 0 else self.infos[api], self.where()[0], bool(worker), ids, args, kwargs,
+                result, bool(raised), *self._forms(form, result_form),
+            )
+        )  # fmt: skip
+
+    def api_call_ended(
+        self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],
+        given: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
+    ) -> None:  # fmt: skip
+        """An API call has ended, and observers are to be told."""
+        args, kwargs = self._given(*given)
+        result = results[0] if len(results) == 1 else results or None
+        self.observer.op(
+            OpEvent(
+                self.infos[info], number, stack, phase, None, None, self.where()[0], bool(worker), ids, args,
+                kwargs, result, bool(raised), *self._forms(form, result_form),
+            )
+        )  # fmt: skip
+
+    def _forms(self, *numbers: int) -> list[Form]:
+        """Forms by their numbers; of one tensor where there is none."""
+        return [self.arguments.forms.all[self.arguments.one_tensor if n < 0 else n] for n in numbers]
+
+    def module_entered(
+        self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any
+    ) -> None:
+        """A module call has begun, and observers are to be told."""
+        self.observer.enter(CallEvent(module, number, phase, depth, args, kwargs, form))
+
+    def module_left(
+        self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any,
+        result: Any, raised: int,
+    ) -> None:  # fmt: skip
+        """A module call has ended, and observers are to be told."""
+        self.observer.leave(CallEvent(module, number, phase, depth, args, kwargs, form, result, bool(raised)))
+
+    # -- what a tensor is that no recorded op made -----------------------------------------------------
 
     def explain(self, tensor: Any) -> tuple[int, str, int]:
         """Kind, name and producer of a tensor seen for the first time."""
@@ -531,3 +620,31 @@ def kwargs_slot() -> int:
     """Where the frame that calls a module's hooks keeps the keyword arguments of the call."""
     inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
     return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")
+
+
+def comes_from_a_signal(error: BaseException) -> bool:
+    """Whether a signal handler has raised it, which ran while Python was asked something."""
+    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {None}
+    at = traceback_of(error) if handlers else None
+    while at is not None:
+        if at.tb_frame.f_code in handlers:
+            return True
+        at = at.tb_next
+    return False
+
+
+def raise_in_thread(ident: int, error: BaseException) -> None:
+    """Have a thread that is not the main one raise an exception as soon as it runs Python."""
+
+    def again(self: BaseException) -> None:
+        self.args = error.args
+
+    # Python takes only a class, and makes the exception itself.
+    members = {"__init__": again, "__module__": type(error).__module__}
+    kind = type(type(error).__name__, (type(error),), members)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+
+
+def cancel_in_thread(ident: int) -> None:
+    """Take back what a thread is to raise and has not."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)

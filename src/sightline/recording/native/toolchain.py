@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,24 +99,18 @@ class Toolchain:
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(self.cxx11_abi)}"
         return (*(_SANITIZED if self.sanitize else _FAST), *_LAYOUT, *_SHAPE, *_WARNINGS, abi)
 
-    def compile_command(self, source: Path, target: Path, *, strict: bool) -> list[str]:
-        """Compile one file to an object; ``strict`` makes a warning an error."""
+    def command(self, source: Path, target: Path, *, strict: bool) -> list[str]:
+        """Make an extension of a file, which finds torch where it is; ``strict`` makes a warning an error."""
         assert self.compiler is not None
         ours = [*self.compiler.command, *self.flags, *(("-Werror",) if strict else ())]
         # As system headers, torch's and Python's own are not held to our warnings.
         folders = [*_torch_includes(self.torch_folder), *self.includes, self.includes[0] / "internal"]
         system = [part for folder in folders for part in ("-isystem", str(folder))]
-        return [*ours, *system, "-c", str(source), "-o", str(target)]
-
-    def link_command(self, objects: Sequence[Path], target: Path) -> list[str]:
-        """Link the objects to an extension that finds torch's libraries where they are now."""
-        assert self.compiler is not None
         libraries = self.torch_folder / "lib"
-        start = [*self.compiler.command, "-shared", *(_SANITIZERS if self.sanitize else ())]
-        # -Xlinker takes a path with commas in it, -Wl does not.
-        rpath = ["-Xlinker", "-rpath", "-Xlinker", str(libraries)]
         named = [f"-l{name}" for name in _LIBRARIES]
-        return [*start, *map(str, objects), "-o", str(target), f"-L{libraries}", *named, *rpath]
+        # -Xlinker takes a path with commas in it, -Wl does not.
+        linked = [f"-L{libraries}", *named, "-Xlinker", "-rpath", "-Xlinker", str(libraries)]
+        return [*ours, *system, "-shared", str(source), "-o", str(target), *linked]
 
     def facts(self, sources: Path) -> dict[str, object]:
         """All that a built file depends on, as JSON can say it; equal facts make equal files."""

@@ -1,0 +1,325 @@
+// A callback never throws: torch would print a warning and go on without it. It never waits for a device, and waits
+// for the GIL only where something is met for the first time, or an observer is told.
+#include "callbacks.h"
+
+#include "api_calls.h"
+#include "observers.h"
+
+#include <ATen/SequenceNumber.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace sightline {
+
+Recording slots[kSlots];
+
+namespace {
+
+struct StateCache {
+  uint64_t serial = 0;
+  ThreadState* state = nullptr;
+};
+thread_local StateCache caches[kSlots];
+
+bool is_inherited(const Recording& recording) {
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    if (entry.handle_ == recording.handle) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+uint64_t this_thread() { return at::RecordFunction::currentThreadId(); }
+
+ThreadState* state_of(size_t slot, Recording& recording) {
+  StateCache& cache = caches[slot];
+  if (cache.serial == recording.serial) return cache.state;
+  const uint64_t thread = this_thread();
+  auto found = recording.threads.find(thread);
+  if (found == recording.threads.end()) {
+    // A callback of an earlier recording in this slot may still be on a thread it was never taken off.
+    if (thread != recording.owner && !is_inherited(recording)) return nullptr;
+    auto state = std::make_unique<ThreadState>();
+    state->number = static_cast<int32_t>(recording.threads.size());
+    state->own = thread == recording.owner;
+    state->marks.push_back(Mark{});
+    found = recording.threads.emplace(thread, std::move(state)).first;
+  }
+  cache = {recording.serial, found->second.get()};
+  return cache.state;
+}
+
+int64_t current_node() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return -1;
+  const uint64_t number = node->sequence_nr();
+  return number > uint64_t{1} << 62 ? -2 : static_cast<int64_t>(number);
+}
+
+int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64_t end) {
+  const Region region = std::move(state.region);
+  state.region = Region{};
+  recording.ops.write(
+      {region.id, region.info, region.form, recording.no_form, region.stack, state.top().call, -1,
+       state.number << kThreadShift | (node == -1 ? state.phase : static_cast<int>(kBackward)),
+       static_cast<int64_t>(at::sequence_number::peek()), node, region.start - recording.begin, end - region.start},
+      region.inputs.data(), region.inputs.size(), nullptr, 0);
+  return region.id;
+}
+
+namespace {
+
+// The op inside which torch reports nothing on this thread, at our wish.
+thread_local const at::RecordFunction* silenced_by = nullptr;
+
+// The keys an op is dispatched by: those of its tensors, and what is switched on or off on this thread.
+c10::DispatchKeySet keys_of(const Arguments& given) {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  c10::DispatchKeySet keys = local.included_;
+  for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
+  return keys - local.excluded_;
+}
+
+// Whether torch may be told to report nothing inside an op: nobody but us is listening.
+bool alone() {
+  return at::get_record_function_tls_().sorted_tls_callbacks_.size() == 1 && !at::hasGlobalCallbacks();
+}
+
+// Some dispatch an op a second time inside itself; then the inner one is what runs.
+bool is_dispatched_again(const OpTraits& traits, c10::DispatchKeySet keys) {
+  static const c10::DispatchKeySet wrappers{
+      c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchBatched,
+      c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
+  if (keys.has_any(wrappers)) return true;
+  return (traits.autocast_cpu && keys.has(c10::DispatchKey::AutocastCPU)) ||
+      (traits.autocast_cuda && keys.has(c10::DispatchKey::AutocastCUDA));
+}
+
+// Whether what runs inside an op are its kernel's internals.
+bool is_leaf(const OpTraits& traits, c10::DispatchKeySet keys) {
+  if (traits.leaf || traits.kernels == 0) return traits.leaf;
+  return traits.kernels >> static_cast<uint8_t>(keys.highestBackendKey()) & 1;
+}
+
+void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock) {
+  const int64_t entered = now();
+  // What torch hides from every mode are its own steps on the way: copying Python data into a tensor.
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return;
+  OpTraits* traits = recording.traits_of(event, lock);
+  if (traits == nullptr || !traits->seen) return;
+  const bool outermost = state.ops.empty();
+  const auto given = Recording::arguments_of(*traits, event);
+  Arguments arguments;
+  for (const c10::IValue& value : given) read(value, arguments);
+  if (outermost) {
+    state.node = current_node();
+    recording.in_backward = state.node != -1;
+    if (recording.wants_api) {
+      begin_api_call(recording, state, *traits, arguments, given, entered, lock);
+    } else {
+      state.stack = recording.stack_of(state, current_frame(), lock);
+    }
+  }
+  const c10::DispatchKeySet keys = keys_of(arguments);
+  const bool leaf = recording.wants_aten ? is_leaf(*traits, keys) && !is_dispatched_again(*traits, keys) : true;
+  OpenOp op;  // of our own until all is asked: Python may stop the recording, and with it what is open
+  op.event = &event;
+  op.traits = traits;
+  op.leaf = leaf;
+  op.id = -1;
+  op.exceptions = std::uncaught_exceptions();
+  op.alias_storage = nullptr;
+  op.alias_value = -1;
+  if (traits->mutates != 0 && leaf) {
+    Arguments changed;
+    for (size_t at = 0; at < given.size() && at < 64; ++at) {
+      if (traits->mutates >> at & 1) read(given[at], changed);
+    }
+    for (const at::TensorBase* tensor : changed.tensors) op.changed.push_back(tensor->unsafeGetTensorImpl());
+  }
+  if (leaf && recording.wants_aten) {
+    if (traits->constant) {
+      for (const at::TensorBase* tensor : arguments.tensors) {
+        if (recording.values.find(tensor->unsafeGetTensorImpl()) < 0) {
+          const int32_t metadata = recording.metadata_of(*tensor, lock);
+          const int32_t id = recording.values.next++;
+          const void* storage = storage_of(tensor->unsafeGetTensorImpl());
+          recording.values.rows.push_back(
+              {reinterpret_cast<int64_t>(storage), 0, id, metadata, -1, -1, -1, 4, tensor->requires_grad()});
+          recording.values.know(*tensor, id);
+        }
+      }
+    }
+    for (const at::TensorBase* tensor : arguments.tensors) op.inputs.push_back(recording.value_of(*tensor, lock));
+    op.form = recording.form_of(*traits, arguments, given, lock);
+    if (traits->aliases >= 0 && static_cast<size_t>(traits->aliases) < given.size()) {
+      const c10::IValue& base = given[static_cast<size_t>(traits->aliases)];
+      if (base.isTensor() && base.toTensor().defined()) {
+        op.alias_storage = storage_of(base.toTensor().unsafeGetTensorImpl());
+        op.alias_value = recording.values.find(base.toTensor().unsafeGetTensorImpl());
+      }
+    }
+    op.id = recording.next_id++;
+  }
+  if (!recording.running.load(std::memory_order_acquire)) return;
+  // Python of the user's (a dispatch mode, a subclass, a custom op) may want to listen inside.
+  if (leaf && !traits->python && !keys.has(c10::DispatchKey::Python) && alone()) {
+    at::enableRecordFunction(false);
+    silenced_by = &event;
+  }
+  if (recording.observes_ops && op.id >= 0) op.given.assign(given.begin(), given.end());
+  op.start = now();
+  state.spent += op.start - entered;
+  state.ops.push_back(std::move(op));
+}
+
+void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, Lock& lock) {
+  if (state.ops.empty() || state.ops.back().event != &event) return;
+  // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
+  const OpenOp op = std::move(state.ops.back());
+  state.ops.pop_back();
+  const bool raised = std::uncaught_exceptions() > op.exceptions;
+  const auto outputs = Recording::results_of(*op.traits, event);
+  c10::SmallVector<int32_t, 4> made;
+  if (op.id >= 0) {
+    const OpTraits& traits = *op.traits;
+    c10::SmallVector<int32_t, 4> changed;
+    if (!raised) {
+      for (c10::TensorImpl* impl : op.changed) {
+        const auto found = recording.values.known.find(impl);
+        if (found == recording.values.known.end()) continue;
+        auto alive = found->second.ref.lock();
+        if (!alive) continue;
+        const at::TensorBase tensor{std::move(alive)};
+        changed.push_back(recording.new_version(tensor, op.id, found->second.value, lock));
+      }
+      Arguments results;
+      for (const c10::IValue& value : outputs) read(value, results);
+      for (const at::TensorBase* tensor : results.tensors) made.push_back(recording.produced(*tensor, op.id, &op, lock));
+      for (const int32_t value : changed) {
+        if (std::find(made.begin(), made.end(), value) == made.end()) made.push_back(value);
+      }
+    }
+    const int phase = state.node != -1 ? kBackward : state.phase;
+    const int flags = (raised ? kRaised : 0) | (traits.mutates != 0 ? kMutates : 0);
+    const int32_t result = raised ? recording.no_form : recording.result_form(traits, outputs, false, lock);
+    recording.ops.write(
+        {op.id, traits.number, op.form, result, state.stack, state.top().call, state.api.id,
+         state.number << kThreadShift | flags << kFlagShift | phase,
+         static_cast<int64_t>(at::sequence_number::peek()), state.node,
+         op.start - recording.begin, end - op.start},
+        op.inputs.data(), op.inputs.size(), made.data(), made.size());
+    if (raised) recording.raised_stack = state.stack;
+    if (recording.observes_ops) tell_op(recording, state, op, outputs, result, phase, raised, lock);
+  }
+  if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, outputs, raised, end, lock);
+  state.spent += now() - end;
+}
+
+// The compiled backward of a region is one opaque op: what it runs are its own kernels.
+void begin_compiled_backward(Recording& recording, ThreadState& state, Lock& lock) {
+  int32_t info = -1;
+  ask(lock, [&] {
+    Owned told(PyObject_CallMethod(recording.host, "compiled_backward", nullptr));
+    if (told) info = static_cast<int32_t>(PyLong_AsLong(told.get()));
+    if (PyErr_Occurred()) recording.fault();
+  });
+  state.region = {recording.next_id++, info, recording.no_form, recording.stack_of(state, current_frame(), lock), now(),
+                  state.nodes.back().first, {}};
+}
+
+template <size_t Slot>
+std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) noexcept {
+  Recording& recording = slots[Slot];
+  const Recording::Visit visit(recording);
+  if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return nullptr;
+  try {
+    Lock lock(recording.mutex);
+    ThreadState* state = state_of(Slot, recording);
+    if (state == nullptr) return nullptr;
+    if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      state->nodes.emplace_back(&event, event.seqNr() < 0 ? -2 : event.seqNr());
+      if (state->region.id < 0 && std::strcmp(event.name(), "CompiledFunctionBackward") == 0) {
+        begin_compiled_backward(recording, *state, lock);
+      }
+    } else if (state->region.id >= 0) {
+      return nullptr;
+    } else if (state->ops.empty() || !state->ops.back().leaf) {
+      begin_op(recording, *state, event, lock);
+    }
+  } catch (...) {
+    recording.faults.fetch_add(1);
+  }
+  return nullptr;
+}
+
+template <size_t Slot>
+void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
+  // Whoever has stopped the recording meanwhile: torch is not left silent.
+  if (silenced_by == &event) {
+    at::enableRecordFunction(true);
+    silenced_by = nullptr;
+  }
+  Recording& recording = slots[Slot];
+  const Recording::Visit visit(recording);
+  if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return;
+  const int64_t end = now();
+  try {
+    Lock lock(recording.mutex);
+    ThreadState* state = state_of(Slot, recording);
+    if (state == nullptr) return;
+    if (event.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+      if (state->nodes.empty() || state->nodes.back().first != &event) return;
+      if (state->region.id >= 0 && state->region.node == &event) {
+        const int32_t made = end_region(recording, *state, state->nodes.back().second, end);
+        ask(lock, [&] {
+          Owned told(PyObject_CallMethod(recording.host, "made_region", "i", made));
+          if (PyErr_Occurred()) recording.fault();
+        });
+      }
+      state->nodes.pop_back();
+    } else {
+      end_op(recording, *state, event, end, lock);
+    }
+  } catch (...) {
+    recording.faults.fetch_add(1);
+  }
+}
+
+using StartCallback = at::RecordFunctionCallback::StartCallback;
+using EndCallback = at::RecordFunctionCallback::EndCallback;
+
+template <size_t... Slot>
+std::pair<StartCallback, EndCallback> callbacks_of(size_t slot, std::index_sequence<Slot...>) {
+  static constexpr StartCallback starts[] = {on_start<Slot>...};
+  static constexpr EndCallback ends[] = {on_end<Slot>...};
+  return {starts[slot], ends[slot]};
+}
+
+}  // namespace
+
+void listen(size_t slot) {
+  const auto [start, end] = callbacks_of(slot, std::make_index_sequence<kSlots>());
+  slots[slot].handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes(
+          {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+}
+
+void stop_listening() {
+  if (silenced_by != nullptr) {  // stopped inside an op: torch was told to be silent there
+    at::enableRecordFunction(true);
+    silenced_by = nullptr;
+  }
+  std::vector<at::CallbackHandle> stale;
+  for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
+    for (size_t slot = 0; slot < kSlots; ++slot) {
+      const auto ours = callbacks_of(slot, std::make_index_sequence<kSlots>());
+      const bool current = slots[slot].running && slots[slot].handle == entry.handle_;
+      if (entry.callback_.start() == ours.first && !current) stale.push_back(entry.handle_);
+    }
+  }
+  for (const at::CallbackHandle handle : stale) at::removeCallback(handle);
+}
+
+}  // namespace sightline

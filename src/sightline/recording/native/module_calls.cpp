@@ -1,0 +1,134 @@
+#include "module_calls.h"
+
+#include "api_calls.h"
+#include "callbacks.h"
+#include "observers.h"
+
+namespace sightline {
+namespace {
+
+// The recordings that this thread works for; module hooks are the process's, and find theirs here.
+template <class Visit>
+void each_here(Visit visit) {
+  const uint64_t thread = this_thread();
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    Recording& recording = slots[slot];
+    const Recording::Visit in(recording);
+    if (!recording.running.load(std::memory_order_acquire)) continue;
+    Lock lock(recording.mutex);  // whoever holds it gives it up before asking for the GIL, which this thread has
+    if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
+    ThreadState* state = state_of(slot, recording);
+    if (state == nullptr || !(state->own || !state->nodes.empty())) continue;
+    try {
+      recording.in_backward = current_node() != -1;
+      visit(recording, *state, lock);
+    } catch (...) {  // of torch's, about a tensor that is like no other: it must not reach the interpreter
+      recording.faults.fetch_add(1);
+    }
+  }
+}
+
+PyObject* keywords_of(const Recording& recording, const Frame* frame) {
+  if (recording.kwargs_slot < 0 || code_of(frame)->co_nlocalsplus <= recording.kwargs_slot) return nullptr;
+  PyObject* cell = frame->localsplus[recording.kwargs_slot];
+  if (cell == nullptr || !PyCell_Check(cell)) return nullptr;
+  PyObject* held = PyCell_GET(cell);
+  return held != nullptr && PyDict_CheckExact(held) ? held : nullptr;
+}
+
+bool modules_only(const Recording& recording) { return !recording.wants_api && !recording.wants_aten; }
+
+}  // namespace
+
+PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != 2 || WithGil::silent != 0) Py_RETURN_NONE;
+  const int64_t entered = now();
+  PyObject *module = given[0], *args = given[1];
+  const Frame* inner = current_frame();
+  each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
+    if (!state.api.backward) end_api_call(recording, state, lock);
+    // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
+    while (state.marks.size() > 1 && state.top().is(inner)) recording.drop_mark(state);
+    const Frame* caller = inner;
+    while (caller != nullptr && recording.traits_of(code_of(caller), lock)->hidden) caller = caller_of(caller);
+    const int32_t above = recording.stack_of(state, caller, lock);
+    const int32_t number = recording.module_of(module, lock);
+    if (number < 0) return;
+    OpenCall call;
+    call.object = module;
+    call.args = args;
+    call.module = number;
+    call.input_form = recording.no_form;
+    recording.glimpses = modules_only(recording) && !state.calls.empty();
+    recording.read_python(args, keywords_of(recording, inner), call.inputs, call.input_form, lock);
+    recording.glimpses = false;
+    call.mark = state.marks.size();
+    call.parent = state.top().call;
+    call.id = recording.next_id++;
+    call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
+    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false});
+    call.start = now();
+    call.spent = state.spent;
+    const int32_t id = call.id;
+    state.calls.push_back(std::move(call));
+    if (recording.observes_calls) {
+      const CallTold told{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
+      tell_enter(recording, told, args, keywords_of(recording, inner), lock);
+    }
+    if (state.calls.empty() || state.calls.back().id != id) return;  // whoever was told has stopped the recording
+    OpenCall& open = state.calls.back();
+    open.start = now();
+    state.spent += open.start - entered;
+    open.spent = state.spent;
+  });
+  Py_RETURN_NONE;
+}
+
+// torch passes (module, args, kwargs, result), or after an exception (module, args, result).
+PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count < 3 || WithGil::silent != 0) Py_RETURN_NONE;
+  const int64_t entered = now();
+  PyObject *module = given[0], *args = given[1];
+  // Made before the mutex is taken: a collection that it sets off may run code of the user's.
+  Owned results(count == 4 && Py_TYPE(given[3]) != reinterpret_cast<PyTypeObject*>(THPVariableClass)
+                    ? PyTuple_Pack(1, given[3])
+                    : nullptr);
+  each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
+    if (!state.api.backward) end_api_call(recording, state, lock);
+    size_t at = state.calls.size();
+    while (at > 0 && state.calls[at - 1].object != module) --at;
+    if (at == 0) return;
+    const c10::SmallVector<int32_t, 1> nothing;
+    while (state.calls.size() > at) recording.close_call(state, nothing, recording.no_form, kRaised, entered);
+    const CallTold told{state.calls.back().module, state.calls.back().id, phase_of(state.calls.back()),
+                        state.calls.size() - 1, state.calls.back().input_form};
+    if (count == 3) {
+      recording.close_call(state, nothing, recording.no_form, kRaised, entered);
+      if (recording.observes_calls) tell_leave(recording, told, args, nullptr, nullptr, lock);
+      return;
+    }
+    recording.glimpses = modules_only(recording);
+    if (state.calls.back().args != args) {  // a hook of the module's has replaced them
+      c10::SmallVector<int32_t, 4> inputs;
+      int32_t form = recording.no_form;
+      recording.read_python(args, PyDict_CheckExact(given[2]) ? given[2] : nullptr, inputs, form, lock);
+      state.calls.back().inputs = std::move(inputs);
+      state.calls.back().input_form = form;
+    }
+    c10::SmallVector<int32_t, 4> outputs;
+    int32_t form = recording.no_form;
+    if (const at::TensorBase* tensor = recording.tensor_in(given[3])) {
+      outputs.push_back(recording.value_of(*tensor, lock));
+      form = recording.one_tensor;
+    } else if (given[3] != Py_None && results) {
+      recording.read_python(results.get(), nullptr, outputs, form, lock);
+    }
+    recording.glimpses = false;
+    recording.close_call(state, outputs, form, 0, entered);
+    if (recording.observes_calls) tell_leave(recording, told, args, given[2], given[3], lock);
+    state.spent += now() - entered;
+  });
+  Py_RETURN_NONE;
+}
+
+}  // namespace sightline

@@ -1,0 +1,28 @@
+// Telling Python's observers what has happened: see `sightline.recording.observing`.
+#pragma once
+
+#include "recording.h"
+
+namespace sightline {
+
+// What is told of a module call beside its arguments.
+struct CallTold {
+  int32_t module, id;
+  int phase;
+  size_t depth;  // how many calls are open around it
+  int32_t form;
+};
+
+inline int phase_of(const OpenCall& call) { return call.bits & ((1 << kFlagShift) - 1); }
+
+void tell_op(
+    Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
+    int32_t result_form, int phase, bool raised, Lock& lock);
+// The API call that `state` has just closed.
+void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock);
+void tell_enter(Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, Lock& lock);
+// Without a result it has raised.
+void tell_leave(
+    Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, PyObject* result, Lock& lock);
+
+}  // namespace sightline
