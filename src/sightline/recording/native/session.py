@@ -276,7 +276,7 @@ class NativeSession(SessionBase):
             self.faults.append(f"{self._counters[4]} events of the native engine failed in C++.")
 
     def release(self) -> None:
-        """Take over what C++ holds, which has room for few recordings; this one may be kept unread for long."""
+        """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
         for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
             stream.freeze()
         self.recording.release()
