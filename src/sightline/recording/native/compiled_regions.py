@@ -21,6 +21,7 @@ from sightline.recording.torchapi import Tensor, quiet
 
 if TYPE_CHECKING:
     from sightline.recording.native.session import NativeSession
+    from sightline.recording.session_base import SessionBase
 
 _EVAL_FRAME: Final = "torch._dynamo.eval_frame"
 _NAMES: Final = ("set_eval_frame", "_maybe_set_eval_frame")
@@ -121,7 +122,7 @@ def _info(session: NativeSession, function: Any) -> int:
     return opaque_info(session, f"compiled {name}")
 
 
-def opaque_info(session: NativeSession, name: str) -> int:
+def opaque_info(session: SessionBase, name: str) -> int:
     """The number of an operation nobody can look into."""
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:

@@ -1,0 +1,293 @@
+"""What C++ asks of Python, once for each thing it meets, and what it tells observers.
+
+An operator, a code object, a form of arguments, a type, a module, a tensor from outside: C++ knows each by a
+number afterwards, and asks no more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from sightline.recording.arguments import form_of, has_parts
+from sightline.recording.compiled import COMPILED_BACKWARD
+from sightline.recording.native.api_names import ApiNames, is_torch_function
+from sightline.recording.native.call_sites import may_follow
+from sightline.recording.native.compiled_regions import opaque_info
+from sightline.recording.native.schemas import (
+    api_result_form,
+    dtype_name,
+    form_of_schema,
+    result_form,
+    split_arguments,
+    traits_of,
+)
+from sightline.recording.native.tables import (
+    DEVICE,
+    MAPPING,
+    NAMED,
+    PYTHON,
+    SEQUENCE,
+    SINGLETON,
+    TENSOR,
+    NativeStacks,
+    NativeValues,
+)
+from sightline.recording.observing import CallEvent, OpEvent
+from sightline.recording.operations import OpInfo
+from sightline.recording.session_base import SessionBase
+from sightline.recording.stacks import is_hidden
+from sightline.recording.torchapi import MODULE_CALL_CODES, Tensor, current_node, quiet
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
+from sightline.trace.data import TensorMeta
+from sightline.trace.forms import Form
+
+_CONSTANT: Final = KIND["constant"]
+
+
+class OpenModule(NamedTuple):
+    """A module whose call is open."""
+
+    module: int
+
+
+class Host(SessionBase):
+    """Answers C++."""
+
+    native: ModuleType
+    recording: Any  #: the C++ side
+    api_names: ApiNames
+    stacks: NativeStacks
+    values: NativeValues
+
+    def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
+        """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes."""
+        facts, mutates = traits_of(name, overload)
+        info = OpInfo(facts, len(self.infos))
+        self.infos.append(info)
+        return info.number, not facts.noise, facts.constant, facts.aliases, mutates
+
+    def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
+        """A code object: its number, whether its frames are hidden, whether it is a torch function."""
+        self.stacks.codes.append(code)
+        return len(self.stacks.codes) - 1, is_hidden(code), is_torch_function(code)
+
+    def new_site(self, code: CodeType, offset: int) -> tuple[Any, ...]:
+        """A place that calls torch: see C++'s ``Site``."""
+        site, method, mirrored = self.api_names.site(code, offset)
+        where = site.kind, site.depth, site.arguments
+        spread = site.keywords, site.is_tuple, site.args_slot, site.kwargs_slot
+        return *where, method, mirrored, site.names, *spread
+
+    def new_callable(self, called: Any) -> tuple[int, bool, bool, bool]:
+        """Something that was called: see C++'s ``CallableTraits``."""
+        return self.api_names.callable(called)
+
+    def new_call_by_op(self, op: int, called: Any) -> tuple[int, bool]:
+        """A call that no function of torch's stands behind."""
+        return self.api_names.by_op(self.infos[op], called), False
+
+    def new_function(self, function: Any) -> tuple[int, bool, list[tuple[int, str | None, Any]]]:
+        """A torch function written in Python."""
+        return self.api_names.function(function)
+
+    def may_follow(self, code: CodeType, before: int, after: int) -> bool:
+        """Whether an op at one instruction can come after one at another in the same call."""
+        return may_follow(code, before, after)
+
+    def new_api_form(
+        self, maker: str, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
+    ) -> tuple[int, list[int]]:
+        """The form of an API call; with ``read`` also the values of its tensors."""
+        args, kwargs = self._given(maker, number, given, names, keywords)
+        ids: list[int] = []
+        with quiet():
+            if read:
+                return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
+            return self.arguments.forms.add(form_of(args, kwargs)), ids
+
+    def _given(
+        self, maker: str, number: int, given: Any, names: Any, keywords: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of an API call, from what C++ has found."""
+        if maker == "function":  # the parameters of a torch function written in Python
+            return self.api_names.bound(number, given)
+        if maker == "slice":  # ``x[start:stop]``
+            return (given[0], slice(*given[1:])), {}
+        if maker == "op":  # unreadable: what its op was given
+            return split_arguments(self.infos[number].function, given)
+        kwargs = dict(keywords or {})
+        if names:
+            kwargs |= dict(zip(names, given[-len(names) :], strict=True))
+            given = given[: -len(names)]
+        return given, kwargs
+
+    def new_api_result_form(self, op: int, values: list[Any]) -> int:
+        """The form of what a function written in C returns, given what its op did."""
+        return self.arguments.forms.add(api_result_form(self.infos[op].function, values))
+
+    def new_form(self, op: int, values: list[Any]) -> int:
+        """The form of an operator's arguments."""
+        function = self.infos[op].function
+        return self.arguments.forms.add(form_of_schema(function, values, self.native.scalar_type_name))
+
+    def new_result_form(self, op: int, values: list[Any]) -> int:
+        """The form of what an operator returned."""
+        return self.arguments.forms.add(result_form(values))
+
+    def new_call_form(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
+        """The form of what a Python function was given, or returned."""
+        return self.arguments.forms.add(form_of(args, kwargs))
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, list[int]]:
+        """Form and values of what C++ cannot read."""
+        ids: list[int] = []
+        with quiet():
+            return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
+
+    def new_type(self, kind: type) -> int:
+        """How C++ reads objects of a type."""
+        if issubclass(kind, Tensor):
+            return TENSOR
+        if kind in (list, tuple, torch.Size):
+            return SEQUENCE
+        if kind is dict:
+            return MAPPING
+        if kind in (torch.dtype, torch.layout, torch.memory_format, type(Ellipsis)):
+            return SINGLETON
+        if kind is torch.device:
+            return DEVICE
+        return PYTHON if has_parts(kind) else NAMED
+
+    def plain_metadata(self, shape: Any, stride: Any, dtype: str, device: str) -> int:
+        """The number of the metadata of a strided tensor."""
+        name = dtype_name(dtype)
+        meta = TensorMeta(shape, stride, name, device, "strided", getattr(torch, name).itemsize)
+        return self.values.describe_as(meta)
+
+    def metadata(self, tensor: Any) -> int:
+        """The number of the metadata of any other tensor."""
+        return self.values.describe(tensor)
+
+    def first_sight(self, tensor: Any, number: int) -> tuple[int, int, int, int]:
+        """A tensor that no recorded op made: kind, producer, base, flags."""
+        with quiet():
+            kind, name, producer = self.explain(tensor)
+            base = -1
+            if kind in (EXTERNAL, INPUT):
+                base = self.values.inside(tensor)
+                kind = kind if base < 0 else ACTIVATION
+            self.values.note(tensor, number, name)
+            return kind, producer, base, int(bool(tensor.requires_grad))
+
+    def compiled_backward(self) -> int:
+        """The operation that stands for a compiled backward pass."""
+        return opaque_info(self, COMPILED_BACKWARD)
+
+    def made_region(self, op: int) -> None:
+        """An opaque op was written whose outputs are not known."""
+        self.regions.append(op)
+
+    def module(self, module: Any) -> int:
+        """The number of a module that is called."""
+        known = self.modules.by_id.get(id(module))
+        if known is None or known.ref() is not module:
+            known = self.modules.place(module, self._open_modules())  # type: ignore[arg-type]
+        return known.number
+
+    def _open_modules(self) -> list[OpenModule]:
+        return [OpenModule(number) for number in self.where()[0]]
+
+    # -- observers -------------------------------------------------------------------------------------
+
+    def where(self) -> tuple[list[int], int]:
+        """The modules whose calls are open on this thread, outermost first, and the phase."""
+        found: tuple[list[int], int] = self.recording.where()
+        return found
+
+    def op_ended(
+        self, info: int, number: int, stack: int, node: int, phase: int, api: int, worker: int,
+        ids: list[int], values: list[Any], results: list[Any], form: int, result_form: int, raised: int,
+    ) -> None:  # fmt: skip
+        """An op has ended, and observers are to be told."""
+        known = self.infos[info]
+        args, kwargs = split_arguments(known.function, values)
+        result = results[0] if len(results) == 1 else tuple(results) if results else None
+        self.observer.op(
+            OpEvent(
+                known, number, stack, phase, None if node == -1 else node,
+                None if api < 0 else self.infos[api], self.where()[0], bool(worker), ids, args, kwargs,
+                result, bool(raised), *self._forms(form, result_form),
+            )
+        )  # fmt: skip
+
+    def api_call_ended(
+        self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],
+        given: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
+    ) -> None:  # fmt: skip
+        """An API call has ended, and observers are to be told."""
+        args, kwargs = self._given(*given)
+        result = results[0] if len(results) == 1 else results or None
+        self.observer.op(
+            OpEvent(
+                self.infos[info], number, stack, phase, None, None, self.where()[0], bool(worker), ids, args,
+                kwargs, result, bool(raised), *self._forms(form, result_form),
+            )
+        )  # fmt: skip
+
+    def _forms(self, *numbers: int) -> list[Form]:
+        """Forms by their numbers; of one tensor where there is none."""
+        return [self.arguments.forms.all[self.arguments.one_tensor if n < 0 else n] for n in numbers]
+
+    def module_entered(
+        self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any
+    ) -> None:
+        """A module call has begun, and observers are to be told."""
+        self.observer.enter(CallEvent(module, number, phase, depth, args, kwargs, form))
+
+    def module_left(
+        self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any,
+        result: Any, raised: int,
+    ) -> None:  # fmt: skip
+        """A module call has ended, and observers are to be told."""
+        self.observer.leave(CallEvent(module, number, phase, depth, args, kwargs, form, result, bool(raised)))
+
+    # -- what a tensor is that no recorded op made -----------------------------------------------------
+
+    def explain(self, tensor: Any) -> tuple[int, str, int]:
+        """Kind, name and producer of a tensor seen for the first time."""
+        named = self.modules.tensor_name(tensor)
+        if named is not None:
+            return KIND[named[0]], named[1], -1
+        calls = self._open_modules()
+        if self.level == "none":  # the ops between modules were not watched
+            return (ACTIVATION if calls else INPUT), "", -1
+        if self.regions:
+            return ACTIVATION, "", self.regions[-1]
+        if not calls:
+            return INPUT, "", -1
+        name = self.modules.attribute_name(tensor, calls) or _variable_name(tensor)  # type: ignore[arg-type]
+        if name:
+            return _CONSTANT, name, -1
+        if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
+            return (EXTERNAL if current_node() is None else ACTIVATION), "", -1
+        # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
+        return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
+
+
+def _variable_name(tensor: Any) -> str:
+    """The global or enclosing variable under which the running functions know a tensor, or nothing."""
+    at: FrameType | None = sys._getframe(1)
+    while at is not None and at.f_code not in MODULE_CALL_CODES:
+        if not is_hidden(at.f_code):
+            held: Mapping[str, Any] = at.f_locals
+            free = {name: held[name] for name in at.f_code.co_freevars if name in held}
+            for name, value in (*free.items(), *at.f_globals.items()):
+                if value is tensor:
+                    return str(name)
+        at = at.f_back
+    return ""
