@@ -178,7 +178,7 @@ def test_a_fault_of_ours_is_counted_and_shown(
 def test_even_a_full_disk_does_not_replace_it(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Capturer, session: Any) -> NoReturn:
+    def full(self: Capturer) -> NoReturn:
         raise CaptureError("the disk is full")
 
     monkeypatch.setattr(Capturer, "finish", full)

@@ -427,3 +427,13 @@ def test_a_module_that_is_gone_at_the_end_is_known() -> None:
     ]  # fmt: skip
     assert [op.name for op in t.ops.where(level="api", module="0")] == ["*"]
     assert len({info.key for module in t.data.modules for info in module.parameters}) == 2
+
+
+def test_what_autograd_saved_is_the_value_that_it_saved() -> None:
+    scores = torch.randn(3, 3, requires_grad=True)
+    with sl.trace(ops="aten") as t:
+        weights = scores.softmax(-1)
+        (weights @ torch.ones(3, 2, requires_grad=True)).sum().backward()  # transposes the weights first
+    (made,) = [op.outputs[0] for op in t.ops if op.name == "_softmax"]
+    (again,) = [op.inputs[1] for op in t.ops if op.name == "_softmax_backward_data"]
+    assert again.id in {made.id, *(op.outputs[0].id for op in t.ops if op.name == "detach")}

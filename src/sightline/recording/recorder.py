@@ -188,10 +188,14 @@ class Recorder:
                 self._take_out(session)
             finally:
                 with undisturbed():
+                    late = session.not_raised()
                     try:
-                        self._finish(session, error)
+                        self._finish(session, late if error is None else error)
+                        late = late or session.not_raised()
                     finally:
                         session.release()
+            if late is not None:
+                raise late
         except Exception as own:
             if error is None:
                 session.fault(own)

@@ -93,6 +93,10 @@ class SessionBase:
         """After the stop: close what is still open, and read what must be read while the model lives."""
         raise NotImplementedError
 
+    def not_raised(self) -> BaseException | None:
+        """An observer's error that was to stop the run, and came too late for that."""
+        return None
+
     def release(self) -> None:
         """Nothing will be asked of the engine any more."""
 

@@ -535,7 +535,7 @@ void end_api_op(
   api.results.clear();
   for (const at::TensorBase* tensor : results.tensors) {
     api.outputs.push_back(recording.produced(*tensor, api.id, nullptr, lock));
-    if (recording.observes_api) api.results.emplace_back(*tensor);
+    if (recording.observes_api) api.results.emplace_back(tensor->getIntrusivePtr());
   }
   api.result = recording.result_form(*op.traits, made, true, lock);
 }

@@ -492,21 +492,6 @@ PyObject* mute(PyObject*, PyObject* on) {
   Py_RETURN_NONE;
 }
 
-int raise_what(void* asked) {
-  Owned callable(static_cast<PyObject*>(asked));
-  Owned error(PyObject_CallNoArgs(callable.get()));
-  if (!error) return -1;
-  if (error.get() == Py_None) return 0;
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
-  return -1;
-}
-
-// raise_soon(callable): have the main thread raise the exception that it returns, after its present instruction.
-PyObject* raise_soon(PyObject*, PyObject* callable) {
-  if (Py_AddPendingCall(raise_what, Py_NewRef(callable)) < 0) Py_DECREF(callable);
-  Py_RETURN_NONE;
-}
-
 // What stands in for Dynamo's `set_eval_frame`. It has to be written in C: Dynamo puts its callback back when a Python
 // function returns that was entered with it on.
 PyObject* watched_set_eval_frame(PyObject* watch, PyObject* callback) {
@@ -535,7 +520,6 @@ PyObject* watch_eval_frame(PyObject*, PyObject* args) {
 
 PyMethodDef module_methods[] = {
     {"watch_eval_frame", watch_eval_frame, METH_VARARGS, "A stand-in for Dynamo's set_eval_frame."},
-    {"raise_soon", raise_soon, METH_O, "Have the main thread raise what a function returns."},
     {"mute", mute, METH_O, "Whether what this thread runs is recorded."},
     {"scalar_type_name", scalar_type_name, METH_O, "What C++ calls the dtype of a number."},
     {"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)), METH_FASTCALL,

@@ -39,7 +39,7 @@ void tell_op(
 void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock) {
   const ApiCall& api = state.api;
   PyObject* given = std::exchange(state.api.given, nullptr);
-  const std::vector<at::Tensor> results = std::move(state.api.results);
+  const std::vector<WeakTensor> results = std::move(state.api.results);
   state.api.results.clear();
   const std::vector<int32_t> inputs = api.inputs;
   const int32_t info = api.info, stack = api.stack, form = api.form, result_form = api.result;
@@ -47,8 +47,10 @@ void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& l
   const int raised = (api.bits >> kFlagShift & kRaised) != 0;
   ask(lock, [&] {
     PyObject* list = PyList_New(0);
-    for (const at::Tensor& tensor : results) {
-      Owned object(known_object(recording, tensor));
+    for (const WeakTensor& result : results) {
+      auto alive = result.lock();
+      if (!alive) continue;
+      Owned object(known_object(recording, at::Tensor(std::move(alive))));
       if (object) PyList_Append(list, object.get());
     }
     Owned told(PyObject_CallMethod(

@@ -12,6 +12,16 @@ namespace {
 
 int32_t as_number(PyObject* object) { return object == nullptr ? -1 : static_cast<int32_t>(PyLong_AsLong(object)); }
 
+// Have the main thread raise the exception that a function returns, unless it returns none.
+int raise_what(void* asked) {
+  Owned callable(static_cast<PyObject*>(asked));
+  Owned error(PyObject_CallNoArgs(callable.get()));
+  if (!error) return -1;
+  if (error.get() == Py_None) return 0;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+  return -1;
+}
+
 }  // namespace
 
 // With the GIL and a Python error: have it counted. An interrupt is handed on to the program it was meant for.
@@ -28,6 +38,8 @@ void Recording::fault() {
   if (host != nullptr && error != nullptr) {
     Owned told(PyObject_CallMethod(host, "handle_fault", "O", error));
     if (!told) PyErr_Clear();
+    // Not before Python has returned: it would be the one to raise it.
+    if (told && told.get() != Py_None && Py_AddPendingCall(raise_what, Py_NewRef(told.get())) < 0) Py_DECREF(told.get());
   }
   Py_XDECREF(type);
   Py_XDECREF(error);

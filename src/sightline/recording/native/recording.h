@@ -124,7 +124,8 @@ struct ApiCall {
   bool read_number;  // its last op has read a size that is one of its arguments
   std::vector<int32_t> inputs, outputs;
   PyObject* given = nullptr;  // what observers are told of its arguments, owned
-  std::vector<at::Tensor> results;  // what observers are told of its results
+  // What observers are told of its results. Not held: torch copies a result that somebody else has.
+  std::vector<WeakTensor> results;
   int32_t call;
   int bits;
   int64_t spent, spent_at_end;

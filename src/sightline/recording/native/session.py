@@ -9,6 +9,7 @@ import ctypes
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import CodeType, FrameType, ModuleType
 from typing import Any, ClassVar
 
@@ -114,10 +115,6 @@ class NativeSession(Host):
         for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
             stream.freeze()
         self.recording.release()
-        error, self._stopping = self._stopping, None
-        if error is not None:
-            cancel_in_thread(self._ident)
-            raise error
 
     def refresh(self) -> None:
         """Read back the small tables that C++ keeps."""
@@ -182,27 +179,35 @@ class NativeSession(Host):
 
     # -- what goes wrong, or stops the run ----------------------------------------------------------------
 
-    def handle_fault(self, error: BaseException) -> None:
-        """Count a fault of our own; the program gets what a signal handler or an observer has for it."""
-        if issubclass(type(error), STOPS_THE_RUN):
-            self._stop_the_run(error)
-        elif comes_from_a_signal(error):
-            self.native.raise_soon(lambda: error)
-        else:
-            self.note_fault(error)
+    def handle_fault(self, error: BaseException) -> Callable[[], BaseException | None] | None:
+        """Count a fault of our own; the program gets what a signal handler or an observer has for it.
 
-    def _stop_the_run(self, error: BaseException) -> None:
+        What is returned, C++ has the main thread call as soon as it is back in the program.
+        """
+        if issubclass(type(error), STOPS_THE_RUN):
+            return self._stop_the_run(error)
+        if comes_from_a_signal(error):
+            return lambda: error
+        self.note_fault(error)
+        return None
+
+    def _stop_the_run(self, error: BaseException) -> Callable[[], BaseException | None] | None:
         """Have the thread that is recorded raise an error at the next chance; observers hear no more."""
         if self._stopping is not None:
-            return
+            return None
         self._stopping = error
         self.recording.observe(False, False, False)
-        if not self.running:
-            return
-        if self._ident == threading.main_thread().ident:
-            self.native.raise_soon(self._take_stopping)
-        else:
+        if self.running and self._ident != threading.main_thread().ident:
             raise_in_thread(self._ident, error)
+            return None
+        return self._take_stopping
+
+    def not_raised(self) -> BaseException | None:
+        """An error that was to stop the run, and came too late for that."""
+        error, self._stopping = self._stopping, None
+        if error is not None:
+            cancel_in_thread(self._ident)
+        return error
 
     def _take_stopping(self) -> BaseException | None:
         """The error, unless code of ours would be hit by it: then it waits for the end of the recording."""

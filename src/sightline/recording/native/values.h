@@ -50,9 +50,14 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 struct KnownStorage {
   WeakStorage ref;
-  int32_t value, metadata;  // of the newest tensor that was made in it
-  int64_t offset;
+  int32_t value;  // of the newest tensor that shows it so
 };
+
+// What tensors have in common that show the same elements of a storage in the same way.
+inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t looks) {
+  const auto storage = reinterpret_cast<uint64_t>(storage_of(tensor));
+  return mixed(mixed(storage, static_cast<uint64_t>(looks)), static_cast<uint64_t>(tensor->storage_offset()));
+}
 
 struct KnownTensor {
   WeakTensor ref;
@@ -77,7 +82,7 @@ class Values {
   std::vector<PlainValueRow> plain_rows;
   ska::flat_hash_map<c10::TensorImpl*, KnownTensor> known;
   ska::flat_hash_map<uint64_t, int32_t> metadata;
-  ska::flat_hash_map<const c10::StorageImpl*, KnownStorage> storages;
+  ska::flat_hash_map<uint64_t, KnownStorage> storages;  // by what shows a storage, and how
   int32_t next = 0;
 
   // The current value of a tensor, or -1.
@@ -111,30 +116,25 @@ class Values {
     return best;
   }
 
-  // Remember which value lies in a storage: autograd hands what it saved out as a tensor of its own.
+  // Remember which value shows a storage in a certain way: autograd hands what it saved out as a tensor of its own.
   void know_storage(const at::TensorBase& tensor, int32_t value, int32_t looks) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (!tensor.requires_grad() || storage_of(impl) == nullptr) return;  // else autograd saves nothing of it
-    const c10::Storage& storage = impl->unsafe_storage();
-    const auto found = storages.find(storage.unsafeGetStorageImpl());
-    if (found == storages.end()) {
-      storages.emplace(
-          storage.unsafeGetStorageImpl(),
-          KnownStorage{WeakStorage(storage.getWeakStorageImpl()), value, looks, impl->storage_offset()});
-    } else {
+    const uint64_t key = shown_by(impl, looks);
+    const auto found = storages.find(key);
+    if (found != storages.end()) {
       found->second.value = value;
-      found->second.metadata = looks;
-      found->second.offset = impl->storage_offset();
+      return;
     }
+    storages.emplace(key, KnownStorage{WeakStorage(impl->unsafe_storage().getWeakStorageImpl()), value});
     if (storages.size() > purge_storages_at_) purge_storages();
   }
 
   // The value whose very elements a tensor shows, or -1.
   int32_t saved(const c10::TensorImpl* impl, int32_t looks) const {
-    const auto found = storages.find(static_cast<const c10::StorageImpl*>(storage_of(impl)));
-    const bool same = found != storages.end() && found->second.metadata == looks &&
-        found->second.offset == impl->storage_offset();
-    return same ? found->second.value : -1;
+    if (storage_of(impl) == nullptr) return -1;
+    const auto found = storages.find(shown_by(impl, looks));
+    return found == storages.end() || found->second.ref.expired() ? -1 : found->second.value;
   }
 
   void purge_storages() {
