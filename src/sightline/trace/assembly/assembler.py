@@ -74,7 +74,7 @@ class Assembler:
         self._first_value = 0  # and values before this one
         self._arrived = 0  # values before this one have come
         self._left = Streams()  # of those, the ones whose ops have not
-        self._bytes = _pairs([late.nbytes])
+        self._bytes = _sizes([late.nbytes])
         self._learned: list[Learned] = []
         self._steps = Steps()
         self._captures: list[CaptureInfo] = []
@@ -94,7 +94,7 @@ class Assembler:
         ops = Ops(ops_rows, self._tables, self.ops, self.names)
         began = self.calls.begin(self._calls_of(rows, opened, end), ops)
         ops.call = self.calls.places(ops_rows.column(row.O_CALL))
-        self._bytes.update(_pairs([batch.nbytes for batch in batches]))
+        self._bytes = _sizes([self._bytes.T.reshape(-1), *(batch.nbytes for batch in batches)])
         cut = max((batch.end for batch in batches), default=end)
         first = self._arrive(rows, cut, ops, whole=not last or cut == _END)
         for batch in batches:
@@ -187,9 +187,16 @@ class Assembler:
         if not now:
             return
         living = self._living
-        rows = living.at(np.array([one.value for one in now], dtype=np.int64)).tolist()
-        for one, at in zip(now, rows, strict=True):
-            name = self.names.id(one.name) if one.name else -1
+        rows = living.at(np.array([one.value for one in now], dtype=np.int64))
+        names = [self.names.id(one.name) if one.name else -1 for one in now]
+        kinds = np.array([one.kind for one in now], dtype=np.int64)
+        # Where no older version has to hear of it, all are noted at once.
+        walks = np.isin(kinds, list(LASTING)) & (rows >= 0) & (living.previous[rows] >= 0) | (rows < first)
+        plain = int(walks.argmax()) if walks.any() else len(now)
+        for column, numbers in ((living.kind, kinds[:plain]), (living.name, np.array(names[:plain]))):
+            known = numbers >= 0
+            column[rows[:plain][known]] = numbers[known]
+        for one, at, name in zip(now[plain:], rows[plain:].tolist(), names[plain:], strict=True):
             if at >= 0 and one.kind >= 0:
                 living.kind[at] = one.kind
             if at >= 0 and name >= 0:
@@ -377,7 +384,7 @@ class Assembler:
         living.keep((living.id >= recent) | (dense(wanted, living.id) >= 0))
         self._changes.forget(living)
         self._statistics.forget(living)
-        self._bytes = {value: size for value, size in self._bytes.items() if value >= self._first_value}
+        self._bytes = self._bytes[:, self._bytes[0] >= self._first_value]
 
     def _left_sources(self) -> Numbers:
         rows = Rows(self._left.values, row.V_WIDTH)
@@ -388,9 +395,11 @@ def _first_id(living: Living, first: int) -> int:
     return int(living.id[first]) if first < len(living) else _END
 
 
-def _pairs(parts: list[Numbers]) -> dict[int, int]:
-    pairs = joined(parts).reshape(-1, 2)
-    return dict(zip(pairs[:, 0].tolist(), pairs[:, 1].tolist(), strict=True))
+def _sizes(parts: list[Numbers]) -> Numbers:
+    """Values in order, and their bytes, out of pairs; the last pair of a value counts."""
+    pairs = joined(parts).reshape(-1, 2)[::-1]
+    values, last = np.unique(pairs[:, 0], return_index=True)
+    return np.stack([values, pairs[last, 1]])
 
 
 def _last_value(rows: Streams) -> int:

@@ -108,6 +108,20 @@ def dense(ids: Numbers, wanted: Numbers) -> Numbers:
     return np.where(ids[at] == wanted, at, -1)
 
 
+def chain_ends(before: Numbers) -> Numbers:
+    """Where the chain that begins at each row ends, following positions of earlier rows; -1 refers to none.
+
+    >>> chain_ends(np.array([-1, 0, 1, -1, 3])).tolist()
+    [0, 0, 0, 3, 3]
+    """
+    found = np.where(before >= 0, before, np.arange(len(before)))
+    while True:
+        further = found[found]  # twice as far each time: a weight has a version for every step
+        if (further == found).all():
+            return found
+        found = further
+
+
 def offsets_of(counts: Numbers) -> Numbers:
     """Where each of so many items begins, and the end of the last."""
     made = np.zeros(len(counts) + 1, dtype=np.int64)
