@@ -122,11 +122,10 @@ class Assembler:
         here = Rows(joined(parts), row.O_WIDTH)
         return _with_open(here, opened.open_ops, self._begin, row.O_WIDTH)
 
-    def _calls_of(self, rows: Streams, opened: Batch, end: int) -> Numbers:
+    def _calls_of(self, rows: Streams, opened: Batch, end: int) -> Rows:
         parts = [rows.calls, _between(self._late_calls, self._begin, end)]
         here = Rows(joined(parts), row.C_WIDTH)
-        found = _with_open(here, opened.open_calls, self._begin, row.C_WIDTH)
-        return found.taken(np.ones(len(found), dtype=bool))
+        return _with_open(here, opened.open_calls, self._begin, row.C_WIDTH)
 
     def _arrive(self, rows: Streams, cut: int, ops: Ops, whole: bool) -> int:
         """The values of the batch join the living; returns the row of the first.
@@ -183,9 +182,9 @@ class Assembler:
 
     def _learn(self, first: int) -> None:
         """Names and kinds that became known after a value was written down."""
-        now, self._learned = relevant(self._learned, self._first_value)
-        if not now:
+        if not self._learned:
             return
+        now, self._learned = relevant(self._learned, self._first_value)
         living = self._living
         rows = living.at(np.array([one.value for one in now], dtype=np.int64))
         names = [self.names.id(one.name) if one.name else -1 for one in now]
@@ -339,6 +338,8 @@ class Assembler:
         })  # fmt: skip
 
     def _write_stats(self, floats: d.F64, counts: Numbers, first: int, ops: Ops) -> None:
+        if not len(counts) and self._statistics.empty:
+            return
         columns = self._statistics.add(floats, counts, self._living, first, ops)
         columns["value"] = self.place_of(columns["value"])  # type: ignore[arg-type]  # numbers, here
         self._sink.add("stats", columns)
@@ -404,9 +405,8 @@ def _sizes(parts: list[Numbers]) -> Numbers:
 
 def _last_value(rows: Streams) -> int:
     """After the last value there is."""
-    last = Rows(rows.values, row.V_WIDTH).ids
-    fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)[:, 0]
-    return 1 + max(int(last[-1]) if len(last) else -1, int(fresh.max()) if len(fresh) else -1)
+    values, fresh = rows.values[1 :: row.V_WIDTH], rows.fresh.reshape(-1, row.FRESH_WIDTH)[:, 0]
+    return 1 + max(int(values.max()) if len(values) else -1, int(fresh.max()) if len(fresh) else -1)
 
 
 def _first_value(rows: Streams) -> int:

@@ -73,6 +73,12 @@ class Rows:
         """The lists that begin ``after`` each row's start, one after the other."""
         return self.flat[spread(self.starts + after, counts)]
 
+    def picked(self, mask: Mask) -> Rows:
+        """Some of the rows, where they are."""
+        found = Rows(NONE, self.width)
+        found.flat, found.starts = self.flat, self.starts[mask]
+        return found
+
     def taken(self, mask: Mask) -> Numbers:
         """Some of the rows, as a stream again, in order of their ids."""
         starts = self.starts[mask]
@@ -100,9 +106,12 @@ def joined(parts: list[Numbers]) -> Numbers:
 
 
 def dense(ids: Numbers, wanted: Numbers) -> Numbers:
-    """Positions of ids in a sorted list of ids; -1 for what is not there."""
+    """Positions of ids in a sorted list of ids, each once; -1 for what is not there."""
     if not len(ids):
         return np.full(len(wanted), -1, dtype=np.int64)
+    if ids[-1] - ids[0] == len(ids) - 1:  # none is left out, as of values as long as all are kept
+        at = wanted - ids[0]
+        return np.where((at >= 0) & (at < len(ids)), at, -1)
     at = np.searchsorted(ids, wanted)
     at[at == len(ids)] = 0
     return np.where(ids[at] == wanted, at, -1)
