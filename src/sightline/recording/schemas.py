@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Iterable
 from functools import cache
 from itertools import islice
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ import torch
 from sightline.recording.operations import OpInfo
 from sightline.recording.torchapi import OpOverload
 
+_IN_C: Final = (BuiltinFunctionType, MethodDescriptorType)
 _MOST: Final = 80  #: characters of a default; longer ones are tables, not settings
 
 
@@ -39,8 +41,10 @@ def arguments_of(function: Any) -> tuple[str, ...]:
     if isinstance(function, OpOverload):
         return _of_overload(function)
     try:
+        if isinstance(function, _IN_C) and getattr(function, "__text_signature__", None) is None:
+            return _of_namesake(function.__name__)  # asking for its signature takes long to fail
         parameters = inspect.signature(function).parameters.values()
-    except Exception:  # none for what is written in C; and a signature may be code of the user's
+    except Exception:  # a signature may be code of the user's
         name = getattr(function, "__name__", "")
         return _of_namesake(name) if isinstance(name, str) else ()
     return tuple(_text(one) for one in parameters if one.kind is not one.VAR_KEYWORD)

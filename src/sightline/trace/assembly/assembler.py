@@ -187,15 +187,16 @@ class Assembler:
         now, self._learned = relevant(self._learned, self._first_value)
         living = self._living
         rows = living.at(np.array([one.value for one in now], dtype=np.int64))
-        names = [self.names.id(one.name) if one.name else -1 for one in now]
+        names = np.array([self.names.id(one.name) if one.name else -1 for one in now], dtype=np.int64)
         kinds = np.array([one.kind for one in now], dtype=np.int64)
-        # Where no older version has to hear of it, all are noted at once.
-        walks = np.isin(kinds, list(LASTING)) & (rows >= 0) & (living.previous[rows] >= 0) | (rows < first)
-        plain = int(walks.argmax()) if walks.any() else len(now)
-        for column, numbers in ((living.kind, kinds[:plain]), (living.name, np.array(names[:plain]))):
+        # Up to the first that is written, or has an older version that this is said of too, all at once.
+        special = rows < first
+        special[~special] = np.isin(kinds, list(LASTING))[~special] & (living.previous[rows[~special]] >= 0)
+        plain = int(special.argmax()) if special.any() else len(now)
+        for column, numbers in ((living.kind, kinds[:plain]), (living.name, names[:plain])):
             known = numbers >= 0
             column[rows[:plain][known]] = numbers[known]
-        for one, at, name in zip(now[plain:], rows[plain:].tolist(), names[plain:], strict=True):
+        for one, at, name in zip(now[plain:], rows[plain:].tolist(), names[plain:].tolist(), strict=True):
             if at >= 0 and one.kind >= 0:
                 living.kind[at] = one.kind
             if at >= 0 and name >= 0:

@@ -106,12 +106,9 @@ def joined(parts: list[Numbers]) -> Numbers:
 
 
 def dense(ids: Numbers, wanted: Numbers) -> Numbers:
-    """Positions of ids in a sorted list of ids, each once; -1 for what is not there."""
+    """Positions of ids in a sorted list of ids; -1 for what is not there."""
     if not len(ids):
         return np.full(len(wanted), -1, dtype=np.int64)
-    if ids[-1] - ids[0] == len(ids) - 1:  # none is left out, as of values as long as all are kept
-        at = wanted - ids[0]
-        return np.where((at >= 0) & (at < len(ids)), at, -1)
     at = np.searchsorted(ids, wanted)
     at[at == len(ids)] = 0
     return np.where(ids[at] == wanted, at, -1)

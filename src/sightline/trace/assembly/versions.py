@@ -55,7 +55,9 @@ class Changes:
         self.count = 0  #: new versions so far
         self._changed: dict[int, list[Change]] = {}  # storage -> in order
         self._current: dict[int, tuple[int, int]] = {}  # value -> (value now, op it is good since)
-        self._waiting = np.zeros((7, 0), dtype=np.int64)  # changes not noted yet: storage and `Change`, in order
+        self._waiting = np.zeros(
+            (7, 0), dtype=np.int64
+        )  # changes not noted yet: storage and `Change`, in order
 
     def apply(
         self, mutating: Mask, base: int, input_starts: Numbers, inputs: Numbers, output_starts: Numbers,
@@ -79,13 +81,13 @@ class Changes:
         done = 0
         for at, here, end in zip(outdated.tolist(), rows[outdated].tolist(), upto.tolist(), strict=True):
             self._note_all(changes[:, seen[done:end]])
-            done = max(done, end)
+            done = end
             inputs[at] = self._now(int(inputs[at]), here, living, spans, made)
         self._waiting = np.delete(changes, seen[:done], axis=1)
         return made
 
     def _changed_since(self, rows: Numbers, readers: Numbers, changes: Numbers, living: Living) -> Mask:
-        """Which reads of values, by the ops ``readers``, come after a change of the storage since it was made."""
+        """Which reads of values by ops come after a change of the storage since the value was made."""
         storages = np.concatenate([np.fromiter(self._changed, dtype=np.int64), changes[0]])
         ops = np.concatenate([[held[-1].op for held in self._changed.values()], changes[1]]).astype(np.int64)
         if not len(ops):
