@@ -8,12 +8,15 @@ those that are read again afterwards.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sightline.trace.assembly.numbers import Mask, Numbers, spread
 from sightline.trace.assembly.values import Living
+
+#: Columns of changes: the storage of each, and what a `Change` has.
+_NO_CHANGES: Final[Numbers] = np.zeros((7, 0), dtype=np.int64)
 
 
 class Change(NamedTuple):
@@ -55,9 +58,7 @@ class Changes:
         self.count = 0  #: new versions so far
         self._changed: dict[int, list[Change]] = {}  # storage -> in order
         self._current: dict[int, tuple[int, int]] = {}  # value -> (value now, op it is good since)
-        self._waiting = np.zeros(
-            (7, 0), dtype=np.int64
-        )  # changes not noted yet: storage and `Change`, in order
+        self._waiting = _NO_CHANGES  # not noted yet, in order
 
     def apply(
         self, mutating: Mask, base: int, input_starts: Numbers, inputs: Numbers, output_starts: Numbers,
@@ -102,7 +103,7 @@ class Changes:
     def _settle(self) -> None:
         """Note what has changed since anybody asked; of the last batch of a recording nobody does."""
         self._note_all(self._waiting)
-        self._waiting = np.zeros((7, 0), dtype=np.int64)
+        self._waiting = _NO_CHANGES
 
     def _note_all(self, changes: Numbers) -> None:
         for storage, op, version, first, last, graded, backward in changes.T.tolist():
