@@ -211,6 +211,8 @@ def _dtype(dtype: Any) -> tuple[str, int]:
 
 
 def _parameters(module: Any, path: str, key: Callable[[Any], int]) -> tuple[ParameterInfo, ...]:
+    if not module._parameters and not module._buffers:
+        return ()
     held = [(name, tensor, False) for name, tensor in module._parameters.items()]
     held += [(name, tensor, True) for name, tensor in module._buffers.items()]
     infos = []
