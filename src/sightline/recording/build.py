@@ -21,5 +21,6 @@ def build(session: SessionBase) -> TraceData:
     batch = batch_of(session)
     store = None if session.captures is None else session.captures.store()
     made, assembler = assemble(tables_of(session), [([batch], True)], Late(), store)
-    session.node_ops = assembler.node_ops()
+    if session.exception is not None:  # only its explanation asks which op made an autograd node
+        session.node_ops = assembler.node_ops()
     return made

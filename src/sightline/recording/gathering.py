@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def learned_of(session: SessionBase) -> list[Learned]:
 
 def pairs_of(held: dict[int, int]) -> Numbers:
     """A dict as pairs of numbers."""
-    return np.array([part for pair in list(held.items()) for part in pair], dtype=np.int64)
+    return np.fromiter(chain.from_iterable(list(held.items())), dtype=np.int64)
 
 
 def info_of(session: SessionBase) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 from weakref import ref
 
@@ -204,7 +205,14 @@ def _extra(module: Any) -> str:
         return ""
 
 
+@cache  # there are a few, and their texts are made anew each time
+def _dtype(dtype: Any) -> tuple[str, int]:
+    return str(dtype).removeprefix("torch."), dtype.itemsize
+
+
 def _parameters(module: Any, path: str, key: Callable[[Any], int]) -> tuple[ParameterInfo, ...]:
+    if not module._parameters and not module._buffers:
+        return ()
     held = [(name, tensor, False) for name, tensor in module._parameters.items()]
     held += [(name, tensor, True) for name, tensor in module._buffers.items()]
     infos = []
@@ -215,11 +223,11 @@ def _parameters(module: Any, path: str, key: Callable[[Any], int]) -> tuple[Para
             shape, numel = tuple(tensor.shape), tensor.numel()
         except Exception:  # a lazy parameter has no shape yet
             shape, numel = (), 0
+        dtype, itemsize = _dtype(tensor.dtype)
         infos.append(
             ParameterInfo(
-                name, _join(path, name), shape, str(tensor.dtype).removeprefix("torch."), numel,
-                numel * tensor.dtype.itemsize, isinstance(tensor, Parameter) and tensor.requires_grad, buffer,
-                key(tensor),
+                name, _join(path, name), shape, dtype, numel, numel * itemsize,
+                isinstance(tensor, Parameter) and tensor.requires_grad, buffer, key(tensor),
             )
         )  # fmt: skip
     return tuple(infos)

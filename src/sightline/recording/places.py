@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import os
 from collections.abc import Callable
+from itertools import islice
 from types import CodeType
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from sightline.trace.assembly.raw import Place
 from sightline.trace.data import CodeInfo, FileInfo
 
 _Position = tuple[int | None, int | None, int | None, int | None]
+_NOWHERE: Final = (None, None, None, None)
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -23,7 +25,6 @@ class Sources:
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        self._positions: dict[int, list[_Position]] = {}
         self.places: list[Place] = []
         self.codes: list[CodeInfo] = []
         self.files: dict[str, FileInfo] = {}
@@ -35,22 +36,33 @@ class Sources:
         for code in stacks.codes[len(self.codes) :]:
             self.codes.append(CodeInfo(code.co_filename, code.co_qualname, code.co_firstlineno))
         self.files |= _files({code.file for code in self.codes} - self.files.keys())
-        for node in range(len(self.places), count):
-            self.places.append(self._place(node))
+        nodes = range(len(self.places), count)
+        units = [max(stacks.instructions[node], 0) // 2 for node in nodes]
+        wanted: dict[int, set[int]] = {}
+        for node, unit in zip(nodes, units, strict=True):
+            wanted.setdefault(stacks.code_ids[node], set()).add(unit)
+        found = {number: _positions(stacks.codes[number], each) for number, each in wanted.items()}
+        for node, unit in zip(nodes, units, strict=True):
+            number = stacks.code_ids[node]
+            line, end, column, end_column = found[number][unit]
+            line = line if line is not None else self.codes[number].first_line
+            self.places.append(Place(
+                stacks.parents[node], number, line, line if end is None else end,
+                -1 if column is None else column, -1 if end_column is None else end_column,
+            ))  # fmt: skip
 
-    def _place(self, node: int) -> Place:
-        stacks = self._stacks
-        number = stacks.code_ids[node]
-        table = self._positions.get(number)
-        if table is None:
-            table = self._positions[number] = list(stacks.codes[number].co_positions())
-        at = stacks.instructions[node] // 2
-        line, end, column, end_column = table[at] if at < len(table) else (None, None, None, None)
-        line = line if line is not None else stacks.codes[number].co_firstlineno
-        return Place(
-            stacks.parents[node], number, line, line if end is None else end,
-            -1 if column is None else column, -1 if end_column is None else end_column,
-        )  # fmt: skip
+
+def _positions(code: CodeType, units: set[int]) -> dict[int, _Position]:
+    """Where some units of a code, two bytes each, are written.
+
+    Python counts its way through the code from the start; what is passed by on the way is not kept.
+    """
+    positions, passed = code.co_positions(), 0
+    found: dict[int, _Position] = {}
+    for unit in sorted(units):
+        found[unit] = next(islice(positions, unit - passed, None), _NOWHERE)
+        passed = unit + 1
+    return found
 
 
 def _files(paths: set[str]) -> dict[str, FileInfo]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import cache
+from itertools import islice
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
@@ -16,6 +19,7 @@ import torch
 from sightline.recording.operations import OpInfo
 from sightline.recording.torchapi import OpOverload
 
+_IN_C: Final = (BuiltinFunctionType, MethodDescriptorType)
 _MOST: Final = 80  #: characters of a default; longer ones are tables, not settings
 
 
@@ -35,12 +39,20 @@ def arguments_of(function: Any) -> tuple[str, ...]:
     (('self', 'other', 'alpha=1'), ('input', 'dim=-1'))
     """
     if isinstance(function, OpOverload):
-        return _of_schema(function._schema)
+        return _of_overload(function)
     try:
+        if isinstance(function, _IN_C) and getattr(function, "__text_signature__", None) is None:
+            return _of_namesake(function.__name__)  # asking for its signature takes long to fail
         parameters = inspect.signature(function).parameters.values()
-    except Exception:  # none for what is written in C; and a signature may be code of the user's
-        return _of_namesake(getattr(function, "__name__", ""))
+    except Exception:  # a signature may be code of the user's
+        name = getattr(function, "__name__", "")
+        return _of_namesake(name) if isinstance(name, str) else ()
     return tuple(_text(one) for one in parameters if one.kind is not one.VAR_KEYWORD)
+
+
+@cache  # ops live as long as the process, and the next trace has the same ones
+def _of_overload(function: OpOverload) -> tuple[str, ...]:
+    return _of_schema(function._schema)
 
 
 def _of_schema(schema: Any) -> tuple[str, ...]:
@@ -50,13 +62,15 @@ def _of_schema(schema: Any) -> tuple[str, ...]:
     )
 
 
-def _of_namesake(name: Any) -> tuple[str, ...]:
+@cache
+def _of_namesake(name: str) -> tuple[str, ...]:
     """Those of the dispatcher op of the same name: of ``torch.sum``, which has several, nothing."""
-    packet: Any = getattr(torch.ops.aten, name, None) if isinstance(name, str) and name[:2] != "__" else None
+    packet: Any = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
     if not hasattr(packet, "overloads"):
         return ()
-    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
-    plain = [one for one in schemas if not any(each.is_out or _is_named(each) for each in one.arguments)]
+    schemas = (getattr(packet, overload)._schema for overload in packet.overloads())
+    few = (one for one in schemas if not any(each.is_out or _is_named(each) for each in one.arguments))
+    plain = list(islice(few, 2))
     return _of_schema(plain[0]) if len(plain) == 1 else ()
 
 

@@ -74,7 +74,7 @@ class Assembler:
         self._first_value = 0  # and values before this one
         self._arrived = 0  # values before this one have come
         self._left = Streams()  # of those, the ones whose ops have not
-        self._bytes = _pairs([late.nbytes])
+        self._bytes = _sizes([late.nbytes])
         self._learned: list[Learned] = []
         self._steps = Steps()
         self._captures: list[CaptureInfo] = []
@@ -94,7 +94,7 @@ class Assembler:
         ops = Ops(ops_rows, self._tables, self.ops, self.names)
         began = self.calls.begin(self._calls_of(rows, opened, end), ops)
         ops.call = self.calls.places(ops_rows.column(row.O_CALL))
-        self._bytes.update(_pairs([batch.nbytes for batch in batches]))
+        self._bytes = _sizes([self._bytes.T.reshape(-1), *(batch.nbytes for batch in batches)])
         cut = max((batch.end for batch in batches), default=end)
         first = self._arrive(rows, cut, ops, whole=not last or cut == _END)
         for batch in batches:
@@ -122,11 +122,10 @@ class Assembler:
         here = Rows(joined(parts), row.O_WIDTH)
         return _with_open(here, opened.open_ops, self._begin, row.O_WIDTH)
 
-    def _calls_of(self, rows: Streams, opened: Batch, end: int) -> Numbers:
+    def _calls_of(self, rows: Streams, opened: Batch, end: int) -> Rows:
         parts = [rows.calls, _between(self._late_calls, self._begin, end)]
         here = Rows(joined(parts), row.C_WIDTH)
-        found = _with_open(here, opened.open_calls, self._begin, row.C_WIDTH)
-        return found.taken(np.ones(len(found), dtype=bool))
+        return _with_open(here, opened.open_calls, self._begin, row.C_WIDTH)
 
     def _arrive(self, rows: Streams, cut: int, ops: Ops, whole: bool) -> int:
         """The values of the batch join the living; returns the row of the first.
@@ -183,13 +182,21 @@ class Assembler:
 
     def _learn(self, first: int) -> None:
         """Names and kinds that became known after a value was written down."""
-        now, self._learned = relevant(self._learned, self._first_value)
-        if not now:
+        if not self._learned:
             return
+        now, self._learned = relevant(self._learned, self._first_value)
         living = self._living
-        rows = living.at(np.array([one.value for one in now], dtype=np.int64)).tolist()
-        for one, at in zip(now, rows, strict=True):
-            name = self.names.id(one.name) if one.name else -1
+        rows = living.at(np.array([one.value for one in now], dtype=np.int64))
+        names = np.array([self.names.id(one.name) if one.name else -1 for one in now], dtype=np.int64)
+        kinds = np.array([one.kind for one in now], dtype=np.int64)
+        # Up to the first that is written, or has an older version that this is said of too, all at once.
+        special = rows < first
+        special[~special] = np.isin(kinds, list(LASTING))[~special] & (living.previous[rows[~special]] >= 0)
+        plain = int(special.argmax()) if special.any() else len(now)
+        for column, numbers in ((living.kind, kinds[:plain]), (living.name, names[:plain])):
+            known = numbers >= 0
+            column[rows[:plain][known]] = numbers[known]
+        for one, at, name in zip(now[plain:], rows[plain:].tolist(), names[plain:].tolist(), strict=True):
             if at >= 0 and one.kind >= 0:
                 living.kind[at] = one.kind
             if at >= 0 and name >= 0:
@@ -332,6 +339,8 @@ class Assembler:
         })  # fmt: skip
 
     def _write_stats(self, floats: d.F64, counts: Numbers, first: int, ops: Ops) -> None:
+        if not len(counts) and self._statistics.empty:
+            return
         columns = self._statistics.add(floats, counts, self._living, first, ops)
         columns["value"] = self.place_of(columns["value"])  # type: ignore[arg-type]  # numbers, here
         self._sink.add("stats", columns)
@@ -377,7 +386,7 @@ class Assembler:
         living.keep((living.id >= recent) | (dense(wanted, living.id) >= 0))
         self._changes.forget(living)
         self._statistics.forget(living)
-        self._bytes = {value: size for value, size in self._bytes.items() if value >= self._first_value}
+        self._bytes = self._bytes[:, self._bytes[0] >= self._first_value]
 
     def _left_sources(self) -> Numbers:
         rows = Rows(self._left.values, row.V_WIDTH)
@@ -388,16 +397,17 @@ def _first_id(living: Living, first: int) -> int:
     return int(living.id[first]) if first < len(living) else _END
 
 
-def _pairs(parts: list[Numbers]) -> dict[int, int]:
-    pairs = joined(parts).reshape(-1, 2)
-    return dict(zip(pairs[:, 0].tolist(), pairs[:, 1].tolist(), strict=True))
+def _sizes(parts: list[Numbers]) -> Numbers:
+    """Values in order, and their bytes, out of pairs; the last pair of a value counts."""
+    pairs = joined(parts).reshape(-1, 2)[::-1]
+    values, last = np.unique(pairs[:, 0], return_index=True)
+    return np.stack([values, pairs[last, 1]])
 
 
 def _last_value(rows: Streams) -> int:
     """After the last value there is."""
-    last = Rows(rows.values, row.V_WIDTH).ids
-    fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)[:, 0]
-    return 1 + max(int(last[-1]) if len(last) else -1, int(fresh.max()) if len(fresh) else -1)
+    values, fresh = rows.values[1 :: row.V_WIDTH], rows.fresh.reshape(-1, row.FRESH_WIDTH)[:, 0]
+    return 1 + max(int(values.max()) if len(values) else -1, int(fresh.max()) if len(fresh) else -1)
 
 
 def _first_value(rows: Streams) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.layout import BACKWARD, RECOMPUTE
-from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense, joined, offsets_of
+from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense, joined, offsets_of, spread
 from sightline.trace.assembly.ops import Ops
 from sightline.trace.assembly.raw import Tables
 from sightline.trace.assembly.values import Living
@@ -33,7 +33,7 @@ class Calls:
         self._ended = 0  # calls that have ended
         self._written = 0  # calls that are in the columns
         self._often: dict[int, int] = {}  # calls of each module
-        self._open = NONE  # rows of those that have begun and are not ended yet, as a stream
+        self._open = Rows(NONE, row.C_WIDTH)  # of those that have begun and are not ended yet
         #: of the same, in order of their ids: id, place, index, first op, aten ops and their time before it
         self._known = np.zeros((6, 0), dtype=np.int64)
         self._waiting: list[dict[str, Numbers]] = []
@@ -44,9 +44,8 @@ class Calls:
         ids: Numbers = self._known[0]
         return ids
 
-    def begin(self, stream: Numbers, ops: Ops) -> Numbers:
+    def begin(self, rows: Rows, ops: Ops) -> Numbers:
         """Give the calls that begin in a batch their places; returns their ids."""
-        rows = Rows(stream, row.C_WIDTH)
         ids, module = rows.ids, rows.column(row.C_MODULE)
         ahead = np.searchsorted(ops.ids, ids)
         aten, own = _totals(ops)
@@ -55,7 +54,7 @@ class Calls:
             ops.before.aten + aten[ahead], ops.before.own + own[ahead],
         ])  # fmt: skip
         self.count += len(ids)
-        self._open = joined([self._open, stream])
+        self._open = Rows(joined([self._open.flat, rows.flat]), row.C_WIDTH) if len(self._open) else rows
         self._known = np.concatenate([self._known, known], axis=1)
         return ids
 
@@ -77,12 +76,12 @@ class Calls:
 
     def end(self, end: int, ops: Ops, living: Living, place_of_value: PlaceOf, recomputes: Mask) -> None:
         """Finish the calls that end before ``end``, when all ops before it are known."""
-        rows = Rows(self._open, row.C_WIDTH)
+        rows = self._open
         over = rows.column(row.C_END) < end
-        done = Rows(rows.taken(over), row.C_WIDTH)
+        done = rows.picked(over)
         known = self._known[:, over]
         parents = self.places(done.column(row.C_PARENT))
-        self._open = rows.taken(~over)
+        self._open = Rows(rows.taken(~over), row.C_WIDTH)  # without the others, which would stay in memory
         self._known = self._known[:, ~over]
         if len(done):
             self._waiting.append(
@@ -141,7 +140,7 @@ class Calls:
 
     def open_inputs(self) -> Numbers:
         """Values that went into calls that go on."""
-        rows = Rows(self._open, row.C_WIDTH)
+        rows = self._open
         return rows.lists(row.C_WIDTH, rows.column(row.C_INPUTS))
 
 
@@ -171,9 +170,7 @@ def _reordered(columns: dict[str, Numbers], order: Numbers) -> dict[str, Numbers
     found = {name: columns[name][order] for name in _FIXED}
     for name in ("input", "output"):
         counts = columns[f"{name}_counts"]
-        starts = offsets_of(counts)
-        parts = [columns[f"{name}s"][starts[at] : starts[at + 1]] for at in order.tolist()]
-        found[f"{name}s"] = joined(parts)
+        found[f"{name}s"] = columns[f"{name}s"][spread(offsets_of(counts)[order], counts[order])]
         found[f"{name}_counts"] = counts[order]
     return found
 

@@ -73,6 +73,12 @@ class Rows:
         """The lists that begin ``after`` each row's start, one after the other."""
         return self.flat[spread(self.starts + after, counts)]
 
+    def picked(self, mask: Mask) -> Rows:
+        """Some of the rows, where they are."""
+        found = Rows(NONE, self.width)
+        found.flat, found.starts = self.flat, self.starts[mask]
+        return found
+
     def taken(self, mask: Mask) -> Numbers:
         """Some of the rows, as a stream again, in order of their ids."""
         starts = self.starts[mask]
@@ -106,6 +112,20 @@ def dense(ids: Numbers, wanted: Numbers) -> Numbers:
     at = np.searchsorted(ids, wanted)
     at[at == len(ids)] = 0
     return np.where(ids[at] == wanted, at, -1)
+
+
+def chain_ends(before: Numbers) -> Numbers:
+    """Where the chain that begins at each row ends, following positions of earlier rows; -1 refers to none.
+
+    >>> chain_ends(np.array([-1, 0, 1, -1, 3])).tolist()
+    [0, 0, 0, 3, 3]
+    """
+    found = np.where(before >= 0, before, np.arange(len(before)))
+    while True:
+        further = found[found]  # twice as far each time: a weight has a version for every step
+        if (further == found).all():
+            return found
+        found = further
 
 
 def offsets_of(counts: Numbers) -> Numbers:

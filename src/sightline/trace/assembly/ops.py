@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -105,6 +107,7 @@ class Ops:
         self.outputs = rows.lists(row.O_WIDTH + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)
         self.forward_call = np.full(len(self.ids), -1, dtype=np.int64)
+        self._made_by = NONE
         self._note_anchors(operations)
 
     def _note_anchors(self, operations: list[Operation]) -> None:
@@ -137,9 +140,9 @@ class Ops:
             fits = (at >= 0) & (nodes[0][at] == node[asking])
             self.forward[asking[fits]] = nodes[1][at[fits]]
             self.forward_call[asking[fits]] = nodes[2][at[fits]]
-        makers = self._makers(living)
-        self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again), living, makers)
-        self._link_first_gradients(living, makers)
+        self._made_by = self._makers(living)
+        self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again), living)
+        self._link_first_gradients(living)
 
     def _note_nodes(self, making: Numbers) -> None:
         """The numbers of the autograd nodes each op has made."""
@@ -175,62 +178,66 @@ class Ops:
             nodes = nodes[:, np.sort(np.argpartition(nodes[1], -_NODES)[-_NODES:])]
         before.nodes = nodes
 
-    def _makers(self, living: Living) -> dict[int, int]:
-        """Of values made here, the aten op that first returned each: its row in this batch."""
+    def _makers(self, living: Living) -> Numbers:
+        """Of every living value the aten op that first returned it, if that is one of this batch; else -1."""
         owners = np.repeat(np.arange(len(self.ids)), self.output_counts)
-        aten = self.level[owners] == 1
-        values, first = np.unique(self.outputs[aten], return_index=True)
-        ops = owners[aten][first]
-        rows = living.at(values)
-        new = (rows >= 0) & (living.maker[rows] < 0) if len(living) else np.zeros(len(rows), dtype=bool)
-        self._made_rows, self._made_ops = rows[new], ops[new]
-        return dict(zip(values[new].tolist(), ops[new].tolist(), strict=True))
+        rows = living.at(self.outputs)
+        mine = (self.level[owners] == 1) & (rows >= 0)
+        makers = np.full(len(living), -1, dtype=np.int64)
+        makers[rows[mine][::-1]] = owners[mine][::-1]  # the first of equal ones is written last
+        makers[living.maker >= 0] = -1
+        return makers
 
     def note_makers(self, living: Living) -> None:
         """Write down what later batches may ask of the makers of values."""
-        rows, ops = self._made_rows, self._made_ops
+        rows = np.flatnonzero(self._made_by >= 0)
+        ops = self._made_by[rows]
         living.maker[rows], living.maker_call[rows] = self.base + ops, self.call[ops]
         living.maker_forward[rows] = self.forward[ops]
         living.maker_forward_call[rows] = self.forward_call[ops]
 
-    def _link_accumulations(self, lost: Numbers, living: Living, makers: dict[int, int]) -> None:
-        """An op that adds into a leaf's gradient belongs where the gradient came from."""
-        starts = offsets_of(self.input_counts)
-        every = np.unique(self.inputs[spread(starts[lost], self.input_counts[lost])])
-        rows = dict(zip(every.tolist(), living.at(every).tolist(), strict=True))
-        for op in lost.tolist():
-            for value in self.inputs[starts[op] : starts[op + 1]].tolist():
-                maker, held = makers.get(value), rows[value]
-                if maker is not None:
-                    forward, call = int(self.forward[maker]), int(self.forward_call[maker])
-                elif held >= 0 and living.maker[held] >= 0:
-                    forward, call = int(living.maker_forward[held]), int(living.maker_forward_call[held])
-                else:
-                    continue
-                if maker != op and forward >= 0:
-                    self.forward[op], self.forward_call[op] = forward, call
-                    break
+    def _given(self, ops: Numbers, living: Living) -> Iterator[tuple[int, int, int]]:
+        """The inputs of some ops: op, living row of the value, op of this batch that made it."""
+        counts = self.input_counts[ops]
+        rows = living.at(self.inputs[spread(offsets_of(self.input_counts)[ops], counts)])
+        makers = np.where(rows >= 0, self._made_by[rows], -1) if len(living) else rows
+        return zip(np.repeat(ops, counts).tolist(), rows.tolist(), makers.tolist(), strict=True)
 
-    def _link_first_gradients(self, living: Living, makers: dict[int, int]) -> None:
+    def _link_accumulations(self, lost: Numbers, living: Living) -> None:
+        """An op that adds into a leaf's gradient belongs where the gradient came from."""
+        linked = -1
+        for op, held, maker in self._given(lost, living):
+            if op == linked:
+                continue
+            if maker >= 0:
+                forward, call = int(self.forward[maker]), int(self.forward_call[maker])
+            elif held >= 0 and living.maker[held] >= 0:
+                forward, call = int(living.maker_forward[held]), int(living.maker_forward_call[held])
+            else:
+                continue
+            if maker != op and forward >= 0:
+                self.forward[op], self.forward_call[op] = forward, call
+                linked = op
+
+    def _link_first_gradients(self, living: Living) -> None:
         """What ``backward()`` does before its first node: it makes the gradient of the loss."""
         self.phase[self.starts_backward & (self.phase == FORWARD)] = BACKWARD
         inside = np.flatnonzero((self.parent >= 0) & (self.phase == FORWARD))
         if len(inside):
             inside = inside[np.isin(self.parent_ids[inside], list(self.before.backwards))]
         self.phase[inside] = BACKWARD
-        starts = offsets_of(self.input_counts)
-        for op in inside.tolist():
-            given = self.inputs[starts[op] : starts[op + 1]]
-            for value, held in zip(given.tolist(), living.at(given).tolist(), strict=True):
-                maker = makers.get(value)
-                if maker is not None and maker < op:
-                    self.forward[op], self.forward_call[op] = self.base + maker, self.call[maker]
-                elif maker is None and held >= 0 and living.maker[held] >= 0:
-                    self.forward[op] = living.maker[held]
-                    self.forward_call[op] = living.maker_call[held]
-                else:
-                    continue
-                break
+        linked = -1
+        for op, held, maker in self._given(inside, living):
+            if op == linked:
+                continue
+            if 0 <= maker < op:
+                self.forward[op], self.forward_call[op] = self.base + maker, self.call[maker]
+            elif maker < 0 and held >= 0 and living.maker[held] >= 0:
+                self.forward[op] = living.maker[held]
+                self.forward_call[op] = living.maker_call[held]
+            else:
+                continue
+            linked = op
 
     # -- the rest ----------------------------------------------------------------------------------------
 
@@ -291,26 +298,32 @@ class Ops:
         if not len(wanted):
             return flops
         form = self.rows.column(row.O_FORM)
-        given, starts = _metas(living, self.inputs), offsets_of(self.input_counts)
-        made, ends = _metas(living, self.outputs), offsets_of(self.output_counts)
+        signatures = zip(
+            self.info[wanted].tolist(), form[wanted].tolist(),
+            _metas(living, self.inputs, self.input_counts, wanted),
+            _metas(living, self.outputs, self.output_counts, wanted), strict=True,
+        )  # fmt: skip
         known: dict[tuple[int, int, bytes, bytes], int] = {}
-        for op in wanted.tolist():
-            look, out = given[starts[op] : starts[op + 1]], made[ends[op] : ends[op + 1]]
-            key = (int(self.info[op]), int(form[op]), look.tobytes(), out.tobytes())
-            if key not in known:
-                shapes = tuple(look.tolist()), tuple(out.tolist())
-                known[key] = (
+        found = []
+        for op, signature in zip(wanted.tolist(), signatures, strict=True):
+            if signature not in known:
+                given, made = (tuple(np.frombuffer(one, dtype=np.int64).tolist()) for one in signature[2:])
+                known[signature] = (
                     -1
-                    if -1 in shapes[0] + shapes[1]
-                    else self._tables.flops(*key[:2], int(result[op]), *shapes)
+                    if -1 in given + made
+                    else self._tables.flops(*signature[:2], int(result[op]), given, made)
                 )
-            flops[op] = known[key]
+            found.append(known[signature])
+        flops[wanted] = found
         return flops
 
 
-def _metas(living: Living, ids: Numbers) -> Numbers:
-    rows = living.at(ids)
-    return np.where(rows >= 0, living.meta[rows], -1) if len(living) else np.full(len(ids), -1)
+def _metas(living: Living, ids: Numbers, counts: Numbers, ops: Numbers) -> list[bytes]:
+    """What the values look like that some ops read or make: of each op as bytes, which are hashed fast."""
+    starts, counts = offsets_of(counts)[ops], counts[ops]
+    rows = living.at(ids[spread(starts, counts)])
+    metas = (np.where(rows >= 0, living.meta[rows], -1) if len(living) else rows).tobytes()
+    return [metas[start:end] for start, end in pairwise((8 * offsets_of(counts)).tolist())]
 
 
 def recompute_stacks(places: list[Place], codes: list[d.CodeInfo]) -> Mask:

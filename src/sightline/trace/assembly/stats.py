@@ -67,6 +67,11 @@ class Statistics:
         self._known = known
         return self._columns(known.taken(known.value >= begin), living)
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was read of what may still be looked at."""
+        return not len(self._known.value) and not len(self._later.value)
+
     def forget(self, living: Living) -> None:
         """Drop what no living value has."""
         if len(self._known.value):

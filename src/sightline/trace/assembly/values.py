@@ -13,7 +13,7 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense
+from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, chain_ends, dense
 from sightline.trace.assembly.raw import Learned, Tables
 from sightline.trace.data import TensorMeta
 
@@ -57,7 +57,11 @@ class Living:
 
     def at(self, ids: Numbers) -> Numbers:
         """Rows of values by id; -1 for one that is not here."""
-        return dense(self.id, ids)
+        count = len(self.id)
+        if not count or self.id[-1] - self.id[0] != count - 1:
+            return dense(self.id, ids)
+        rows = ids - self.id[0]  # none is missing, as long as nothing was forgotten
+        return np.where((rows >= 0) & (rows < count), rows, -1)
 
     def extend(self, new: dict[str, Numbers]) -> int:
         """Add values with larger ids; returns the row of the first."""
@@ -141,59 +145,55 @@ class Storages:
         return first, first + np.maximum(self._reach[living.meta], 1) - 1
 
     def assign(
-        self, living: Living, first: int, known: dict[int, int], metas: list[TensorMeta]
+        self, living: Living, first: int, known: Numbers, metas: list[TensorMeta]
     ) -> tuple[Numbers, Numbers]:
-        """Storages and offsets of the values from row ``first`` on; returns storages and sizes to raise."""
+        """Storages and offsets of the values from row ``first`` on; returns storages and sizes to raise.
+
+        ``known`` are the bytes of storages that were not made in the block: values and sizes, in order.
+        """
         self._look(metas)
         ids, address = living.id[first:], living.address[first:]
         source_ids = np.where(living.base[first:] >= 0, living.base[first:], living.previous[first:])
         source = living.at(source_ids)
         source[source_ids < 0] = -1
-        fresh = source < 0
-        given = np.flatnonzero(fresh & (address != 0)).tolist()
-        places: dict[int, int] = {}  # row -> address, of what shares its storage by address
-        new = fresh.copy()
-        met: set[int] = set()
-        for at in given:
-            if int(ids[at]) in known:
-                place = places[at] = int(address[at])
-                new[at] = place not in self._seen and place not in met
-                met.add(place)
+        new = source < 0
+        told = dense(known[0], ids)
+        shared = np.flatnonzero(new & (address != 0) & (told >= 0))
+        places, firsts, which = np.unique(address[shared], return_index=True, return_inverse=True)
+        held = np.array([self._seen.get(place, -1) for place in places.tolist()], dtype=np.int64)
+        new[shared] = False
+        new[shared[firsts[held < 0]]] = True
         numbers = np.where(new, self.count + np.cumsum(new) - 1, -1)
         self.count += int(new.sum())
-        for at, place in places.items():
-            numbers[at] = self._seen.setdefault(place, int(numbers[at]))
+        held = np.where(held < 0, numbers[shared[firsts]], held)
+        self._seen.update(zip(places.tolist(), held.tolist(), strict=True))
+        numbers[shared] = held[which]
         self._follow(living, first, source, numbers)
+        numbers = living.storage[first:]
         size = self._reach[living.meta[first:]] + living.offset[first:] * self._itemsize[living.meta[first:]]
-        told = (
-            [(at, known[value]) for at, value in enumerate(ids.tolist()) if value in known] if known else []
-        )
-        for at, nbytes in told:
-            size[at] = nbytes or size[at]
-        return numbers, size
+        nbytes = np.where(told >= 0, known[1][told], 0) if len(known[1]) else 0
+        return numbers, np.where(nbytes, nbytes, size)
 
     def _follow(self, living: Living, first: int, source: Numbers, numbers: Numbers) -> None:
-        """Views and versions, in order: what they come from is known before them."""
+        """Views and versions have the storage of what they come from, and some its offset."""
         living.storage[first:] = numbers
-        storage, offset = living.storage, living.offset
-        for at in np.flatnonzero((source >= 0) | (offset[first:] == row.INHERITED)).tolist():
-            held = int(source[at])
-            if offset[first + at] == row.INHERITED:
-                offset[first + at] = offset[held] if held >= 0 else 0
-            if held >= 0:
-                storage[first + at] = storage[held]
-        numbers[:] = storage[first:]
+        before = np.full(len(living), -1, dtype=np.int64)
+        before[first:] = source
+        living.storage = living.storage[chain_ends(before)]
+        inherited = living.offset == row.INHERITED
+        living.offset = living.offset[chain_ends(np.where(inherited, before, -1))]
+        living.offset[inherited & (living.offset == row.INHERITED)] = 0
 
 
 def inherit(living: Living, first: int) -> None:
     """Versions from row ``first`` on are what the tensor was before, if that is something that lasts."""
     rows = np.flatnonzero((living.previous[first:] >= 0) & (living.kind[first:] == ACTIVATION)) + first
-    kind, name = living.kind, living.name
-    for at, before in zip(rows.tolist(), living.at(living.previous[rows]).tolist(), strict=True):
-        if before >= 0 and int(kind[before]) in LASTING:
-            kind[at] = kind[before]
-            if name[at] < 0:
-                name[at] = name[before]
+    before = np.full(len(living), -1, dtype=np.int64)
+    before[rows] = living.at(living.previous[rows])
+    kind = living.kind[chain_ends(before)]
+    lasts = np.isin(kind, list(LASTING)) & (before >= 0)
+    living.kind = np.where(lasts, kind, living.kind)
+    living.name = living.name[chain_ends(np.where(lasts & (living.name < 0), before, -1))]
 
 
 def earlier(living: Living, at: int) -> Iterator[int]:

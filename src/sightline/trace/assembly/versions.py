@@ -8,12 +8,15 @@ those that are read again afterwards.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from sightline.trace.assembly.numbers import Mask, Numbers, spread
 from sightline.trace.assembly.values import Living
+
+#: Columns of changes: the storage of each, and what a `Change` has.
+_NO_CHANGES: Final[Numbers] = np.zeros((7, 0), dtype=np.int64)
 
 
 class Change(NamedTuple):
@@ -55,6 +58,7 @@ class Changes:
         self.count = 0  #: new versions so far
         self._changed: dict[int, list[Change]] = {}  # storage -> in order
         self._current: dict[int, tuple[int, int]] = {}  # value -> (value now, op it is good since)
+        self._waiting = _NO_CHANGES  # not noted yet, in order
 
     def apply(
         self, mutating: Mask, base: int, input_starts: Numbers, inputs: Numbers, output_starts: Numbers,
@@ -65,36 +69,45 @@ class Changes:
         ``base`` is the place of the first op here. Parts of a storage that do not touch do not see each
         other's changes.
         """
+        self._settle()
         made = NewVersions()
-        writers = np.flatnonzero(mutating)
-        counts = np.diff(output_starts)[writers]
-        held = living.at(outputs[spread(output_starts[:-1][writers], counts)])
-        ends = np.cumsum(counts)
-        writes = dict(
-            zip(writers.tolist(), zip((ends - counts).tolist(), ends.tolist(), strict=True), strict=True)
-        )
-        touched = {*living.storage[held[held >= 0]].tolist(), *self._changed}
-        touched.discard(-1)
-        if not touched:
-            return made
+        changes = _changes(mutating, base, output_starts, outputs, living, spans, graded, backward)
         rows = living.at(inputs)
-        storage = np.where(rows >= 0, living.storage[rows], -1)
-        readers = np.repeat(np.arange(len(mutating)), np.diff(input_starts))
-        hit = np.flatnonzero(np.isin(storage, list(touched)))
-        events = sorted([*((int(readers[at]), 0, at) for at in hit.tolist()),
-                         *((op, 1, op) for op in writers.tolist())])  # fmt: skip
-        first, last = spans
-        for op, is_write, at in events:
-            if is_write:
-                for place in held[slice(*writes[op])].tolist():
-                    if place >= 0 and living.previous[place] >= 0 and living.producer[place] == base + op:
-                        change = Change(base + op, int(living.id[place]), int(first[place]), int(last[place]),
-                                        bool(graded[op]), bool(backward[op]))  # fmt: skip
-                        self._note(int(living.storage[place]), change)
-            else:
-                here = int(rows[at])
-                inputs[at] = self._now(int(inputs[at]), here, int(storage[at]), living, first, last, made)
+        readers = base + np.repeat(np.arange(len(mutating)), np.diff(input_starts))
+        outdated = np.flatnonzero(self._changed_since(rows, readers, changes, living))
+        # Few reads come after a change through another value. These and the changes of what they read go one
+        # by one, since each read may make a version that the next one replaces.
+        seen = np.flatnonzero(np.isin(changes[0], living.storage[rows[outdated]]))
+        upto = np.searchsorted(changes[1][seen], readers[outdated])
+        done = 0
+        for at, here, end in zip(outdated.tolist(), rows[outdated].tolist(), upto.tolist(), strict=True):
+            self._note_all(changes[:, seen[done:end]])
+            done = end
+            inputs[at] = self._now(int(inputs[at]), here, living, spans, made)
+        self._waiting = np.delete(changes, seen[:done], axis=1)
         return made
+
+    def _changed_since(self, rows: Numbers, readers: Numbers, changes: Numbers, living: Living) -> Mask:
+        """Which reads of values by ops come after a change of the storage since the value was made."""
+        storages = np.concatenate([np.fromiter(self._changed, dtype=np.int64), changes[0]])
+        ops = np.concatenate([[held[-1].op for held in self._changed.values()], changes[1]]).astype(np.int64)
+        if not len(ops):
+            return np.zeros(len(rows), dtype=bool)
+        keys = (storages << 32) + ops
+        order = np.argsort(keys, kind="stable")
+        storages, ops, storage = storages[order], ops[order], living.storage[rows]
+        last = np.searchsorted(keys[order], (storage << 32) + readers) - 1
+        found: Mask = (rows >= 0) & (last >= 0) & (storages[last] == storage)
+        return found & (ops[last] > living.producer[rows])
+
+    def _settle(self) -> None:
+        """Note what has changed since anybody asked; of the last batch of a recording nobody does."""
+        self._note_all(self._waiting)
+        self._waiting = _NO_CHANGES
+
+    def _note_all(self, changes: Numbers) -> None:
+        for storage, op, version, first, last, graded, backward in changes.T.tolist():
+            self._note(storage, Change(op, version, first, last, bool(graded), bool(backward)))
 
     def _note(self, storage: int, change: Change) -> None:
         """Add a change; what a later one covers is never looked at again."""
@@ -105,13 +118,15 @@ class Changes:
         kept = [one for one in before if one.first < change.first or one.last > change.last]
         self._changed[storage] = [*kept, change]
 
-    def _now(self, value: int, here: int, storage: int, living: Living, first: Numbers, last: Numbers,
-             made: NewVersions) -> int:  # fmt: skip
+    def _now(
+        self, value: int, here: int, living: Living, spans: tuple[Numbers, Numbers], made: NewVersions
+    ) -> int:
         now, since = self._current.get(value, (value, int(living.producer[here])))
-        for change in reversed(self._changed.get(storage, ())):
+        first, last = spans[0][here], spans[1][here]
+        for change in reversed(self._changed.get(int(living.storage[here]), ())):
             if change.op <= since:
                 break
-            if change.first <= last[here] and first[here] <= change.last:
+            if change.first <= last and first <= change.last:
                 made.like.append(value)
                 made.previous.append(now)
                 made.base.append(change.version)
@@ -126,8 +141,26 @@ class Changes:
 
     def forget(self, living: Living) -> None:
         """Drop what no living value can see."""
+        self._settle()
         storages = set(living.storage.tolist())
         self._changed = {at: changes for at, changes in self._changed.items() if at in storages}
         if self._current:
             ids = set(living.id.tolist())
             self._current = {value: now for value, now in self._current.items() if value in ids}
+
+
+def _changes(
+    mutating: Mask, base: int, output_starts: Numbers, outputs: Numbers, living: Living,
+    spans: tuple[Numbers, Numbers], graded: Mask, backward: Mask,
+) -> Numbers:  # fmt: skip
+    """The versions that ops made in place, in order: the storage of each, and its `Change`."""
+    writers = np.flatnonzero(mutating)
+    counts = np.diff(output_starts)[writers]
+    rows = living.at(outputs[spread(output_starts[:-1][writers], counts)])
+    writers = np.repeat(writers, counts)
+    made = (rows >= 0) & (living.previous[rows] >= 0) & (living.producer[rows] == base + writers)
+    rows, writers = rows[made], writers[made]
+    return np.stack([
+        living.storage[rows], base + writers, living.id[rows], spans[0][rows], spans[1][rows],
+        graded[writers], backward[writers],
+    ])  # fmt: skip
