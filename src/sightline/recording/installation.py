@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from sightline.recording.compiled import CompileWatch
-from sightline.recording.hooks import install_hooks, remove_hooks
-from sightline.recording.interception import DispatchMode, FunctionMode, StackMode
-from sightline.recording.registry import active, lanes_here
+from sightline.recording.modes import DispatchMode, FunctionMode, StackMode
+from sightline.recording.module_calls import install_hooks, remove_hooks
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
+from sightline.recording.thread_state import active
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
 
 _lock = threading.RLock()
-_watch = CompileWatch(lanes_here)
+_watch = CompileWatch()
 _standing_by: list[object] = []  # whoever wants the hooks in place while nothing records
 
 
@@ -71,7 +71,7 @@ def install(session: SessionBase) -> None:
     with _lock:
         _sweep()
         _put_in_place()
-        active.setdefault(session.lane.ident, []).append(session.lane)
+        active.setdefault(session.ident, []).append(session.state)
     if session.level in ("aten", "both"):
         DispatchMode(session).put_on()
     if session.level in ("api", "both"):
@@ -87,11 +87,11 @@ def uninstall(session: SessionBase) -> None:
         if not session.running:
             return
         session.halt()
-        here = active.get(session.lane.ident, [])
-        if session.lane in here:
-            here.remove(session.lane)
+        here = active.get(session.ident, [])
+        if session.state in here:
+            here.remove(session.state)
         if not here:
-            active.pop(session.lane.ident, None)
+            active.pop(session.ident, None)
         _sweep()
         _take_away()
 
@@ -114,11 +114,10 @@ def _after_fork() -> None:
     native = sys.modules.get("sightline.recording.native.installation")
     if native is not None:
         native.after_fork()
-    for lanes in list(active.values()):
-        for lane in lanes:
-            lane.session.halt()
-            if lane.session.keeper is not None:
-                lane.session.keeper.abandon()
+    for state in [state for states in active.values() for state in states]:
+        state.session.halt()
+        if state.session.keeper is not None:
+            state.session.keeper.abandon()
     active.clear()
     _standing_by.clear()
     _sweep()

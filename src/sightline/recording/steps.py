@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline import spying
 from sightline.recording.observing import Spied
-from sightline.recording.registry import active
+from sightline.recording.thread_state import active
 from sightline.trace.assembly.raw import StepMark
 
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ class RecorderEar:
 
     def spied(self, name: str, value: Any, module: Any) -> None:
         """A value was named."""
-        lanes = active.get(get_ident(), ())
+        states = active.get(get_ident(), ())
         native = native_sessions()
-        if not lanes and not native:
+        if not states and not native:
             return
         spying.check_name("spy", name)
-        for lane in lanes:
-            session = lane.session
+        for state in states:
+            session = state.session
             try:
-                if not lane.off:
+                if not state.off:
                     session.name_spied(name, value)
                     if session.observer is not None:
-                        session.observer.spied(session, lane, Spied(name, value, module))
+                        session.observer.spied(session, state, Spied(name, value, module))
             except Exception as error:
                 session.fault(error)
 
@@ -45,8 +45,8 @@ class RecorderEar:
 
     def stepped(self, begins: bool) -> None:
         """A step has begun, or is about to end."""
-        for lane in active.get(get_ident()) or ():
-            note_step(lane.session, begins)
+        for state in active.get(get_ident()) or ():
+            note_step(state.session, begins)
         for session in native_sessions():
             note_step(session, begins)
 

@@ -1,0 +1,161 @@
+"""Module calls and optimizer steps, seen by the process's one pair of global hooks for each.
+
+The hooks are in place while anything records, whatever number of recordings there are. Dynamo guards on the
+keys and functions of these hooks, so both are the same in every recording: a compiled function is compiled
+once more for all of them, and not once for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from sightline.recording.compiled import leave_region
+from sightline.recording.session_base import clock
+from sightline.recording.thread_state import OpenCall, OptimizerStep, ThreadState, states_here
+from sightline.recording.torchapi import is_dynamo_compiling, module_hooks, optimizer_hooks, quiet
+from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
+from sightline.trace.data import RAISED
+
+_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+#: These leave their eval fast path, and with it their exact results, when any function mode is active.
+_FAST_PATHS: Final = (
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoderLayer,
+    torch.nn.TransformerEncoder,
+)
+
+
+def _hooks() -> list[tuple[dict[int, Any], Any]]:
+    """torch's tables, and what it finds in them under our key."""
+    return [
+        (module_hooks._global_forward_pre_hooks, enter_module),
+        (module_hooks._global_forward_hooks, leave_module),
+        (module_hooks._global_forward_hooks_with_kwargs, True),
+        (module_hooks._global_forward_hooks_always_called, True),
+        (optimizer_hooks._global_optimizer_pre_hooks, before_step),
+        (optimizer_hooks._global_optimizer_post_hooks, after_step),
+    ]
+
+
+def install_hooks() -> None:
+    """Put the hooks in place: what torch's ``register_…`` functions do, under a key of our own."""
+    for table, hook in _hooks():
+        table[_KEY] = hook
+
+
+def remove_hooks() -> None:
+    """Take them out again."""
+    for table, _ in _hooks():
+        table.pop(_KEY, None)
+
+
+def enter_module(module: Any, args: tuple[Any, ...]) -> None:
+    """Before a module's ``forward``."""
+    if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
+        return
+    for state in states_here():
+        begin_call(state, module, args, sys._getframe(1))
+
+
+def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
+    """After it. torch passes (kwargs, result), or on an exception the result alone."""
+    if is_dynamo_compiling():
+        return
+    for state in states_here():
+        end_call(state, module, args, rest, sys._getframe(1))
+
+
+def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: FrameType) -> None:
+    """A call begins; ``frame`` is torch's own that is about to call ``forward``."""
+    began, session = clock(), state.session
+    try:
+        if not session.is_recorded(state, frame):
+            return
+        known = session.modules.of(module, state.calls())
+        above = session.stack(state, frame)
+        call = OpenCall(frame, above, known.number, id(module), session.phase(state))
+        if state.top.call < 0 or session.observer is not None:  # else they are read with its outputs
+            session.values.unexplained = False
+            session.read_inputs(call, args, frame.f_locals.get("kwargs"))
+            session.values.unexplained = session.level == "none"
+        call.call = session.next_id()
+        call.start, call.spent = began, state.spent  # an observer may fail, and the call goes on
+        state.push(call)
+        if session.level in ("api", "both") and isinstance(module, _FAST_PATHS) and _may_go_fast(module):
+            call.taken_mode = session.take_function_mode()
+        if session.observer is not None:
+            session.observer.enter(session, call, args)
+        call.start = clock()
+        state.spent += call.start - began
+        call.spent = state.spent
+    except Exception as error:
+        session.fault(error)
+
+
+def end_call(
+    state: ThreadState, module: Any, args: tuple[Any, ...], rest: tuple[Any, ...], frame: FrameType
+) -> None:
+    """A call has ended; ``rest`` is (kwargs, result), or after an exception the result alone."""
+    began, session = clock(), state.session
+    try:
+        if state.off:
+            leave_region(session, state, frame)
+        call = session.find_call(state, module)
+        if call is None:
+            return
+        session.put_function_mode_back(call)
+        raised = len(rest) != 2
+        if raised:
+            session.close_call(state, call, RAISED, now=began)
+        else:
+            kwargs, result = rest
+            with quiet():
+                if call.input_form < 0 or id(args) != call.args_key:  # a hook of the module's replaced them
+                    session.read_inputs(call, args, kwargs)
+                outputs, form = session.passed_on(result)
+            session.close_call(state, call, 0, outputs, form, began)
+        if session.observer is not None:
+            session.observer.leave(session, call, args, rest[-1], raised)
+    except Exception as error:
+        session.fault(error)
+    state.spent += clock() - began
+
+
+def _may_go_fast(module: Any) -> bool:
+    if all(part.training for part in module.modules() if isinstance(part, _FAST_PATHS)):
+        return False
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
+
+
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Before an optimizer's step: its phase begins."""
+    for state in states_here():
+        session, frame = state.session, sys._getframe(1)
+        try:
+            with quiet():
+                session.label_gradients()
+                session.label_state(optimizer)
+            state.push(OptimizerStep(frame, session.stack(state, frame)))
+            state.phase = OPTIMIZER
+        except Exception as error:
+            session.fault(error)
+
+
+def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """After it: the state it has made by now gets its names."""
+    for state in states_here():
+        session = state.session
+        try:
+            if isinstance(state.top, OptimizerStep):
+                state.pop()
+            state.phase = FORWARD
+            with quiet():
+                session.label_state(optimizer)
+        except Exception as error:
+            session.fault(error)
