@@ -51,24 +51,37 @@ class Arguments:
         self.known[(SLOT,)] = self.one_tensor
 
     def read(
-        self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int]
-    ) -> int:
-        """Append the value ids of all tensors to ``ids``; return the number of the form."""
+        self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int],
+        value: Callable[[Any], int] | None = None,
+    ) -> int:  # fmt: skip
+        """Append the value ids of all tensors to ``ids``; return the number of the form.
+
+        ``value`` says which value a tensor is; without it, one that is unknown is explained.
+        """
         key: list[Any] = []
+        value = value or self.values.value
         for item in args:
-            self._extend(item, key, ids)
+            self._extend(item, key, ids, value)
         for name, item in (kwargs or {}).items():
             key.append(name)
-            self._extend(item, key, ids)
+            self._extend(item, key, ids, value)
+        return self.form(known, tuple(key), args, kwargs)
+
+    def form(
+        self, known: dict[Any, int], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> int:
+        """The number of the form with this key; made from the arguments if it is new."""
         try:
-            number = known.get(tuple(key))
+            number = known.get(key)
             if number is None:
-                number = known[tuple(key)] = self.forms.add(form_of(args, kwargs))
+                number = known[key] = self.forms.add(form_of(args, kwargs))
             return number
         except TypeError:  # an argument that cannot be hashed: keep it, but do not look for its equal
             return self.forms.add(form_of(args, kwargs))
 
-    def _extend(self, item: Any, key: list[Any], ids: list[int], depth: int = 0) -> None:
+    def _extend(
+        self, item: Any, key: list[Any], ids: list[int], value: Callable[[Any], int], depth: int = 0
+    ) -> None:
         """Extend key and ids by one argument of any type.
 
         As keys 1, 1.0 and True are equal, and 0.0 and -0.0: the type and, for what is false, the text
@@ -76,7 +89,7 @@ class Arguments:
         """
         kind = self._kind(type(item))
         if kind == _TENSOR:
-            ids.append(self.values.value(item))
+            ids.append(value(item))
             key.append(SLOT)
         elif kind == _PLAIN:
             key += (type(item), item or repr(item))
@@ -86,12 +99,12 @@ class Arguments:
                 key += map(repr, item[:_MAX_ITEMS])
                 return
             for part in item:
-                self._extend(part, key, ids, depth + 1)
+                self._extend(part, key, ids, value, depth + 1)
         elif depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
             key += (type(item), len(fields))
             for name, part in fields.items():
                 key.append(_field_name(name))
-                self._extend(part, key, ids, depth + 1)
+                self._extend(part, key, ids, value, depth + 1)
         else:
             key.append(_symbol(item).text)
 
@@ -107,10 +120,13 @@ class Arguments:
             self._kinds[kind] = found
         return found
 
-    def results(self, result: Any) -> tuple[list[int], int]:
-        """Value ids and form of any result whose tensors are already known."""
+    def results(self, result: Any, value: Callable[[Any], int] | None = None) -> tuple[list[int], int]:
+        """Value ids and form of any result; with ``value``, as in `read`, None is no result."""
         ids: list[int] = []
-        return ids, self.read(self.known, (result,), None, ids)
+        if result is None and value is not None:
+            return ids, self.nothing
+        form = self.read(self.known, (result,), None, ids, value)
+        return ids, form
 
     def tensors(self, result: Any, found: list[Any], depth: int = 0) -> list[Any]:
         """The tensors inside a result, in slot order."""

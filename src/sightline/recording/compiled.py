@@ -15,8 +15,8 @@ from weakref import ref
 
 import torch
 
-from sightline.recording.operations import OpInfo
-from sightline.recording.session_base import clock
+from sightline.recording.operations import OpInfo, opaque_facts
+from sightline.recording.rows import op_row
 from sightline.recording.thread_state import Mark, OpenOp, ThreadState, states_here
 from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
 from sightline.trace.assembly.layout import BACKWARD
@@ -62,7 +62,7 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     info = _info(session, state, local.get("fn"))
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
-    op = OpenOp(session.next_id(), info.number, form, stack, clock(), inputs)
+    op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
     state.push(Region(wrapper, op))
     state.off = True
 
@@ -86,7 +86,7 @@ def close_region(session: Session, state: ThreadState) -> None:
     region = state.pop()
     assert isinstance(region, Region)
     state.off = not session.running
-    _write(session, state, region.op, clock() - region.op.start, state.phase)
+    _write(session, state, region.op, session.now() - region.op.start, state.phase)
     state.compiled_node = None
 
 
@@ -96,9 +96,9 @@ def compiled_backward(session: Session, state: ThreadState, node: Any, frame: Fr
     if state.compiled_node == number:
         return
     state.compiled_node = number
-    info = session.opaque_info(COMPILED_BACKWARD, COMPILED_BACKWARD)
+    info = session.info(opaque_facts, (COMPILED_BACKWARD, None))
     stack = session.stack(state, frame)
-    op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, clock(), [])
+    op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
     _write(session, state, op, 0, BACKWARD, number)
 
 
@@ -107,7 +107,8 @@ def _write(
 ) -> None:
     """Write an opaque op, whose outputs are still unknown."""
     nothing, sequence = session.arguments.nothing, sequence_number()
-    session.write_op(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
+    row = op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
+    session.ops.write(row)
     session.regions.append(op.number)
 
 
@@ -122,7 +123,7 @@ def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
         name = type(owner).__name__
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
         name = type(owner).__name__
-    return session.opaque_info((name, getattr(function, "__code__", function)), f"compiled {name}")
+    return session.info(opaque_facts, (f"compiled {name}", getattr(function, "__code__", function)))
 
 
 def _note_tensors(session: Session, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from threading import get_ident
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,7 +92,7 @@ class DispatchMode(StackMode, TorchDispatchMode):
         """Run an op, exactly once, and record it."""
         session, kwargs = self.session, kwargs or {}
         del self  # a traceback keeps this frame, and would keep the mode when its stack has let go of it
-        op = AtenOp.begin(session, func, args, kwargs, sys._getframe().f_back)
+        op = AtenOp.begin(session, func, args, kwargs, sys._getframe())
         if op is None:
             return func(*args, **kwargs)
         try:
@@ -113,9 +113,6 @@ class DispatchMode(StackMode, TorchDispatchMode):
         return False  # our frames are skipped by `torchapi.skip_in_dynamo`, which costs nothing per call
 
 
-_DISPATCHER: Final = DispatchMode.__torch_dispatch__.__code__
-
-
 class FunctionMode(StackMode, TorchFunctionMode):
     """Sees every torch function, method and operator of its thread."""
 
@@ -129,7 +126,7 @@ class FunctionMode(StackMode, TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         session, kwargs = self.session, kwargs or {}
         del self  # as above
-        call = ApiCall.begin(session, func, args, kwargs, sys._getframe(), _DISPATCHER)
+        call = ApiCall.begin(session, func, args, kwargs, sys._getframe())
         if call is None:
             return func(*args, **kwargs)
         try:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from sightline.recording.compiled import leave_region
-from sightline.recording.session_base import clock
 from sightline.recording.thread_state import OpenCall, OptimizerStep, ThreadState, states_here
-from sightline.recording.torchapi import is_dynamo_compiling, module_hooks, optimizer_hooks, quiet
+from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, optimizer_hooks, quiet
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.data import RAISED
+
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
 #: These leave their eval fast path, and with it their exact results, when any function mode is active.
@@ -32,7 +35,7 @@ _FAST_PATHS: Final = (
 
 
 def _hooks() -> list[tuple[dict[int, Any], Any]]:
-    """torch's tables, and what it finds in them under our key."""
+    """The tables of torch, and what it finds in them under our key."""
     return [
         (module_hooks._global_forward_pre_hooks, enter_module),
         (module_hooks._global_forward_hooks, leave_module),
@@ -73,13 +76,14 @@ def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
 
 def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: FrameType) -> None:
     """A call begins; ``frame`` is torch's own that is about to call ``forward``."""
-    began, session = clock(), state.session
+    session = state.session
+    began = session.now()
     try:
         if not session.is_recorded(state, frame):
             return
         known = session.modules.of(module, state.calls())
-        above = session.stack(state, frame)
-        call = OpenCall(frame, above, known.number, id(module), session.phase(state))
+        above, nothing = session.stack(state, frame), session.arguments.nothing
+        call = OpenCall(frame, above, known.number, id(module), session.phase(state), nothing)
         if state.top.call < 0 or session.observer is not None:  # else they are read with its outputs
             session.values.unexplained = False
             session.read_inputs(call, args, frame.f_locals.get("kwargs"))
@@ -91,7 +95,7 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
             call.taken_mode = session.take_function_mode()
         if session.observer is not None:
             session.observer.enter(session, call, args)
-        call.start = clock()
+        call.start = session.now()
         state.spent += call.start - began
         call.spent = state.spent
     except Exception as error:
@@ -102,13 +106,15 @@ def end_call(
     state: ThreadState, module: Any, args: tuple[Any, ...], rest: tuple[Any, ...], frame: FrameType
 ) -> None:
     """A call has ended; ``rest`` is (kwargs, result), or after an exception the result alone."""
-    began, session = clock(), state.session
+    session = state.session
+    began = session.now()
     try:
         if state.off:
             leave_region(session, state, frame)
-        call = session.find_call(state, module)
+        call = next((one for one in reversed(state.calls()) if one.key == id(module)), None)
         if call is None:
             return
+        session.close_inside(state, call)  # calls that ended without their hook
         session.put_function_mode_back(call)
         raised = len(rest) != 2
         if raised:
@@ -116,15 +122,22 @@ def end_call(
         else:
             kwargs, result = rest
             with quiet():
-                if call.input_form < 0 or id(args) != call.args_key:  # a hook of the module's replaced them
+                if id(args) != call.args_key:  # not read yet, or replaced by a hook of the module's own
                     session.read_inputs(call, args, kwargs)
-                outputs, form = session.passed_on(result)
+                outputs, form = _outputs(session, result)
             session.close_call(state, call, 0, outputs, form, began)
         if session.observer is not None:
             session.observer.leave(session, call, args, rest[-1], raised)
     except Exception as error:
         session.fault(error)
-    state.spent += clock() - began
+    state.spent += session.now() - began
+
+
+def _outputs(session: Session, result: Any) -> tuple[list[int], int]:
+    """The values and the form of what a module returned; where no ops are recorded, they may be new."""
+    if session.level != "none" or type(result) is Tensor:
+        return session.arguments.results(result)
+    return session.arguments.results(result, partial(session.values.output, op=-1))
 
 
 def _may_go_fast(module: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Rows of ops and module calls, and the streams they are written to: flat runs of integers, no object per row.
+"""Rows of ops and module calls, and the streams they are written to: integers, and no object per row.
 
-The columns are those of `trace.assembly.layout`. `op_row` and `call_row` are the only places that know their
-order, whatever the row stands for: an op, an API call, a compiled region, something that raised or is open.
+The columns are those of `trace.assembly.layout`. `op_row` and `call_row` alone know their order, whatever a
+row stands for: an op, an API call, a compiled region, something that raised or has not ended.
 """
 
 from __future__ import annotations
@@ -16,34 +16,30 @@ from sightline.trace.assembly.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
 
 
 def op_row(
-    state: ThreadState, op: OpenOp, duration: int, outputs: list[int], result: int, *, begin: int,
-    phase: int, flags: int = 0, parent: int = -1, sequence: int = -1, node: int = -1,
+    state: ThreadState, op: OpenOp, duration: int, outputs: list[int], result: int, *, phase: int,
+    flags: int = 0, parent: int = -1, sequence: int = -1, node: int = -1,
 ) -> list[int]:  # fmt: skip
     """An op with its outputs and the form of its result.
 
-    ``begin`` is when the recording began, ``parent`` the API call an aten op came from, ``sequence`` the
-    number of the next autograd node, ``node`` that of the node being evaluated.
+    ``parent`` is the API call an aten op came from, ``sequence`` the number of the next autograd node,
+    ``node`` that of the node being evaluated.
     """
     return [
         O_WIDTH + len(op.inputs) + len(outputs), op.number, op.operation, op.form, result, op.stack,
-        state.top.call, parent, sequence, node, op.start - begin, duration,
+        state.top.call, parent, sequence, node, op.start, duration,
         state.bits | phase | flags << FLAG_SHIFT, len(op.inputs), *op.inputs, *outputs,
     ]  # fmt: skip
 
 
 def call_row(
-    call: OpenCall, duration: int, outputs: list[int], result: int, nothing: int, *, begin: int, flags: int,
-    end: int,
-) -> list[int]:  # fmt: skip
-    """A module call with its outputs; ``end`` is a number in the order of ops and calls.
-
-    Where its inputs have not been read it has none, in the form that is ``nothing``.
-    """
-    form, inputs = (call.input_form, call.inputs) if call.input_form >= 0 else (nothing, [])
+    state: ThreadState, call: OpenCall, now: int, outputs: list[int], result: int, flags: int, end: int
+) -> list[int]:
+    """A module call with its outputs; ``end`` is a number in the order of ops and calls."""
+    duration = now - call.start - (state.spent - call.spent)
     return [
-        C_WIDTH + len(inputs) + len(outputs), call.call, call.module, call.up.call, call.above,
-        call.phase | flags << FLAG_SHIFT, call.start - begin, duration, end, form, result, len(inputs),
-        *inputs, *outputs,
+        C_WIDTH + len(call.inputs) + len(outputs), call.call, call.module, call.up.call, call.above,
+        call.phase | flags << FLAG_SHIFT, call.start, duration, end, call.input_form, result,
+        len(call.inputs), *call.inputs, *outputs,
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
@@ -18,12 +19,12 @@ from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.calibration import Passage, passage
 from sightline.recording.compiled import Region, close_region, leave_region
 from sightline.recording.modules import Modules
-from sightline.recording.operations import OPAQUE, Facts, OpInfo, api_facts, aten_facts
+from sightline.recording.operations import Facts, OpInfo
 from sightline.recording.rows import Stream, call_row, op_row
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import Stacks, variable_name
-from sightline.recording.thread_state import Mark, OpenCall, OpenOp, OptimizerStep, ThreadState
-from sightline.recording.torchapi import FUNCTION_MODES, Tensor, compiler, current_node, jit_tracing
+from sightline.recording.thread_state import Mark, OpenCall, OptimizerStep, ThreadState
+from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END
 from sightline.trace.assembly.numbers import Numbers
@@ -50,7 +51,7 @@ class Session(SessionBase):
         self.values.explain = self._explain
         self.arguments = Arguments(self.values, Forms())
         self.modules = Modules(model, self.values)
-        self._infos: dict[Any, OpInfo] = {}  # by function
+        self._infos: dict[Any, OpInfo] = {}  # by how they are read, and function
         self.failure: int | None = None  #: id of the exception the last failed op raised
         base = Mark(caller, -1)
         if caller is not None and above:
@@ -95,36 +96,22 @@ class Session(SessionBase):
         """Whether an exception came out of the last op that failed."""
         return id(error) == self.failure
 
-    # -- operations --------------------------------------------------------------------------------------
+    def now(self) -> int:
+        """Nanoseconds since the recording began."""
+        return clock() - self.begin
 
-    def aten_info(self, function: Any) -> OpInfo:
-        """What is known of an aten op."""
-        found = self._infos.get(id(function))  # `OpInfo` keeps the function alive
-        return found or self._add_info(id(function), OpInfo(aten_facts(function), len(self.infos)))
-
-    def api_info(self, function: Any) -> OpInfo:
-        """What is known of an API function."""
+    def info(self, read: Callable[[Any], Facts], function: Any) -> OpInfo:
+        """What is known of an operation; it is read when the operation is first met."""
         try:
-            found = self._infos.get(function)
+            found = self._infos.get((read, function))
         except TypeError:  # a callable that cannot be hashed gets a new entry each time
             found = None
-        return found or self._add_info(function, OpInfo(api_facts(function), len(self.infos)))
-
-    def opaque_info(self, key: Any, name: str) -> OpInfo:
-        """An operation that nobody can look into."""
-        found = self._infos.get(key)
         if found is None:
-            facts = Facts(key)
-            facts.name, facts.flavour = name, OPAQUE
-            found = self._add_info(key, OpInfo(facts, len(self.infos)))
+            found = OpInfo(read(function), len(self.infos))
+            self.infos.append(found)
+            with suppress(TypeError):
+                self._infos[read, function] = found
         return found
-
-    def _add_info(self, key: Any, info: OpInfo) -> OpInfo:
-        """Take up an operation that this session meets for the first time."""
-        self.infos.append(info)
-        with suppress(TypeError):
-            self._infos[key] = info
-        return info
 
     # -- where a thread is -------------------------------------------------------------------------------
 
@@ -140,55 +127,34 @@ class Session(SessionBase):
 
     def stack(self, state: ThreadState, frame: FrameType | None) -> int:
         """The stack of a frame; marks that are no longer on it are closed."""
-        while True:
-            found = self.stacks.find(frame, state.top.frame, state.top.above)
-            if found is not None:
-                return found
-            self._drop_mark(state)
+        while (found := self.stacks.find(frame, state.top.frame, state.top.above)) is None:
+            if state.top.up is None:  # the block's own caller has returned: walk to the top from now on
+                state.top = Mark(None, -1)
+            else:
+                self._close_top(state, RAISED)
+        return found
 
-    def unwind(self, state: ThreadState, mark: Mark) -> None:
-        """Take a mark off, and close whatever an exception has left open inside it."""
-        if any(mark is one for one in state.marks()):
-            while state.top is not mark:
-                self._drop_mark(state)
-            state.pop()
+    def close_inside(self, state: ThreadState, mark: Mark) -> bool:
+        """Close as raised what an exception has left open inside a mark; False if that is not there."""
+        if mark not in state.marks():
+            return False
+        while state.top is not mark:
+            self._close_top(state, RAISED)
+        return True
 
-    def _drop_mark(self, state: ThreadState) -> None:
-        """The call of the innermost mark has ended unnoticed: close it as raised."""
+    def _close_top(self, state: ThreadState, flags: int) -> None:
+        """What the innermost mark stands for is over, though it has not said so."""
         mark = state.top
-        if mark.up is None:  # the block's own caller has returned: walk to the top from now on
-            state.top = Mark(None, -1)
-        elif isinstance(mark, OpenCall):
-            self.close_call(state, mark, RAISED)
+        if isinstance(mark, OpenCall):
+            self.close_call(state, mark, flags)
+        elif isinstance(mark, Region):
+            close_region(self, state)
         else:
             state.pop()
             if isinstance(mark, OptimizerStep):
                 state.phase = FORWARD
 
-    # -- ops ---------------------------------------------------------------------------------------------
-
-    def write_op(
-        self, state: ThreadState, op: OpenOp, duration: int, outputs: list[int], result: int, **rest: int
-    ) -> None:
-        """Write the row of an op, an API call or a compiled region; ``rest`` is as in `op_row`."""
-        self.ops.write(op_row(state, op, duration, outputs, result, begin=self.begin, **rest))
-
-    def made(self, op: int, result: Any) -> tuple[list[int], int]:
-        """The values and the form of any result."""
-        if result is None:
-            return [], self.arguments.nothing
-        for tensor in self.arguments.tensors(result, []):
-            if self.values.known(tensor) is None:
-                self.values.produced(tensor, op)
-        return self.arguments.results(result)
-
     # -- module calls ------------------------------------------------------------------------------------
-
-    def passed_on(self, result: Any) -> tuple[list[int], int]:
-        """The values and the form of what a module returned; where no ops are recorded, parts may be new."""
-        if self.level == "none" and type(result) is not Tensor:
-            return self.made(-1, result)
-        return self.arguments.results(result)
 
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """What went into a module call. Read at its end, in-place changes since are undone by the build."""
@@ -198,46 +164,22 @@ class Session(SessionBase):
         call.inputs, call.input_form = inputs, form
 
     def _read_late(self, call: OpenCall) -> None:
-        """Inputs of a call whose hook did not come: torch's own frame still knows what it was given."""
-        local = call.frame.f_locals if call.frame is not None else {}
-        self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
-
-    def find_call(self, state: ThreadState, module: Any) -> OpenCall | None:
-        """The innermost open call of a module; calls inside it that never ended are closed as raised."""
-        for call in reversed(state.calls()):
-            if call.key == id(module):
-                self._close_inside(state, call)
-                return call
-        return None
-
-    def _close_inside(self, state: ThreadState, call: OpenCall) -> None:
-        while state.top is not call:
-            if isinstance(state.top, OpenCall):
-                self.close_call(state, state.top, RAISED)
-            else:
-                state.pop()
+        """The same for a call whose hook did not come: torch's own frame still knows what it was given."""
+        if call.args_key < 0 and call.frame is not None:
+            local = call.frame.f_locals
+            self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
 
     def close_call(
-        self, state: ThreadState, call: OpenCall, flags: int = 0, outputs: list[int] | None = None,
+        self, state: ThreadState, call: OpenCall, flags: int, outputs: list[int] | None = None,
         result: int | None = None, now: int | None = None,
     ) -> None:  # fmt: skip
-        """A module call has ended: write its row and restore what was current before it."""
-        now = clock() if now is None else now
-        if call.input_form < 0:
-            self._read_late(call)
-        self._close_inside(state, call)
+        """The innermost call has ended: write its row and restore what was current before it."""
+        now = self.now() if now is None else now
+        self._read_late(call)
         self.put_function_mode_back(call)
         state.pop()
-        form = self.arguments.nothing if result is None else result
-        self.calls.write(self._call_row(state, call, now, outputs or [], form, flags, self.next_id()))
-
-    def _call_row(
-        self, state: ThreadState, call: OpenCall, now: int, outputs: list[int], result: int, flags: int,
-        end: int,
-    ) -> list[int]:  # fmt: skip
-        duration = now - call.start - (state.spent - call.spent)
-        nothing = self.arguments.nothing
-        return call_row(call, duration, outputs, result, nothing, begin=self.begin, flags=flags, end=end)
+        result = self.arguments.nothing if result is None else result
+        self.calls.write(call_row(state, call, now, outputs or [], result, flags, self.next_id()))
 
     def take_function_mode(self) -> Any:
         """Take the function mode off this thread's stack for a while; None if it is not on it."""
@@ -257,17 +199,16 @@ class Session(SessionBase):
 
         With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
         """
-        now = clock()
+        now, nothing = self.now(), self.arguments.nothing
         ops: list[int] = []
         calls: list[int] = []
-        nothing = self.arguments.nothing
         for state in list(self._states.values()):
             if (op := state.open_op) is not None:
-                ops += op_row(state, op, 0, [], nothing, begin=self.begin, phase=FORWARD, flags=UNFINISHED)
+                ops += op_row(state, op, 0, [], nothing, phase=FORWARD, flags=UNFINISHED)
             for call in reversed(state.calls()):
-                if call.input_form < 0 and read:
+                if read:
                     self._read_late(call)
-                calls += self._call_row(state, call, now, [], nothing, UNFINISHED, NO_END)
+                calls += call_row(state, call, now, [], nothing, UNFINISHED, NO_END)
         return np.array(ops, dtype=np.int64), np.array(calls, dtype=np.int64)
 
     def halt(self) -> None:
@@ -281,12 +222,7 @@ class Session(SessionBase):
         """After the stop: close what is still open, and read what must be read while the model lives."""
         for state in list(self._states.values()):
             while state.top.up is not None:
-                if isinstance(state.top, OpenCall):
-                    self.close_call(state, state.top, UNFINISHED)
-                elif isinstance(state.top, Region):
-                    close_region(self, state)
-                else:
-                    state.pop()
+                self._close_top(state, UNFINISHED)
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
 

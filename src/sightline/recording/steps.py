@@ -28,15 +28,14 @@ class RecorderEar:
             return
         spying.check_name("spy", name)
         for state in states:
-            session = state.session
+            plain = state.session
             try:
                 if not state.off:
-                    session.name_spied(name, value)
-                    if session.observer is not None:
-                        session.observer.spied(session, state, Spied(name, value, module))
+                    plain.name_spied(name, value)
+                    if plain.observer is not None:
+                        plain.observer.spied(plain, state, Spied(name, value, module))
             except Exception as error:
-                session.fault(error)
-
+                plain.fault(error)
         for session in native:
             try:
                 session.name_spied(name, value)

@@ -26,7 +26,7 @@ class OpenOp(NamedTuple):
     operation: int  #: the number of its `OpInfo`
     form: int
     stack: int
-    start: int
+    start: int  #: nanoseconds since the recording began, as all times here
     inputs: list[int]
 
 
@@ -49,7 +49,7 @@ class OpenCall(Mark):
 
     up: Mark
 
-    def __init__(self, frame: FrameType, above: int, module: int, key: int, phase: int) -> None:
+    def __init__(self, frame: FrameType, above: int, module: int, key: int, phase: int, nothing: int) -> None:
         super().__init__(frame, above)
         self.module = module
         self.key = key  #: id of the module object
@@ -57,8 +57,8 @@ class OpenCall(Mark):
         self.start = 0
         self.spent = 0  #: recorder time up to its start, to be left out of its duration
         self.inputs: list[int] = []
-        self.input_form = -1  #: -1 until the inputs have been read
-        self.args_key = -1  #: id of the tuple they were read from
+        self.input_form = nothing  #: the form of no arguments
+        self.args_key = -1  #: id of the tuple the inputs were read from; -1 until they are
         self.taken_mode: Any = None  #: the function mode, where it is off inside the call
 
 

@@ -119,20 +119,27 @@ class Values(KnownTensors):
         found = self.known(tensor)
         return self.first_sight(tensor) if found is None else found
 
+    def output(self, tensor: Any, op: int) -> int:
+        """The value of a tensor that an op returned: a new one, unless it is known already."""
+        known = self.known(tensor)
+        return self.produced(tensor, op) if known is None else known
+
     def produced(
         self, tensor: Any, op: int, previous: int = -1, kind: int = ACTIVATION, base: int = -1,
         flags: int = 0, offset: int | None = None,
     ) -> int:  # fmt: skip
         """A new value: the output of an op, or (with ``previous``) a new version made in place.
 
-        ``offset`` is where it begins in its storage, if the caller knows better than the tensor.
+        ``offset`` is where it begins in its storage, if the caller knows better than the tensor. Like
+        `describe` it is called where `quiet` holds: reading a shape must run nobody's code.
         """
-        with quiet():  # reading a shape must run nobody's code, neither a mode's nor a subclass's
-            meta = self.describe(tensor)
-            address = start = 0
-            if self.metas[meta].stride is not None:  # sparse and nested tensors are not followed
-                with suppress(RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
-                    address, start = storage_address(tensor), tensor.storage_offset()
+        meta = self.describe(tensor)
+        address = start = 0
+        if self.metas[meta].stride is not None:  # sparse and nested tensors are not followed
+            try:
+                address, start = storage_address(tensor), tensor.storage_offset()
+            except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
+                pass
         number = next(self.ids)
         held = Ref(tensor)
         held.value = number
@@ -145,9 +152,9 @@ class Values(KnownTensors):
 
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
-        if self.unexplained and kind is None and type(tensor) is Tensor:
-            return self.produced(tensor, -1, offset=0)
         with quiet():
+            if self.unexplained and kind is None and type(tensor) is Tensor:
+                return self.produced(tensor, -1, offset=0)
             base = producer = -1
             if kind is None:
                 kind, name, producer = self.explain(tensor)
@@ -182,12 +189,13 @@ class Values(KnownTensors):
 
     def describe(self, tensor: Any) -> int:
         """The number of the metadata of any tensor."""
-        with quiet():
-            key, meta = metadata_of(tensor)
-        found = self.meta_ids.get(key)
+        key = _plain_key(tensor)
+        found = None if key is None else self.meta_ids.get(key)
         if found is None:
-            found = self.meta_ids[key] = len(self.metas)
-            self.metas.append(meta)
+            key, meta = metadata_of(tensor)
+            found = self.meta_ids.setdefault(key, len(self.metas))
+            if found == len(self.metas):
+                self.metas.append(meta)
         return found
 
     def alive(self) -> NDArray[np.int64]:
@@ -226,10 +234,14 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
         dtype.itemsize,
         "Tensor" if plain else kind.__name__,
     )
-    key: Any = meta
-    if plain and stride is not None and layout == "strided":
-        key = (shape, stride, dtype, None if tensor.is_cpu else device)
-    return key, meta
+    return _plain_key(tensor) or meta, meta
+
+
+def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
+    """What tells the metadata of plain strided tensors apart, found in no time; None for any other."""
+    if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _size(size: Any) -> int:
