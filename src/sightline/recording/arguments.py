@@ -18,7 +18,7 @@ from sightline.recording.values import Values
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 #: How an argument of a type is treated.
-_TENSOR, _PLAIN, _SEQUENCE, _OTHER = range(4)
+_TENSOR, _PLAIN, _SEQUENCE, _OTHER = range(1, 5)
 _MAX_ITEMS: Final = 64
 _MAX_TEXT: Final = 200
 _MAX_DEPTH: Final = 8
@@ -87,7 +87,7 @@ class Arguments:
         As keys 1, 1.0 and True are equal, and 0.0 and -0.0: the type and, for what is false, the text
         tell them apart.
         """
-        kind = self._kind(type(item))
+        kind = self._kinds.get(type(item)) or self._classify(type(item))
         if kind == _TENSOR:
             ids.append(value(item))
             key.append(SLOT)
@@ -108,16 +108,14 @@ class Arguments:
         else:
             key.append(_symbol(item).text)
 
-    def _kind(self, kind: type) -> int:
-        found = self._kinds.get(kind)
-        if found is None:
-            if issubclass(kind, Tensor):
-                found = _TENSOR
-            elif issubclass(kind, list | tuple) and not hasattr(kind, "_fields"):
-                found = _SEQUENCE
-            else:
-                found = _OTHER
-            self._kinds[kind] = found
+    def _classify(self, kind: type) -> int:
+        if issubclass(kind, Tensor):
+            found = _TENSOR
+        elif issubclass(kind, list | tuple) and not hasattr(kind, "_fields"):
+            found = _SEQUENCE
+        else:
+            found = _OTHER
+        self._kinds[kind] = found
         return found
 
     def results(self, result: Any, value: Callable[[Any], int] | None = None) -> tuple[list[int], int]:
@@ -130,7 +128,7 @@ class Arguments:
 
     def tensors(self, result: Any, found: list[Any], depth: int = 0) -> list[Any]:
         """The tensors inside a result, in slot order."""
-        kind = self._kind(type(result))
+        kind = self._kinds.get(type(result)) or self._classify(type(result))
         if kind == _TENSOR:
             found.append(result)
         elif kind == _SEQUENCE and depth < _MAX_DEPTH:

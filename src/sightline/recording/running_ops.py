@@ -218,6 +218,7 @@ class ApiCall(RunningOp):
             return
         if self.mark is not None and session.close_inside(state, self.mark):
             state.pop()
+            self.mark = None  # its frame holds this object
         if error is not None:
             nothing = session.arguments.nothing
             row = op_row(state, self.opened(), duration, [], nothing, flags=RAISED, phase=state.phase)

@@ -134,12 +134,12 @@ class Values(KnownTensors):
         `describe` it is called where `quiet` holds: reading a shape must run nobody's code.
         """
         meta = self.describe(tensor)
-        address = start = 0
-        if self.metas[meta].stride is not None:  # sparse and nested tensors are not followed
-            try:
-                address, start = storage_address(tensor), tensor.storage_offset()
-            except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
-                pass
+        try:
+            address, start = storage_address(tensor), tensor.storage_offset()
+        except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
+            address = start = 0
+        if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
+            address = start = 0
         number = next(self.ids)
         held = Ref(tensor)
         held.value = number
@@ -238,10 +238,13 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
 
 
 def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
-    """What tells the metadata of plain strided tensors apart, found in no time; None for any other."""
-    if type(tensor) not in PLAIN_TENSORS or tensor.layout is not torch.strided or tensor.is_nested:
+    """What tells the metadata of plain strided tensors apart, cheaply; None for any other."""
+    if type(tensor) not in PLAIN_TENSORS:
         return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    except (RuntimeError, NotImplementedError):  # sparse, nested, opaque
+        return None
 
 
 def _size(size: Any) -> int:
