@@ -89,18 +89,22 @@ class RunningOp:
         """The part of its row that is known when it begins."""
         return OpenOp(self.number, self.info.number, self.form, self.stack, self.start, self.inputs)
 
-    def results(self, result: Any, mutates: bool) -> tuple[list[int], int]:
-        """The values and the form of its result.
+    def outcome(self, result: Any, mutates: bool, error: BaseException | None) -> tuple[list[int], int, int]:
+        """The values and the form of its result, and its flags.
 
         New versions of what it has changed in place are outputs even if it returns nothing.
         """
         values, arguments = self.session.values, self.session.arguments
+        if error is not None:
+            return [], arguments.nothing, RAISED
         changed: list[int] = []
-        for tensor in arguments.at(self.info.mutates or ("out",), self.args, self.kwargs) if mutates else ():
-            old = values.known(tensor)
-            changed.append(values.produced(tensor, self.number, -1 if old is None else old))
+        if mutates:
+            for tensor in arguments.at(self.info.mutates or ("out",), self.args, self.kwargs):
+                old = values.known(tensor)
+                changed.append(values.produced(tensor, self.number, -1 if old is None else old))
         made, form = arguments.results(result, self.output)
-        return [*made, *(one for one in changed if one not in made)], form
+        unseen = [one for one in changed if one not in made]
+        return made + unseen, form, MUTATES if mutates else 0
 
     def output(self, tensor: Any) -> int:
         """The value of a tensor it has returned."""
@@ -144,14 +148,9 @@ class AtenOp(RunningOp):
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
         """Write its row and tell the observer."""
         session, state, node = self.session, self.state, self.node
-        mutates = bool(self.info.mutates)
         with quiet():
             self.number = session.next_id()
-            outputs: list[int] = []
-            form, flags = session.arguments.nothing, RAISED
-            if error is None:
-                outputs, form = self.results(result, mutates)
-                flags = MUTATES if mutates else 0
+            outputs, form, flags = self.outcome(result, bool(self.info.mutates), error)
             sequence = -1 if node is None else node._sequence_nr()
             row = op_row(
                 state, self.opened(), duration, outputs, form, flags=flags, sequence=sequence_number(),
@@ -219,19 +218,15 @@ class ApiCall(RunningOp):
         if self.mark is not None and session.close_inside(state, self.mark):
             state.pop()
             self.mark = None  # its frame holds this object
-        if error is not None:
-            nothing = session.arguments.nothing
-            row = op_row(state, self.opened(), duration, [], nothing, flags=RAISED, phase=state.phase)
-            session.ops.write(row)
-            return
+        alone = session.level == "api"  # else its aten ops have said what it changed
         with quiet():
-            mutates = session.level == "api" and self._mutates(result)  # else its aten ops have said so
-            outputs, form = self.results(result, mutates)
+            outputs, form, flags = self.outcome(result, alone and self._mutates(result), error)
+        phase = session.phase(state) if error is None else state.phase
         ran_ops = state.aten_count != self.aten_count
-        if outputs or ran_ops or (session.level == "api" and type(result) is not str):  # else: `x.type()`
-            phase, flags = session.phase(state), MUTATES if mutates else 0
+        if error is not None or outputs or ran_ops or (alone and type(result) is not str):  # else: `x.type()`
             session.ops.write(op_row(state, self.opened(), duration, outputs, form, flags=flags, phase=phase))
-            self.notify(result)
+            if error is None:
+                self.notify(result)
 
     def _mutates(self, result: Any) -> bool:
         if "out" in self.kwargs and self.session.values.known(result) is None:
