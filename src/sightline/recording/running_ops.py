@@ -217,7 +217,6 @@ class ApiCall(RunningOp):
             return
         if self.mark is not None and session.close_inside(state, self.mark):
             state.pop()
-            self.mark = None  # its frame holds this object
         alone = session.level == "api"  # else its aten ops have said what it changed
         with quiet():
             outputs, form, flags = self.outcome(result, alone and self._mutates(result), error)
