@@ -60,7 +60,7 @@ class Stepping:
         if self._span is None:
             self._begin(sys._getframe())
             return
-        from sightline.recording.installation import standing_by
+        from sightline.recording.steps import standing_by
         from sightline.recording.torchapi import optimizer_hooks
 
         self._ready.enter_context(standing_by())  # steps begin and end inside a hook

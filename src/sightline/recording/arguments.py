@@ -1,7 +1,7 @@
 """What was passed and returned: tensors become value ids, everything else a form stored once.
 
-`Arguments.read` is on the hot path. It builds a key from the types and plain arguments of the call; only
-a key never seen before makes a `Form`.
+`Arguments.read` builds a key from the types and plain arguments of a call; only a key never seen before
+makes a `Form`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Final
 import torch
 import torch.utils._pytree as pytree
 
-from sightline.recording.torchapi import Parameter, Tensor
+from sightline.recording.torchapi import Tensor
 from sightline.recording.values import Values
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
-#: How an argument of a type is treated on the hot path.
-TENSOR, PLAIN, _SEQUENCE, _OTHER = range(4)
+#: How an argument of a type is treated.
+_TENSOR, _PLAIN, _SEQUENCE, _OTHER = range(1, 5)
 _MAX_ITEMS: Final = 64
 _MAX_TEXT: Final = 200
 _MAX_DEPTH: Final = 8
@@ -42,55 +42,33 @@ class Arguments:
         self.values = values
         self.forms = forms
         self.known: dict[Any, int] = {}  #: forms of module inputs and of results, by key
-        self.types: dict[type, int] = {
-            Tensor: TENSOR,
-            Parameter: TENSOR,
-            **dict.fromkeys((int, float, bool, str, type(None), complex), PLAIN),
-            **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format), PLAIN),
-            list: _SEQUENCE,
-            tuple: _SEQUENCE,
-            torch.Size: _SEQUENCE,
+        self._kinds: dict[type, int] = {
+            **dict.fromkeys((int, float, bool, str, type(None), complex), _PLAIN),
+            **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format), _PLAIN),
         }
         self.one_tensor = self.forms.add(Form((SLOT,)))
         self.nothing = self.forms.add(Form(()))
-        self.known[("()",)] = self.nothing
+        self.known[(SLOT,)] = self.one_tensor
 
     def read(
-        self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int]
-    ) -> int:
-        """Append the value ids of all tensors to ``ids``; return the number of the form."""
-        refs, types = self.values.refs, self.types
+        self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int],
+        value: Callable[[Any], int] | None = None,
+    ) -> int:  # fmt: skip
+        """Append the value ids of all tensors to ``ids``; return the number of the form.
+
+        ``value`` says which value a tensor is; without it, one that is unknown is explained.
+        """
         key: list[Any] = []
+        value = value or self.values.value
         for item in args:
-            kind = types.get(type(item))
-            if kind == TENSOR:
-                held = refs.get(id(item))
-                ids.append(
-                    held.value if held is not None and held() is item else self.values.first_sight(item)
-                )
-                key.append(SLOT)
-            elif kind == PLAIN:
-                key += (type(item), item or repr(item))
-            else:
-                self.extend(item, kind, key, ids)
-        if kwargs:
-            self.extend_kwargs(kwargs, key, ids)
+            self._extend(item, key, ids, value)
+        for name, item in (kwargs or {}).items():
+            key.append(name)
+            self._extend(item, key, ids, value)
         return self.form(known, tuple(key), args, kwargs)
 
-    def tuple_of_tensors(self, count: int, kind: type) -> int:
-        """The form of a result that is a tuple or list of so many tensors."""
-        key = (kind, count)
-        number = self.known.get(key)
-        if number is None:
-            number = self.known[key] = self.forms.add(Form((kind([SLOT] * count),)))
-        return number
-
     def form(
-        self,
-        known: dict[Any, int],
-        key: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None,
+        self, known: dict[Any, int], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> int:
         """The number of the form with this key; made from the arguments if it is new."""
         try:
@@ -101,68 +79,57 @@ class Arguments:
         except TypeError:  # an argument that cannot be hashed: keep it, but do not look for its equal
             return self.forms.add(form_of(args, kwargs))
 
-    def extend_kwargs(self, kwargs: dict[str, Any], key: list[Any], ids: list[int]) -> None:
-        types = self.types
-        for name, item in kwargs.items():
-            kind = types.get(type(item))
-            if kind == PLAIN:
-                key += (name, type(item), item or repr(item))
-            else:
-                key.append(name)
-                self.extend(item, kind, key, ids)
-
-    def extend(self, item: Any, kind: int | None, key: list[Any], ids: list[int], depth: int = 0) -> None:
+    def _extend(
+        self, item: Any, key: list[Any], ids: list[int], value: Callable[[Any], int], depth: int = 0
+    ) -> None:
         """Extend key and ids by one argument of any type.
 
         As keys 1, 1.0 and True are equal, and 0.0 and -0.0: the type and, for what is false, the text
         tell them apart.
         """
-        if kind is None:
-            kind = self._classify(type(item))
-        if kind == TENSOR:
-            ids.append(self.values.value(item))
+        kind = self._kinds.get(type(item)) or self._classify(type(item))
+        if kind == _TENSOR:
+            ids.append(value(item))
             key.append(SLOT)
-        elif kind == PLAIN:
+        elif kind == _PLAIN:
             key += (type(item), item or repr(item))
         elif kind == _SEQUENCE and depth < _MAX_DEPTH:
             key += (type(item), len(item))
             if len(item) > _MAX_ITEMS and not _holds_tensors(item):
                 key += map(repr, item[:_MAX_ITEMS])
                 return
-            types = self.types
             for part in item:
-                self.extend(part, types.get(type(part)), key, ids, depth + 1)
+                self._extend(part, key, ids, value, depth + 1)
         elif depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
             key += (type(item), len(fields))
             for name, part in fields.items():
                 key.append(_field_name(name))
-                self.extend(part, self.types.get(type(part)), key, ids, depth + 1)
+                self._extend(part, key, ids, value, depth + 1)
         else:
             key.append(_symbol(item).text)
 
     def _classify(self, kind: type) -> int:
         if issubclass(kind, Tensor):
-            found = TENSOR
+            found = _TENSOR
         elif issubclass(kind, list | tuple) and not hasattr(kind, "_fields"):
             found = _SEQUENCE
         else:
             found = _OTHER
-        self.types[kind] = found
+        self._kinds[kind] = found
         return found
 
-    def results(self, result: Any) -> tuple[list[int], int]:
-        """Value ids and form of any result whose tensors are already known."""
-        if type(result) is Tensor:
-            return [self.values.value(result)], self.one_tensor
+    def results(self, result: Any, value: Callable[[Any], int] | None = None) -> tuple[list[int], int]:
+        """Value ids and form of any result; with ``value``, as in `read`, None is no result."""
         ids: list[int] = []
-        return ids, self.read(self.known, (result,), None, ids)
+        if result is None and value is not None:
+            return ids, self.nothing
+        form = self.read(self.known, (result,), None, ids, value)
+        return ids, form
 
     def tensors(self, result: Any, found: list[Any], depth: int = 0) -> list[Any]:
         """The tensors inside a result, in slot order."""
-        kind = self.types.get(type(result))
-        if kind is None:
-            kind = self._classify(type(result))
-        if kind == TENSOR:
+        kind = self._kinds.get(type(result)) or self._classify(type(result))
+        if kind == _TENSOR:
             found.append(result)
         elif kind == _SEQUENCE and depth < _MAX_DEPTH:
             if len(result) <= _MAX_ITEMS or _holds_tensors(result):
@@ -234,7 +201,7 @@ def form_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Form:
 
 
 def plain_argument(item: Any, depth: int = 0) -> Any:
-    """An argument as plain data, in the order in which ``_key`` meets its tensors."""
+    """An argument as plain data, in the order in which `Arguments.read` meets its tensors."""
     if isinstance(item, Tensor):
         return SLOT
     if item is None or type(item) in (int, float, bool, complex):

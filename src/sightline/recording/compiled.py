@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import torch
 
-from sightline.recording.lanes import BACKWARD, Lane, Mark, OpenOp
-from sightline.recording.operations import OPAQUE, Facts, OpInfo
+from sightline.recording.operations import OpInfo, opaque_facts
+from sightline.recording.rows import op_row
+from sightline.recording.thread_state import Mark, OpenOp, ThreadState, states_here
 from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
+from sightline.trace.assembly.layout import BACKWARD
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
 
-clock = time.perf_counter_ns
 _WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
 _WRAPPER_FILE: Final = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
 COMPILED_BACKWARD: Final = "compiled backward"  # the op that stands for it
@@ -34,9 +33,9 @@ COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a comp
 class Region(Mark):
     """A compiled function that is running; its frame is the wrapper ``torch.compile`` returned."""
 
-    __slots__ = ("op",)
-
-    op: OpenOp
+    def __init__(self, frame: FrameType, op: OpenOp) -> None:
+        super().__init__(frame, op.stack)
+        self.op = op
 
 
 def is_wrapper(frame: FrameType) -> bool:
@@ -45,34 +44,32 @@ def is_wrapper(frame: FrameType) -> bool:
     return code.co_name == _WRAPPER and code.co_filename == _WRAPPER_FILE
 
 
-def enter_region(session: Session, lane: Lane, frame: FrameType | None) -> None:
+def enter_region(session: Session, state: ThreadState, frame: FrameType | None) -> None:
     """Compiled code begins somewhere below ``frame``: open one opaque op for its outermost wrapper."""
-    if lane.off:
-        if not leave_region(session, lane, frame):
-            return
+    if state.off and not leave_region(session, state, frame):
+        return
     wrapper: FrameType | None = None
     at = frame
-    while at is not None and at is not lane.top.frame:
+    while at is not None and at is not state.top.frame:
         if is_wrapper(at):
             wrapper = at
         at = at.f_back
     if wrapper is None:
         return
     local = wrapper.f_locals
-    stack = session.stack(lane, wrapper.f_back)
+    stack = session.stack(state, wrapper.f_back)
     _note_tensors(session, wrapper.f_back)
-    info = _info(session, lane, local.get("fn"))
+    info = _info(session, state, local.get("fn"))
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
-    region = Region.at(wrapper, stack)
-    region.op = (next(session.op_ids), info.number, form, stack, clock(), inputs)
-    lane.push(region)
-    lane.off = True
+    op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
+    state.push(Region(wrapper, op))
+    state.off = True
 
 
-def leave_region(session: Session, lane: Lane, frame: FrameType | None) -> bool:
-    """Whether the region that is open on this lane has ended; if so it is written down."""
-    region = lane.top
+def leave_region(session: Session, state: ThreadState, frame: FrameType | None) -> bool:
+    """Whether the region that is open on this state has ended; if so it is written down."""
+    region = state.top
     if not isinstance(region, Region):
         return False  # off because the session has stopped
     at = frame
@@ -80,65 +77,53 @@ def leave_region(session: Session, lane: Lane, frame: FrameType | None) -> bool:
         if at is region.frame:
             return False
         at = at.f_back
-    close_region(session, lane)
+    close_region(session, state)
     return True
 
 
-def close_region(session: Session, lane: Lane) -> None:
+def close_region(session: Session, state: ThreadState) -> None:
     """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
-    region = lane.pop()
+    region = state.pop()
     assert isinstance(region, Region)
-    lane.off = not session.running
-    duration = clock() - region.op[4]
-    session.write_op(
-        lane, region.op, [], session.arguments.nothing, duration, 0, lane.phase, sequence_number()
-    )
-    session.regions.append(region.op[0])
-    lane.compiled_node = None
+    state.off = not session.running
+    _write(session, state, region.op, session.now() - region.op.start, state.phase)
+    state.compiled_node = None
 
 
-def compiled_backward(session: Session, lane: Lane, node: Any, frame: FrameType | None) -> None:
+def compiled_backward(session: Session, state: ThreadState, node: Any, frame: FrameType | None) -> None:
     """A kernel ran inside the compiled backward of a region: one opaque op stands for all of them."""
     number = node._sequence_nr()
-    if lane.compiled_node == number:
+    if state.compiled_node == number:
         return
-    lane.compiled_node = number
-    info = _named(session, COMPILED_BACKWARD, COMPILED_BACKWARD)
-    op: OpenOp = (
-        next(session.op_ids),
-        info.number,
-        session.arguments.nothing,
-        session.stack(lane, frame),
-        clock(),
-        [],
-    )
-    session.write_op(lane, op, [], session.arguments.nothing, 0, 0, BACKWARD, sequence_number(), number)
-    session.regions.append(op[0])
+    state.compiled_node = number
+    info = session.info(opaque_facts, (COMPILED_BACKWARD, None))
+    stack = session.stack(state, frame)
+    op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
+    _write(session, state, op, 0, BACKWARD, number)
 
 
-def _info(session: Session, lane: Lane, function: Any) -> OpInfo:
+def _write(
+    session: Session, state: ThreadState, op: OpenOp, duration: int, phase: int, node: int = -1
+) -> None:
+    """Write an opaque op, whose outputs are still unknown."""
+    nothing, sequence = session.arguments.nothing, sequence_number()
+    row = op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
+    session.ops.write(row)
+    session.regions.append(op.number)
+
+
+def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
     """What a compiled function is called: its own name, or the class of the compiled module."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
-    calls = lane.calls()
+    calls = state.calls()
     if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
         called = session.modules.all[calls[-1].module].ref()
         owner = getattr(called, "_orig_mod", called)
         name = type(owner).__name__
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
         name = type(owner).__name__
-    return _named(session, (name, getattr(function, "__code__", function)), f"compiled {name}")
-
-
-def _named(session: Session, key: Any, name: str) -> OpInfo:
-    found = session.api.get(key)
-    if found is None:
-        facts = Facts(key)
-        facts.name, facts.flavour = name, OPAQUE
-        found = OpInfo(facts, len(session.infos))
-        session.infos.append(found)
-        session.api[key] = found
-    return found
+    return session.info(opaque_facts, (f"compiled {name}", getattr(function, "__code__", function)))
 
 
 def _note_tensors(session: Session, frame: FrameType | None) -> None:
@@ -157,8 +142,7 @@ def _note_tensors(session: Session, frame: FrameType | None) -> None:
 class CompileWatch:
     """Dynamo's word that compiled code is about to run. One for the process while anything records."""
 
-    def __init__(self, lanes_here: Callable[[], list[Lane]]) -> None:
-        self._lanes_here = lanes_here
+    def __init__(self) -> None:
         self._before: Any = None
         self._handler: Any = None
         self._hook = self._guards_passed
@@ -187,9 +171,9 @@ class CompileWatch:
         self._enter(sys._getframe(1))
 
     def _enter(self, frame: FrameType | None) -> None:
-        for lane in self._lanes_here():
+        for state in states_here():
             try:
                 with quiet():
-                    enter_region(lane.session, lane, frame)
+                    enter_region(state.session, state, frame)
             except Exception as error:
-                lane.session.fault(error)
+                state.session.fault(error)

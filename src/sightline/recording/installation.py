@@ -9,51 +9,35 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sightline.recording.compiled import CompileWatch
-from sightline.recording.hooks import install_hooks, remove_hooks
-from sightline.recording.interception import DispatchMode, FunctionMode, StackMode
-from sightline.recording.registry import active, lanes_here
+from sightline.recording.modes import DispatchMode, FunctionMode, StackMode
+from sightline.recording.module_calls import install_hooks, remove_hooks
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
+from sightline.recording.steps import forget_optimizers, leave_optimizers, watch_optimizers
+from sightline.recording.thread_state import active
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
 
 _lock = threading.RLock()
-_watch = CompileWatch(lanes_here)
-_standing_by: list[object] = []  # whoever wants the hooks in place while nothing records
-
-
-@contextmanager
-def standing_by() -> Iterator[None]:
-    """A stretch in which recordings may begin and stop inside a hook: torch walks over its tables then."""
-    token = object()
-    with _lock:
-        _put_in_place()
-        _standing_by.append(token)
-    try:
-        yield
-    finally:
-        with _lock:
-            if token in _standing_by:  # not in a forked worker
-                _standing_by.remove(token)
-                _take_away()
+_watch = CompileWatch()
 
 
 def _put_in_place() -> None:
     """The hooks of the process, if nobody has put them there yet."""
-    if not active and not _standing_by:
+    if not active:
         _watch.install()
         install_hooks()
+        watch_optimizers(_watch)
 
 
 def _take_away() -> None:
     """The same hooks, if nobody needs them any more."""
-    if not active and not _standing_by:
+    if not active:
         remove_hooks()
         _watch.remove()
+        leave_optimizers(_watch)
 
 
 def _native() -> Any:
@@ -71,7 +55,7 @@ def install(session: SessionBase) -> None:
     with _lock:
         _sweep()
         _put_in_place()
-        active.setdefault(session.lane.ident, []).append(session.lane)
+        active.setdefault(session.ident, []).append(session.state)
     if session.level in ("aten", "both"):
         DispatchMode(session).put_on()
     if session.level in ("api", "both"):
@@ -87,11 +71,11 @@ def uninstall(session: SessionBase) -> None:
         if not session.running:
             return
         session.halt()
-        here = active.get(session.lane.ident, [])
-        if session.lane in here:
-            here.remove(session.lane)
+        here = active.get(session.ident, [])
+        if session.state in here:
+            here.remove(session.state)
         if not here:
-            active.pop(session.lane.ident, None)
+            active.pop(session.ident, None)
         _sweep()
         _take_away()
 
@@ -114,13 +98,12 @@ def _after_fork() -> None:
     native = sys.modules.get("sightline.recording.native.installation")
     if native is not None:
         native.after_fork()
-    for lanes in list(active.values()):
-        for lane in lanes:
-            lane.session.halt()
-            if lane.session.keeper is not None:
-                lane.session.keeper.abandon()
+    for state in [state for states in active.values() for state in states]:
+        state.session.halt()
+        if state.session.keeper is not None:
+            state.session.keeper.abandon()
     active.clear()
-    _standing_by.clear()
+    forget_optimizers()
     _sweep()
     _take_away()
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final
 from weakref import ref
 
-from sightline.recording.lanes import OpenCall
+from sightline.recording.thread_state import OpenCall
 from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet
 from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
@@ -99,6 +99,10 @@ class Modules:
         values.label([(name, tensor)], kind)
         if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
             values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
+
+    def of(self, module: Any, calls: Sequence[OpenCall]) -> Known:
+        """What is known of a module that is called; one that was not met before is placed."""
+        return self._find(module) or self.place(module, calls)
 
     def place(self, module: Any, calls: Sequence[OpenCall]) -> Known:
         """A module that was not there before: made in the block, or attached since, or a root of its own."""

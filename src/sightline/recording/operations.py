@@ -172,6 +172,13 @@ def api_facts(function: Any) -> Facts:
     return facts
 
 
+def opaque_facts(key: tuple[str, Any]) -> Facts:
+    """Of something that nobody can look into; ``key`` is its name, and whatever tells it from others."""
+    facts = Facts(key)
+    facts.name, facts.flavour = key[0], OPAQUE
+    return facts
+
+
 def _function_name(function: Any, name: str) -> str:
     module = getattr(function, "__module__", None) or ""
     if getattr(torch.nn.functional, name, None) is function or module in (

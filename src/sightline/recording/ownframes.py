@@ -15,9 +15,9 @@ _FOLDER: Final = os.path.dirname(__file__) + os.sep
 _OVERLOAD_CALL: Final = OpOverload.__call__.__code__
 _PACKAGE: Final = __name__.rpartition(".")[0] + "."
 #: Below these the user's own code runs, which Dynamo may compile.
-_HANDLERS: Final = frozenset({"dispatch", "quiet"})
+_HANDLERS: Final = frozenset({"__torch_dispatch__", "quiet"})
 #: These Dynamo must be able to trace: they do nothing while it compiles.
-_TRACED: Final = frozenset({"enter_module", "leave_module", "function"})
+_TRACED: Final = frozenset({"enter_module", "leave_module", "__torch_function__"})
 
 
 def hide_own_frames() -> None:

@@ -1,39 +1,36 @@
-"""One recording in progress: the streams and tables that are written while the model runs.
+"""One recording of the plain engine: the tables and streams that are written while the model runs.
 
-`Session` knows nothing of how events are intercepted (`interception`) and nothing of how they will be
-shown. What happens once per op is in `hotpath`; here is what happens once per module call, or rarely.
-A fault in here is caught by the interceptors, counted, and never reaches the run.
+`Session` knows nothing of how events are intercepted (`modes`, `module_calls`) and nothing of how they will
+be shown. A fault in here is caught where the event was intercepted, counted, and never reaches the run.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 
+import numpy as np
+
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.buffers import Stream
 from sightline.recording.calibration import Passage, passage
-from sightline.recording.callpath import module_recorder
-from sightline.recording.compiled import Region, close_region
-from sightline.recording.lanes import BACKWARD, FORWARD, Lane, Mark, OpenCall, OpenOp, OptimizerStep
-from sightline.recording.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
+from sightline.recording.compiled import Region, close_region, leave_region
 from sightline.recording.modules import Modules
-from sightline.recording.observing import CallEvent, OpEvent
-from sightline.recording.open_rows import open_rows
-from sightline.recording.operations import OpInfo, api_facts, aten_facts
-from sightline.recording.session_base import SessionBase
+from sightline.recording.operations import Facts, OpInfo
+from sightline.recording.rows import Stream, call_row, op_row
+from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import Stacks, variable_name
-from sightline.recording.torchapi import FUNCTION_MODES, Tensor, quiet
+from sightline.recording.thread_state import Mark, OpenCall, OptimizerStep, ThreadState
+from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
+from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
-from sightline.trace.data import MUTATES, RAISED, UNFINISHED
+from sightline.trace.data import RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]
-clock = time.perf_counter_ns
 
 
 class Session(SessionBase):
@@ -46,61 +43,37 @@ class Session(SessionBase):
         self, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
     ) -> None:
         super().__init__(name, level)
-        self.op_ids = itertools.count()
+        self._ids = itertools.count()
         self.ops = Stream()
         self.calls = Stream()
         self.stacks = Stacks()
         self.values = Values()
-        self.values.explain = self.explain
+        self.values.explain = self._explain
         self.arguments = Arguments(self.values, Forms())
         self.modules = Modules(model, self.values)
-        self.aten: dict[int, OpInfo] = {}
-        self.api: dict[Any, OpInfo] = {}
-        self.failure: int | None = None  # id of the exception the last failed op raised
-        base = Mark.at(caller, -1)
+        self._infos: dict[Any, OpInfo] = {}  # by how they are read, and function
+        self.failure: int | None = None  #: id of the exception the last failed op raised
+        base = Mark(caller, -1)
         if caller is not None and above:
             found = self.stacks.find(caller, None, -1)
             base.above = -1 if found is None else found
-        self.lanes: dict[int, Lane] = {}
-        self.lane = self._new_lane(threading.get_ident(), base)
+        self._states: dict[int, ThreadState] = {}
+        self.state = self._new_state(base)  #: of the thread it was started on
 
-    # -- lookups -----------------------------------------------------------------------------------
+    def state_here(self) -> ThreadState:
+        """The state of this thread; one of autograd's workers gets its own when it is first met."""
+        found = self._states.get(threading.get_ident())
+        return self._new_state(Mark(None, -1)) if found is None else found
 
-    def lane_here(self) -> Lane:
-        """The lane of this thread; one of autograd's workers gets its own at first sight."""
+    def _new_state(self, base: Mark) -> ThreadState:
         ident = threading.get_ident()
-        found = self.lanes.get(ident)
-        if found is None:
-            found = self._new_lane(ident, Mark.at(None, -1))
-        return found
-
-    def _new_lane(self, ident: int, base: Mark) -> Lane:
-        lane = self.lanes[ident] = Lane(self, ident, len(self.lanes), base)
-        lane.enter, lane.leave = module_recorder(self, lane)
-        return lane
-
-    def aten_info(self, function: Any) -> OpInfo:
-        """What is known of an aten op that this session meets for the first time."""
-        began = clock()
-        info = self.aten[id(function)] = OpInfo(aten_facts(function), len(self.infos))
-        self.infos.append(info)
-        self.lane_here().spent += clock() - began
-        return info
-
-    def api_info(self, function: Any) -> OpInfo:
-        """What is known of an API function that this session meets for the first time."""
-        began = clock()
-        info = OpInfo(api_facts(function), len(self.infos))
-        self.infos.append(info)
-        self.lane_here().spent += clock() - began
-        with suppress(TypeError):  # a callable that cannot be hashed gets a new entry each time
-            self.api[function] = info
-        return info
+        state = self._states[ident] = ThreadState(self, ident, len(self._states), base)
+        return state
 
     @property
     def threads(self) -> int:
         """How many threads have worked for the recording."""
-        return len(self.lanes)
+        return len(self._states)
 
     @property
     def passage(self) -> Passage:
@@ -110,122 +83,100 @@ class Session(SessionBase):
     @property
     def ident(self) -> int:
         """The thread it was started on."""
-        return self.lane.ident
+        return self.state.ident
 
     def next_id(self) -> int:
         """A number in the order of ops and calls."""
-        return next(self.op_ids)
+        return next(self._ids)
 
     def raised_by(self, error: BaseException) -> bool:
         """Whether an exception came out of the last op that failed."""
         return id(error) == self.failure
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
-        """Rows of the ops and calls that have begun and not ended."""
-        return open_rows(self, read)
+    def now(self) -> int:
+        """Nanoseconds since the recording began."""
+        return clock() - self.begin
 
-    # -- stacks ------------------------------------------------------------------------------------
-
-    def stack(self, lane: Lane, frame: FrameType | None) -> int:
-        """The stack of a frame; marks that are no longer on it are closed."""
-        found = self.stacks.find(frame, lane.top.frame, lane.top.above)
-        while found is None:
-            self.drop_mark(lane)
-            found = self.stacks.find(frame, lane.top.frame, lane.top.above)
+    def info(self, read: Callable[[Any], Facts], function: Any) -> OpInfo:
+        """What is known of an operation; it is read when the operation is first met."""
+        try:
+            found = self._infos.get((read, function))
+        except TypeError:  # a callable that cannot be hashed gets a new entry each time
+            found = None
+        if found is None:
+            found = OpInfo(read(function), len(self.infos))
+            self.infos.append(found)
+            with suppress(TypeError):
+                self._infos[read, function] = found
         return found
 
-    def unwind(self, lane: Lane, mark: Mark) -> None:
-        """Take a mark off, and close whatever an exception has left open inside it."""
-        if any(mark is one for one in lane.marks()):
-            while lane.top is not mark:
-                self.drop_mark(lane)
-            lane.pop()
+    # -- where a thread is -------------------------------------------------------------------------------
 
-    def drop_mark(self, lane: Lane) -> None:
-        """The innermost mark's call has ended without a word: close it as raised."""
-        mark = lane.top
-        if mark.up is None:  # the block's own caller has returned: walk to the top from now on
-            lane.top = Mark.at(None, -1)
-            return
-        if isinstance(mark, OpenCall):
-            self.close_call(lane, mark, [], self.arguments.nothing, RAISED)
-            return
-        lane.pop()
-        if isinstance(mark, OptimizerStep):
-            lane.phase = FORWARD
+    def is_recorded(self, state: ThreadState, frame: FrameType | None) -> bool:
+        """Whether what ``frame`` runs is recorded: not inside compiled code, and not while torch traces."""
+        if state.off and not leave_region(self, state, frame):
+            return False
+        return not compiler._is_compiling_flag and jit_tracing() is None
 
-    # -- results -----------------------------------------------------------------------------------
+    def phase(self, state: ThreadState) -> int:
+        """The phase of what a thread runs now."""
+        return state.phase if current_node() is None else BACKWARD
 
-    def made(self, op: int, result: Any) -> tuple[list[int], int]:
-        """The values and the form of any result."""
-        if result is None:
-            return [], self.arguments.nothing
-        values = self.values
-        for tensor in self.arguments.tensors(result, []):
-            if values.known(tensor) is None:
-                values.produced(tensor, op)
-        return self.arguments.results(result)
-
-    def made_by(self, info: OpInfo, op: int, args: tuple[Any, ...], result: Any) -> tuple[list[int], int]:
-        """The same for an aten op with several results, which says of itself whether they are views."""
-        if type(result) not in (tuple, list) or not all(type(part) is Tensor for part in result):
-            return self.made(op, result)
-        values, refs = self.values, self.values.refs
-        known = values.known(args[info.aliases]) if 0 <= info.aliases < len(args) else None
-        base = -1 if known is None else known
-        ids = []
-        for tensor in result:
-            held = refs.get(id(tensor))
-            if held is not None and held() is tensor:
-                ids.append(held.value)
-            elif base < 0:
-                ids.append(values.glimpse(tensor, op))
+    def stack(self, state: ThreadState, frame: FrameType | None) -> int:
+        """The stack of a frame; marks that are no longer on it are closed."""
+        while (found := self.stacks.find(frame, state.top.frame, state.top.above)) is None:
+            if state.top.up is None:  # the block's own caller has returned: walk to the top from now on
+                state.top = Mark(None, -1)
             else:
-                ids.append(values.produced(tensor, op, -1, ACTIVATION, base))
-        return ids, self.arguments.tuple_of_tensors(len(ids), type(result))
+                self._close_top(state, RAISED)
+        return found
 
-    def mutated(
-        self, info: OpInfo, op: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-    ) -> tuple[list[int], int]:
-        """New versions of what an op changed in place; they are outputs even if it returns nothing."""
-        values = self.values
-        changed: list[int] = []
-        for tensor in self.arguments.at(info.mutates or ("out",), args, kwargs):
-            old = values.known(tensor)
-            changed.append(values.produced(tensor, op, -1 if old is None else old))
-        made, shape = self.made(op, result)
-        if set(changed) <= set(made):
-            return made, shape
-        return [*made, *(one for one in changed if one not in made)], shape
+    def close_inside(self, state: ThreadState, mark: Mark) -> bool:
+        """Close as raised what an exception has left open inside a mark; False if that is not there."""
+        if mark not in state.marks():
+            return False
+        while state.top is not mark:
+            self._close_top(state, RAISED)
+        return True
 
-    def api_result(
-        self, info: OpInfo, op: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any
-    ) -> tuple[list[int], int, int]:
-        """Values, form and flags of an API call's result that is not one tensor known already."""
-        with quiet():
-            if self.level == "api" and (info.mutates or (kwargs and "out" in kwargs)):
-                return *self.mutated(info, op, args, kwargs, result), MUTATES
-            if type(result) is Tensor:
-                return [self.values.produced(result, op)], -1, 0
-            return *self.made(op, result), 0
+    def _close_top(self, state: ThreadState, flags: int) -> None:
+        """What the innermost mark stands for is over, though it has not said so."""
+        mark = state.top
+        if isinstance(mark, OpenCall):
+            self.close_call(state, mark, flags)
+        elif isinstance(mark, Region):
+            close_region(self, state)
+        else:
+            state.pop()
+            if isinstance(mark, OptimizerStep):
+                state.phase = FORWARD
 
-    def constants(self, args: tuple[Any, ...]) -> None:
-        """Tensors just made from Python data."""
-        for tensor in self.arguments.tensors(args, []):
-            if self.values.known(tensor) is None:
-                self.values.first_sight(tensor, _CONSTANT)
+    # -- module calls ------------------------------------------------------------------------------------
 
-    def write_op(
-        self, lane: Lane, op: OpenOp, made: list[int], shape: int, duration: int, flags: int, phase: int,
-        sequence: int = -1, node: int = -1, parent: int = -1,
+    def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """What went into a module call. Read at its end, in-place changes since are undone by the build."""
+        inputs: list[int] = []
+        call.args_key = id(args)
+        form = self.arguments.read(self.arguments.known, args, kwargs, inputs)
+        call.inputs, call.input_form = inputs, form
+
+    def _read_late(self, call: OpenCall) -> None:
+        """The same for a call whose hook did not come: torch's own frame still knows what it was given."""
+        if call.args_key < 0 and call.frame is not None:
+            local = call.frame.f_locals
+            self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
+
+    def close_call(
+        self, state: ThreadState, call: OpenCall, flags: int, outputs: list[int] | None = None,
+        result: int | None = None, now: int | None = None,
     ) -> None:  # fmt: skip
-        """Write down an API call, or an opaque region, that has ended."""
-        number, info, form, stack, start, ids = op
-        self.ops.write([
-            O_WIDTH + len(ids) + len(made), number, info, form, shape, stack, lane.top.call, parent, sequence,
-            node, start - self.begin, duration, lane.bits | phase | flags << FLAG_SHIFT, len(ids),
-            *ids, *made,
-        ])  # fmt: skip
+        """The innermost call has ended: write its row and restore what was current before it."""
+        now = self.now() if now is None else now
+        self._read_late(call)
+        self.put_function_mode_back(call)
+        state.pop()
+        result = self.arguments.nothing if result is None else result
+        self.calls.write(call_row(state, call, now, outputs or [], result, flags, self.next_id()))
 
     def take_function_mode(self) -> Any:
         """Take the function mode off this thread's stack for a while; None if it is not on it."""
@@ -238,131 +189,93 @@ class Session(SessionBase):
             call.taken_mode.put_on()
         call.taken_mode = None
 
+    # -- what a thread does ------------------------------------------------------------------------------
+
+    def where(self) -> tuple[list[int], int]:
+        """The modules whose calls are open on this thread, outermost first, and the phase."""
+        state = self.state_here()
+        return [call.module for call in state.calls()], state.phase
+
+    def begin_optimizer_step(self, frame: FrameType) -> None:
+        """An optimizer steps, called by ``frame``."""
+        state = self.state_here()
+        state.push(OptimizerStep(frame, self.stack(state, frame)))
+        state.phase = OPTIMIZER
+
+    def end_optimizer_step(self) -> None:
+        """It has stepped."""
+        state = self.state_here()
+        if isinstance(state.top, OptimizerStep):
+            state.pop()
+        state.phase = FORWARD
+
+    # -- from start to stop ------------------------------------------------------------------------------
+
+    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended.
+
+        With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
+        """
+        now, nothing = self.now(), self.arguments.nothing
+        ops: list[int] = []
+        calls: list[int] = []
+        for state in list(self._states.values()):
+            if (op := state.open_op) is not None:
+                ops += op_row(state, op, 0, [], nothing, phase=FORWARD, flags=UNFINISHED)
+            for call in reversed(state.calls()):
+                if read:
+                    self._read_late(call)
+                calls += call_row(state, call, now, [], nothing, UNFINISHED, NO_END)
+        return np.array(ops, dtype=np.int64), np.array(calls, dtype=np.int64)
+
     def halt(self) -> None:
         """Record nothing more, on any thread."""
         self.running = False
         self.ended = clock()
-        for lane in list(self.lanes.values()):
-            lane.off = True
+        for state in list(self._states.values()):
+            state.off = True
 
     def finish(self) -> None:
         """After the stop: close what is still open, and read what must be read while the model lives."""
-        for lane in list(self.lanes.values()):
-            while lane.top.up is not None:
-                self._close_mark(lane)
+        for state in list(self._states.values()):
+            while state.top.up is not None:
+                self._close_top(state, UNFINISHED)
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
 
-    def _close_mark(self, lane: Lane) -> None:
-        mark = lane.top
-        if isinstance(mark, OpenCall):
-            self.close_call(lane, mark, [], self.arguments.nothing, UNFINISHED)
-        elif isinstance(mark, Region):
-            close_region(self, lane)
-        else:
-            lane.pop()
-
     def progress(self) -> int:
         """A number that changes when anything has been written, or the recording has ended."""
-        open_calls = sum(len(lane.calls()) for lane in list(self.lanes.values()))
+        open_calls = sum(len(state.calls()) for state in list(self._states.values()))
         return 2 * (len(self.ops) + len(self.calls) + open_calls) + (not self.running)
 
-    # -- observers ---------------------------------------------------------------------------------
+    # -- what a tensor is that no recorded op made -------------------------------------------------------
 
-    def observe_op(
-        self, lane: Lane, info: OpInfo, node: Any, stack: int, number: int, ids: list[int],
-        args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool = False,
-    ) -> None:  # fmt: skip
-        """Tell of an op that has ended."""
-        api = None if lane.open_op is None else self.infos[lane.open_op[1]]
-        modules = [call.module for call in lane.calls()]
-        phase, evaluated = (lane.phase, None) if node is None else (BACKWARD, node._sequence_nr())
-        self.observer.op(
-            OpEvent(
-                info, number, stack, phase, evaluated, api, modules, lane is not self.lane, ids, args, kwargs,
-                result, raised,
-            )
-        )  # fmt: skip
+    def know_constants(self, args: tuple[Any, ...]) -> None:
+        """Tensors that were just made from Python data."""
+        for tensor in self.arguments.tensors(args, []):
+            if self.values.known(tensor) is None:
+                self.values.first_sight(tensor, _CONSTANT)
 
-    def call_event(
-        self, lane: Lane, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> CallEvent:
-        """A module call, as observers see it."""
-        depth = sum(one is not call for one in lane.calls())
-        return CallEvent(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
-
-    # -- module calls --------------------------------------------------------------------------------
-
-    def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """What went into a module call. Read at its end, in-place changes since are undone by the build."""
-        call.inputs = []
-        call.args_key = id(args)
-        call.input_form = self.arguments.read(self.arguments.known, args, kwargs, call.inputs)
-
-    def find_call(self, lane: Lane, module: Any) -> OpenCall | None:
-        """The innermost open call of a module; calls inside it that never ended are closed as raised."""
-        key = id(module)
-        for call in reversed(lane.calls()):
-            if call.key == key:
-                self._close_inside(lane, call)
-                return call
-        return None
-
-    def _close_inside(self, lane: Lane, call: OpenCall) -> None:
-        while lane.top is not call:
-            if isinstance(lane.top, OpenCall):
-                self.close_call(lane, lane.top, [], self.arguments.nothing, RAISED)
-            else:
-                lane.pop()
-
-    def close_call(
-        self, lane: Lane, call: OpenCall, outputs: list[int], form: int, flags: int, now: int | None = None
-    ) -> None:
-        """A module call has ended: write it down and restore what was current before it."""
-        now = clock() if now is None else now
-        if call.input_form < 0:  # it ended without its hook: its frame still knows what it was given
-            local = call.frame.f_locals if call.frame is not None else {}
-            self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
-        self._close_inside(lane, call)
-        self.put_function_mode_back(call)
-        lane.pop()
-        duration = now - call.start - (lane.spent - call.spent)
-        self.calls.write(self.call_row(call, outputs, form, flags, duration, next(self.op_ids)))
-
-    def call_row(
-        self, call: OpenCall, outputs: list[int], form: int, flags: int, duration: int, end_op: int
-    ) -> list[int]:
-        """How a call is written down; `callpath` writes those that end well."""
-        inputs = call.inputs
-        return [
-            C_WIDTH + len(inputs) + len(outputs), call.call, call.module, call.up.call, call.above,
-            call.phase | flags << FLAG_SHIFT, call.start - self.begin, duration, end_op,
-            call.input_form, form, len(inputs), *inputs, *outputs,
-        ]  # fmt: skip
-
-    # -- what a tensor is that no recorded op made -----------------------------------------------------
-
-    def explain(self, tensor: Any) -> tuple[int, str, int]:
+    def _explain(self, tensor: Any) -> tuple[int, str, int]:
         """Kind, name and producer of a tensor seen for the first time."""
         named = self.modules.tensor_name(tensor)
         if named is not None:
             return KIND[named[0]], named[1], -1
-        lane = self.lane_here()
+        state = self.state_here()
         if self.level == "none":  # the ops between modules were not watched
-            return (ACTIVATION if lane.top.call >= 0 else INPUT), "", -1
+            return (ACTIVATION if state.top.call >= 0 else INPUT), "", -1
         if self.regions:
             held = self.before_region.get(id(tensor))
             if held is None or held() is not tensor:
                 return ACTIVATION, "", self.regions[-1]
-        if lane.top.call < 0:
+        if state.top.call < 0:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, lane.calls()) or variable_name(tensor, lane.top.frame)
+        name = self.modules.attribute_name(tensor, state.calls()) or variable_name(tensor, state.top.frame)
         if name:
             return _CONSTANT, name, -1
         if self.level == "api":
             # What runs in a backward pass shows only as the modules it calls.
-            open_op = lane.open_op
-            inside = open_op is not None and self.infos[open_op[1]].backward
+            inside = state.open_op is not None and self.infos[state.open_op.operation].backward
             return (ACTIVATION if inside else EXTERNAL), "", -1
         # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
         return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from types import FrameType
 from typing import Any, ClassVar, Final
 
 from sightline.errors import CaptureError, NonFiniteError
@@ -72,6 +73,14 @@ class SessionBase:
     @property
     def ident(self) -> int:
         """The thread it was started on."""
+        raise NotImplementedError
+
+    def begin_optimizer_step(self, frame: FrameType) -> None:
+        """An optimizer steps, called by ``frame``."""
+        raise NotImplementedError
+
+    def end_optimizer_step(self) -> None:
+        """It has stepped."""
         raise NotImplementedError
 
     def where(self) -> tuple[list[int], int]:

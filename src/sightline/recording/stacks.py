@@ -1,4 +1,4 @@
-"""Python stacks, interned: a stack is one number, found again by code ids and instruction offsets.
+"""Python stacks, interned: a stack is one number, made of code objects and instruction offsets.
 
 Nothing is read from source here. A walk ends at the innermost *mark*: a live frame (of a module call,
 an API call, or the caller of the block) above which the stack is known and cannot have changed, since
@@ -30,8 +30,6 @@ def is_hidden(code: CodeType) -> bool:
 class Stacks:
     """The trie of frames: node n is (parent node, code, instruction); node -1 is the empty stack."""
 
-    __slots__ = ("_codes", "_nodes", "code_ids", "codes", "instructions", "known", "parents")
-
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.code_ids: list[int] = []
@@ -39,33 +37,23 @@ class Stacks:
         self.codes: list[CodeType] = []  # kept alive: their ids are keys
         self._codes: dict[int, int] = {}
         self._nodes: dict[tuple[int, int, int], int] = {}
-        self.known: dict[tuple[int, ...], int] = {}
 
     def find(self, frame: FrameType | None, mark: FrameType | None, above: int) -> int | None:
         """The stack of ``frame``, given that ``above`` is the stack of the frames from ``mark`` up.
 
         None says that ``mark`` is not on this stack: the call it stands for has ended without a word.
         """
-        key = [above]
+        shown: list[FrameType] = []
         at = frame
         while at is not mark:
             if at is None:
                 return None
-            key += (id(at.f_code), at.f_lasti)
+            if id(at.f_code) not in _hidden:
+                shown.append(at)
             at = at.f_back
-        found = self.known.get(tuple(key))
-        return self._add(frame, mark, above, tuple(key)) if found is None else found
-
-    def _add(self, frame: FrameType | None, mark: FrameType | None, above: int, key: tuple[int, ...]) -> int:
-        frames: list[FrameType] = []
-        while frame is not mark and frame is not None:
-            if id(frame.f_code) not in _hidden:
-                frames.append(frame)
-            frame = frame.f_back
         node = above
-        for at in reversed(frames):
-            node = self._node(node, at.f_code, at.f_lasti)
-        self.known[key] = node
+        for one in reversed(shown):
+            node = self._node(node, one.f_code, one.f_lasti)
         return node
 
     def _node(self, parent: int, code: CodeType, instruction: int) -> int:
@@ -87,7 +75,7 @@ def variable_name(tensor: Any, mark: FrameType | None) -> str:
     """The global or enclosing variable under which the running functions know a tensor, or nothing."""
     at: FrameType | None = sys._getframe(1)
     while at is not None and at is not mark:
-        if id(at.f_code) not in _hidden:
+        if not is_hidden(at.f_code):
             free = {name: value for name, value in at.f_locals.items() if name in at.f_code.co_freevars}
             for name, value in (*free.items(), *at.f_globals.items()):
                 if value is tensor:

@@ -1,20 +1,42 @@
-"""The recorder's ear for `sightline.spy` and `sightline.step`."""
+"""Steps: what `sightline.spy` and `sightline.step` say, and when an optimizer steps.
+
+The hooks of optimizers are one pair for the whole process and both engines, under a key of their own. torch
+walks over its tables while it calls them, so a recording that begins or stops in such a hook must find them
+in place: see `standing_by`.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.utils.hooks import RemovableHandle
 
 from sightline import spying
 from sightline.recording.observing import Spied
-from sightline.recording.registry import active
+from sightline.recording.thread_state import states_here
+from sightline.recording.torchapi import optimizer_hooks, quiet
 from sightline.trace.assembly.raw import StepMark
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
+
+_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+_lock = threading.RLock()
+_users: list[object] = []  # engines that record, and whoever stands by
+
+
+def sessions_here() -> list[SessionBase]:
+    """The recordings of this thread, of either engine."""
+    plain = [state.session for state in states_here() if not state.off]
+    native = sys.modules.get("sightline.recording.native.installation")
+    return [*plain, *(() if native is None else native.sessions.get(get_ident(), ()))]
 
 
 class RecorderEar:
@@ -22,23 +44,10 @@ class RecorderEar:
 
     def spied(self, name: str, value: Any, module: Any) -> None:
         """A value was named."""
-        lanes = active.get(get_ident(), ())
-        native = native_sessions()
-        if not lanes and not native:
-            return
-        spying.check_name("spy", name)
-        for lane in lanes:
-            session = lane.session
-            try:
-                if not lane.off:
-                    session.name_spied(name, value)
-                    if session.observer is not None:
-                        modules = [call.module for call in lane.calls()]
-                        session.observer.spied(Spied(name, value, module, modules, lane.phase))
-            except Exception as error:
-                session.fault(error)
-
-        for session in native:
+        sessions = sessions_here()
+        if sessions:
+            spying.check_name("spy", name)
+        for session in sessions:
             try:
                 session.name_spied(name, value)
                 if session.observer is not None:
@@ -48,16 +57,11 @@ class RecorderEar:
 
     def stepped(self, begins: bool) -> None:
         """A step has begun, or is about to end."""
-        for lane in active.get(get_ident()) or ():
-            note_step(lane.session, begins)
-        for session in native_sessions():
+        for session in sessions_here():
             note_step(session, begins)
 
 
-def native_sessions() -> Sequence[SessionBase]:
-    """The recordings of this thread that the native engine makes."""
-    native = sys.modules.get("sightline.recording.native.installation")
-    return () if native is None else tuple(native.sessions.get(get_ident(), ()))
+spying.ears.append(RecorderEar())
 
 
 def note_step(session: SessionBase, begins: bool) -> None:
@@ -71,4 +75,63 @@ def note_step(session: SessionBase, begins: bool) -> None:
         session.fault(error)
 
 
-spying.ears.append(RecorderEar())
+# -- optimizers ----------------------------------------------------------------------------------------------
+
+
+def watch_optimizers(user: object) -> None:
+    """Have the hooks of optimizers in place, until ``user`` wants them no more."""
+    with _lock:
+        if not _users:
+            optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
+            optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
+        _users.append(user)
+
+
+def leave_optimizers(user: object) -> None:
+    """``user`` wants them no more."""
+    with _lock:
+        if user in _users:  # not in a forked worker
+            _users.remove(user)
+            if not _users:
+                forget_optimizers()
+
+
+def forget_optimizers() -> None:
+    """Take the hooks out, whoever wants them."""
+    _users.clear()
+    optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
+    optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
+
+
+@contextmanager
+def standing_by() -> Iterator[None]:
+    """A stretch in which recordings may begin and stop inside a hook of an optimizer."""
+    token = object()
+    watch_optimizers(token)
+    try:
+        yield
+    finally:
+        leave_optimizers(token)
+
+
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Before an optimizer's step: its phase begins."""
+    for session in sessions_here():
+        try:
+            with quiet():
+                session.label_gradients()
+                session.label_state(optimizer)
+            session.begin_optimizer_step(sys._getframe(1))
+        except Exception as error:
+            session.fault(error)
+
+
+def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """After it: the state it has made by now gets its names."""
+    for session in sessions_here():
+        try:
+            session.end_optimizer_step()
+            with quiet():
+                session.label_state(optimizer)
+        except Exception as error:
+            session.fault(error)

@@ -1,4 +1,4 @@
-"""Which tensor is which: identity, metadata and the forms of arguments, interned.
+"""Which tensor is which: identity and metadata.
 
 A tensor is known by ``id`` and a weak reference that proves the id still means it. Nothing here keeps a
 tensor alive. ``Values`` is shared by all threads of one recording; every write is one atomic step.
@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording.buffers import Stream
+from sightline.recording.rows import Stream
 from sightline.recording.torchapi import (
     Parameter,
     Tensor,
-    function_depth,
     functorch_unwrapped,
     is_functorch_wrapped,
     quiet,
@@ -34,9 +33,8 @@ ACTIVATION: Final = KIND["activation"]
 EXTERNAL: Final = KIND["external"]
 INPUT: Final = KIND["input"]
 PLAIN_TENSORS: Final = frozenset({Tensor, Parameter})
-
-
 _SCAN_ALLOWANCE: Final = 100_000
+_MIN_PURGE: Final = 4096
 
 
 class Ref(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a subclass need not
@@ -96,8 +94,7 @@ class Values(KnownTensors):
 
     def __init__(self) -> None:
         self.stream = Stream()
-        #: (value, meta, op) of the plain results of ops in storage of their own, which is what most are
-        self.fresh = Stream()
+        self.fresh = Stream()  #: the native engine's short rows; this one writes none
         self.ids = itertools.count()
         self.refs: dict[int, Ref] = {}
         self.metas: list[TensorMeta] = []
@@ -105,11 +102,12 @@ class Values(KnownTensors):
         self.storage_bytes: dict[int, int] = {}  # value id -> bytes, for tensors not made in the block
         self.names: dict[int, str] = {}  # value id -> name
         self.kinds: dict[int, int] = {}  # value id -> kind, where it was learned after the value was seen
-        self.purge_at = 4096  #: when so many tensors are known, the dead are forgotten
+        self._purge_at = _MIN_PURGE  # when so many tensors are known, the dead are forgotten
         #: kind, name and producer of a tensor that no recorded op made
         self.explain: Callable[[Any], tuple[int, str, int]] = lambda tensor: (EXTERNAL, "", -1)
         self._scanned = 0
-        self.glimpses = False  #: only module calls are recorded, and one is running
+        #: only module calls are recorded, and one is running: what it passes on needs no explanation
+        self.unexplained = False
 
     def known(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
@@ -118,63 +116,45 @@ class Values(KnownTensors):
 
     def value(self, tensor: Any) -> int:
         """The current value of a tensor; one never seen before is explained and added."""
-        found = self.refs.get(id(tensor))
-        if found is not None and found() is tensor:
-            return found.value
-        return self.first_sight(tensor)
+        found = self.known(tensor)
+        return self.first_sight(tensor) if found is None else found
+
+    def output(self, tensor: Any, op: int) -> int:
+        """The value of a tensor that an op returned: a new one, unless it is known already."""
+        known = self.known(tensor)
+        return self.produced(tensor, op) if known is None else known
 
     def produced(
-        self,
-        tensor: Any,
-        op: int,
-        previous: int = -1,
-        kind: int = ACTIVATION,
-        base: int = -1,
-        flags: int = 0,
-    ) -> int:
-        """A new value: the output of an op, or (with ``previous``) a new version made in place."""
-        try:
-            if type(tensor) in PLAIN_TENSORS:
-                address = storage_address(tensor)
-                offset = tensor.storage_offset()
-                where = None if tensor.is_cpu else tensor.device
-                meta = self.meta_ids.get((tensor.shape, tensor.stride(), tensor.dtype, where))
-                if meta is None:
-                    meta = self.describe(tensor)
-            else:
-                meta, address, offset = self._describe_subclass(tensor)
-        except (RuntimeError, NotImplementedError):  # sparse, nested, functorch: no strides, no storage
-            meta, address, offset = self.describe(tensor), 0, 0
-        number = next(self.ids)
-        held = self.refs[id(tensor)] = Ref(tensor)
-        held.value = number
-        self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
-        if len(self.refs) > self.purge_at:
-            self.purge()
-        return number
+        self, tensor: Any, op: int, previous: int = -1, kind: int = ACTIVATION, base: int = -1,
+        flags: int = 0, offset: int | None = None,
+    ) -> int:  # fmt: skip
+        """A new value: the output of an op, or (with ``previous``) a new version made in place.
 
-    def glimpse(self, tensor: Any, op: int = -1) -> int:
-        """A new tensor in storage of its own: what it looks like, and no more."""
+        ``offset`` is where it begins in its storage, if the caller knows better than the tensor. Like
+        `describe` it is called where `quiet` holds: reading a shape must run nobody's code.
+        """
+        meta = self.describe(tensor)
         try:
-            where = None if tensor.is_cpu else tensor.device
-            meta = self.meta_ids.get((tensor.shape, tensor.stride(), tensor.dtype, where))
-        except (RuntimeError, NotImplementedError):  # no strides
-            meta = None
-        if meta is None:
-            meta = self.describe(tensor)
+            address, start = storage_address(tensor), tensor.storage_offset()
+        except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
+            address = start = 0
+        if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
+            address = start = 0
         number = next(self.ids)
-        held = self.refs[id(tensor)] = Ref(tensor)
+        held = Ref(tensor)
         held.value = number
-        self.fresh.write([number, meta, op])
-        if len(self.refs) > self.purge_at:
-            self.purge()
+        self.refs[id(tensor)] = held
+        offset = start if offset is None else offset
+        self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
+        if len(self.refs) > self._purge_at:
+            self._purge()
         return number
 
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
-        if self.glimpses and kind is None and type(tensor) is Tensor and not function_depth():
-            return self.glimpse(tensor)
         with quiet():
+            if self.unexplained and kind is None and type(tensor) is Tensor:
+                return self.produced(tensor, -1, offset=0)
             base = producer = -1
             if kind is None:
                 kind, name, producer = self.explain(tensor)
@@ -190,8 +170,7 @@ class Values(KnownTensors):
 
     def sharing(self, tensor: Any) -> int:
         """Looks at every living tensor, and so only while that stays cheap next to the recording itself."""
-        seen = self._written()
-        if self._scanned > _SCAN_ALLOWANCE + 20 * seen:
+        if self._scanned > _SCAN_ALLOWANCE + 20 * (len(self.stream) // V_WIDTH):
             return -1
         self._scanned += len(self.refs)
         try:
@@ -208,24 +187,16 @@ class Values(KnownTensors):
                 continue
         return best
 
-    def _written(self) -> int:
-        """About how many values have been written."""
-        return len(self.stream) // V_WIDTH + len(self.fresh) // 3
-
     def describe(self, tensor: Any) -> int:
-        """Intern the metadata of any tensor."""
-        with quiet():
-            key, meta = metadata_of(tensor)
-        found = self.meta_ids.get(key)
+        """The number of the metadata of any tensor."""
+        key = _plain_key(tensor)
+        found = None if key is None else self.meta_ids.get(key)
         if found is None:
-            found = len(self.metas)
-            self.metas.append(meta)
-            self.meta_ids[key] = found
+            key, meta = metadata_of(tensor)
+            found = self.meta_ids.setdefault(key, len(self.metas))
+            if found == len(self.metas):
+                self.metas.append(meta)
         return found
-
-    def _describe_subclass(self, tensor: Any) -> tuple[int, int, int]:
-        with quiet():  # reading a shape must not run the subclass's own code
-            return self.describe(tensor), storage_address(tensor), tensor.storage_offset()
 
     def living(self) -> list[tuple[int, Any]]:
         """Values and their tensors, of those that are still there."""
@@ -234,14 +205,14 @@ class Values(KnownTensors):
 
     def alive(self) -> NDArray[np.int64]:
         """The values of living tensors."""
-        found = [getattr(held, "value", -1) for held in list(self.refs.values()) if held() is not None]
+        found = [held.value for held in list(self.refs.values()) if held() is not None]
         return np.array(found, dtype=np.int64)
 
-    def purge(self) -> None:
+    def _purge(self) -> None:
         """Forget tensors that have died."""
         for key in [key for key, found in list(self.refs.items()) if found() is None]:
-            del self.refs[key]
-        self.purge_at = max(4096, 2 * len(self.refs))
+            self.refs.pop(key, None)
+        self._purge_at = max(_MIN_PURGE, 2 * len(self.refs))
 
 
 def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
@@ -268,10 +239,17 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
         dtype.itemsize,
         "Tensor" if plain else kind.__name__,
     )
-    key: Any = meta
-    if plain and stride is not None and layout == "strided":
-        key = (shape, stride, dtype, None if tensor.is_cpu else device)
-    return key, meta
+    return _plain_key(tensor) or meta, meta
+
+
+def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
+    """What tells the metadata of plain strided tensors apart, cheaply; None for any other."""
+    if type(tensor) not in PLAIN_TENSORS:
+        return None
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    except (RuntimeError, NotImplementedError):  # sparse, nested, opaque
+        return None
 
 
 def _size(size: Any) -> int:

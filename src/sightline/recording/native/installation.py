@@ -6,20 +6,18 @@ guards on those: they are taken off while compiled code runs, so that it finds w
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import OrderedDict
-from threading import get_ident
 from types import ModuleType
 from typing import Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
-from sightline.recording.lanes import FORWARD, OPTIMIZER
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
 from sightline.recording.ownframes import hide_own_frames
-from sightline.recording.torchapi import module_hooks, optimizer_hooks, quiet
+from sightline.recording.steps import leave_optimizers, watch_optimizers
+from sightline.recording.torchapi import module_hooks
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
 _lock: Final = threading.RLock()
@@ -38,8 +36,7 @@ class Hooks:
         """Put the hooks in place."""
         self._observer = observer
         self.show()
-        optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
-        optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
+        watch_optimizers(self)
         # torch warns whoever calls a compiled module of global hooks; of ours nobody needs a warning.
         self._had_any = module_hooks._has_any_global_hook
         module_hooks._has_any_global_hook = self._has_any_other
@@ -47,8 +44,7 @@ class Hooks:
     def remove(self) -> None:
         """Take them out again."""
         self.hide()
-        optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
-        optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
+        leave_optimizers(self)
         if module_hooks._has_any_global_hook == self._has_any_other:
             module_hooks._has_any_global_hook = self._had_any
         self._observer = None
@@ -125,26 +121,3 @@ def after_fork() -> None:
     sessions.clear()
     _hooks.remove()
     _regions.remove()
-
-
-def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Before an optimizer's step: its phase begins."""
-    for session in sessions.get(get_ident(), ()):
-        try:
-            with quiet():
-                session.label_gradients()
-                session.label_state(optimizer)
-            session.recording.phase(OPTIMIZER, sys._getframe(1))
-        except Exception as error:
-            session.note_fault(error)
-
-
-def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """After it: the state it has made by now gets its names."""
-    for session in sessions.get(get_ident(), ()):
-        try:
-            session.recording.phase(FORWARD, None)
-            with quiet():
-                session.label_state(optimizer)
-        except Exception as error:
-            session.note_fault(error)

@@ -26,6 +26,7 @@ from sightline.recording.native.host import Host
 from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.session_base import STOPS_THE_RUN, clock
 from sightline.recording.torchapi import Module, Parameter, Tensor
+from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
 
 
@@ -139,6 +140,14 @@ class NativeSession(Host):
     def ident(self) -> int:
         """The thread it was started on."""
         return self._ident
+
+    def begin_optimizer_step(self, frame: FrameType) -> None:
+        """An optimizer steps, called by ``frame``."""
+        self.recording.phase(OPTIMIZER, frame)
+
+    def end_optimizer_step(self) -> None:
+        """It has stepped."""
+        self.recording.phase(FORWARD, None)
 
     def note_error(self, error: BaseException) -> None:
         """An exception is leaving the block: if it came out of an open API call, that one has raised."""

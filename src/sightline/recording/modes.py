@@ -1,4 +1,4 @@
-"""How events reach a session: a dispatch mode and a function mode on the thread's own stacks.
+"""How ops reach a session: a dispatch mode and a function mode on the thread's own stacks.
 
 Modes are pushed on torch's thread-local stacks, without the module globals that ``with mode:`` writes, so
 that recordings may overlap in threads and stop in any order.
@@ -13,9 +13,15 @@ from typing import Any, ClassVar
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.recording.hotpath import dispatch, dispatch_state, function, function_state
+from sightline.recording.running_ops import ApiCall, AtenOp
 from sightline.recording.session import Session
-from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES, DeviceContext, ModeStack
+from sightline.recording.torchapi import (
+    DISPATCH_MODES,
+    FUNCTION_MODES,
+    DeviceContext,
+    ModeStack,
+    is_dynamo_compiling,
+)
 
 
 class StackMode:
@@ -28,9 +34,11 @@ class StackMode:
     """
 
     stack: ClassVar[ModeStack]
-    session: Session
-    state: tuple[Any, ...]  #: what the handler works with; nothing in it refers to the mode
     _is_on = False
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
 
     def put_on(self) -> None:
         """Put it on top of its stack. The caller keeps no reference."""
@@ -45,7 +53,7 @@ class StackMode:
         return True
 
     def __del__(self) -> None:
-        if not self._is_on or get_ident() != self.session.lane.ident:
+        if not self._is_on or get_ident() != self.session.ident:
             return
         try:
             sys._getframe(1)
@@ -56,7 +64,7 @@ class StackMode:
             if meant is not None:
                 self.stack.take(meant)
             if self.session.running:
-                type(self)(self.session).put_on()  # type: ignore[call-arg]  # both kinds take a session
+                type(self)(self.session).put_on()
         except Exception as error:
             self.session.note_fault(error)
 
@@ -77,12 +85,23 @@ class DispatchMode(StackMode, TorchDispatchMode):
 
     stack = DISPATCH_MODES
     supports_higher_order_operators = True
-    __torch_dispatch__ = dispatch
 
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        self.session = session
-        self.state = dispatch_state(session)
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an op, exactly once, and record it."""
+        session, kwargs = self.session, kwargs or {}
+        del self  # a traceback keeps this frame, and would keep the mode when its stack has let go of it
+        op = AtenOp.begin(session, func, args, kwargs, sys._getframe())
+        if op is None:
+            return func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException as error:
+            op.end(None, error)
+            raise
+        op.end(result)
+        return result
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -98,9 +117,26 @@ class FunctionMode(StackMode, TorchFunctionMode):
     """Sees every torch function, method and operator of its thread."""
 
     stack = FUNCTION_MODES
-    __torch_function__ = function
 
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        self.session = session
-        self.state = function_state(session)
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Make an API call, exactly once, and record it."""
+        if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
+            return func(*args, **(kwargs or {}))
+        session, kwargs = self.session, kwargs or {}
+        del self  # as above
+        call = ApiCall.begin(session, func, args, kwargs, sys._getframe())
+        if call is None:
+            return func(*args, **kwargs)
+        try:
+            try:  # an interrupt may come at any line: what is set here is reset
+                call.enter()
+                result = func(*args, **kwargs)
+            finally:
+                call.state.open_op = None
+        except BaseException as error:
+            call.end(None, error)
+            raise
+        call.end(result)
+        return result

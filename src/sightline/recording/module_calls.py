@@ -1,0 +1,154 @@
+"""Module calls of the plain engine, seen by the process's one pair of global hooks.
+
+The hooks are in place while anything records, whatever number of recordings there are. Dynamo guards on the
+keys and functions of these hooks, so both are the same in every recording: a compiled function is compiled
+once more for all of them, and not once for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from sightline.recording.compiled import leave_region
+from sightline.recording.observing import CallEvent
+from sightline.recording.thread_state import OpenCall, ThreadState, states_here
+from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, quiet
+from sightline.trace.data import RAISED
+
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
+
+_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+#: These leave their eval fast path, and with it their exact results, when any function mode is active.
+_FAST_PATHS: Final = (
+    torch.nn.MultiheadAttention,
+    torch.nn.TransformerEncoderLayer,
+    torch.nn.TransformerEncoder,
+)
+
+
+def _hooks() -> list[tuple[dict[int, Any], Any]]:
+    """The tables of torch, and what it finds in them under our key."""
+    return [
+        (module_hooks._global_forward_pre_hooks, enter_module),
+        (module_hooks._global_forward_hooks, leave_module),
+        (module_hooks._global_forward_hooks_with_kwargs, True),
+        (module_hooks._global_forward_hooks_always_called, True),
+    ]
+
+
+def install_hooks() -> None:
+    """Put the hooks in place: what torch's ``register_…`` functions do, under a key of our own."""
+    for table, hook in _hooks():
+        table[_KEY] = hook
+
+
+def remove_hooks() -> None:
+    """Take them out again."""
+    for table, _ in _hooks():
+        table.pop(_KEY, None)
+
+
+def enter_module(module: Any, args: tuple[Any, ...]) -> None:
+    """Before a module's ``forward``."""
+    if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
+        return
+    for state in states_here():
+        begin_call(state, module, args, sys._getframe(1))
+
+
+def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
+    """After it. torch passes (kwargs, result), or on an exception the result alone."""
+    if is_dynamo_compiling():
+        return
+    for state in states_here():
+        end_call(state, module, args, rest, sys._getframe(1))
+
+
+def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: FrameType) -> None:
+    """A call begins; ``frame`` is torch's own that is about to call ``forward``."""
+    session = state.session
+    began = session.now()
+    try:
+        if not session.is_recorded(state, frame):
+            return
+        known = session.modules.of(module, state.calls())
+        above, nothing = session.stack(state, frame), session.arguments.nothing
+        call = OpenCall(frame, above, known.number, id(module), session.phase(state), nothing)
+        if state.top.call < 0 or session.observer is not None:  # else they are read with its outputs
+            session.values.unexplained = False
+            session.read_inputs(call, args, frame.f_locals.get("kwargs"))
+            session.values.unexplained = session.level == "none"
+        call.call = session.next_id()
+        call.start, call.spent = began, state.spent  # an observer may fail, and the call goes on
+        state.push(call)
+        if session.level in ("api", "both") and isinstance(module, _FAST_PATHS) and _may_go_fast(module):
+            call.taken_mode = session.take_function_mode()
+        if session.observer is not None:
+            session.observer.enter(_event(state, call, args, frame.f_locals.get("kwargs")))
+        call.start = session.now()
+        state.spent += call.start - began
+        call.spent = state.spent
+    except Exception as error:
+        session.fault(error)
+
+
+def end_call(
+    state: ThreadState, module: Any, args: tuple[Any, ...], rest: tuple[Any, ...], frame: FrameType
+) -> None:
+    """A call has ended; ``rest`` is (kwargs, result), or after an exception the result alone."""
+    session = state.session
+    began = session.now()
+    try:
+        if state.off:
+            leave_region(session, state, frame)
+        call = next((one for one in reversed(state.calls()) if one.key == id(module)), None)
+        if call is None:
+            return
+        session.close_inside(state, call)  # calls that ended without their hook
+        session.put_function_mode_back(call)
+        raised = len(rest) != 2
+        if raised:
+            session.close_call(state, call, RAISED, now=began)
+        else:
+            kwargs, result = rest
+            with quiet():
+                if id(args) != call.args_key:  # not read yet, or replaced by a hook of the module's own
+                    session.read_inputs(call, args, kwargs)
+                outputs, form = _outputs(session, result)
+            session.close_call(state, call, 0, outputs, form, began)
+        if session.observer is not None:
+            event = _event(state, call, args, None if raised else rest[0])
+            event.result, event.raised = rest[-1], raised
+            session.observer.leave(event)
+    except Exception as error:
+        session.fault(error)
+    state.spent += session.now() - began
+
+
+def _event(
+    state: ThreadState, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> CallEvent:
+    """A call as observers see it."""
+    depth = sum(one is not call for one in state.calls())
+    return CallEvent(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
+
+
+def _outputs(session: Session, result: Any) -> tuple[list[int], int]:
+    """The values and the form of what a module returned; where no ops are recorded, they may be new."""
+    if session.level != "none" or type(result) is Tensor:
+        return session.arguments.results(result)
+    return session.arguments.results(result, partial(session.values.output, op=-1))
+
+
+def _may_go_fast(module: Any) -> bool:
+    if all(part.training for part in module.modules() if isinstance(part, _FAST_PATHS)):
+        return False
+    return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))
