@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python bench/gpu/llama.py [--rounds N] [--engine native|python|all] [--tiny]
 
-Starting and stopping the trace is inside the clock, building it is not. Checks and statistics look at
-tensors, which is the plain engine's work whatever was asked for. The last table counts the CUDA calls that
-make the host wait. ``--tiny`` runs a small model on whatever there is, to try the program.
+A pass of a block covers the pass alone, the first or a later one, as when text is generated; everywhere else
+starting and stopping the trace is inside the clock, building it is not. The last table counts the CUDA calls
+that make the host wait. ``--tiny`` runs a small model on whatever there is, to try the program.
 """
 
 from __future__ import annotations
@@ -68,9 +68,15 @@ def variants(model: Any, engines: tuple[Engine, ...], most: dict[str, float]) ->
         for engine in engines
         for level in LEVELS
     ]
+
+    def running() -> Any:
+        return sl.trace(model, engine="native")
+
+    passes = [Variant("a later pass of a block (native)", running, warm=1, targets=most)]
     return [
         Variant("plain", clock="block"),
         Variant("empty dispatch mode", EmptyDispatch, "block"),
+        *(passes if "native" in engines else []),
         *levels,
         traced('check="nonfinite"', check="nonfinite"),
         traced("stats without fingerprints", stats=sl.Stats(fingerprint=False)),

@@ -5,6 +5,7 @@ Resolved once per function, the first time it is seen.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from types import MethodWrapperType
 from typing import Any, Final
 
@@ -87,14 +88,17 @@ class Facts:
         self.uninitialized = False  #: nobody has written what is in its result
 
 
+_every_fact = attrgetter(*Facts.__slots__)
+
+
 class OpInfo(Facts):
     """An operation in one recording: the facts, its number, and the forms of its calls."""
 
     __slots__ = ("forms", "number")
 
     def __init__(self, facts: Facts, number: int) -> None:
-        for name in Facts.__slots__:
-            setattr(self, name, getattr(facts, name))
+        for name, value in zip(Facts.__slots__, _every_fact(facts), strict=True):
+            setattr(self, name, value)
         self.number = number
         self.forms: dict[Any, int] = {}
 

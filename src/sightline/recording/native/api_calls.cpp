@@ -74,9 +74,10 @@ void read_call(
   api.form = recording.no_form;
   ask(lock, [&] {
     Owned given(tuple_of(operands));
+    const auto shared = static_cast<unsigned long long>(readable ? found.key : 0);
     Owned told(PyObject_CallMethod(
-        recording.host, "new_api_form", "siOOOi", maker, number, given.get(), operands.names ? operands.names : Py_None,
-        operands.keywords ? operands.keywords : Py_None, static_cast<int>(!readable)));
+        recording.host, "new_api_form", "siKOOO", maker, number, shared, given.get(), operands.names ? operands.names : Py_None,
+        operands.keywords ? operands.keywords : Py_None));
     PyObject* list = nullptr;
     if (!told || !PyArg_ParseTuple(told.get(), "iO!", &api.form, &PyList_Type, &list)) {
       recording.fault();

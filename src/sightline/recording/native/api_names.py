@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
+from functools import cache, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, Final
 
@@ -45,6 +45,19 @@ def _public(function: Any) -> Any:
     return function
 
 
+@cache
+def _method_facts(name: str) -> Facts | None:
+    """Of a tensor method, or ``@T`` for a property; None if tensors have none."""
+    if not name.startswith("@"):
+        function = getattr(Tensor, name, None)
+        return None if function is None else api_facts(function)
+    if name[1:] not in TENSOR_PROPERTIES:
+        return None
+    facts = Facts(name)
+    facts.name, facts.flavour = f"Tensor.{name[1:]}", PROPERTY
+    return facts
+
+
 class ApiNames:
     """The API calls of one recording, by what was called."""
 
@@ -63,21 +76,15 @@ class ApiNames:
 
     def of(self, function: Any) -> int:
         """The number of a function or method; -1 of one that says something of a tensor and makes none."""
-        facts = api_facts(function)
-        if facts.noise:
-            return -1
-        return self._number(facts.name, facts)
+        return self._of_facts(api_facts(function))
+
+    def _of_facts(self, facts: Facts) -> int:
+        return -1 if facts.noise else self._number(facts.name, facts)
 
     def method(self, name: str) -> int:
         """The number of a tensor method, or ``@T`` for a property; -1 if tensors have none."""
-        if name.startswith("@"):
-            if name[1:] not in TENSOR_PROPERTIES:
-                return -1
-            facts = Facts(name)
-            facts.name, facts.flavour = f"Tensor.{name[1:]}", PROPERTY
-            return self._number(facts.name, facts)
-        function = getattr(Tensor, name, None) if name else None
-        return -1 if function is None else self.of(function)
+        facts = _method_facts(name) if name else None
+        return -1 if facts is None else self._of_facts(facts)
 
     def site(self, code: CodeType, offset: int) -> tuple[Site, int, int]:
         """A place in the code, and what its operator stands for."""

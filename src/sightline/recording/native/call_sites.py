@@ -90,6 +90,7 @@ def _handlers(code: CodeType) -> list[tuple[int, int]]:
     return [(entry.target, entry.depth + 1 + int(entry.lasti)) for entry in entries]
 
 
+@lru_cache(maxsize=16384)
 def site_at(code: CodeType, offset: int) -> Site:
     """How the instruction at an offset calls torch."""
     offset = _at(_instructions(code), offset)

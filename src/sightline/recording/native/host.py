@@ -49,6 +49,21 @@ from sightline.trace.forms import Form
 _CONSTANT: Final = KIND["constant"]
 
 
+#: What was described in earlier recordings: most of it comes again.
+_forms: Final[dict[tuple[int, int], Form]] = {}  # by operator: `aten_facts` keeps them alive
+_api_forms: Final[dict[tuple[str, str, int], Form]] = {}  # by how it was read, and function
+_types: Final[set[type]] = set()  # whose addresses are part of keys
+_metadata: Final[dict[tuple[Any, ...], TensorMeta]] = {}
+_MOST_REMEMBERED: Final = 20_000
+
+
+def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Keep a description for the next recording."""
+    if len(table) >= _MOST_REMEMBERED:
+        table.clear()
+    table[key] = value
+
+
 class OpenModule(NamedTuple):
     """A module whose call is open."""
 
@@ -100,15 +115,23 @@ class Host(SessionBase):
         return may_follow(code, before, after)
 
     def new_api_form(
-        self, maker: str, number: int, given: tuple[Any, ...], names: Any, keywords: Any, read: bool
+        self, maker: str, number: int, key: int, given: tuple[Any, ...], names: Any, keywords: Any
     ) -> tuple[int, list[int]]:
-        """The form of an API call; with ``read`` also the values of its tensors."""
-        args, kwargs = self._given(maker, number, given, names, keywords)
+        """The form of an API call; those of one function with equal keys are equal.
+
+        Without a key C++ could not read what it was given, and is told the values of its tensors.
+        """
         ids: list[int] = []
-        with quiet():
-            if read:
-                return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
-            return self.arguments.forms.add(form_of(args, kwargs)), ids
+        known = maker, self.infos[number].name, key
+        found = _api_forms.get(known) if key else None
+        if found is None:
+            args, kwargs = self._given(maker, number, given, names, keywords)
+            with quiet():
+                if not key:
+                    return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
+                found = form_of(args, kwargs)
+            _remember(_api_forms, known, found)
+        return self.arguments.forms.add(found), ids
 
     def _given(
         self, maker: str, number: int, given: Any, names: Any, keywords: Any
@@ -130,10 +153,15 @@ class Host(SessionBase):
         """The form of what a function written in C returns, given what its op did."""
         return self.arguments.forms.add(api_result_form(self.infos[op].function, values))
 
-    def new_form(self, op: int, values: list[Any]) -> int:
-        """The form of an operator's arguments."""
+    def new_form(self, op: int, key: int, values: list[Any]) -> int:
+        """The form of an operator's arguments; those of one operator with equal keys are equal."""
         function = self.infos[op].function
-        return self.arguments.forms.add(form_of_schema(function, values, self.native.scalar_type_name))
+        found = _forms.get((id(function), key)) if key else None
+        if found is None:
+            found = form_of_schema(function, values, self.native.scalar_type_name)
+            if key:
+                _remember(_forms, (id(function), key), found)
+        return self.arguments.forms.add(found)
 
     def new_result_form(self, op: int, values: list[Any]) -> int:
         """The form of what an operator returned."""
@@ -151,6 +179,7 @@ class Host(SessionBase):
 
     def new_type(self, kind: type) -> int:
         """How C++ reads objects of a type."""
+        _types.add(kind)
         if issubclass(kind, Tensor):
             return TENSOR
         if kind in (list, tuple, torch.Size):
@@ -165,8 +194,12 @@ class Host(SessionBase):
 
     def plain_metadata(self, shape: Any, stride: Any, dtype: str, device: str) -> int:
         """The number of the metadata of a strided tensor."""
-        name = dtype_name(dtype)
-        meta = TensorMeta(shape, stride, name, device, "strided", getattr(torch, name).itemsize)
+        key = shape, stride, dtype, device
+        meta = _metadata.get(key)
+        if meta is None:
+            name = dtype_name(dtype)
+            meta = TensorMeta(shape, stride, name, device, "strided", getattr(torch, name).itemsize)
+            _remember(_metadata, key, meta)
         return self.values.describe_as(meta)
 
     def metadata(self, tensor: Any) -> int:

@@ -202,7 +202,8 @@ int32_t Recording::form_of(
   }
   int32_t form = no_form;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_form", "iN", traits.number, python_list(given, slot_marker)));
+    const auto shared = static_cast<unsigned long long>(read.needs_python ? 0 : read.key);
+    Owned told(PyObject_CallMethod(host, "new_form", "iKN", traits.number, shared, python_list(given, slot_marker)));
     if (told) form = as_number(told.get());
     if (PyErr_Occurred()) fault();
   });
