@@ -14,11 +14,12 @@ import torch
 import torch.utils._pytree as pytree
 
 from sightline.recording.torchapi import Tensor
-from sightline.recording.values import Values
+from sightline.recording.values import PLAIN_TENSORS, Values
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 #: How an argument of a type is treated.
 _TENSOR, _PLAIN, _SEQUENCE, _OTHER = range(1, 5)
+_NUMBERS: Final = frozenset({int, float, bool, complex})
 _MAX_ITEMS: Final = 64
 _MAX_TEXT: Final = 200
 _MAX_DEPTH: Final = 8
@@ -204,21 +205,31 @@ def plain_argument(item: Any, depth: int = 0) -> Any:
     """An argument as plain data, in the order in which `Arguments.read` meets its tensors."""
     if isinstance(item, Tensor):
         return SLOT
-    if item is None or type(item) in (int, float, bool, complex):
+    if item is None or type(item) in _NUMBERS:
         return item
     if isinstance(item, str):
         return item if len(item) <= _MAX_TEXT else item[: _MAX_TEXT - 1] + "…"
     if isinstance(item, list | tuple) and not hasattr(item, "_fields") and depth < _MAX_DEPTH:
         if not hasattr(type(item), "n_sequence_fields"):
-            kept = item if len(item) <= _MAX_ITEMS or _holds_tensors(item) else item[:_MAX_ITEMS]
-            parts: list[Any] = [plain_argument(part, depth + 1) for part in kept]
-            if len(kept) < len(item):
-                parts.append(Elided(len(item) - len(kept)))
+            parts = _plain_parts(item, depth)
             return parts if isinstance(item, list) else tuple(parts)
     if depth < _MAX_DEPTH and (fields := _fields(item)) is not None:
         plain = {str(_field_name(name)): plain_argument(part, depth + 1) for name, part in fields.items()}
         return plain if type(item) is dict else Record(type(item).__name__, plain)
     return _symbol(item)
+
+
+def _plain_parts(items: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
+    """The parts of a list. Optimizers pass hundreds of tensors, and numbers that are new in each step."""
+    kinds = set(map(type, items))
+    if kinds and kinds <= PLAIN_TENSORS:
+        return [SLOT] * len(items)
+    long = len(items) > _MAX_ITEMS and (kinds <= _NUMBERS or not _holds_tensors(items))
+    kept = items[:_MAX_ITEMS] if long else items
+    parts = list(kept) if kinds <= _NUMBERS else [plain_argument(part, depth + 1) for part in kept]
+    if long:
+        parts.append(Elided(len(items) - len(kept)))
+    return parts
 
 
 def _symbol(item: Any) -> Symbol:

@@ -124,6 +124,8 @@ def _plain(value: Any) -> Any:
         kind, text = value
         return Symbol(text if kind != "object" else f"<{text}>")
     if isinstance(value, list | tuple):
+        if value and all(item is _TENSOR for item in value):
+            return type(value)([SLOT] * len(value))
         if all(not isinstance(item, list | tuple) and item is not _TENSOR for item in value):
             return plain_argument(value)
         return type(value)(_plain(item) for item in value)
