@@ -55,6 +55,10 @@ class KnownTensors:
         """The current value of a tensor, if it has been seen."""
         raise NotImplementedError
 
+    def known_all(self, tensors: list[Any]) -> list[int | None]:
+        """The same for many."""
+        return [self.known(tensor) for tensor in tensors]
+
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
         raise NotImplementedError
@@ -79,8 +83,8 @@ class KnownTensors:
 
     def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
         """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
-        for name, tensor in tensors:
-            number = self.known(tensor)
+        named = list(tensors)
+        for (name, tensor), number in zip(named, self.known_all([one for _, one in named]), strict=True):
             if number is None:
                 if new:
                     self.first_sight(tensor, KIND[kind], name)

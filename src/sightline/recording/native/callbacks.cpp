@@ -60,6 +60,7 @@ int64_t current_node() {
 int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64_t end) {
   const Region region = std::move(state.region);
   state.region = Region{};
+  recording.last_region = region.id;
   recording.ops.write(
       {region.id, region.info, region.form, recording.no_form, region.stack, state.top().call, -1,
        state.number << kThreadShift | (node == -1 ? state.phase : static_cast<int>(kBackward)),

@@ -255,6 +255,26 @@ PyObject* recording_known(PyObject* self, PyObject* object) {
   return PyLong_FromLong(tensor == nullptr ? -1 : recording->values.find(tensor->unsafeGetTensorImpl()));
 }
 
+// known_all(tensors): the current value of each in a list, or None.
+PyObject* recording_known_all(PyObject* self, PyObject* tensors) {
+  if (!PyList_Check(tensors)) Py_RETURN_NONE;
+  Recording* recording = recording_of(self);
+  std::vector<int32_t> values(static_cast<size_t>(PyList_GET_SIZE(tensors)), -1);
+  if (recording != nullptr) {
+    const Lock lock(recording->mutex);
+    for (size_t at = 0; at < values.size(); ++at) {
+      const at::TensorBase* tensor = recording->tensor_in(PyList_GET_ITEM(tensors, static_cast<Py_ssize_t>(at)));
+      if (tensor != nullptr) values[at] = recording->values.find(tensor->unsafeGetTensorImpl());
+    }
+  }
+  PyObject* found = PyList_New(static_cast<Py_ssize_t>(values.size()));
+  for (size_t at = 0; found != nullptr && at < values.size(); ++at) {
+    PyObject* value = values[at] < 0 ? Py_NewRef(Py_None) : PyLong_FromLong(values[at]);
+    PyList_SET_ITEM(found, static_cast<Py_ssize_t>(at), value);
+  }
+  return found;
+}
+
 // value(tensor): its current value; one never seen before is explained by the host.
 PyObject* recording_value(PyObject* self, PyObject* object) {
   Recording* recording = recording_of(self);
@@ -442,6 +462,7 @@ PyMethodDef recording_methods[] = {
     {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
     {"next_id", recording_next_id, METH_NOARGS, "next_id(): a number in the order of ops and calls."},
     {"known", recording_known, METH_O, "known(tensor): its value, or -1."},
+    {"known_all", recording_known_all, METH_O, "known_all(tensors): the value of each, or None."},
     {"value", recording_value, METH_O, "value(tensor): its value, a new one if it has none."},
     {"sharing", recording_sharing, METH_O, "sharing(tensor): the newest value of its memory, or -1."},
     {"add", recording_add, METH_VARARGS, "add(tensor, kind, producer, base, flags): a new value."},

@@ -134,6 +134,8 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
       values.know(tensor, saved);
       return saved;
     }
+    // Parameters are known, and every op is seen: the compiled code that ran last has made it.
+    if (wants_aten && last_region >= 0) return produced(tensor, last_region, nullptr, lock);
   }
   const int32_t id = values.next++;
   ValueRow row{0, 0, id, 0, -1, -1, -1, 7, 0};
@@ -410,6 +412,7 @@ void Recording::clear() {
   next_id = 0;
   faults = 0;
   raised_stack = -1;
+  last_region = -1;
 }
 
 }  // namespace sightline

@@ -197,6 +197,7 @@ class Recording {
   int32_t no_form = -1;  // of nothing
   int32_t one_tensor = -1;  // of a single tensor
   int32_t raised_stack = -1;  // of the last op that raised
+  int32_t last_region = -1;  // the op that stands for compiled code
   std::atomic<int> faults{0};  // of our own, that Python could not be told of
   Py_ssize_t kwargs_slot = -1;
 

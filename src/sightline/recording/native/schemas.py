@@ -124,9 +124,10 @@ def _plain(value: Any) -> Any:
         kind, text = value
         return Symbol(text if kind != "object" else f"<{text}>")
     if isinstance(value, list | tuple):
-        if value and all(item is _TENSOR for item in value):
+        kinds = set(map(type, value))
+        if kinds == {type(_TENSOR)}:
             return type(value)([SLOT] * len(value))
-        if all(not isinstance(item, list | tuple) and item is not _TENSOR for item in value):
+        if not kinds & {list, tuple, type(_TENSOR)}:
             return plain_argument(value)
         return type(value)(_plain(item) for item in value)
     return plain_argument(value)

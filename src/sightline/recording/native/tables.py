@@ -94,6 +94,14 @@ class NativeValues(KnownTensors):
         found: int = self.recording.known(tensor)
         return None if found < 0 else found
 
+    def known_all(self, tensors: list[Any]) -> list[int | None]:
+        """The same for many, in one call: an optimizer's gradients are asked for before each step."""
+        for kind in set(map(type, tensors)) - self._types:
+            self._types.add(kind)
+            self.recording.type_kind(kind, TENSOR)
+        found: list[int | None] = self.recording.known_all(tensors)
+        return found
+
     def value(self, tensor: Any) -> int:
         """The current value of a tensor; one never seen before is explained and added."""
         self._tell_type(tensor)
