@@ -53,21 +53,20 @@ class Stacks:
             at = at.f_back
         node = above
         for one in reversed(shown):
-            node = self._node(node, one.f_code, one.f_lasti)
+            key = (node, id(one.f_code), one.f_lasti)
+            known = self._nodes.get(key)
+            node = self._add(key, one.f_code) if known is None else known
         return node
 
-    def _node(self, parent: int, code: CodeType, instruction: int) -> int:
-        code_id = self._codes.get(id(code))
-        if code_id is None:
-            code_id = self._codes[id(code)] = len(self.codes)
+    def _add(self, key: tuple[int, int, int], code: CodeType) -> int:
+        parent, code_key, instruction = key
+        if code_key not in self._codes:
+            self._codes[code_key] = len(self.codes)
             self.codes.append(code)
-        key = (parent, code_id, instruction)
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = len(self.parents)
-            self.parents.append(parent)
-            self.code_ids.append(code_id)
-            self.instructions.append(instruction)
+        node = self._nodes[key] = len(self.parents)
+        self.parents.append(parent)
+        self.code_ids.append(self._codes[code_key])
+        self.instructions.append(instruction)
         return node
 
 

@@ -138,17 +138,18 @@ class Values(KnownTensors):
         `describe` it is called where `quiet` holds: reading a shape must run nobody's code.
         """
         meta = self.describe(tensor)
-        try:
-            address, start = storage_address(tensor), tensor.storage_offset()
-        except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
-            address = start = 0
-        if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
-            address = start = 0
+        address = 0
+        if offset is None:
+            try:
+                address, offset = storage_address(tensor), tensor.storage_offset()
+            except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
+                offset = 0
+            if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
+                address = offset = 0
         number = next(self.ids)
         held = Ref(tensor)
         held.value = number
         self.refs[id(tensor)] = held
-        offset = start if offset is None else offset
         self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
         if len(self.refs) > self._purge_at:
             self._purge()
