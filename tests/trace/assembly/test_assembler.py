@@ -51,7 +51,7 @@ def recorded(work: Callable[[], Any], seed: int, chance: float, **asked: Any) ->
     with undisturbed():
         session.finish()
         if session.observer is not None:
-            session.observer.finish(session)
+            session.observer.finish()
     return tables_of(session), [*cuts.batches, cuts.cutter.cut(last=True)]
 
 
