@@ -6,6 +6,7 @@ there is another way.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -121,3 +122,14 @@ def _failed_op(session: SessionBase, index: Index, error: BaseException | None) 
 def _where(op: Op) -> str:
     place = place_text(op)
     return f" at {place}" if place and not place.startswith("(") else f" {place}" if place else ""
+
+
+def comes_from_a_signal(error: BaseException) -> bool:
+    """Whether a signal handler has raised it, which ran inside code of ours."""
+    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {None}
+    at = traceback_of(error) if handlers else None
+    while at is not None:
+        if at.tb_frame.f_code in handlers:
+            return True
+        at = at.tb_next
+    return False

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
 from sightline.recording.calibration import Passage
-from sightline.recording.explain import fault_text
+from sightline.recording.explain import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
 from sightline.recording.torchapi import Tensor, sequence_number
@@ -129,8 +129,11 @@ class SessionBase:
     # -- faults ----------------------------------------------------------------------------------------
 
     def fault(self, error: BaseException) -> None:
-        """Count a fault of our own; the first ones are kept with their place. What must stop the run does."""
-        if issubclass(type(error), STOPS_THE_RUN):
+        """Count a fault of our own; the first ones are kept with their place.
+
+        What must stop the run does, and so does what a signal handler has raised for the program.
+        """
+        if issubclass(type(error), STOPS_THE_RUN) or comes_from_a_signal(error):
             raise error
         self.note_fault(error)
 

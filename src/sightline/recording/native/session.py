@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ctypes
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.calibration import Passage
-from sightline.recording.explain import traceback_of
+from sightline.recording.explain import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.host import Host
@@ -240,17 +239,6 @@ def kwargs_slot() -> int:
     """Where the frame that calls a module's hooks keeps the keyword arguments of the call."""
     inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
     return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")
-
-
-def comes_from_a_signal(error: BaseException) -> bool:
-    """Whether a signal handler has raised it, which ran while Python was asked something."""
-    handlers = {getattr(signal.getsignal(one), "__code__", None) for one in signal.valid_signals()} - {None}
-    at = traceback_of(error) if handlers else None
-    while at is not None:
-        if at.tb_frame.f_code in handlers:
-            return True
-        at = at.tb_next
-    return False
 
 
 def raise_in_thread(ident: int, error: BaseException) -> None:
