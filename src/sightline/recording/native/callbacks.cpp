@@ -180,7 +180,10 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
   // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
   const OpenOp op = std::move(state.ops.back());
   state.ops.pop_back();
-  const bool raised = std::uncaught_exceptions() > op.exceptions;
+  // Some builds of torch have a C++ runtime of their own, whose exceptions ours does not count: then a result that
+  // was never set tells.
+  const bool unset = op.traits->returns > 0 && event.outputs().empty();
+  const bool raised = unset || std::uncaught_exceptions() > op.exceptions;
   const auto outputs = Recording::results_of(*op.traits, event);
   c10::SmallVector<int32_t, 4> made;
   if (op.id >= 0) {
