@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -109,7 +110,7 @@ class TestAnErrorThatStopsTheRun:
                 checked(lambda: model(torch.full((1, 2), float("inf")) - float("inf")))
         assert torch.ones(2).sum().item() == 2  # nothing is left to be raised
 
-    def test_is_raised_in_the_thread_that_is_recorded(self) -> None:
+    def test_comes_out_of_the_block_in_another_thread(self) -> None:
         found: list[sl.NonFiniteError] = []
 
         def work() -> None:
@@ -123,6 +124,19 @@ class TestAnErrorThatStopsTheRun:
         thread.join(60)
         (error,) = found
         assert str(error).startswith("log made 1 NaN of 1 in f32[1], ")
+
+    def test_leaves_nothing_pending_under_a_debugger(self) -> None:
+        zero = torch.zeros(1)
+        with pytest.raises(sl.NonFiniteError):
+            checked(lambda: zero / zero)
+        called = []
+        sys.settrace(lambda *given: called.append(given[1]))
+        try:
+            bool(zero.isnan())
+            checked(lambda: None)
+        finally:
+            sys.settrace(None)
+        assert called
 
     def test_in_a_backward_pass(self) -> None:
         x = torch.zeros(2, requires_grad=True)

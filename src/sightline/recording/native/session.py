@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable
@@ -200,21 +199,19 @@ class NativeSession(Host):
         return None
 
     def _stop_the_run(self, error: BaseException) -> Callable[[], BaseException | None] | None:
-        """Have the thread that is recorded raise an error at the next chance; observers hear no more."""
+        """Have the main thread raise an error at the next chance; observers hear no more.
+
+        Python has no way to do that to another thread from inside it: there it comes out of the block.
+        """
         if self._stopping is not None:
             return None
         self._stopping = error
         self.recording.observe(False, False, False)
-        if self.running and self._ident != threading.main_thread().ident:
-            raise_in_thread(self._ident, error)
-            return None
-        return self._take_stopping
+        return self._take_stopping if self._ident == threading.main_thread().ident else None
 
     def not_raised(self) -> BaseException | None:
         """An error that was to stop the run, and came too late for that."""
         error, self._stopping = self._stopping, None
-        if error is not None:
-            cancel_in_thread(self._ident)
         return error
 
     def _take_stopping(self) -> BaseException | None:
@@ -239,20 +236,3 @@ def kwargs_slot() -> int:
     """Where the frame that calls a module's hooks keeps the keyword arguments of the call."""
     inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
     return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")
-
-
-def raise_in_thread(ident: int, error: BaseException) -> None:
-    """Have a thread that is not the main one raise an exception as soon as it runs Python."""
-
-    def again(self: BaseException) -> None:
-        self.args = error.args
-
-    # Python takes only a class, and makes the exception itself.
-    members = {"__init__": again, "__module__": type(error).__module__}
-    kind = type(type(error).__name__, (type(error),), members)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
-
-
-def cancel_in_thread(ident: int) -> None:
-    """Take back what a thread is to raise and has not."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), None)
