@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from sightline.recording.session_base import STOPS_THE_RUN, clock
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
+
+_PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 
 
 class NoSlot(UsageError):
@@ -216,8 +220,7 @@ class NativeSession(Host):
 
     def _take_stopping(self) -> BaseException | None:
         """The error, unless code of ours would be hit by it: then it waits for the end of the recording."""
-        ours = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("sightline.")
-        if ours or not self.running:
+        if sys._getframe(1).f_code.co_filename.startswith(_PACKAGE) or not self.running:
             return None
         error, self._stopping = self._stopping, None
         return error
