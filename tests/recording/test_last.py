@@ -11,7 +11,6 @@ import torch
 import sightline as sl
 from sightline.errors import UsageError
 from sightline.recording import keeping
-from sightline.recording.native.build import chosen
 from tests.recording.streams import Awkward, awkward, both_ways, differences, session_of, train
 
 
@@ -127,11 +126,6 @@ def test_a_wrong_number_says_what_is_meant(wrong: object) -> None:
         sl.trace(last=wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(
-    chosen("auto") == "python",
-    reason="The plain engine loses a name where a batch is cut between a change in place and the next read.",
-    strict=False,  # a matter of when the writer's thread comes
-)
 @pytest.mark.parametrize("inside", [False, True])
 def test_weights_keep_their_names_through_a_training_loop(inside: bool) -> None:
     model = None if inside else torch.nn.Linear(3, 2)

@@ -51,6 +51,7 @@ class Cutter:
         del session.steps[: len(steps)]
         captures = self._captures()
         floats, counts = self._readings(last)
+        living = values.alive()  # what is changed in place after this: the new version's row comes later
         held = Rows(values.stream.take(), row.V_WIDTH)
         fresh = values.fresh.take().reshape(-1, row.FRESH_WIDTH)
         batch = Batch(steps=steps, captures=captures)
@@ -61,7 +62,7 @@ class Cutter:
         else:  # what was opened since is also open, as far as it refers to what was taken
             opened = self._both(opened, session.open_rows(read=False))
         batch.open_ops, batch.open_calls = opened
-        alive = self._alive(*opened)
+        alive = self._alive(living, *opened)
         batch.alive = alive
         sizes = self._sizes(alive).reshape(-1, 2)
         batch.nbytes = sizes[sizes[:, 0] >= before].reshape(-1)
@@ -168,11 +169,15 @@ class Cutter:
 
     # -- what became known -------------------------------------------------------------------------------
 
-    def _alive(self, ops: Numbers, calls: Numbers) -> Numbers:
-        """Values that may still be referred to: of living tensors, and of what is open."""
+    def _alive(self, living: Numbers, ops: Numbers, calls: Numbers) -> Numbers:
+        """Values that may still be referred to: of living tensors, and of what is open.
+
+        ``living`` were so before rows were taken. A tensor that was changed since has a new version, whose
+        row will refer to the old one.
+        """
         opened, called = Rows(ops, row.O_WIDTH), Rows(calls, row.C_WIDTH)
         return np.unique(np.concatenate([
-            self._session.values.alive(), opened.lists(row.O_WIDTH, opened.column(row.O_INPUTS)),
+            living, self._session.values.alive(), opened.lists(row.O_WIDTH, opened.column(row.O_INPUTS)),
             called.lists(row.C_WIDTH, called.column(row.C_INPUTS)),
         ]))  # fmt: skip
 
