@@ -243,6 +243,15 @@ def test_captures_are_there_while_the_block_runs(tmp_path: Path) -> None:
             assert np.array_equal(t.tensors["Linear"][0].numpy(), y.detach().numpy())
 
 
+def test_a_capture_is_kept_though_no_op_came_with_it(tmp_path: Path) -> None:
+    with sl.trace(capture=True, path=tmp_path / "run.sight") as t:
+        total = X.sum()
+        assert not t.tensors  # the op has been written
+        sl.spy("total", total)
+        assert t.tensors["total"].only.numpy() == total.item()
+    assert t.tensors["total"].only.numpy() == total.item()
+
+
 def test_an_unwritable_folder_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(sl.UsageError, match="is a file"), sl.trace(capture=True, path=tmp_path / "file"):

@@ -123,8 +123,11 @@ class Keeper:
         opened = Rows(batch.open_ops, O_WIDTH).ids.tolist(), Rows(batch.open_calls, C_WIDTH).ids.tolist()
         changed = opened != self._opened
         self._opened = opened
-        rows = (*vars(batch.rows).values(), *vars(batch.late).values(), batch.learned, batch.steps)
-        return changed or any(map(len, rows)) or bool(self._pending)
+        taken = (  # what a batch holds is in no later one
+            *vars(batch.rows).values(), *vars(batch.late).values(), batch.outputs, batch.absent,
+            batch.nbytes, batch.late_nbytes, batch.learned, batch.steps, batch.captures,
+        )  # fmt: skip
+        return changed or any(map(len, taken)) or bool(self._pending)
 
     def _write(self, batch: Batch, first: bool = False) -> None:
         tables = self._tables()

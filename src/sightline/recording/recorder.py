@@ -85,7 +85,7 @@ class Recorder:
         self._checker: Checker | None = None
         self._session: SessionBase | None = None
         self._index: Index | None = None
-        self._seen = -1
+        self._seen: Any = None
         self._stance: Any = None
         self._lock = threading.RLock()
 

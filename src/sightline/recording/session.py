@@ -243,10 +243,10 @@ class Session(SessionBase):
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
 
-    def progress(self) -> int:
-        """A number that changes when anything has been written, or the recording has ended."""
+    def written(self) -> int:
+        """How much has been written for ops and calls, and how many are open."""
         open_calls = sum(len(state.calls()) for state in list(self._states.values()))
-        return 2 * (len(self.ops) + len(self.calls) + open_calls) + (not self.running)
+        return len(self.ops) + len(self.calls) + open_calls
 
     # -- what a tensor is that no recorded op made -------------------------------------------------------
 

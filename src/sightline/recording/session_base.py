@@ -112,9 +112,13 @@ class SessionBase:
     def abandon(self) -> None:
         """It will never begin: give back what it holds."""
 
-    def progress(self) -> int:
-        """A number that changes when anything has been written, or the recording has ended."""
+    def written(self) -> int:
+        """How much has been written for ops and calls, and how many are open."""
         raise NotImplementedError
+
+    def progress(self) -> tuple[int, int, bool]:
+        """What changes when anything has been recorded, or the recording has ended."""
+        return self.written(), 0 if self.captures is None else len(self.captures.infos), self.running
 
     def refresh(self) -> None:
         """Bring the small tables up to date, where the engine keeps them elsewhere."""

@@ -124,9 +124,9 @@ class NativeSession(Host):
         if not self._counters:
             self.stacks.refresh(self.recording)
 
-    def progress(self) -> int:
-        """A number that changes when anything has been written, or the recording has ended."""
-        return 2 * sum(self.counters()[:3]) + (not self.running)
+    def written(self) -> int:
+        """How much has been written for ops and calls, and how many are open."""
+        return sum(self.counters()[:3])
 
     def counters(self) -> tuple[int, ...]:
         """Numbers written for ops and for calls, what is open, threads, faults of C++'s own."""
