@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import sightline as sl
 from sightline.notation import short_path
 from sightline.recording import checking
-from sightline.recording.readings import is_finite
+from sightline.recording.readings import Readings, is_finite
 from tests.recording.architectures import ZOO, Architecture
 
 
@@ -345,15 +345,28 @@ def test_copies_of_what_was_looked_at_are_not_looked_at_again(monkeypatch: pytes
 
     monkeypatch.setattr(checking, "is_finite", noted)
     x = torch.randn(3, 4, dtype=torch.bfloat16)
-    with sl.trace(ops="aten", check="nonfinite") as t:
+    with sl.trace(ops="aten", check="nonfinite", engine="python") as t:
         y = x * 2
         (y.float().clone() + 1).to(torch.bfloat16)
     assert looked == [torch.bfloat16, torch.float32, torch.bfloat16]
     assert t.info["checked"] == 5
 
 
+def test_copies_count_as_looked_at_on_the_native_engine() -> None:
+    x = torch.randn(3, 4, dtype=torch.bfloat16)
+    with sl.trace(ops="aten", check=sl.Check(nonfinite=True, on="report"), engine="native") as t:
+        y = x * 2
+        (y.float().clone() + 1).to(torch.bfloat16)
+        (y / 0).float()
+    assert t.info["checked"] == 7
+    for op in t.ops[-2:]:
+        stats = op.outputs[0].stats
+        assert stats is not None
+        assert stats.nans + stats.infs == 12
+
+
 def test_a_copy_has_the_counts_of_what_it_was_made_from() -> None:
-    checker: Any = SimpleNamespace(_copies=[(5, 2), (6, 5), (9, 8)])
+    checker: Any = SimpleNamespace(_copies=[(5, 2), (6, 5), (9, 8)], readings=Readings())
     counts = np.array([[2, 0, 7, 1], [3, 0, 0, 0]])
     floats, more = checking.Checker._with_copies(checker, np.arange(10.0).reshape(2, 5), counts)
     assert more.tolist() == [*counts.tolist(), [5, 0, 7, 1], [6, 0, 7, 1]]

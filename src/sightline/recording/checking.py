@@ -29,10 +29,10 @@ from sightline.options import Check
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.compiled import COMPILED_BACKWARD
 from sightline.recording.deferred import Deferred
-from sightline.recording.measuring import Measurer, Readings, measurable, results_of
+from sightline.recording.measuring import Measurer, joined, measurable, results_of
 from sightline.recording.observing import CallEvent, Observer, OpEvent
 from sightline.recording.operations import OP, OpInfo
-from sightline.recording.readings import is_finite, read
+from sightline.recording.readings import Columns, Readings, is_finite, read
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 
@@ -59,24 +59,30 @@ class Checker(Observer):
         self._paths = [PathPattern(glob) for glob in wanted.allow or ()]
         self._measurer = measurer
         self.fingerprint = measurer is not None and measurer.fingerprint
-        self.readings = Readings() if measurer is None else measurer.readings
+        self.readings: Readings = session.new_readings() if measurer is None else measurer.readings
         self.deferred = Deferred("odd") if measurer is None else measurer.deferred
         self.allowed = list(wanted.allow or ())
-        self.checked = 0  #: tensors looked at
+        self._checked = 0
         self._aten = session.level in ("aten", "both")
+        self.ops = self.calls = not self.readings.native
         self.api = not self._aten
         self._found = False
         self._alarm_at = 0  #: the alarm at which it is worth looking again
         self._patience = 1
         self._copies: list[tuple[int, int]] = []  #: results that hold what was looked at, and what that is
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
+        self._met: set[int | None] = set()  # values that were looked at here
         self._odd = 0  #: tensors found that are not finite and that no op made
         self._odd_at = 1
         self._before = {id(tensor): ref(tensor) for tensor in _variables()}
 
     def wants(self, event: OpEvent) -> bool:
         """Not what an API call returns, which its ops have made, nor a view of what is fine."""
-        if event.info.uninitialized or (self._aten and event.info.flavour != OP):
+        if self._aten and event.info.flavour != OP:
+            return False
+        if self.readings.native:
+            return event.odd
+        if event.info.uninitialized:
             return False
         return self._may_change(event.info, event.ids) or (
             bool(self._session.regions) and any(not self.readings.known(one) for one in event.ids)
@@ -86,6 +92,11 @@ class Checker(Observer):
         """Whether a result is anything but a view of what is fine."""
         bad = self.readings.bad
         return info.aliases < 0 or info.maybe or (bool(bad) and any(one in bad for one in ids))
+
+    @property
+    def checked(self) -> int:
+        """How many tensors were looked at."""
+        return self._checked + self.readings.checked
 
     # -- where the numbers are at hand -------------------------------------------------------------------
 
@@ -122,7 +133,7 @@ class Checker(Observer):
                 self.deferred.add(value, tensor)
             elif not is_finite(tensor):
                 self.readings.add(value, read(tensor, fingerprint=False))
-        self.checked += 1
+        self._checked += not self.readings.native  # else C++ has counted it
         return self.readings.bad.get(value)
 
     def _note_rewritten(self, changed: list[Any]) -> None:
@@ -143,7 +154,7 @@ class Checker(Observer):
             return False
         if self.readings.first_time(value):
             self._copies.append((value, ids[0]))
-        self.checked += 1
+        self._checked += 1
         return True
 
     def _blame(self, event: OpEvent, nan: bool, inf: bool) -> None:
@@ -160,6 +171,7 @@ class Checker(Observer):
             text = self._judge(self._build(self._session), self._wanted)
             if text is not None:  # else it is meant, as far as the whole recording knows
                 self._found = True
+                self.readings.stop_telling()
                 if self._wanted.on == "raise":
                     raise NonFiniteError(text)
 
@@ -214,6 +226,7 @@ class Checker(Observer):
         if self._found:
             return
         unseen = [one for one in self._session.arguments.tensors(held, []) if self._is_of_a_region(one)]
+        self._met.update(self._session.values.known(tensor) for tensor in unseen)
         self._odd += sum(self._look(tensor) is not None for tensor in unseen)
         if self._odd >= self._odd_at:
             self._odd_at = 2 * self._odd  # masks may hold infinities: do not look back for each
@@ -222,7 +235,10 @@ class Checker(Observer):
 
     def _is_of_a_region(self, tensor: Any) -> bool:
         known = self._session.values.known(tensor)
-        return known is not None and not self.readings.known(known)
+        if known is None or known in self._met:
+            return False
+        # C++ has looked at it before it told of it; then it is met here for the first time.
+        return not self.readings.known(known) or (self.readings.native and known in self.readings.bad)
 
     def _look_at_everything_alive(self) -> None:
         """Before a region is blamed: what it was given may have come with a NaN, and was never looked at."""
@@ -258,6 +274,7 @@ class Checker(Observer):
         text = self._judge(self._build(self._session), self._wanted)
         if text is not None:
             self._found = True
+            self.readings.stop_telling()
             if self._wanted.on == "raise":
                 raise NonFiniteError(text)
 
@@ -278,21 +295,24 @@ class Checker(Observer):
         """What may make a NaN."""
         return {"check": {"allow": self.allowed}}
 
-    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def columns(self) -> Columns:
         """The numbers of what was not finite, or of everything if it was measured."""
         if self._measurer is not None:
             return self._measurer.columns()
-        floats, counts = self.readings.columns()
-        more_floats, more_counts = self.deferred.columns()
-        floats, counts = np.concatenate([floats, more_floats]), np.concatenate([counts, more_counts])
-        return self._with_copies(floats, counts)
+        return self._with_copies(*joined(self.readings.columns(), self.deferred.columns()))
 
-    def _with_copies(
-        self, floats: NDArray[np.float64], counts: NDArray[np.int64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def take(self, last: bool) -> Columns:
+        """The same, which is then no longer here; what the devices have comes with the last."""
+        if self._measurer is not None:
+            return self._measurer.take(last)
+        taken = self.readings.take()
+        return self._with_copies(*joined(taken, self.deferred.columns())) if last else taken
+
+    def _with_copies(self, floats: NDArray[np.float64], counts: NDArray[np.int64]) -> Columns:
         """Copies have the numbers of what they were made from."""
-        rows = {value: row for row, value in enumerate(counts[:, 0].tolist())} if self._copies else {}
-        made = [(value, rows.setdefault(value, rows[of])) for value, of in self._copies if of in rows]
+        copies = self._copies + self.readings.copies()
+        rows = {value: row for row, value in enumerate(counts[:, 0].tolist())} if copies else {}
+        made = [(value, rows.setdefault(value, rows[of])) for value, of in copies if of in rows]
         if not made:
             return floats, counts
         values, sources = np.array(made, dtype=np.int64).T

@@ -13,7 +13,7 @@ import numpy as np
 
 from sightline.recording.operations import OPAQUE
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES, NO_END
+from sightline.trace.assembly.layout import NO_END
 from sightline.trace.assembly.numbers import NONE, Numbers, Rows, joined
 from sightline.trace.assembly.raw import Batch, Learned, no_counts, no_floats
 from sightline.trace.data import F64, CaptureInfo
@@ -154,18 +154,8 @@ class Cutter:
         taker: Any = self._session.readings
         if taker is None:
             return no_floats(), no_counts()
-        held = taker.readings
-        if last:
-            floats, counts = taker.columns()
-        else:  # the counts of a row are written last: what they are there for is whole
-            rows = len(held.counts) // (COUNTS + LANES)
-            floats = np.frombuffer(held.floats[: rows * FLOATS], dtype=np.float64).reshape(-1, FLOATS)
-            counts = np.frombuffer(held.counts[: rows * (COUNTS + LANES)], dtype=np.int64)
-            counts = counts.reshape(-1, COUNTS + LANES)
-        rows = len(held.counts) // (COUNTS + LANES) if last else len(counts)
-        del held.floats[: rows * FLOATS]
-        del held.counts[: rows * (COUNTS + LANES)]
-        return floats, counts
+        taken: tuple[F64, Numbers] = taker.take(last)
+        return taken
 
     # -- what became known -------------------------------------------------------------------------------
 

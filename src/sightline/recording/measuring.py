@@ -8,20 +8,17 @@ is another, and takes a pass of its own, where that was asked for.
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sightline.options import Stats
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.deferred import Deferred
-from sightline.recording.fingerprints import LANES
 from sightline.recording.observing import CallEvent, Observer, OpEvent
 from sightline.recording.operations import OP, OpInfo
-from sightline.recording.readings import Reading, read
+from sightline.recording.readings import Columns, read
 from sightline.recording.torchapi import Parameter, Tensor, is_functorch_wrapped, storage_address
 from sightline.recording.values import PLAIN_TENSORS
 
@@ -29,44 +26,6 @@ if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
 _STRIDED: Final = torch.strided
-FLOATS: Final = 5  #: min, max, mean, std, l2
-COUNTS: Final = 4  #: value, zeros, nans, infs; the lanes of the fingerprint follow
-
-
-class Readings:
-    """The numbers read so far, by value."""
-
-    def __init__(self) -> None:
-        self.floats = array("d")
-        self.counts = array("q")
-        self.taken = bytearray()  # by value id: whether it was looked at
-        self.bad: dict[int, tuple[int, int]] = {}  #: NaNs and infinities, of values that have any
-
-    def first_time(self, value: int) -> bool:
-        """Whether a value has not been read; from now on it has."""
-        if value >= len(self.taken):
-            self.taken.extend(bytes(max(4096, value + 1 - len(self.taken))))
-        if self.taken[value]:
-            return False
-        self.taken[value] = 1
-        return True
-
-    def known(self, value: int) -> bool:
-        """Whether a value was looked at."""
-        return value < len(self.taken) and bool(self.taken[value])
-
-    def add(self, value: int, reading: Reading) -> None:
-        """Keep what was read."""
-        self.floats.fromlist([reading.min, reading.max, reading.mean, reading.std, reading.l2])
-        self.counts.fromlist([value, reading.zeros, reading.nans, reading.infs, *reading.lanes])
-        if reading.nans or reading.infs:
-            self.bad[value] = (reading.nans, reading.infs)
-
-    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What was read: a row each."""
-        floats = np.frombuffer(self.floats[:], dtype=np.float64).reshape(-1, FLOATS)
-        counts = np.frombuffer(self.counts[:], dtype=np.int64).reshape(-1, COUNTS + LANES)
-        return floats, counts
 
 
 def measurable(tensor: Any) -> bool:
@@ -93,15 +52,16 @@ class Measurer(Observer):
         self._chosen = Chosen(session, wanted.modules, wanted.ops)
         self._parameters = wanted.parameters
         self._aten = session.level in ("aten", "both")
+        self.readings = session.new_readings()
+        self.ops = self.calls = not self.readings.native
         self.api = not self._aten
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
-        self.readings = Readings()
         self.deferred = Deferred("fingerprints" if wanted.fingerprint else "numbers")
 
     def wants(self, event: OpEvent) -> bool:
         """Not what an API call returns, which its ops have made, nor what shows what was read."""
         info = event.info
-        if info.uninitialized or (self._aten and info.flavour != OP):
+        if self.readings.native or info.uninitialized or (self._aten and info.flavour != OP):
             return False
         return not info.relabels or self._is_rewritten(event.result) or (self._views and not info.keeps_order)
 
@@ -112,16 +72,16 @@ class Measurer(Observer):
             return
         bad = len(self.readings.bad)
         if type(result) is Tensor and not info.mutates:
-            self.take(result)
+            self.read(result)
         else:
             for tensor in results_of(self._session, event):
-                self.take(tensor)
+                self.read(tensor)
         if info.mutates:
             self._note_rewritten(event)
         elif len(self.readings.bad) > bad:  # a parameter, or what was made before the block, may explain it
             for tensor in self._session.arguments.tensors((args, event.kwargs or {}), []):
-                self.take(tensor if tensor._base is None else tensor._base)
-                self.take(tensor)
+                self.read(tensor if tensor._base is None else tensor._base)
+                self.read(tensor)
 
     def _is_read(self, args: tuple[Any, ...], view: Any) -> bool:
         """Whether a view of all elements of a tensor is read all the same.
@@ -150,19 +110,19 @@ class Measurer(Observer):
         if not self._chosen.call(call):
             return
         for tensor in self._session.arguments.tensors((call.args, call.kwargs or {}), []):
-            self.take(tensor)
+            self.read(tensor)
         module = self._session.modules.all[call.module].ref() if self._parameters else None
         for parameter in module._parameters.values() if module is not None else ():
-            self.take(parameter)
+            self.read(parameter)
 
     def leave(self, call: CallEvent) -> None:
         """Read what a module returns, where ops are not seen."""
         if self._aten or call.raised or not self._chosen.call(call):
             return
         for tensor in self._session.arguments.tensors(call.result, []):
-            self.take(tensor)
+            self.read(tensor)
 
-    def take(self, tensor: Any) -> None:
+    def read(self, tensor: Any) -> None:
         """Read a tensor, if it was not read before."""
         if not measurable(tensor):
             return
@@ -178,11 +138,37 @@ class Measurer(Observer):
         """What is to be measured."""
         return {"stats": {"modules": list(self._wanted.modules or ()), "ops": list(self._wanted.ops or ())}}
 
-    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def columns(self) -> Columns:
         """Everything read so far; waits for the devices."""
-        floats, counts = self.readings.columns()
-        more_floats, more_counts = self.deferred.columns()
-        return np.concatenate([floats, more_floats]), np.concatenate([counts, more_counts])
+        return joined(self.readings.columns(), self.deferred.columns())
+
+    def take(self, last: bool) -> Columns:
+        """What was read, which is then no longer here; what the devices have comes with the last."""
+        taken = self.readings.take()
+        return joined(taken, self.deferred.columns()) if last else taken
+
+    def chooses_op(self, info: OpInfo) -> bool:
+        """Whether the results of an op are measured, as far as its name tells."""
+        return self._wanted.ops is None or self._chosen.op(info)
+
+    def chooses_module(self, number: int) -> bool:
+        """Whether what runs in a module is measured."""
+        return self._chosen.module(number)
+
+    @property
+    def native_options(self) -> tuple[int, bool, bool, bool]:
+        """How deep C++ is to look, whether at views too, at parameters, and only in certain modules."""
+        return 2 if self.fingerprint else 1, self._views, self._parameters, self.some_modules
+
+    @property
+    def some_modules(self) -> bool:
+        """Whether only what runs in certain modules is measured."""
+        return self._wanted.modules is not None
+
+
+def joined(first: Columns, second: Columns) -> Columns:
+    """Rows of one and of the other."""
+    return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
 
 class Chosen:

@@ -40,6 +40,7 @@ class OpEvent:
     raised: bool = False
     form: Form | None = None  #: of the arguments and of the result, where the engine knows them already
     result_form: Form | None = None
+    odd: bool = False  #: the native engine has found something in it that is not finite
 
 
 @dataclass(slots=True)
@@ -74,6 +75,7 @@ class Observer:
     silent: ClassVar = True
     ops: bool = True  #: whether it wants to hear of ops
     api: bool = True  #: whether it wants to hear of API calls
+    calls: bool = True  #: whether it wants to hear of every module call
 
     def wants(self, event: OpEvent) -> bool:
         """Whether it would look at an op; asked first, since making silence costs microseconds."""
@@ -112,6 +114,7 @@ class Observers(Observer):
         self.all = observers
         self.ops = any(one.ops for one in observers)
         self.api = any(one.api for one in observers)
+        self.calls = any(one.calls for one in observers)
 
     def op(self, event: OpEvent) -> None:
         """Tell each."""

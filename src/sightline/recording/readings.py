@@ -7,12 +7,15 @@ precise enough in single precision. Each is the fastest there is for it: numpy c
 from __future__ import annotations
 
 import math
-from typing import Any, Final, NamedTuple
+from array import array
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sightline.recording.fingerprints import LANES, lanes_here, plain_nan
+from sightline.recording.fingerprints import lanes_here, plain_nan
+from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 
 #: A variance this much smaller than the square of the mean has lost its digits in one pass.
 _CANCELLED: Final = 1e-4
@@ -32,6 +35,70 @@ class Reading(NamedTuple):
     nans: int
     infs: int
     lanes: list[int]
+
+
+Columns = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+class Readings:
+    """The numbers read so far, by value."""
+
+    native: ClassVar = False  #: results of ops are read by C++, which tells of what is not finite
+
+    def __init__(self) -> None:
+        self.floats = array("d")
+        self.counts = array("q")
+        self.taken = bytearray()  # by value id: whether it was looked at
+        self.bad: dict[int, tuple[int, int]] = {}  #: NaNs and infinities, of values that have any
+
+    def first_time(self, value: int) -> bool:
+        """Whether a value has not been read; from now on it has."""
+        if value >= len(self.taken):
+            self.taken.extend(bytes(max(4096, value + 1 - len(self.taken))))
+        if self.taken[value]:
+            return False
+        self.taken[value] = 1
+        return True
+
+    def known(self, value: int) -> bool:
+        """Whether a value was looked at."""
+        return value < len(self.taken) and bool(self.taken[value])
+
+    def add(self, value: int, reading: Reading) -> None:
+        """Keep what was read."""
+        self.floats.fromlist([reading.min, reading.max, reading.mean, reading.std, reading.l2])
+        self.counts.fromlist([value, reading.zeros, reading.nans, reading.infs, *reading.lanes])
+        if reading.nans or reading.infs:
+            self.bad[value] = (reading.nans, reading.infs)
+
+    def columns(self) -> Columns:
+        """What was read: a row each."""
+        rows = len(self.counts) // (COUNTS + LANES)  # written last: what they are there for is whole
+        floats = np.frombuffer(self.floats[: rows * FLOATS], dtype=np.float64).reshape(-1, FLOATS)
+        counts = np.frombuffer(self.counts[: rows * (COUNTS + LANES)], dtype=np.int64)
+        return floats, counts.reshape(-1, COUNTS + LANES)
+
+    def take(self) -> Columns:
+        """What was read, which is then no longer here."""
+        floats, counts = self.columns()
+        del self.floats[: floats.size]
+        del self.counts[: counts.size]
+        return floats, counts
+
+    @property
+    def checked(self) -> int:
+        """How many tensors were looked at by somebody else."""
+        return 0
+
+    def freeze(self) -> None:
+        """The recording is over, and its engine about to forget it."""
+
+    def stop_telling(self) -> None:
+        """Nobody wants to hear of what is not finite any more."""
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Values that hold the elements of others, as far as somebody else has found them."""
+        return []
 
 
 def is_finite(tensor: Any) -> bool:

@@ -165,7 +165,7 @@ class Recorder:
             observers.append(session.captures)
         measurer = None if asked.stats is None else Measurer(session, asked.stats)
         if measurer is not None:
-            session.readings = measurer
+            session.readings = session.measurer = measurer
             observers.append(measurer)
         if asked.check is not None:  # after the measurer, whose numbers it uses
             self._checker = Checker(session, asked.check, measurer, asked.judge, build)

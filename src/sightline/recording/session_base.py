@@ -13,6 +13,7 @@ from sightline.recording.calibration import Passage
 from sightline.recording.explain import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
+from sightline.recording.readings import Readings
 from sightline.recording.torchapi import Tensor, sequence_number
 from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.assembly.raw import StepMark
@@ -44,6 +45,7 @@ class SessionBase:
         self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that were there when one began
         self.observer: Any = None  #: who is told of everything while it happens
         self.readings: Any = None  #: who took statistics: it has ``columns()``
+        self.measurer: Any = None  #: who has asked for numbers
         self.captures: Any = None  #: who kept tensors
         self.check: Any = None  #: who looked for what is not finite
         self.keeper: Any = None  #: who takes what is written away while the run goes on: it has ``data()``
@@ -111,6 +113,10 @@ class SessionBase:
 
     def abandon(self) -> None:
         """It will never begin: give back what it holds."""
+
+    def new_readings(self) -> Readings:
+        """Where the numbers of tensors are kept."""
+        return Readings()
 
     def written(self) -> int:
         """How much has been written for ops and calls, and how many are open."""

@@ -3,6 +3,7 @@
 #include "callbacks.h"
 
 #include "api_calls.h"
+#include "measure_op.h"
 #include "observers.h"
 
 #include <ATen/SequenceNumber.h>
@@ -169,7 +170,7 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
     at::enableRecordFunction(false);
     silenced_by = &event;
   }
-  if (recording.observes_ops && op.id >= 0) op.given.assign(given.begin(), given.end());
+  if ((recording.observes_ops || recording.measurements.on()) && op.id >= 0) op.given.assign(given.begin(), given.end());
   op.start = now();
   state.spent += op.start - entered;
   state.ops.push_back(std::move(op));
@@ -188,20 +189,24 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
   c10::SmallVector<int32_t, 4> made;
   if (op.id >= 0) {
     const OpTraits& traits = *op.traits;
-    c10::SmallVector<int32_t, 4> changed;
+    Results results;
     if (!raised) {
       for (c10::TensorImpl* impl : op.changed) {
         const auto found = recording.values.known.find(impl);
         if (found == recording.values.known.end()) continue;
         auto alive = found->second.ref.lock();
         if (!alive) continue;
-        const at::TensorBase tensor{std::move(alive)};
-        changed.push_back(recording.new_version(tensor, op.id, found->second.value, lock));
+        at::TensorBase tensor{std::move(alive)};
+        const int32_t value = recording.new_version(tensor, op.id, found->second.value, lock);
+        results.changed.emplace_back(std::move(tensor), value);
       }
-      Arguments results;
-      for (const c10::IValue& value : outputs) read(value, results);
-      for (const at::TensorBase* tensor : results.tensors) made.push_back(recording.produced(*tensor, op.id, &op, lock));
-      for (const int32_t value : changed) {
+      Arguments returned;
+      for (const c10::IValue& value : outputs) read(value, returned);
+      for (const at::TensorBase* tensor : returned.tensors) {
+        made.push_back(recording.produced(*tensor, op.id, &op, lock));
+        results.returned.emplace_back(tensor, made.back());
+      }
+      for (const auto& [tensor, value] : results.changed) {
         if (std::find(made.begin(), made.end(), value) == made.end()) made.push_back(value);
       }
     }
@@ -215,7 +220,8 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
          op.start - recording.begin, end - op.start},
         op.inputs.data(), op.inputs.size(), made.data(), made.size());
     if (raised) recording.raised_stack = state.stack;
-    if (recording.observes_ops) tell_op(recording, state, op, outputs, result, phase, raised, lock);
+    const bool odd = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
+    if (recording.observes_ops || odd) tell_op(recording, state, op, outputs, result, phase, raised, odd, lock);
   }
   if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, outputs, raised, end, lock);
   state.spent += now() - end;

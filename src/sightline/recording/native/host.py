@@ -37,7 +37,7 @@ from sightline.recording.native.tables import (
     NativeStacks,
     NativeValues,
 )
-from sightline.recording.observing import CallEvent, OpEvent
+from sightline.recording.observing import CallEvent, OpEvent, silence
 from sightline.recording.operations import OpInfo
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
@@ -79,12 +79,17 @@ class Host(SessionBase):
     stacks: NativeStacks
     values: NativeValues
 
-    def new_op(self, name: str, overload: str) -> tuple[int, bool, bool, int, int]:
-        """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes."""
+    def new_op(self, name: str, overload: str) -> tuple[Any, ...]:
+        """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes.
+
+        The rest is for those who measure its results: see C++'s ``Measured``.
+        """
         facts, mutates = traits_of(name, overload)
         info = OpInfo(facts, len(self.infos))
         self.infos.append(info)
-        return info.number, not facts.noise, facts.constant, facts.aliases, mutates
+        chosen = self.measurer is None or self.measurer.chooses_op(info)
+        measured = facts.uninitialized, facts.relabels, facts.keeps_order, facts.maybe, facts.copies
+        return info.number, not facts.noise, facts.constant, facts.aliases, mutates, chosen, *measured
 
     def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
         """A code object: its number, whether its frames are hidden, whether it is a torch function."""
@@ -230,6 +235,9 @@ class Host(SessionBase):
         known = self.modules.by_id.get(id(module))
         if known is None or known.ref() is not module:
             known = self.modules.place(module, self._open_modules())  # type: ignore[arg-type]
+        if self.measurer is not None and self.measurer.some_modules:
+            if self.measurer.chooses_module(known.number):
+                self.recording.choose_module(known.number)
         return known.number
 
     def _open_modules(self) -> list[OpenModule]:
@@ -245,6 +253,7 @@ class Host(SessionBase):
     def op_ended(
         self, info: int, number: int, stack: int, node: int, phase: int, api: int, worker: int,
         ids: list[int], values: list[Any], results: list[Any], form: int, result_form: int, raised: int,
+        odd: int,
     ) -> None:  # fmt: skip
         """An op has ended, and observers are to be told."""
         known = self.infos[info]
@@ -254,9 +263,14 @@ class Host(SessionBase):
             OpEvent(
                 known, number, stack, phase, None if node == -1 else node,
                 None if api < 0 else self.infos[api], self.where()[0], bool(worker), ids, args, kwargs,
-                result, bool(raised), *self._forms(form, result_form),
+                result, bool(raised), *self._forms(form, result_form), odd=bool(odd),
             )
         )  # fmt: skip
+
+    def measure_on_device(self, value: int, tensor: Any) -> None:
+        """The result of an op on a device: its numbers are taken there."""
+        with silence():
+            self.readings.deferred.add(value, tensor)
 
     def api_call_ended(
         self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],
@@ -272,9 +286,10 @@ class Host(SessionBase):
             )
         )  # fmt: skip
 
-    def _forms(self, *numbers: int) -> list[Form]:
+    def _forms(self, given: int, result: int) -> tuple[Form, Form]:
         """Forms by their numbers; of one tensor where there is none."""
-        return [self.arguments.forms.all[self.arguments.one_tensor if n < 0 else n] for n in numbers]
+        forms, one = self.arguments.forms.all, self.arguments.one_tensor
+        return forms[one if given < 0 else given], forms[one if result < 0 else result]
 
     def module_entered(
         self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any

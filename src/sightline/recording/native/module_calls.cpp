@@ -2,6 +2,7 @@
 
 #include "api_calls.h"
 #include "callbacks.h"
+#include "measure_op.h"
 #include "observers.h"
 
 namespace sightline {
@@ -71,7 +72,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.spent = state.spent;
     const int32_t id = call.id;
     state.calls.push_back(std::move(call));
-    if (recording.observes_calls) {
+    if (recording.observes_calls || has_new_inputs(recording, state.calls.back())) {
       const CallTold told{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
       tell_enter(recording, told, args, keywords_of(recording, inner), lock);
     }
@@ -125,7 +126,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     }
     recording.glimpses = false;
     recording.close_call(state, outputs, form, 0, entered);
-    if (recording.observes_calls) tell_leave(recording, told, args, given[2], given[3], lock);
+    if (recording.observes_calls || is_checkpoint(recording, outputs)) tell_leave(recording, told, args, given[2], given[3], lock);
     state.spent += now() - entered;
   });
   Py_RETURN_NONE;

@@ -1,26 +1,14 @@
 // The Python type around a recording, and the functions of the extension.
 #include "api_calls.h"
-#include "callbacks.h"
+#include "measurement_methods.h"
 #include "module_calls.h"
 #include "python_values.h"
+#include "recording_object.h"
 
 namespace sightline {
 namespace {
 
 uint64_t next_serial = 1;
-
-struct RecordingObject {
-  PyObject_HEAD
-  size_t slot;
-  uint64_t serial;
-};
-
-// The recording behind an object; null once its slot serves another.
-Recording* recording_of(PyObject* self) {
-  const auto* object = reinterpret_cast<RecordingObject*>(self);
-  Recording& recording = slots[object->slot];
-  return recording.serial == object->serial ? &recording : nullptr;
-}
 
 PyObject* bytes_of(const std::vector<int64_t>& numbers) {
   return PyBytes_FromStringAndSize(
@@ -183,6 +171,14 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
         out.push_back(node.parent);
         out.push_back(node.code);
         out.push_back(node.instruction);
+      }
+    } else if (wanted == "readings") {
+      recording->measurements.append_to(out);
+      if (take) recording->measurements.forget_rows();
+    } else if (wanted == "copies") {
+      for (const auto& [value, from] : recording->measurements.copies) {
+        out.push_back(value);
+        out.push_back(from);
       }
     } else if (wanted == "alive") {
       for (const auto& [impl, tensor] : recording->values.known) {
@@ -451,7 +447,7 @@ PyObject* recording_release(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef recording_methods[] = {
+const PyMethodDef own_methods[] = {
     {"release", recording_release, METH_NOARGS, "release(): forget everything."},
     {"start", recording_start, METH_VARARGS, "start(frame, above): record on this thread."},
     {"halt", recording_halt, METH_NOARGS, "halt(): record nothing more."},
@@ -474,14 +470,26 @@ PyMethodDef recording_methods[] = {
     {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
     {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
     {"fail", recording_fail, METH_O, "fail(codes): an exception has passed these."},
-    {"raised", recording_raised, METH_NOARGS, "raised(): the stack of the last op that raised, or -1."},
-    {nullptr, nullptr, 0, nullptr}};
+    {"raised", recording_raised, METH_NOARGS, "raised(): the stack of the last op that raised, or -1."}};
+
+
+// All methods, with the empty one that ends them; they stay where they are, since the type refers to them.
+PyMethodDef* recording_methods() {
+  static std::vector<PyMethodDef> all = [] {
+    std::vector<PyMethodDef> methods(std::begin(own_methods), std::end(own_methods));
+    const std::vector<PyMethodDef> more = measurement_methods();
+    methods.insert(methods.end(), more.begin(), more.end());
+    methods.push_back({nullptr, nullptr, 0, nullptr});
+    return methods;
+  }();
+  return all.data();
+}
 
 PyTypeObject* recording_type = nullptr;
 PyType_Slot recording_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(recording_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(recording_dealloc)},
-    {Py_tp_methods, recording_methods},
+    {Py_tp_methods, recording_methods()},
     {Py_tp_doc, const_cast<char*>("One recording of the native engine.")},
     {0, nullptr}};
 PyType_Spec recording_spec = {"sightline.recording.native._observer.Recording", sizeof(RecordingObject), 0,

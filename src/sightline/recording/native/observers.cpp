@@ -21,7 +21,7 @@ PyObject* known_object(Recording& recording, const at::TensorBase& tensor) {
 
 void tell_op(
     Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
-    int32_t result_form, int phase, bool raised, Lock& lock) {
+    int32_t result_form, int phase, bool raised, bool odd, Lock& lock) {
   const int32_t api = state.api.id >= 0 ? state.api.info : -1;
   const int32_t stack = state.stack;
   const auto node = static_cast<long long>(state.node);
@@ -29,9 +29,9 @@ void tell_op(
   const auto wrap = [&](const at::TensorBase& tensor) { return known_object(recording, tensor); };
   ask(lock, [&] {
     Owned told(PyObject_CallMethod(
-        recording.host, "op_ended", "iiiLiiiNNNiii", op.traits->number, op.id, stack, node, phase, api, worker,
+        recording.host, "op_ended", "iiiLiiiNNNiiii", op.traits->number, op.id, stack, node, phase, api, worker,
         python_numbers(op.inputs.data(), op.inputs.size()), python_list(op.given, THPVariable_Wrap), python_list(made, wrap),
-        op.form, result_form, static_cast<int>(raised)));
+        op.form, result_form, static_cast<int>(raised), static_cast<int>(odd)));
     if (!told) recording.fault();
   });
 }

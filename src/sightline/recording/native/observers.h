@@ -17,7 +17,7 @@ inline int phase_of(const OpenCall& call) { return call.bits & ((1 << kFlagShift
 
 void tell_op(
     Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
-    int32_t result_form, int phase, bool raised, Lock& lock);
+    int32_t result_form, int phase, bool raised, bool odd, Lock& lock);
 // The API call that `state` has just closed.
 void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock);
 void tell_enter(Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, Lock& lock);

@@ -11,17 +11,20 @@ namespace sightline {
 inline PyObject* slot_marker(const at::TensorBase&) { return Py_NewRef(Py_Ellipsis); }
 
 template <class Slot>
-bool has_object(const Slot* slot) {
+PyObject* object_in(const Slot* slot) {
   if constexpr (requires { slot->load_pyobj(); }) {
-    return slot->load_pyobj() != nullptr;
+    return slot->load_pyobj();
   } else {
-    return slot->check_pyobj().has_value();
+    return slot->check_pyobj().value_or(nullptr);
   }
 }
 
-// Whether Python has an object for a tensor. Who makes one for a tensor that torch is about to hand to Python decides
-// of which class it is: `nn.Parameter(data)` would fail.
-inline bool has_object(const at::TensorBase& tensor) { return has_object(tensor.unsafeGetTensorImpl()->pyobj_slot()); }
+// The object that Python has for a tensor; null if it has none.
+inline PyObject* object_in(const at::TensorBase& tensor) { return object_in(tensor.unsafeGetTensorImpl()->pyobj_slot()); }
+
+// Who makes an object for a tensor that torch is about to hand to Python decides of which class it is:
+// `nn.Parameter(data)` would fail.
+inline bool has_object(const at::TensorBase& tensor) { return object_in(tensor) != nullptr; }
 
 // Another tensor with the same elements; the tensor itself where torch cannot make one. It has a version counter of
 // its own: torch copies a result whose counter is shared.

@@ -76,15 +76,19 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   const std::string asked_name = traits->name, asked_overload = traits->overload;
   const bool asked = ask(lock, [&] {
     Owned told(PyObject_CallMethod(host, "new_op", "ss", asked_name.c_str(), asked_overload.c_str()));
-    int seen, constant;
+    int seen, constant, chosen, uninitialized, relabels, keeps_order, maybe_view, copies;
     unsigned long long mutates;
-    if (!told || !PyArg_ParseTuple(told.get(), "ippiK", &traits->number, &seen, &constant, &traits->aliases, &mutates)) {
+    if (!told ||
+        !PyArg_ParseTuple(
+            told.get(), "ippiKpppppp", &traits->number, &seen, &constant, &traits->aliases, &mutates, &chosen,
+            &uninitialized, &relabels, &keeps_order, &maybe_view, &copies)) {
       fault();
       return;
     }
     traits->seen = seen != 0;
     traits->constant = constant != 0;
     traits->mutates = mutates;
+    traits->measured = {chosen != 0, uninitialized != 0, relabels != 0, keeps_order != 0, maybe_view != 0, copies != 0};
   });
   if (!asked) return nullptr;
   const void* key = overload[0] == '\0' ? static_cast<const void*>(name) : overload;
@@ -408,6 +412,7 @@ void Recording::clear() {
   traits_.clear();
   types = PythonTypes();
   api = ApiTables();
+  measurements = Measurements();
   threads.clear();
   next_id = 0;
   faults = 0;

@@ -8,6 +8,7 @@
 #include "arguments.h"
 #include "call_sites.h"
 #include "frames.h"
+#include "measurements.h"
 #include "rows.h"
 #include "values.h"
 
@@ -58,6 +59,7 @@ struct OpTraits {
   int aliases = -1;  // the argument its result may be a view of
   uint64_t mutates = 0;  // a bit for each argument it changes in place
   size_t arguments = 0, returns = 0;  // how many it has
+  Measured measured;
   bool reads_number = false;  // `item`: torch also reads sizes that way, before the op they are for
 };
 
@@ -98,7 +100,8 @@ struct OpenOp {
   int64_t start;
   c10::SmallVector<int32_t, 6> inputs;
   c10::SmallVector<c10::TensorImpl*, 2> changed;
-  std::vector<c10::IValue> given;  // for observers: torch has let go of them when the op ends
+  // For observers and the check: torch has let go of them when the op ends.
+  c10::SmallVector<c10::IValue, 6> given;
 };
 
 // A frame and the instruction it is at.
@@ -192,6 +195,7 @@ class Recording {
   CallRows calls;
   PythonTypes types;
   ApiTables api;
+  Measurements measurements;
   ska::flat_hash_map<uint64_t, int32_t> forms;
   std::unordered_map<uint64_t, std::unique_ptr<ThreadState>> threads;
   int32_t no_form = -1;  // of nothing

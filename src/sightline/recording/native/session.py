@@ -23,7 +23,9 @@ from sightline.recording.explain import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.host import Host
+from sightline.recording.native.measurements import NativeReadings
 from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
+from sightline.recording.readings import Readings
 from sightline.recording.session_base import STOPS_THE_RUN, clock
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
@@ -87,9 +89,22 @@ class NativeSession(Host):
     def start(self) -> None:
         """Begin to record on this thread."""
         if self.observer is not None:
-            self.recording.observe(self.observer.ops, self.observer.api, True)
+            self.recording.observe(self.observer.ops, self.observer.api, self.observer.calls)
+        self._measure()
         self.recording.start(self._caller, self._above)
         self._caller = None
+
+    def new_readings(self) -> Readings:
+        """Where the numbers of tensors are kept: C++ reads the results of ops, where it sees them."""
+        return NativeReadings(self.recording) if self.level in ("aten", "both") else Readings()
+
+    def _measure(self) -> None:
+        """Have C++ measure what was asked for."""
+        if self.readings is None or not self.readings.readings.native:
+            return
+        wanted = (0, False, False, False) if self.measurer is None else self.measurer.native_options
+        checks = self.check is not None
+        self.recording.measure(*wanted, checks, checks, Parameter)
 
     def abandon(self) -> None:
         """It will never begin: give the slot back."""
@@ -117,6 +132,8 @@ class NativeSession(Host):
         """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
         for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
             stream.freeze()
+        if self.readings is not None:
+            self.readings.readings.freeze()
         self.recording.release()
 
     def refresh(self) -> None:
@@ -211,6 +228,7 @@ class NativeSession(Host):
             return None
         self._stopping = error
         self.recording.observe(False, False, False)
+        self.recording.tell_odd(False)
         return self._take_stopping if self._ident == threading.main_thread().ident else None
 
     def not_raised(self) -> BaseException | None:

@@ -1,0 +1,23 @@
+// `stats=` and `check=` on the results of an op, as it ends.
+#pragma once
+
+#include "recording.h"
+
+namespace sightline {
+
+// The tensors that an op returned, and those it changed in place, with their values.
+struct Results {
+  c10::SmallVector<std::pair<const at::TensorBase*, int32_t>, 4> returned;
+  c10::SmallVector<std::pair<at::TensorBase, int32_t>, 2> changed;
+};
+
+// Whether Python is to be told: something that is not finite has come up.
+bool measure_op(Recording& recording, const ThreadState& state, const OpenOp& op, const Results& results, Lock& lock);
+
+// Whether a module was given anything that no op has made, and whose numbers are wanted.
+bool has_new_inputs(Recording& recording, const OpenCall& call);
+
+// Whether the check wants to look, now that a module has returned: at what compiled code has made, or at a device.
+bool is_checkpoint(const Recording& recording, const Ids& outputs);
+
+}  // namespace sightline

@@ -1,0 +1,131 @@
+#include "measurement_methods.h"
+
+#include "recording_object.h"
+
+namespace sightline {
+namespace {
+
+// measure(depth, views, parameters, some_modules, checks, tells, parameter_type): what is done with results of ops.
+PyObject* recording_measure(PyObject* self, PyObject* args) {
+  int depth, views, parameters, checks, tells, some_modules;
+  PyTypeObject* type;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr || !PyArg_ParseTuple(
+          args, "ipppppO!", &depth, &views, &parameters, &some_modules, &checks, &tells, &PyType_Type, &type)) {
+    return nullptr;
+  }
+  const Lock lock(recording->mutex);
+  Measurements& found = recording->measurements;
+  found.depth = static_cast<Measurements::Depth>(depth);
+  found.views = views != 0;
+  found.parameters = parameters != 0;
+  found.checks = checks != 0;
+  found.tells = tells != 0;
+  found.some_modules = some_modules != 0;
+  found.parameter_type = type;  // one of torch's: it stays
+  Py_RETURN_NONE;
+}
+
+// tell_odd(on): whether Python hears of what is not finite.
+PyObject* recording_tell_odd(PyObject* self, PyObject* on) {
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->measurements.tells = PyObject_IsTrue(on) == 1;
+  }
+  Py_RETURN_NONE;
+}
+
+// choose_module(number): the ops of its calls are measured.
+PyObject* recording_choose_module(PyObject* self, PyObject* number) {
+  if (Recording* recording = recording_of(self)) {
+    const auto at = static_cast<size_t>(PyLong_AsLong(number));
+    const Lock lock(recording->mutex);
+    auto& modules = recording->measurements.modules;
+    if (at >= modules.size()) modules.resize(at + 1);
+    modules[at] = 1;
+  }
+  Py_RETURN_NONE;
+}
+
+// looked_at(value, first): whether a value was looked at; with `first` it is from now on.
+PyObject* recording_looked_at(PyObject* self, PyObject* args) {
+  int value, first;
+  if (!PyArg_ParseTuple(args, "ip", &value, &first)) return nullptr;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr || value < 0) Py_RETURN_TRUE;
+  const Lock lock(recording->mutex);
+  Measurements& found = recording->measurements;
+  return PyBool_FromLong(first ? !found.first_time(value) : found.known(value));
+}
+
+// odd(value): how many NaNs and infinities it has, or None.
+PyObject* recording_odd(PyObject* self, PyObject* number) {
+  const auto value = static_cast<int32_t>(PyLong_AsLong(number));
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  const Lock lock(recording->mutex);
+  const auto found = recording->measurements.odd.find(value);
+  if (found == recording->measurements.odd.end()) Py_RETURN_NONE;
+  return Py_BuildValue("(LL)", static_cast<long long>(found->second.first), static_cast<long long>(found->second.second));
+}
+
+PyObject* recording_checked(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(0);
+  const Lock lock(recording->mutex);
+  return PyLong_FromLongLong(recording->measurements.checked);
+}
+
+// add_reading(value, min, max, mean, std, l2, zeros, nans, infs, lane, lane, lane, lane)
+PyObject* recording_add_reading(PyObject* self, PyObject* args) {
+  int value;
+  Reading reading;
+  long long counts[3], lanes[4];
+  if (!PyArg_ParseTuple(
+          args, "idddddLLLLLLL", &value, &reading.least, &reading.most, &reading.mean, &reading.deviation, &reading.norm,
+          &counts[0], &counts[1], &counts[2], &lanes[0], &lanes[1], &lanes[2], &lanes[3])) {
+    return nullptr;
+  }
+  reading.zeros = counts[0];
+  reading.nans = counts[1];
+  reading.infs = counts[2];
+  std::copy_n(lanes, 4, reading.lanes);
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->measurements.add(value, reading);
+  }
+  Py_RETURN_NONE;
+}
+
+// read_numbers(tensor, fingerprint): the numbers of a tensor in CPU memory, or None if it has none of its own.
+PyObject* recording_read_numbers(PyObject* self, PyObject* args) {
+  PyObject* object;
+  int fingerprint;
+  Recording* recording = recording_of(self);
+  if (recording == nullptr || !PyArg_ParseTuple(args, "Op", &object, &fingerprint)) return nullptr;
+  const at::TensorBase* tensor = recording->tensor_in(object);
+  if (tensor == nullptr || !tensor->is_cpu() || !is_measurable(*tensor)) Py_RETURN_NONE;
+  const Reading found = read_numbers(*tensor, fingerprint != 0);
+  return Py_BuildValue(
+      "(dddddLLL[LLLL])", found.least, found.most, found.mean, found.deviation, found.norm,
+      static_cast<long long>(found.zeros), static_cast<long long>(found.nans), static_cast<long long>(found.infs),
+      static_cast<long long>(found.lanes[0]), static_cast<long long>(found.lanes[1]),
+      static_cast<long long>(found.lanes[2]), static_cast<long long>(found.lanes[3]));
+}
+
+}  // namespace
+
+std::vector<PyMethodDef> measurement_methods() {
+  return {
+      {"measure", recording_measure, METH_VARARGS, "measure(depth, views, parameters, some_modules, checks, tells, type)"},
+      {"tell_odd", recording_tell_odd, METH_O, "tell_odd(on): whether Python hears of what is not finite."},
+      {"choose_module", recording_choose_module, METH_O, "choose_module(number): the ops of its calls are measured."},
+      {"looked_at", recording_looked_at, METH_VARARGS, "looked_at(value, first): whether a value was looked at."},
+      {"odd", recording_odd, METH_O, "odd(value): its NaNs and infinities, or None."},
+      {"add_reading", recording_add_reading, METH_VARARGS, "add_reading(value, numbers…): what Python has read."},
+      {"read_numbers", recording_read_numbers, METH_VARARGS, "read_numbers(tensor, fingerprint): a tensor's numbers."},
+      {"checked", recording_checked, METH_NOARGS, "checked(): how many tensors were looked at."},
+  };
+}
+
+}  // namespace sightline

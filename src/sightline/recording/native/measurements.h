@@ -1,0 +1,83 @@
+// `stats=` and `check=`: which results of ops are measured, and what was found.
+#pragma once
+
+#include "statistics.h"
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <utility>
+#include <vector>
+
+namespace sightline {
+
+// What an operator is to those who measure; told once for each.
+struct Measured {
+  bool chosen = false;  // among those whose numbers are taken
+  bool uninitialized = false;  // nobody has written what is in its result
+  bool relabels = false;  // its result is a view of every element of its input
+  bool keeps_order = false;  // and in the same order
+  bool maybe_view = false;  // it may return a view, or a copy
+  bool copies = false;  // its result holds the elements of its input, perhaps in another dtype
+};
+
+class Measurements {
+ public:
+  enum Depth { kNothing, kNumbers, kFingerprints };
+
+  Depth depth = kNothing;  // of `stats=`
+  bool views = false;  // fingerprints also of views in another order
+  bool parameters = false;
+  bool checks = false;  // `check=`: look at every result
+  bool tells = false;  // Python wants to hear of what is not finite
+  bool some_modules = false;  // only ops of certain modules are measured
+  std::vector<uint8_t> modules;  // by number: whether it is one of them
+  PyTypeObject* parameter_type = nullptr;
+  int64_t checked = 0;  // tensors looked at
+  size_t devices = 0;  // tensors measured on a device
+  ska::flat_hash_map<int32_t, std::pair<int64_t, int64_t>> odd;  // NaNs and infinities of values that have any
+  std::vector<std::pair<int32_t, int32_t>> copies;  // results that hold what was looked at, and what that is
+  ska::flat_hash_set<const void*> rewritten;  // storages that were changed through a view of them
+
+  bool on() const { return depth != kNothing || checks; }
+
+  bool known(int32_t value) const { return static_cast<size_t>(value) < taken_.size() && taken_[static_cast<size_t>(value)]; }
+
+  // Whether a value has not been looked at; from now on it has.
+  bool first_time(int32_t value) {
+    const auto at = static_cast<size_t>(value);
+    if (at >= taken_.size()) taken_.resize(std::max<size_t>(4096, at + 1 + at / 2));
+    return !std::exchange(taken_[at], 1);
+  }
+
+  void add(int32_t value, const Reading& reading) {
+    if (reading.nans != 0 || reading.infs != 0) odd[value] = {reading.nans, reading.infs};
+    rows_.emplace_back(value, reading);
+  }
+
+  // Rows of 64-bit numbers: value, zeros, NaNs, infinities, lanes; the rest are bits of doubles.
+  void append_to(std::vector<int64_t>& out) const {
+    for (const auto& [value, reading] : rows_) {
+      out.insert(out.end(), {value, reading.zeros, reading.nans, reading.infs});
+      out.insert(out.end(), std::begin(reading.lanes), std::end(reading.lanes));
+      for (const double number : {reading.least, reading.most, reading.mean, reading.deviation, reading.norm}) {
+        int64_t bits;
+        std::memcpy(&bits, &number, sizeof bits);
+        out.push_back(bits);
+      }
+    }
+  }
+
+  void forget_rows() { rows_.clear(); }
+
+ private:
+  std::vector<uint8_t> taken_;  // by value
+  std::vector<std::pair<int32_t, Reading>> rows_;
+};
+
+}  // namespace sightline
