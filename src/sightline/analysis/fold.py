@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,15 +32,29 @@ class Repeat:
 Node = int | Repeat
 
 
-def fold(keys: Sequence[Hashable]) -> list[Node]:
+#: Where in a period that begins at a position the body had better begin: between 0 and the period.
+Start = Callable[[int, int], int]
+
+
+def fold(keys: Sequence[Hashable], start: Start | None = None) -> list[Node]:
     """The sequence with its consecutive repeats folded.
 
     >>> fold("xababab")
     [0, Repeat(body=(1, 2), count=3)]
+
+    A repeat has several bodies to choose from, ``ba`` as well as ``ab``. The first one is taken, or the one
+    that ``start(position, period)`` prefers where there are two runs of it.
+
+    >>> fold("xabababa", start=lambda position, period: 1)
+    [0, 1, Repeat(body=(2, 3), count=3)]
     """
     numbers: dict[Hashable, int] = {}
     coded = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-    return _folded(coded, 0)
+    return _folded(coded, 0, start or _as_it_comes)
+
+
+def _as_it_comes(_position: int, _period: int) -> int:
+    return 0
 
 
 def unfold(nodes: Sequence[Node], keys: Sequence[K]) -> list[K]:
@@ -54,22 +68,22 @@ def unfold(nodes: Sequence[Node], keys: Sequence[K]) -> list[K]:
     return made
 
 
-def _folded(keys: Ints, base: int) -> list[Node]:
+def _folded(keys: Ints, base: int, prefer: Start) -> list[Node]:
     """Fold ``keys``, whose first element has the position ``base`` in the whole sequence."""
     if len(set(keys.tolist())) == len(keys):
         return list(range(base, base + len(keys)))
     nodes: list[Node] = []
     at = 0
-    for start, period, count in _chosen(_runs(keys)):
+    for start, period, count in _chosen(_runs(keys), lambda first, period: prefer(base + first, period)):
         nodes += range(base + at, base + start)
-        body = _folded(keys[start : start + period], base + start)
+        body = _folded(keys[start : start + period], base + start, prefer)
         nodes.append(Repeat(tuple(body), count))
         at = start + period * count
     nodes += range(base + at, base + len(keys))
     return nodes
 
 
-def _chosen(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+def _chosen(runs: list[tuple[int, int, int]], prefer: Start) -> list[tuple[int, int, int]]:
     """Of overlapping runs (start, end, period) those that save most, as (start, period, count) in order.
 
     A run that loses a part to a better one is tried again with what is left of it.
@@ -81,6 +95,8 @@ def _chosen(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         _, start, end, period = heapq.heappop(heap)
         pieces = _free(taken, start, end)
         if pieces == [(start, end)]:
+            later = prefer(start, period)
+            start += later if end - start - later >= 2 * period else 0
             insort(taken, (start, start + (end - start) // period * period, period))
             continue
         for left, right in pieces:

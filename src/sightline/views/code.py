@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Node, Repeat
-from sightline.analysis.fold import fold as folded
 from sightline.analysis.loops import Loop, header_text, loops_around
 from sightline.analysis.names import value_names
 from sightline.analysis.places import Chains, shown_frames, torch_file
@@ -38,9 +37,9 @@ from sightline.views.chain import (
     op_spans,
     shared_lines,
 )
-from sightline.views.growing import Looks, grown
 from sightline.views.numbers import Reading, Readings
 from sightline.views.outline import Line, Span, View, line
+from sightline.views.variation import Variation, Varying, fold_alike
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -125,7 +124,7 @@ class _Listing:
     def __init__(self, index: Index, readings: Readings, *, torch_frames: bool, names: bool) -> None:
         self._data = index.raw
         self._readings = readings
-        self._sizes = Looks(index.raw)
+        self._variation = Variation(index.raw)
         self._chains = Chains(index.raw, (lambda _: False) if torch_frames else torch_file)
         self._metas = [str(meta) for meta in index.raw.metas]
         self._names = value_names(index) if names else None
@@ -149,7 +148,8 @@ class _Listing:
             self._ops = _Ops(self._data, ids)
             nodes: Sequence[Node] = range(len(ids))
             if fold:
-                nodes = grown(folded([self._key(at) for at in range(len(ids))]), self._loose)
+                looks = [self._look(at) for at in range(len(ids))]
+                nodes = fold_alike(looks, self._is_loop, self._loop_start)
             held += self._entries(nodes, after=())
             end = _settled(held) if self._readings else len(held)
             yield from self._finished(held[:end])
@@ -160,14 +160,35 @@ class _Listing:
         for entry, repeats in aligned(placed) if self._readings else placed:
             yield entry if isinstance(entry, Line) else as_line(entry, repeats)
 
-    def _key(self, at: int) -> Hashable:
-        """What makes two ops the same to a reader: the line, the name, the arguments and the shapes."""
-        return self._ops.frames[at], self._ops.look(at)
+    def _look(self, at: int) -> tuple[Hashable, Varying]:
+        """What makes two ops the same to a reader but for their numbers, and the numbers."""
+        look, numbers = self._variation.look(self._ops.ids[at])
+        return (self._ops.frames[at], look), numbers
 
-    def _loose(self, at: int) -> tuple[Hashable, tuple[int, ...]]:
-        """The same without its sizes, and the sizes."""
-        look, sizes = self._sizes.loose(self._ops.ids[at])
-        return (self._ops.frames[at], look), sizes
+    def _is_loop(self, ops: Sequence[int]) -> bool:
+        """Whether the source has a loop around all of some ops, or an optimizer goes over its weights."""
+        if all(self._ops.phase(at) == "optimizer" for at in ops):
+            return True
+        chains = {self._chain(at) for at in ops}
+        first = next(iter(chains))
+        for at in range(min(_common([*chains]), len(first) - 1), -1, -1):
+            if self._loops_at(at, [*chains]):
+                return True
+        return False
+
+    def _loop_start(self, first: int, period: int) -> int:
+        """Where the body of a loop begins in the source: where, line by line, it goes back the furthest.
+
+        Backward ops do not count: they stand under lines of the forward pass.
+        """
+        forward = [at for at in range(first, first + period) if self._ops.phase(at) != "backward"]
+        chains = [self._chain(at) for at in forward]
+        depth = _common(chains) if chains else 0
+        if not chains or any(len(chain) <= depth for chain in chains):
+            return 0
+        lines = [chain[depth].line for chain in chains]
+        back = np.roll(lines, 1) - lines
+        return forward[int(np.argmax(back))] - first
 
     def _entries(self, nodes: Sequence[Node], after: Sequence[Place]) -> Iterator[Placed]:
         writer = self._writer
@@ -188,11 +209,13 @@ class _Listing:
 
     def _repeat(self, node: Repeat, after: Sequence[Place]) -> Iterator[Placed]:
         """A body of several ops, set in a bracket that says how often it ran."""
-        writer = self._writer
+        writer, outer = self._writer, tuple(self._repeats)
+        if len(phases := {self._ops.phase(leaf) for leaf in _leaves(node)}) == 1:
+            for entry in writer.turn(*phases):  # once, not in every run
+                yield entry, outer
         chains = {self._chain(leaf) for leaf in _leaves(node)}
         first = self._chain(_first(node))
         depth, loops = self._bracket(first, [*chains], after)
-        outer = tuple(self._repeats)
         further = any(len(chain) > depth for chain in chains)
         for entry in writer.descend(first, depth, further=further):
             yield entry, outer
@@ -219,20 +242,24 @@ class _Listing:
 
         The line in the loop goes inside: the innermost one where all ops of the repeat are in a loop, as far
         as the source says, that is not the loop of a repeat around this one; else the innermost they have in
-        common. Never one that ops before or after the repeat stand under, too.
+        common, if they have another one each. Never one that ops before or after the repeat stand under, too.
         """
         common = _common(chains)
         low = max(self._writer.shared(first), shared_lines(first, after), self._writer.floor)
         low = min(low, common)
         for at in range(min(common, len(first) - 1), low - 1, -1):
-            places = [chain[at] for chain in chains if at < len(chain)]
-            if len({(place.file, place.function) for place in places}) > 1:
-                continue
-            spots = [(place.line, place.columns[0] if place.columns else -1) for place in places]
-            loops = loops_around(self._data.source_lines, first[at].file, spots)
+            loops = self._loops_at(at, chains)
             if loops and loops[0] not in self._taken(at):
                 return at, loops
-        return max(low, common - 1), []
+        return max(low, common - (len(chains) > 1)), []
+
+    def _loops_at(self, depth: int, chains: Sequence[Sequence[Place]]) -> list[Loop]:
+        """The loops around all of what runs at a depth, the innermost first."""
+        places = [chain[depth] for chain in chains if depth < len(chain)]
+        if len({(place.file, place.function) for place in places}) > 1:
+            return []
+        spots = [(place.line, place.columns[0] if place.columns else -1) for place in places]
+        return loops_around(self._data.source_lines, places[0].file, spots)
 
     def _taken(self, depth: int) -> list[Loop]:
         """The loops that are told by the repeats around, of those in the function at a depth."""
@@ -241,21 +268,20 @@ class _Listing:
 
     def _spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
         """The text of an op, for all its runs: where each of them is among the ops at hand."""
-        first, last = runs[0], runs[-1]
-        look, ids = self._ops.look(first), self._ops.ids
-        grows = len(runs) > 1 and look != self._ops.look(last)
-        key = (ids[first] if grows or self._names is not None else look, times)
+        looks = {self._ops.look(run): self._ops.ids[run] for run in reversed(runs)}
+        differing = [*looks.values()][::-1]
+        key = (differing[0] if len(looks) > 1 or self._names is not None else next(iter(looks)), times)
         if key not in self._made:
-            self._made[key] = self._new_spans(ids[first], ids[last if grows else first], phase, times)
+            self._made[key] = self._new_spans(differing, phase, times)
         return self._made[key]
 
-    def _new_spans(self, first: int, last: int, phase: str, times: int) -> tuple[Span, ...]:
-        """The text of an op; of two that differ in sizes, with both: ``5…9``."""
-        ops, sizes = self._data.ops, self._sizes
-        inputs = map(self._value, sizes.inputs(first), sizes.inputs(last))
-        outputs = map(self._value, sizes.outputs(first), sizes.outputs(last))
-        arguments = sizes.form(ops.form, first, last).fill([*inputs])
-        result = sizes.form(ops.result, first, last).fill([*outputs]) if ops.result[first] >= 0 else ""
+    def _new_spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
+        """The text of an op; of several that differ in numbers, with all: ``5…9``."""
+        ops, variation, first = self._data.ops, self._variation, runs[0]
+        inputs = map(self._value, zip(*map(variation.inputs, runs), strict=True))
+        outputs = map(self._value, zip(*map(variation.outputs, runs), strict=True))
+        arguments = variation.form(ops.form, runs).fill([*inputs])
+        result = variation.form(ops.result, runs).fill([*outputs]) if ops.result[first] >= 0 else ""
         raised = bool(ops.flags[first] & RAISED)
         name = self._data.names[ops.name[first]]
         return op_spans(name, arguments, result, phase, raised=raised, times=times)
@@ -266,7 +292,7 @@ class _Listing:
         Of the others only what is not finite, and only where the first one is.
         """
         first: Reading | None = None
-        outputs = [self._sizes.outputs(self._ops.ids[run]) for run in runs]
+        outputs = [self._variation.outputs(self._ops.ids[run]) for run in runs]
         for slot, made in enumerate(zip(*outputs, strict=False)):
             reading = self._readings.of(made)
             if reading is not None and first is None:
@@ -275,10 +301,10 @@ class _Listing:
                 return (*first.spans, Span(", "), *reading.wrong, Span(f" in result {slot}", "dim"))
         return first.spans if first is not None else ()
 
-    def _value(self, id: int, last: int) -> str:
-        values = self._data.values
-        alike = values.meta[id] == values.meta[last]
-        text: str = self._metas[values.meta[id]] if alike else self._sizes.tensor(id, last)
+    def _value(self, ids: Sequence[int]) -> str:
+        values, id = self._data.values, ids[0]
+        alike = len(ids) == 1 or (values.meta[list(ids)] == values.meta[id]).all()
+        text: str = self._metas[values.meta[id]] if alike else self._variation.tensor(ids)
         if self._names is None:
             return text
         known = int(values.name[id])

@@ -1,0 +1,225 @@
+"""What differs from one run of a loop to the next: sizes of a batch, a learning rate, a number that was read.
+
+`fold_alike` folds ops that are the same but for such numbers, and `Variation` writes several of them as one:
+``f32[1, 5…9, 64]``, ``lr=5e-05…4e-06``. Sizes of weights are no such numbers: layers of different widths stay
+apart. For the view of the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from sightline.analysis.fold import Node, Repeat, Start, fold
+from sightline.notation import constant_text, dtype_name, tensor_text
+from sightline.trace.data import KINDS, PHASES, TraceData
+from sightline.trace.forms import Form, Record, Symbol
+
+_LEAST: Final = 3  #: two runs always differ by some amount; it takes a third to see that it stays the same
+_WEIGHTS: Final = frozenset(map(KINDS.index, ("parameter", "buffer")))
+_OPTIMIZER: Final = PHASES.index("optimizer")
+
+#: Whole numbers that differ, such as sizes; and all other ones, such as a learning rate.
+Varying = tuple[tuple[int, ...], tuple[Any, ...]]
+
+
+def fold_alike(
+    looks: Sequence[tuple[Hashable, Varying]], is_loop: Callable[[Sequence[int]], bool],
+    start: Start | None = None,
+) -> list[Node]:  # fmt: skip
+    """Fold what is the same but for its numbers.
+
+    ``looks`` has for each op what it is without them, and the numbers. A repeat in which they differ stands
+    if its ops are in a loop (``is_loop``), or if whole numbers change by the same amount from run to run.
+
+    >>> looks = [("mm", ((size,), ())) for size in (5, 6, 7, 9)]
+    >>> fold_alike(looks, lambda ops: False)
+    [Repeat(body=(0,), count=3), 3]
+    >>> fold_alike(looks, lambda ops: True)
+    [Repeat(body=(0,), count=4)]
+    """
+
+    def settled(nodes: Iterable[Node]) -> list[Node]:
+        made: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Repeat):
+                made += repeat(node)
+            else:
+                made.append(node)
+        return made
+
+    def repeat(node: Repeat) -> list[Node]:
+        first, period = _first(node), _length(node) // node.count
+        runs = [range(first + run * period, first + (run + 1) * period) for run in range(node.count)]
+        whole = [[number for at in run for number in looks[at][1][0]] for run in runs]
+        other = [[number for at in run for number in looks[at][1][1]] for run in runs]
+        stretches = _stretches(np.array(whole, dtype=np.int64), other)
+        if stretches != [(0, node.count)] and is_loop(runs[0]):
+            steady = _stretches(np.array(whole, dtype=np.int64), [[] for _ in runs])
+            # A prompt and then token after token are two stretches; batches of any size are one.
+            stretches = steady if len(steady) <= 2 else [(0, node.count)]
+        made: list[Node] = []
+        for begin, count in stretches:
+            body = settled(_moved(part, begin * period) for part in node.body)
+            made += [Repeat(tuple(body), count)] if count > 1 else body
+        return made
+
+    return settled(fold([look for look, _ in looks], start))
+
+
+def _moved(node: Node, by: int) -> Node:
+    """The same in another run."""
+    if isinstance(node, Repeat):
+        return Repeat(tuple(_moved(part, by) for part in node.body), node.count)
+    return node + by
+
+
+def _stretches(whole: Any, other: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
+    """The rows as (first, count) of stretches that change by a constant amount; alone where none does.
+
+    What is in ``other`` must not change at all.
+    """
+    steps = np.diff(whole, axis=0)
+    same = (steps[1:] == steps[:-1]).all(axis=1).tolist() if len(steps) else []
+    found: list[tuple[int, int]] = []
+    at = 0
+    while at < len(whole):
+        count = 2
+        while at + count < len(whole) and same[at + count - 2]:
+            count += 1
+        if at + count > len(whole) or (count < _LEAST and steps[at].any()):
+            count = 1
+        alike = 1
+        while alike < count and other[at + alike] == other[at]:
+            alike += 1
+        if alike < _LEAST and count > alike and steps[at].any():
+            alike = 1
+        found.append((at, alike))
+        at += alike
+    return found
+
+
+def _first(node: Node) -> int:
+    while isinstance(node, Repeat):
+        node = node.body[0]
+    return node
+
+
+def _length(node: Node) -> int:
+    return node.count * sum(map(_length, node.body)) if isinstance(node, Repeat) else 1
+
+
+class Variation:
+    """What the ops of a trace look like with their numbers left out, and how several are written as one."""
+
+    def __init__(self, data: TraceData) -> None:
+        self._data = data
+        self._forms: dict[tuple[int, bool], tuple[Hashable, Varying]] = {(-1, True): ((), ((), ()))}
+
+    def look(self, op: int) -> tuple[Hashable, Varying]:
+        """An op without its numbers, and the numbers."""
+        ops, values = self._data.ops, self._data.values
+        given, (whole, other) = self._form(int(ops.form[op]), result=False)
+        made, (_, returned) = self._form(int(ops.result[op]), result=True)
+        optimizer = ops.phase[op] == _OPTIMIZER
+        sizes = [*whole]
+        kinds: list[Hashable] = []
+        for value in (*self.inputs(op), *self.outputs(op)):
+            meta = self._data.metas[values.meta[value]]
+            kind = meta.dtype, meta.device, meta.layout, meta.type
+            if optimizer:  # it does the same to weights of any size
+                kinds.append(kind)
+            elif values.kind[value] in _WEIGHTS:
+                kinds.append((*kind, meta.shape))
+            else:
+                kinds.append((*kind, len(meta.shape)))
+                sizes += meta.shape
+        key = (int(ops.name[op]), int(ops.phase[op]), int(ops.flags[op]), given, made, tuple(kinds))
+        return key, (tuple(sizes), (*other, *returned))
+
+    def inputs(self, op: int) -> list[int]:
+        """The values an op was given."""
+        ops = self._data.ops
+        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
+        return found
+
+    def outputs(self, op: int) -> list[int]:
+        """The values it made."""
+        ops = self._data.ops
+        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
+        return found
+
+    def form(self, column: Any, runs: Sequence[int]) -> Form:
+        """The form of several ops as one: ``5…9`` where a number differs."""
+        forms = [self._data.forms[one] for one in dict.fromkeys(int(column[op]) for op in runs)]
+        args, kwargs = [form.args for form in forms], [form.kwargs for form in forms]
+        return forms[0] if len(forms) == 1 else Form(_merged(args), _merged(kwargs))
+
+    def tensor(self, ids: Sequence[int]) -> str:
+        """Values that differ in sizes only: ``f32[1, 5…9, 64]``; of different ranks ``f32[…]``."""
+        metas = [self._data.metas[meta] for meta in dict.fromkeys(self._data.values.meta[list(ids)].tolist())]
+        first = metas[0]
+        if len({len(meta.shape) for meta in metas}) > 1:
+            return f"{dtype_name(first.dtype)}[…]"
+        sizes: list[Any] = [_spread(column) for column in zip(*(meta.shape for meta in metas), strict=True)]
+        return tensor_text(sizes, first.dtype, first.device, first.layout)
+
+    def _form(self, form: int, result: bool) -> tuple[Hashable, Varying]:
+        if form < 0:
+            return (), ((), ())
+        if (form, result) not in self._forms:
+            whole: list[int] = []
+            other: list[Any] = []
+            held = self._data.forms[form]
+            key = (_bare(held.args, whole, other), _bare(held.kwargs, whole, other))
+            # What an op returns is no size, but a number that was read.
+            numbers: Varying = ((), (*whole, *other)) if result else (tuple(whole), tuple(other))
+            self._forms[form, result] = (key, numbers)
+        return self._forms[form, result]
+
+
+def _bare(item: Any, whole: list[int], other: list[Any]) -> Hashable:
+    """An argument with its numbers taken out and put into ``whole`` and ``other``."""
+    if type(item) is int and abs(item) < 1 << 62:  # the ends of open slices stay as they are
+        whole.append(item)
+        return "int"
+    if type(item) is float:
+        other.append(item)
+        return "float"
+    if isinstance(item, list | tuple):
+        return (type(item).__name__, *(_bare(part, whole, other) for part in item))
+    if isinstance(item, dict):
+        return tuple((key, _bare(part, whole, other)) for key, part in item.items())
+    if isinstance(item, Record):
+        return (item.type, _bare(item.fields, whole, other))
+    return (type(item).__name__, repr(item))
+
+
+def _merged(items: Sequence[Any]) -> Any:
+    """Arguments that differ in numbers only, as one."""
+    one = items[0]
+    if type(one) in (int, float):
+        return one if len(set(items)) == 1 else Symbol(_spread(items))
+    if isinstance(one, list | tuple):
+        return type(one)(_merged(parts) for parts in zip(*items, strict=True))
+    if isinstance(one, dict):
+        return {key: _merged([item[key] for item in items]) for key in one}
+    if isinstance(one, Record):
+        return Record(one.type, _merged([item.fields for item in items]))
+    return one
+
+
+def _spread(numbers: Sequence[Any]) -> str:
+    """The first and the last of numbers that only rise or fall, else the least and the most.
+
+    >>> _spread([5, 6, 9]), _spread([0.3, 0.2, 0.1]), _spread([8, 31, 12]), _spread([4, 4])
+    ('5…9', '0.3…0.1', '8…31', '4')
+    """
+    steps = {(b > a) - (b < a) for a, b in pairwise(numbers)} - {0}
+    if not steps and numbers[0] == numbers[0]:
+        return constant_text(numbers[0])
+    ends = (numbers[0], numbers[-1]) if len(steps) == 1 else (min(numbers), max(numbers))
+    return "…".join(map(constant_text, ends))
