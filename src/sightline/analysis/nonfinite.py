@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -256,13 +257,19 @@ class _Search:
         while front:
             each = front.pop()
             users = [op for op in self.index.consumers(each) if self._leaf[op]]
-            if not users:
+            if not users and each not in self._beside:
                 return True
             made = {one for op in users for one in self._made[self._starts[op] : self._starts[op + 1]]}
             bad = [one for one in made - seen if self._states.get(one, 0) & (NAN | INF)]
             seen.update(bad)
             front += bad
         return False
+
+    @cached_property
+    def _beside(self) -> set[int]:
+        """What ops return beside their first result: where nothing reads it, it was kept for the backward."""
+        firsts = {self._outputs[start] for start, end in pairwise(self._output_starts) if start < end}
+        return set(self._outputs) - firsts
 
     @cached_property
     def _leaf(self) -> list[bool]:
