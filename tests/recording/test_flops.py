@@ -225,6 +225,20 @@ def test_all_layers_in_one_kernel_are_the_layers_one_by_one() -> None:
         assert backward(x.shape, shapes, *after, None, mask, out_shape=None) == times * expected
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(("kind", "options"), RECURRENT, ids=lambda one: getattr(one, "__name__", str(one)))
+def test_recurrent_layers_on_cuda(kind: Any, options: dict[str, Any]) -> None:
+    layer, states, given = recurrent(kind, options)
+    x = torch.randn(*((3, 4) if layer.batch_first else (4, 3)), 6, requires_grad=True)
+    expected = counted(lambda: by_hand(layer, x, [4, 4, 4], states))
+    layer, far = layer.cuda(), x.detach().cuda().requires_grad_()
+    there = tuple(one.detach().cuda() for one in given) if kind is nn.LSTM else given.detach().cuda()
+    with sl.trace(layer) as t:
+        layer(far, there)[0].sum().backward()
+    assert len(t.ops.where(name="_cudnn_rnn")) == 1
+    assert by_phase(t) == expected
+
+
 PRODUCTS: dict[str, tuple[Callable[[], Any], int]] = {
     "_int_mm": (lambda: torch._int_mm(meta(32, 16, dtype=torch.int8), meta(16, 8, dtype=torch.int8)), 8192),
     "_grouped_mm rows": (
