@@ -172,7 +172,7 @@ def divided(*arguments: float) -> Trace:
 def test_the_first_infinity_is_the_problem_and_not_what_comes_of_it() -> None:
     trace = measured(divided(0.0), v0={}, v1={"infs": 2}, v2={"infs": 2})
     (problem,) = find(trace.index)
-    assert problem.title == "div.Tensor made the first Inf (2 of 6 elements) out of f32[2, 3] in -1 … 1"
+    assert problem.title == "div.Tensor made 2 Inf of 6 in f32[2, 3] out of f32[2, 3] (-1 … 1, mean 0, std 1)"
     assert (problem.op, problem.value) == (0, 1)
 
 

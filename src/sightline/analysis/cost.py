@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.scopes import OUTSIDE, Scopes, op_scopes, scopes_of
-from sightline.trace.data import I32, I64, PHASES, TraceData
+from sightline.notation import times_text
+from sightline.trace.data import FLAVOURS, I32, I64, PHASES, UNCOUNTED, TraceData
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(4)
 assert PHASES == ("forward", "backward", "recompute", "optimizer")
+_OPAQUE: Final = FLAVOURS.index("opaque")
+_NAMED: Final = 6  #: as many ops without FLOPs are named
 #: API calls that only start the backward pass: their time is that of the ops they set off.
 _LAUNCHERS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
@@ -108,6 +111,38 @@ def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
     if launchers:
         leaf &= ~(np.isin(data.ops.name, launchers) & (data.ops.level == 0))
     return leaf
+
+
+def uncounted(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> dict[str, int]:
+    """Ops that multiply and whose FLOPs nobody knows, in some scopes and all inside them: how many of each.
+
+    In a recording without aten ops nothing is counted, and nothing is missed.
+    """
+    ops = data.ops
+    if data.info.get("ops") in ("api", "none"):
+        return {}
+    missed = np.flatnonzero(leaf_ops(data) & (ops.flops == UNCOUNTED))
+    scope = op_scopes(data, scopes)[missed]
+    inside = np.zeros(len(missed), dtype=bool)
+    for top in tops:
+        inside |= (scope >= top) & (scope < scopes.rows[top].end)
+    found: dict[str, int] = {}
+    for op in missed[inside].tolist():
+        name = data.names[ops.name[op]]
+        bare = name if ops.flavour[op] == _OPAQUE else name.partition(".")[0]
+        found[bare] = found.get(bare, 0) + 1
+    return found
+
+
+def uncounted_text(missed: dict[str, int]) -> str:
+    """What FLOPs are known to leave out; empty where that is nothing.
+
+    >>> uncounted_text({"_trilinear": 4, "mylib::fused": 1})
+    'not counted: _trilinear ×4, mylib::fused'
+    """
+    told = [times_text(name, count) if count > 1 else name for name, count in missed.items()]
+    more = [f"{len(told) - _NAMED} more"] if len(told) > _NAMED else []
+    return f"not counted: {', '.join(told[:_NAMED] + more)}" if told else ""
 
 
 def _own(data: TraceData, scopes: Scopes) -> Tally:

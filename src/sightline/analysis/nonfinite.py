@@ -1,9 +1,13 @@
 """Where a NaN or an infinity came from, read off the statistics of a recording.
 
+It is decided here alone: `Trace.nonfinite`, `Trace.problems` and the live check name the first of `findings`,
+in the same words.
+
 The culprit is an op that has a NaN in a result while no input has one, or an infinity while no input has an
 infinity or a NaN. What only hands memory on (views), what never wrote its memory (``empty``) and what was
 told to make infinities (``masked_fill`` with ``-inf``) is none. A value that was not measured is taken for
-finite, unless it came from one that was not: otherwise the op after an unmeasured view would be blamed.
+finite, unless it came from one that was not: otherwise the op after an unmeasured view would be blamed. A
+check alone keeps no numbers of what is finite: there a result without any is finite.
 """
 
 from __future__ import annotations
@@ -13,14 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
+from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
-from sightline.trace.data import FLAVOURS, MUTATES
+from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
 from sightline.trace.forms import Form, Record
 from sightline.trace.origins import (
     argument_names,
@@ -34,6 +40,8 @@ from sightline.trace.origins import (
 from sightline.trace.tables import Index, ModuleCall, Op, Value
 
 NAN, INF = 1, 2
+_PARAMETER: Final = KINDS.index("parameter")
+_OUTSIDE: Final = ("input", "parameter", "buffer")
 _GARBAGE: Final = 4  #: memory that was never written: whatever is in it, no op made it
 _LINEAGE_DEPTH: Final = 4
 _HALF: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
@@ -106,9 +114,19 @@ class Finding:
         """Where its inputs came from, a few ops back."""
         return lineage_of(self.value._data, self.value.id, depth=_LINEAGE_DEPTH)
 
+    @property
+    def proven(self) -> bool:
+        """Whether what it was given was measured, as far as the run has made it; else it may be older."""
+        return not measured_all(self.value._data) or not any(map(_unmeasured, self.op.inputs))
+
+    def sentence(self) -> str:
+        """What it did: ``log made 3 NaN of 8 in f32[2, 4]``; or that its result is the first measured."""
+        did, more = ("made", "") if self.proven else ("returned", ", the first that was measured")
+        return f"{self.op.name}{backward_of(self.op)} {did} {self.counts} in {self.value}{more}"
+
     def headline(self) -> str:
-        """One sentence: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
-        return placed(f"{self.op.name}{backward_of(self.op)} made {self.counts} in {self.value}", self.op)
+        """With its place: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
+        return placed(self.sentence(), self.op)
 
     @property
     def hint(self) -> str:
@@ -137,21 +155,37 @@ def counts_text(value: Value) -> str:
 
 def first_nonfinite(index: Index, allow: Sequence[str] = ()) -> Finding | None:
     """The first op that made a NaN or an infinity, if any was measured."""
-    return next(_culprits(index, allow), None)
+    return next(_culprits(_Search(index, _globs(index, allow))), None)
 
 
 def findings(index: Index, allow: Sequence[str] = ()) -> list[Finding]:
     """Every op that made a NaN or an infinity out of inputs that had none, in the order they ran.
 
-    ``allow`` are globs on op names, with or without their overload or namespace, and on module paths.
+    ``allow`` are globs on op names, with or without their overload or namespace, and on module paths; without
+    any, those that the recording's own check allowed.
     """
-    return list(_culprits(index, allow))
+    return list(_culprits(_Search(index, _globs(index, allow))))
 
 
-def _culprits(index: Index, allow: Sequence[str]) -> Iterator[Finding]:
+def lasting(index: Index) -> tuple[list[Finding], list[Finding]]:
+    """All findings, and those of which something is left when the run ends.
+
+    A result that nothing more is made of is an end. What a softmax, a ``where`` or a cast to integers has
+    taken away since is not left.
+    """
+    search = _Search(index, _globs(index, ()))
+    found = list(_culprits(search))
+    return found, [each for each in found if search.is_left(each.value.id)]
+
+
+def _globs(index: Index, allow: Sequence[str]) -> tuple[str, ...]:
+    return tuple(allow) or tuple(index.raw.info.get("allow") or ())
+
+
+def _culprits(search: _Search) -> Iterator[Finding]:
+    index = search.index
     if not ((index.raw.stats.nans > 0) | (index.raw.stats.infs > 0)).any():
         return
-    search = _Search(index, allow)
     for op, leaf in enumerate(leaf_ops(index.raw).tolist()):
         found = search.step(op)
         if leaf and found >= 0:
@@ -162,11 +196,13 @@ class _Search:
     """One walk over the ops, in order, that knows of each value what may be in it."""
 
     def __init__(self, index: Index, allow: Sequence[str]) -> None:
-        self._index = index
+        self.index = index
         self._data = index.raw
         self._allow = tuple(allow)
         self._all = measured_all(index)
+        self._checked = not self._all and bool(index.raw.info.get("check"))
         values, ops = index.raw.values, index.raw.ops
+        self._outputs, self._output_starts = ops.outputs.tolist(), ops.output_offsets.tolist()
         self._measured = measured_states(index)
         self._bases, self._previous = values.base.tolist(), values.previous.tolist()
         self._floating = _floating(index)
@@ -177,6 +213,8 @@ class _Search:
         self._starts: list[int] = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
         self._opaque = (ops.flavour == FLAVOURS.index("opaque")).tolist()
         self._returned = set(index.raw.calls.outputs.tolist())
+        self._kinds = values.kind.tolist()
+        self._finite: set[int] = set()  # what a check has looked at, and keeps no numbers of
         self._states: dict[int, int] = {}
         for value in self._made[: self._starts[0]]:  # what was there before
             self._states[value] = self._derived(value, 0, keeps=True)
@@ -187,12 +225,17 @@ class _Search:
         for value in self._inputs[self._input_starts[op] : self._input_starts[op + 1]]:
             given |= self._states.get(value, 0) & (NAN | INF)
         known_for = self._named[int(self._data.ops.name[op])]
+        looked_at = self._looked_at(op)
         blamed = -1
         for value in self._made[self._starts[op] : self._starts[op + 1]]:
             if known_for == "unwritten":
                 self._states[value] = _GARBAGE
                 continue
             view = self._bases[value] >= 0 and not self._mutates[op]
+            if value in looked_at and not view and value not in self._measured:
+                self._states[value] = 0
+                self._finite.add(value)
+                continue
             state = self._derived(value, given, keeps=view or known_for == "partial")
             self._states[value] = state
             # Whatever is in a view was there before.
@@ -200,6 +243,39 @@ class _Search:
                 if self._to_blame(op, value, given):
                     blamed = value
         return blamed
+
+    def _looked_at(self, op: int) -> list[int]:
+        """The results whose numbers would be there if they were not finite: where a check alone has run."""
+        if not self._checked or self._opaque[op]:
+            return []
+        found: list[int] = self._outputs[self._output_starts[op] : self._output_starts[op + 1]]
+        return found
+
+    def is_left(self, value: int) -> bool:
+        """Whether it is there at the end, or something not finite that was made of it; after all steps."""
+        front, seen = [value], {value}
+        while front:
+            each = front.pop()
+            users = [op for op in self.index.consumers(each) if self._leaf[op]]
+            if not users and each not in self._beside:
+                return True
+            made = {one for op in users for one in self._made[self._starts[op] : self._starts[op + 1]]}
+            bad = [one for one in made - seen if self._states.get(one, 0) & (NAN | INF)]
+            seen.update(bad)
+            front += bad
+        return False
+
+    @cached_property
+    def _beside(self) -> set[int]:
+        """What ops return beside their first result: where nothing reads it, it was kept for the backward."""
+        firsts = {self._outputs[start] for start, end in pairwise(self._output_starts) if start < end}
+        return set(self._outputs) - firsts
+
+    @cached_property
+    def _leaf(self) -> list[bool]:
+        ended = (self._data.ops.flags & (RAISED | UNFINISHED)) == 0
+        found: list[bool] = (leaf_ops(self._data) & ended).tolist()
+        return found
 
     def _derived(self, value: int, given: int, *, keeps: bool) -> int:
         """What is in a value: as measured, else what is in the memory it shares, else what went into it.
@@ -219,11 +295,16 @@ class _Search:
         made = self._measured.get(value, 0)
         if self._opaque[op] and value not in self._returned:
             made &= NAN  # it may be a mask that was there before, and is first seen now
-        before = self._previous[value]
-        if before >= 0 and before not in self._measured and self._all:
+        if self._was_unknown(self._previous[value]):
             made &= NAN  # what was changed in place may have held infinities: nobody has looked
         new = 0 if given & NAN else made & NAN if given & INF else made
         return bool(new & ~self._on_purpose(op)) and not self._allowed(op)
+
+    def _was_unknown(self, before: int) -> bool:
+        """Whether nobody has looked at what an op changed in place; parameters are no masks."""
+        if before < 0 or before in self._measured or self._kinds[before] == _PARAMETER:
+            return False
+        return not self._checked or before not in self._finite
 
     def _on_purpose(self, op: int) -> int:
         """What an op was told to make: an infinity or a NaN among its plain arguments."""
@@ -251,7 +332,7 @@ class _Search:
     def _allowed(self, op: int) -> bool:
         if not self._allow:
             return False
-        row = self._index.ops[op]
+        row = self.index.ops[op]
         rows = (row, written(row))
         module = row.module
         paths = () if module is None else module.aliases or (module.path,)
@@ -261,6 +342,37 @@ class _Search:
             or (module is not None and module.label == glob)
             for glob in self._allow
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A parameter, a buffer or an input that held a NaN before any op ran."""
+
+    value: Value
+    seen: Value  #: itself, or the view of it that was measured
+
+    def __str__(self) -> str:
+        name = self.value.name or value_text(self.value.id)
+        return f"{self.value.kind} {name} came with {counts_text(self.seen)} in {self.seen}"
+
+
+def brought(index: Index) -> list[Brought]:
+    """What held a NaN before any op ran."""
+    stats = index.raw.stats
+    found: dict[int, Brought] = {}
+    for id in stats.value[stats.nans > 0].tolist():
+        seen = root = index.values[id]
+        while root.base is not None and root.previous is None:
+            root = root.base
+        own = root.id == id or root.stats is None
+        if own and root.producer is None and root.previous is None and root.kind in _OUTSIDE:
+            found.setdefault(root.id, Brought(root, seen))
+    return list(found.values())
+
+
+def call_text(call: ModuleCall, value: Value) -> str:
+    """``blocks.0 returned 3 NaN of 4 in f32[4], out of inputs without``; see `first_call`."""
+    return f"{call.module.label} returned {counts_text(value)} in {value}, out of inputs without"
 
 
 def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
@@ -296,8 +408,10 @@ def reached_from(index: Index, value: int) -> set[int]:
 
 
 def measured_all(index: Index) -> bool:
-    """Whether what is finite was measured, too: a check alone keeps only what is not."""
-    stats = index.raw.stats
+    """Whether what is finite was measured, too: a check alone keeps only what is not, and what led to it."""
+    stats, info = index.raw.stats, index.raw.info
+    if info.get("check") and "stats" not in (info.get("asked") or ("stats",)):
+        return False
     return bool(((stats.nans == 0) & (stats.infs == 0)).any())
 
 
@@ -306,6 +420,13 @@ def measured_states(index: Index) -> dict[int, int]:
     stats = index.raw.stats
     states = (stats.nans > 0) * NAN + (stats.infs > 0) * INF
     return dict(zip(stats.value.tolist(), states.tolist(), strict=True))
+
+
+def _unmeasured(value: Value) -> bool:
+    """Whether the run has made a value, and nobody knows what is in it or in what it is a view of."""
+    if not _holds_floats(value.dtype) or value.producer is None or value.stats is not None:
+        return False
+    return value.base is None or _unmeasured(value.base)
 
 
 def _floating(index: Index) -> list[bool]:

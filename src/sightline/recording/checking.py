@@ -176,10 +176,13 @@ class Checker(Observer):
                     raise NonFiniteError(text)
 
     def _was_unknown(self, event: OpEvent) -> bool:
-        """Whether an op changed in place what nobody had looked at: a mask made before the block."""
-        changed = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
-        unseen = bool(changed) and any(not self.readings.known(one) for one in event.ids)
-        return unseen or any(type(tensor) is Tensor and tensor._is_view() for tensor in changed)
+        """Whether an op changed in place what nobody had looked at: a mask made before the block.
+
+        A parameter is no mask: an infinite one shows in the forward pass, before an optimizer changes it.
+        """
+        given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
+        changed = [tensor for tensor in given if not isinstance(tensor, torch.nn.Parameter)]
+        return bool(changed) and any(not self.readings.known(one) for one in event.ids)
 
     def _read_inputs(self, event: OpEvent) -> None:
         """Have the numbers of the inputs for the error; a check alone has not read what is finite."""

@@ -1,23 +1,26 @@
-"""FLOPs of aten ops, by torch's own formulas, worked out from recorded shapes when a trace is built.
+"""FLOPs of aten ops, worked out from recorded shapes when a trace is built.
 
-Each distinct signature is computed once, from shapes or on meta tensors: nothing is allocated and nothing
-runs. An op that torch's counter would take apart first (as in inference mode, where ``linear`` arrives whole)
-is taken apart here in the same way.
+The formulas are torch's own, those that people have registered with it included, and ours for what it lacks
+(`flop_formulas`). Each distinct signature is computed once, from shapes or on meta tensors: nothing is
+allocated and nothing runs. An op that torch's counter would take apart first (as in inference mode, where
+``linear`` arrives whole) is taken apart here in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from sightline.recording.operations import OpInfo, is_composite
+from sightline.recording.flop_formulas import FORMULAS, multiplies
+from sightline.recording.operations import OPAQUE, OpInfo, is_composite
 from sightline.recording.torchapi import OpOverload, undisturbed
 from sightline.trace.assembly.raw import FlopsOf
-from sightline.trace.data import TensorMeta
-from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
+from sightline.trace.data import UNCOUNTED, TensorMeta
+from sightline.trace.forms import SLOT, Form, Record, Symbol
 
 
 def flops_of(infos: list[OpInfo], metas: list[TensorMeta], forms: list[Form]) -> FlopsOf:
@@ -38,56 +41,58 @@ def flops_of(infos: list[OpInfo], metas: list[TensorMeta], forms: list[Form]) ->
 
 
 def has_formula(info: OpInfo) -> bool:
-    """Whether torch may know the FLOPs of an op."""
+    """Whether the FLOPs of an op may be known."""
     return has_plain_formula(info) or (isinstance(info.function, OpOverload) and is_composite(info.function))
 
 
 def has_plain_formula(info: OpInfo) -> bool:
-    """Whether it knows them without taking the op apart, which no thread but the block's own may do."""
+    """Whether they are known without taking the op apart, which no thread but the block's own may do."""
     return isinstance(info.function, OpOverload) and _formula(info.function) is not None
 
 
-class _Formulas(NamedTuple):
-    """What is used of torch's counter, which is imported when it is needed first."""
+def needs_formula(info: OpInfo) -> bool:
+    """Whether an op does so much work that it is named where its FLOPs are not known."""
+    if info.flavour == OPAQUE:
+        return True
+    return isinstance(info.function, OpOverload) and multiplies(info.function._schema.name)
 
-    registry: dict[Any, Callable[..., Any]]
-    attention: dict[str, Callable[..., Any]]  #: of the CPU's fused kernels: the registry has all others
-    wrapper: Any  #: the code of a formula of shapes that was made one of tensors
+
+class _Formula(NamedTuple):
+    """How the FLOPs of an op are worked out: from shapes, or from tensors."""
+
+    count: Callable[..., Any]
+    of_shapes: bool
 
 
-@cache
-def _formulas() -> _Formulas:
+def _formula(function: Any) -> _Formula | None:
+    """The formula of an op, or of what it does in place; looked up anew, as one may be registered later."""
     from torch.utils import flop_counter
 
-    return _Formulas(
-        flop_counter.flop_registry,
-        {
-            "_scaled_dot_product_flash_attention_for_cpu": lambda query, key, value, *rest, out_val, **more:
-                flop_counter.sdpa_flop_count(query.shape, key.shape, value.shape),
-            "_scaled_dot_product_flash_attention_for_cpu_backward":
-                lambda grad, query, key, value, *rest, out_val, **more:
-                flop_counter.sdpa_backward_flop_count(grad.shape, query.shape, key.shape, value.shape),
-        },
-        flop_counter.shape_wrapper(len).__code__,
-    )  # fmt: skip
-
-
-def _formula(function: Any) -> Any:
-    found = _formulas().attention.get(function.name().partition("::")[2])
-    return found or _formulas().registry.get(function.overloadpacket)
+    name = function._schema.name
+    for each in (name, name.removesuffix("_")):
+        namespace, _, bare = each.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), bare, None)
+        registered: Any = flop_counter.flop_registry.get(packet)
+        if getattr(registered, "__code__", None) is flop_counter.shape_wrapper(len).__code__:
+            # What is under the wrapper takes shapes, and has them without a tensor for each.
+            return _Formula(registered.__wrapped__, True)
+        if registered is not None:
+            return _Formula(registered, False)
+        if each in FORMULAS:
+            return _Formula(FORMULAS[each], True)
+    return None
 
 
 def _flops(info: OpInfo, form: Form, result: Form, look: list[TensorMeta], made: list[TensorMeta]) -> int:
     try:
         formula = _formula(info.function)
-        if getattr(formula, "__code__", None) is _formulas().wrapper:
-            # What is under the wrapper takes shapes, and has them without a tensor for each.
+        if formula is not None and formula.of_shapes:
             args, kwargs, out = _arguments(form, result, look, made, _shape)
-            return int(formula.__wrapped__(*args, out_shape=out, **kwargs))
+            return int(formula.count(*args, out_shape=out, **kwargs))
         args, kwargs, out = _arguments(form, result, look, made, _meta_tensor)
         if formula is not None:
-            return int(formula(*args, **kwargs, out_val=out))
-        return _decomposed(info.function, args, kwargs)
+            return int(formula.count(*args, **kwargs, out_val=out))
+        return _decomposed(info, args, kwargs)
     except Exception:  # a formula that does not know this overload is no reason to lose the trace
         return -1
 
@@ -100,17 +105,41 @@ def _arguments(
     tensors = map(tensor, look)
     args = [_live(item, tensors) for item in form.args]
     kwargs = {key: _live(item, tensors) for key, item in (form.kwargs or {}).items()}
-    values = [_live(item, map(tensor, made)) for item in result.args]
+    results = map(tensor, made)
+    values = [_live(item, results) for item in result.args]
     return args, kwargs, values[0] if len(values) == 1 else values
 
 
-def _decomposed(function: Any, args: list[Any], kwargs: dict[str, Any]) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
+def _decomposed(info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> int:
+    counter = _Counter()
+    with counter:
+        info.function.decompose(*args, **kwargs)
+    if counter.unknown:
+        return UNCOUNTED
+    return counter.total if counter.total or needs_formula(info) else -1
 
-    with FlopCounterMode(display=False) as counter:
-        function.decompose(*args, **kwargs)
-    total = int(counter.get_total_flops())
-    return total if total else -1
+
+class _Counter(TorchDispatchMode):
+    """Adds up the FLOPs of what runs, which is done on meta tensors."""
+
+    total = 0
+    unknown = False  #: something ran whose FLOPs are not known
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = _formula(function)
+        if formula is None and is_composite(function):
+            with self:
+                return function.decompose(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if formula is not None and formula.of_shapes:
+            shapes = tree_map_only(torch.Tensor, lambda one: one.shape, (args, kwargs, result))
+            self.total += int(formula.count(*shapes[0], out_shape=shapes[2], **shapes[1]))
+        elif formula is not None:
+            self.total += int(formula.count(*args, **kwargs, out_val=result))
+        else:
+            self.unknown |= multiplies(function._schema.name)
+        return result
 
 
 def _shape(meta: TensorMeta) -> torch.Size:
@@ -125,7 +154,7 @@ def _meta_tensor(meta: TensorMeta) -> Any:
 
 
 def _live(item: Any, tensors: Iterator[Any]) -> Any:
-    """A recorded argument as one to call with."""
+    """A recorded argument as one to call with; what is left out of a long list of numbers stays so."""
     if item is SLOT:
         return next(tensors)
     if isinstance(item, list | tuple):
@@ -133,6 +162,6 @@ def _live(item: Any, tensors: Iterator[Any]) -> Any:
     if isinstance(item, Symbol):
         name = item.text.removeprefix("torch.")
         return getattr(torch, name) if item.text.startswith("torch.") else torch.device("meta")
-    if isinstance(item, Elided | Record | dict):
+    if isinstance(item, Record | dict):
         raise ValueError("not an argument a formula could use")
     return item

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sightline.recording.costs import flops_of, has_formula
+from sightline.recording.costs import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo
 from sightline.recording.places import Sources, operator_names
 from sightline.recording.schemas import schemas_of
@@ -71,8 +71,9 @@ def tables_of(session: SessionBase) -> Tables:
 def operation_of(info: OpInfo) -> Operation:
     """What the assembly needs to know of an operation."""
     return Operation(
-        info.name, info.flavour, info.backward, info.relabels, info.keeps_order, has_formula(info)
-    )
+        info.name, info.flavour, info.backward, info.relabels, info.keeps_order, has_formula(info),
+        needs_formula(info),
+    )  # fmt: skip
 
 
 def batch_of(session: SessionBase) -> Batch:

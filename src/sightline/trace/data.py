@@ -33,6 +33,7 @@ KINDS: Final = (
     "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
 )  # fmt: skip
 
+UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and nobody knows how much
 RAISED: Final = 1  #: the op or call ended in an exception
 UNFINISHED: Final = 2  #: the recording ended before the op or call did
 MUTATES: Final = 4  #: the op changed one of its inputs in place
@@ -130,7 +131,7 @@ class OpColumns:
     result: I32  #: the form of its result
     start: I64  #: ns since the recording began
     duration: I64  #: ns of host time, the recorder's own left out
-    flops: I64  #: -1 where there is no formula
+    flops: I64  #: -1 where there is no formula; `UNCOUNTED` where there should be one
     flags: I8
     thread: I8
     input_offsets: I64

@@ -12,7 +12,8 @@ import numpy as np
 from sightline.analysis.asked import measured_nothing
 from sightline.analysis.nonfinite import (
     Finding,
-    counts_text,
+    brought,
+    call_text,
     findings,
     first_call,
     measured_all,
@@ -20,7 +21,6 @@ from sightline.analysis.nonfinite import (
 )
 from sightline.notation import value_text
 from sightline.options import Globs
-from sightline.trace.data import KINDS
 from sightline.trace.tables import Index, Op, Value
 from sightline.views.lineage import lineage_lines
 from sightline.views.outline import Line, View, cut, line
@@ -37,7 +37,7 @@ _BACKWARD: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autogra
 def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     """Where the first NaN or infinity was made; see `Trace.nonfinite`."""
     index = trace.index
-    globs = (allow,) if isinstance(allow, str) else tuple(allow or trace.index.raw.info.get("allow", ()))
+    globs = (allow,) if isinstance(allow, str) else tuple(allow or ())
     count = len(index.raw.stats)
     if not count and index.raw.info.get("check") and index.raw.info.get("checked") == 0:
         return View((line("nothing was checked: no op with a floating result was recorded"),))
@@ -46,7 +46,7 @@ def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     if not count:
         return View((line(f"Nothing was measured: {measured_nothing(index.raw)}."),))
     found = findings(index, globs)
-    given = list(_given(index))
+    given = [line((str(each), "error"), hang=2) for each in brought(index)]
     if not found:
         return View((*given, _nothing(index, bool(given))))
     behind = reached_from(index, found[0].value.id)
@@ -60,24 +60,11 @@ def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     return View(tuple(made(_WIDTH)), fit=made)
 
 
-def _given(index: Index) -> Iterator[Line]:
-    """Parameters and inputs that held a NaN before any op ran."""
-    stats = index.raw.stats
-    kinds = [KINDS.index(kind) for kind in ("input", "parameter")]
-    for value in stats.value[(stats.nans > 0) & np.isin(index.raw.values.kind[stats.value], kinds)].tolist():
-        row = index.values[value]
-        if row.producer is None and row.previous is None:
-            name = row.name or value_text(value)
-            yield line((f"{row.kind} {name} came with {counts_text(row)} in {row}", "error"), hang=2)
-
-
 def _nothing(index: Index, given: bool) -> Line:
     """No op is to blame: because all is well, or because what ran was not recorded."""
     hidden = first_call(index)
     if hidden is not None:
-        call, value = hidden
-        told = f"{call.module.label} returned {counts_text(value)} in {value}, out of inputs without"
-        return line((told, "error"), '; ops="both" records the op that made it', hang=2)
+        return line((call_text(*hidden), "error"), '; ops="both" records the op that made it', hang=2)
     stats = index.raw.stats
     count = f"{len(stats):,} measured value{'' if len(stats) == 1 else 's'}"
     odd = stats.value[(stats.nans > 0) | (stats.infs > 0)].tolist()

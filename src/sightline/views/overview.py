@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sightline.analysis.asked import left_out_text, unmatched
-from sightline.analysis.cost import Costs, cost_of, leaf_ops
+from sightline.analysis.cost import Costs, cost_of, leaf_ops, uncounted, uncounted_text
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
-from sightline.notation import bytes_text, time_text
+from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.dtypes import nbytes_of
 from sightline.views.fitting import grid_width
@@ -64,7 +64,7 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     data = trace.data
     costs = cost_of(data)
     whole = _Time.of(costs)
-    facts = [*_head(data), *_counts(data), *_taken(data), *whole.told()]
+    facts = [*_head(data), *_counts(data), *_taken(data), *whole.told(), *_uncounted(data, costs)]
     facts += [*_trouble(data), *_unmatched(data), *_problems(trace)]
     modules = _modules(trace, costs, whole.total)
     heaviest = _heaviest(trace, whole.total)
@@ -208,6 +208,17 @@ class _Time:
             split = " · ".join(f"{name} {time_text(time)}" for name, time in self.parts)
             split = f" ({split})" if len(self.parts) > 1 else f" {self.parts[0][0]}"
             yield _fact("host time", f"{time_text(self.total)}{split}; shares are of this")
+
+
+def _uncounted(data: TraceData, costs: Costs) -> Iterator[Line]:
+    """What the FLOPs leave out, if anything; all of them are in the summary."""
+    tops = costs.scopes.children(-1)
+    missed = uncounted_text(uncounted(data, costs.scopes, tops))
+    if missed:
+        total = costs.total
+        columns = (total.flops, total.backward_flops, total.recompute_flops)
+        known = sum(int(column[top]) for column in columns for top in tops)
+        yield _fact("FLOPs", f"{count_text(known)} · " if known else "", missed)
 
 
 def _trouble(data: TraceData) -> Iterator[Line]:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.cost import Costs, Parameters, cost_of, not_finite, parameters_in
+from sightline.analysis.cost import (
+    Costs,
+    Parameters,
+    cost_of,
+    not_finite,
+    parameters_in,
+    uncounted,
+    uncounted_text,
+)
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
 from sightline.errors import NothingMatched, UsageError
@@ -264,8 +272,9 @@ class _Table:
             if title == "host time" and list(tops) == self._scopes.children(-1):
                 amounts.append(("optimizer", self._costs.optimizer_time))
             told = [f"{name} {text(amount)}" for name, amount in amounts if amount]
-            if told:
-                made.append(_fact(title, told))
+            missed = uncounted_text(uncounted(self._data, self._scopes, tops)) if title == "FLOPs" else ""
+            if told or missed:
+                made.append(_fact(title, told, missed))
         memory = self._sum("memory", tops)
         if memory:
             made.append(_fact("memory", [f"made by forward ops {bytes_text(memory)}", *self._device()]))
@@ -331,8 +340,9 @@ def _parameter_facts(counts: Parameters) -> list[str]:
     return told
 
 
-def _fact(title: str, told: Sequence[str]) -> Line:
-    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(told), hang=_MARGIN)
+def _fact(title: str, told: Sequence[str], warning: str = "") -> Line:
+    between = " · " if told and warning else ""
+    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(told), between, (warning, "warn"), hang=_MARGIN)
 
 
 def _in_line(spreads: Sequence[tuple[str, str]]) -> list[Cell]:

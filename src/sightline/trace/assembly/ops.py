@@ -290,13 +290,20 @@ class Ops:
         return durations, changed
 
     def flops(self, living: Living, result: Numbers) -> Numbers:
-        """The FLOPs of every op; -1 where there is no formula."""
+        """The FLOPs of every op; of those that ended, `UNCOUNTED` where a formula is missed."""
         operations = self._tables.operations
         counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
         flops = np.full(len(self.ids), -1, dtype=np.int64)
         wanted = np.flatnonzero(counted)
-        if not len(wanted):
-            return flops
+        if len(wanted):
+            flops[wanted] = self._known_flops(wanted, living, result)
+        missed = np.array([one.multiplies for one in operations] or [False])[self.info] & (flops < 0)
+        missed &= (self.flags & (d.RAISED | d.UNFINISHED)) == 0
+        flops[missed & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
+        return flops
+
+    def _known_flops(self, wanted: Numbers, living: Living, result: Numbers) -> list[int]:
+        """The FLOPs of some ops, each distinct signature worked out once."""
         form = self.rows.column(row.O_FORM)
         signatures = zip(
             self.info[wanted].tolist(), form[wanted].tolist(),
@@ -314,8 +321,7 @@ class Ops:
                     else self._tables.flops(*signature[:2], int(result[op]), given, made)
                 )
             found.append(known[signature])
-        flops[wanted] = found
-        return flops
+        return found
 
 
 def _metas(living: Living, ids: Numbers, counts: Numbers, ops: Numbers) -> list[bytes]:

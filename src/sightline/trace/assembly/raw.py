@@ -28,6 +28,7 @@ class Operation(NamedTuple):
     relabels: bool  #: its result is a view of every element of its input
     keeps_order: bool  #: and in the same order
     counted: bool  #: its FLOPs may be known
+    multiplies: bool = False  #: it does so much work that it is named where they are not
 
 
 class StepMark(NamedTuple):
@@ -58,7 +59,7 @@ class Place(NamedTuple):
     end_column: int
 
 
-#: FLOPs of (operation, form, result, metadata of the inputs, of the outputs); -1 where nobody knows.
+#: FLOPs of (operation, form, result, metadata of the inputs, of the outputs); negative where nobody knows.
 FlopsOf = Callable[[int, int, int, tuple[int, ...], tuple[int, ...]], int]
 #: The operator that was written at a stack where an operation was called, or None for a plain call.
 OperatorAt = Callable[[int, int], str | None]
