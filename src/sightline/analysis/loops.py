@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from sightline.trace.source_lines import SourceLines
 
@@ -43,16 +44,16 @@ def loops_around(lines: SourceLines, file: str, positions: Iterable[Spot]) -> li
 
 
 def header_text(loops: Sequence[Loop], taken: Iterable[Loop] = ()) -> str:
-    """The header of the first loop; of loops that hold nothing but each other, all their headers.
+    """The headers of nested loops, outermost first; ``…`` where one holds more than the next.
 
     A body in such a nest runs as often as all of them together say. Those ``taken`` are told elsewhere.
     """
-    told = list(loops[:1])
-    for outer in loops[1:]:
-        if outer.only_holds != told[0].at or outer in taken:
+    text = loops[0].header if loops else ""
+    for inner, outer in pairwise(loops):
+        if outer in taken:
             break
-        told.insert(0, outer)
-    return " ".join(loop.header for loop in told)
+        text = f"{outer.header} {'' if outer.only_holds == inner.at else '… '}{text}"
+    return text
 
 
 def _read(text: str) -> tuple[Loop, ...]:
