@@ -129,6 +129,7 @@ class Trace:
         torch_frames: bool = False,
         names: bool = False,
         stats: bool | None = None,
+        everything: bool = False,
     ) -> View:
         """Ops and shapes under the chain of source lines that ran them.
 
@@ -136,7 +137,9 @@ class Trace:
         and ``tail`` choose ops (see `sightline.analysis.select`). ``fold=True`` writes the repeats of a loop
         body once, with ×N. ``torch_frames=True`` shows torch's own source lines too; ``names=True`` puts the
         names of parameters and variables before their shapes. Where statistics were taken, an op ends with
-        those of its result, over all its runs where it is folded; ``stats=False`` hides them.
+        those of its result, over all its runs where it is folded; ``stats=False`` hides them. What builds the
+        model, and in training what installed packages such as a trainer do around it, is left out unless
+        ``everything=True`` or ``op`` asks for it; the first line says how much it is.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -148,7 +151,7 @@ class Trace:
         from sightline.views.code import code
 
         return code(self, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail, fold=fold,
-                    torch_frames=torch_frames, names=names, stats=stats)  # fmt: skip
+                    torch_frames=torch_frames, names=names, stats=stats, everything=everything)  # fmt: skip
 
     @checked
     def source(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.trace.data import I32, I64, PHASES, TraceData
 from sightline.trace.file_owners import installed_file, torch_file
@@ -57,16 +58,21 @@ def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
 class Chains:
     """The visible part of every frame's chain, worked out once per frame.
 
-    ``hidden`` says which files are left out.
+    ``hidden`` says which files are left out, ``hidden_frames`` which frames beside those.
     """
 
     data: TraceData
     hidden: Callable[[str], bool]
+    hidden_frames: NDArray[np.bool_] | None = None
 
     @cached_property
     def _visible(self) -> list[bool]:
-        by_code = [not self.hidden(code.file) for code in self.data.codes]
-        return [by_code[code] for code in self.data.frames.code.tolist()]
+        by_code = np.array([not self.hidden(code.file) for code in self.data.codes], dtype=np.bool_)
+        visible = by_code[self.data.frames.code]
+        found: list[bool] = (
+            visible if self.hidden_frames is None else visible & ~self.hidden_frames
+        ).tolist()
+        return found
 
     @cached_property
     def _known(self) -> dict[int, tuple[int, ...]]:

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 #: Each view, and the options it takes.
 VIEWS: Final = {
     "overview": (),
-    "code": ("level", "module", "op", "phase", "depth", "tail", "fold", "torch_frames", "names", "stats"),
+    "code": (
+        "level",
+        "module",
+        "op",
+        "phase",
+        "depth",
+        "tail",
+        "fold",
+        "torch_frames",
+        "names",
+        "stats",
+        "everything",
+    ),
     "log": ("module", "op", "phase", "depth", "tail", "inside", "stats"),
     "order": ("module", "phase", "depth", "tail", "fold", "order"),
     "summary": ("module", "phase", "depth", "width", "stats"),
@@ -53,6 +65,8 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @click.option("--fold/--no-fold", default=None, help="code, order: repeats once, with ×N.")
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
+@click.option("--all", "everything", is_flag=True, default=None,
+              help="code: also what builds the model, and what a trainer does around it.")  # fmt: skip
 @click.option("--torch-frames", is_flag=True, default=None, help="code: lines of torch's own source, too.")
 @click.option("--inside", is_flag=True, default=None, help="log: what ran inside leaf modules, too.")
 @click.option("--order", type=click.Choice(["entry", "completion"]), help="order: by entry or completion.")
@@ -117,7 +131,7 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     if view == "code":
         from sightline.views.code import code_lines
 
-        yield from code_lines(trace, **given)
+        yield from code_lines(trace, **given, more="--all shows them")
     elif view == "overview":
         from sightline.views.overview import overview
 

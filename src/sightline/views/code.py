@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.analysis.fold import Node, Repeat
 from sightline.analysis.loops import Loop, header_text, loops_around
+from sightline.analysis.model_part import ModelPart, model_part
 from sightline.analysis.names import value_names
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Selection
@@ -57,7 +59,8 @@ def code(trace: Trace, **options: Any) -> View:
 def code_lines(
     trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
     phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
-    torch_frames: bool = False, names: bool = False, stats: bool | None = None, window: int | None = _WINDOW,
+    torch_frames: bool = False, names: bool = False, stats: bool | None = None, everything: bool = False,
+    window: int | None = _WINDOW, more: str = "everything=True shows them",
 ) -> Iterator[Line]:  # fmt: skip
     """The same line by line, the first before the last are made: for a pager, over millions of ops.
 
@@ -68,13 +71,33 @@ def code_lines(
     selection = Selection(module, op, phase, depth, tail)
     level = chosen_level(index, ops)
     readings = Readings(index.raw, stats)
-    chosen = np.flatnonzero(selection.ops(index, level))
+    mask = selection.ops(index, level)
+    part = None if everything or op is not None else model_part(index.raw)
+    chosen = np.flatnonzero(mask if part is None else mask & ~part.left_out)
+    left_out = [] if part is None else _left_out(part, mask, more)
     if not len(chosen):
-        return iter((line(("(no ops were recorded)", "dim")),))
-    listing = _Listing(index, readings, torch_frames=torch_frames, names=names)
+        return iter(left_out or (line(("(no ops were recorded)", "dim")),))
+    hides = part is not None and not torch_frames and part.hidden_frames.any()
+    hidden = part.hidden_frames if part is not None and hides else None
+    listing = _Listing(index, readings, torch_frames=torch_frames, names=names, hidden_frames=hidden)
     if fold or window is None:
-        return listing.lines([chosen], fold=fold)
-    return listing.lines(chosen[at : at + window] for at in range(0, len(chosen), window))
+        return chain(left_out, listing.lines([chosen], fold=fold))
+    windows = (chosen[at : at + window] for at in range(0, len(chosen), window))
+    return chain(left_out, listing.lines(windows))
+
+
+def _left_out(part: ModelPart, mask: NDArray[np.bool_], more: str) -> list[Line]:
+    """What is not shown of the chosen ops, in one line."""
+    building, around = int((part.building & mask).sum()), int((part.around & mask).sum())
+    told = (
+        [f"{building:,} op{' that builds' if building == 1 else 's that build'} the model"]
+        if building
+        else []
+    )
+    told += (
+        [f"{around:,} op{'' if around == 1 else 's'} that installed packages run around it"] if around else []
+    )
+    return [line((f"# left out: {', '.join(told)}; {more}", "dim"))] if told else []
 
 
 def chosen_level(index: Index, ops: str | None) -> str | None:
@@ -121,11 +144,16 @@ def _metas(data: TraceData, ids: I64, offsets: I64, values: I32) -> list[tuple[i
 class _Listing:
     """The lines of the view, made from the columns of a trace."""
 
-    def __init__(self, index: Index, readings: Readings, *, torch_frames: bool, names: bool) -> None:
+    def __init__(
+        self, index: Index, readings: Readings, *, torch_frames: bool, names: bool,
+        hidden_frames: NDArray[np.bool_] | None = None,
+    ) -> None:  # fmt: skip
         self._data = index.raw
         self._readings = readings
         self._variation = Variation(index.raw)
-        self._chains = Chains(index.raw, (lambda _: False) if torch_frames else torch_file)
+        hidden = (lambda _: False) if torch_frames else torch_file
+        self._chains = Chains(index.raw, hidden, hidden_frames)
+        self._whole = self._chains if hidden_frames is None else Chains(index.raw, hidden)
         self._metas = [str(meta) for meta in index.raw.metas]
         self._names = value_names(index) if names else None
         self._writer = ChainWriter()
@@ -135,6 +163,7 @@ class _Listing:
         self._made: dict[Hashable, tuple[Span, ...]] = {}
         self._place = cache(self._read_place)
         self._chain_of = cache(self._read_chain)
+        self._whole_chain = cache(self._read_whole_chain)
         self._entered = cache(self._read_entered)
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
@@ -167,14 +196,21 @@ class _Listing:
 
     def _is_loop(self, ops: Sequence[int]) -> bool:
         """Whether the source has a loop around all of some ops, or an optimizer goes over its weights."""
-        if all(self._ops.phase(at) == "optimizer" for at in ops):
-            return True
-        chains = {self._chain(at) for at in ops}
-        first = next(iter(chains))
-        for at in range(min(_common([*chains]), len(first) - 1), -1, -1):
-            if self._loops_at(at, [*chains]):
-                return True
-        return False
+        return all(self._ops.phase(at) == "optimizer" for at in ops) or bool(self._loops_of(ops))
+
+    def _loops_of(self, ops: Sequence[int]) -> list[Loop]:
+        """The loops around some ops, the innermost first, also those in frames that are not shown.
+
+        Not those outside a module call that all of them are in: they do not run these ops again.
+        """
+        chains = [*{self._whole_chain(self._ops.frames[at]) for at in ops}]
+        inside = _common_call({self._ops.calls[at] for at in ops}, self._data.calls.parent)
+        outermost = len(self._whole.of(int(self._data.calls.frame[inside]))) if inside >= 0 else 0
+        deepest = min(_common(chains), *(len(chain) - 1 for chain in chains))
+        for at in range(deepest, outermost - 1, -1):
+            if loops := self._loops_at(at, chains):
+                return loops
+        return []
 
     def _loop_start(self, first: int, period: int) -> int:
         """Where the body of a loop begins in the source: where, line by line, it goes back the furthest.
@@ -182,7 +218,7 @@ class _Listing:
         Backward ops do not count: they stand under lines of the forward pass.
         """
         forward = [at for at in range(first, first + period) if self._ops.phase(at) != "backward"]
-        chains = [self._chain(at) for at in forward]
+        chains = [self._whole_chain(self._ops.frames[at]) for at in forward]
         depth = _common(chains) if chains else 0
         if not chains or any(len(chain) <= depth for chain in chains):
             return 0
@@ -215,12 +251,15 @@ class _Listing:
                 yield entry, outer
         chains = {self._chain(leaf) for leaf in _leaves(node)}
         first = self._chain(_first(node))
-        depth, loops = self._bracket(first, [*chains], after)
+        two = range(_first(node), _first(node) + 2 * _length(node) // node.count)  # runs
+        depth, loops = self._bracket(first, [*chains], after, two)
         further = any(len(chain) > depth for chain in chains)
         for entry in writer.descend(first, depth, further=further):
             yield entry, outer
         writer.close(depth)
         header = header_text(loops, self._taken(depth))
+        if not loops and self._whole is not self._chains:  # it may be one of a trainer's
+            header = header_text(self._loops_of(two)[:1])
         yield Line(_header(header, node.count), gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
         runs, period = self._runs, sum(map(_length, node.body))
@@ -236,8 +275,9 @@ class _Listing:
         yield Line((), gutter(depth, outer) + "└"), outer
 
     def _bracket(
-        self, first: Sequence[Place], chains: Sequence[Sequence[Place]], after: Sequence[Place]
-    ) -> tuple[int, list[Loop]]:
+        self, first: Sequence[Place], chains: Sequence[Sequence[Place]], after: Sequence[Place],
+        runs: Sequence[int],
+    ) -> tuple[int, list[Loop]]:  # fmt: skip
         """How many source lines stay outside a repeat, and the loops it may be the body of.
 
         The line in the loop goes inside: the innermost one where all ops of the repeat are in a loop, as far
@@ -251,7 +291,18 @@ class _Listing:
             loops = self._loops_at(at, chains)
             if loops and loops[0] not in self._taken(at):
                 return at, loops
-        return max(low, common - (len(chains) > 1)), []
+        return max(low, min(common - (len(chains) > 1), self._outside(runs))), []
+
+    def _outside(self, runs: Sequence[int]) -> int:
+        """How many source lines are around the module calls that differ from run to run; else all."""
+        calls = self._data.calls
+        shared = _common_call({self._ops.calls[at] for at in runs}, calls.parent)
+        entered = self._ops.calls[runs[0]]
+        if entered == shared:
+            return len(self._chain(runs[0]))
+        while int(calls.parent[entered]) != shared:
+            entered = int(calls.parent[entered])
+        return len(self._chains.of(int(calls.frame[entered])))
 
     def _loops_at(self, depth: int, chains: Sequence[Sequence[Place]]) -> list[Loop]:
         """The loops around all of what runs at a depth, the innermost first."""
@@ -322,6 +373,10 @@ class _Listing:
         outer = (self._place(each, entered.get(each, -1)) for each in visible[:-1])
         return (*outer, self._place(visible[-1], -1))
 
+    def _read_whole_chain(self, frame: int) -> tuple[Place, ...]:
+        """Also with the frames that only lead to the model."""
+        return tuple(self._place(each, -1) for each in self._whole.of(frame)) or (NO_SOURCE,)
+
     def _read_entered(self, call: int) -> dict[int, int]:
         """For each visible frame on the way into a module call, the innermost call entered from it."""
         if call < 0:
@@ -380,6 +435,23 @@ def _first(node: Node) -> int:
     while isinstance(node, Repeat):
         node = node.body[0]
     return node
+
+
+def _common_call(calls: set[int], parents: I32) -> int:
+    """The innermost module call that all of some are in, or are; -1 where there is none."""
+    paths = []
+    for call in calls:
+        path = []
+        while call >= 0:
+            path.append(call)
+            call = int(parents[call])
+        paths.append(path[::-1])
+    shared = -1
+    for level in zip(*paths, strict=False):
+        if len(set(level)) > 1:
+            break
+        shared = level[0]
+    return shared
 
 
 def _common(chains: Sequence[Sequence[Place]]) -> int:

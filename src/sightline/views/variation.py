@@ -33,7 +33,8 @@ def fold_alike(
     """Fold what is the same but for its numbers.
 
     ``looks`` has for each op what it is without them, and the numbers. A repeat in which they differ stands
-    if its ops are in a loop (``is_loop``), or if whole numbers change by the same amount from run to run.
+    if a loop runs its ops again (``is_loop``, asked of two runs), or if whole numbers change by the same
+    amount from run to run.
 
     >>> looks = [("mm", ((size,), ())) for size in (5, 6, 7, 9)]
     >>> fold_alike(looks, lambda ops: False)
@@ -57,7 +58,7 @@ def fold_alike(
         whole = [[number for at in run for number in looks[at][1][0]] for run in runs]
         other = [[number for at in run for number in looks[at][1][1]] for run in runs]
         stretches = _stretches(np.array(whole, dtype=np.int64), other)
-        if stretches != [(0, node.count)] and is_loop(runs[0]):
+        if stretches != [(0, node.count)] and is_loop(range(first, first + 2 * period)):
             steady = _stretches(np.array(whole, dtype=np.int64), [[] for _ in runs])
             # A prompt and then token after token are two stretches; batches of any size are one.
             stretches = steady if len(steady) <= 2 else [(0, node.count)]

@@ -1,0 +1,93 @@
+"""What is left out of the view of a script: what builds the model, and what a trainer does around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import sightline as sl
+from sightline.analysis.model_part import model_part
+from sightline.api import Trace
+from sightline.views.code import code
+from tests.builders import TraceBuilder
+
+TRAINER = "/venv/lib/python3.12/site-packages/hub/trainer.py"
+MODEL = "/venv/lib/python3.12/site-packages/hub/model.py"
+
+
+def trained(*, backward: bool = True) -> Trace:
+    """A script that builds a model of an installed package and hands it to the package's trainer."""
+    b = TraceBuilder()
+    b.source(TRAINER, "def train():\n    for x in data:\n        loss = model(x)\n        log(loss.sqrt())\n")
+    with b.at("/home/me/main.py", 1, "<module>"), b.at(MODEL, 3, "Net.__init__"):
+        weight = b.op("empty", out=(4,))
+    for rate in (0.3, 0.2, 0.1):
+        with b.at("/home/me/main.py", 2, "<module>"), b.at(TRAINER, 3, "train"):
+            with b.call("", "Net", inputs=[b.value(2, 4)]), b.at(MODEL, 9, "Net.forward"):
+                made = b.op("mul.Tensor", b.value(2, 4), weight, rate, out=(2, 4))
+            if backward:
+                with b.phase("backward"):
+                    b.op("mul.Tensor", b.value(2, 4), weight, forward=made, out=(2, 4))
+        with b.at("/home/me/main.py", 2, "<module>"), b.at(TRAINER, 4, "train"):
+            b.op("sqrt", b.value(), out=())
+    return b.build()
+
+
+def test_the_code_is_that_of_the_model() -> None:
+    first, *lines = str(code(trained(), fold=True)).splitlines()
+    left_out = "1 op that builds the model, 3 ops that installed packages run around it"
+    assert first == f"# left out: {left_out}; everything=True shows them"
+    assert lines == [
+        "# main.py:2 in <module>:",
+        "│ ⬇️",
+        "│ ┌ ×3  for x in data:",
+        "│ ┊ # site-packages/hub/model.py:9 in Net.forward:",
+        "│ ┊ │ # mul.Tensor(f32[2, 4], f32[4], 0.3…0.1) -> f32[2, 4];",
+        "│ ┊ ── backward ────────────────────────────────",
+        "│ ┊ # site-packages/hub/model.py:9 in Net.forward:",
+        "│ ┊ │ # ⟵ mul.Tensor(f32[2, 4], f32[4]) -> f32[2, 4];",
+        "│ └",
+    ]
+
+
+def test_everything_is_there_when_asked_for() -> None:
+    text = str(code(trained(), everything=True))
+    assert "left out" not in text
+    assert "empty()" in text
+    assert text.count("# sqrt(") == 3
+    assert "trainer.py:3 in train" in text
+
+
+def test_an_op_that_is_asked_for_is_shown_wherever_it_ran() -> None:
+    text = str(code(trained(), op="sqrt"))
+    assert text.count("# sqrt(") == 3
+    assert "left out" not in text
+
+
+def test_without_training_what_is_around_the_model_stays() -> None:
+    part = model_part(trained(backward=False).data)
+    assert part.building.sum() == 1
+    assert not part.around.any()
+    assert not part.hidden_frames.any()
+
+
+def test_where_no_module_was_called_all_is_shown() -> None:
+    b = TraceBuilder()
+    with b.at("/home/me/main.py", 1, "Net.__init__"):
+        b.op("empty", out=(4,))
+    assert not model_part(b.build().data).left_out.any()
+
+
+def test_code_of_the_users_own_is_never_left_out(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model, path=tmp_path / "run.sight") as t:
+        loss = (model(torch.ones(2, 4)) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert not model_part(t.data).left_out.any()
+    assert np.array_equal(model_part(sl.load(tmp_path / "run.sight").data).hidden_frames,
+                          model_part(t.data).hidden_frames)  # fmt: skip
