@@ -45,7 +45,7 @@ class Modules:
         self._tensors: dict[int, tuple[ref[Any], str, str]] = {}
         self._keys: dict[int, tuple[ref[Any], int]] = {}
         self._numbers = itertools.count()
-        self._attributes: dict[int, tuple[ref[Any], str]] | None = None
+        self._attributes: dict[int, tuple[ref[Any], str, str]] | None = None
         self._labels: dict[str, int] = {}
         self.given = model is not None
         if model is not None:
@@ -123,8 +123,38 @@ class Modules:
         found = self._tensors.get(id(tensor))
         return (found[1], found[2]) if found is not None and found[0]() is tensor else None
 
-    def attribute_name(self, tensor: Any, calls: Sequence[OpenCall]) -> str:
-        """The attribute under which a running module, or any module of the model, holds a tensor."""
+    def name_assigned(self) -> None:
+        """Name the parameters and buffers that modules were given in the block, of which no op told."""
+        for known in self.all:
+            module = known.ref()
+            if module is None:
+                continue
+            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in table.items():
+                    if tensor is not None and self.tensor_name(tensor) is None:
+                        full = _join(known.path, name)
+                        self._tensors[id(tensor)] = ref(tensor), kind, full
+                        self._values.label([(full, tensor)], kind, new=False)
+
+    def let_go(self, tensor: Any) -> list[Any]:
+        """Hold no weak reference to a tensor; what was known of it."""
+        return [table.pop(id(tensor), ())[1:] for table in self._tables()]
+
+    def take_back(self, tensor: Any, known: list[Any]) -> None:
+        """Know it again."""
+        for table, entry in zip(self._tables(), known, strict=True):
+            if entry:
+                table[id(tensor)] = ref(tensor), *entry
+
+    def _tables(self) -> tuple[dict[int, Any], ...]:
+        """What is known of tensors, each entry beginning with a weak reference."""
+        return self._tensors, self._keys, {} if self._attributes is None else self._attributes
+
+    def attribute_name(self, tensor: Any, calls: Sequence[OpenCall]) -> tuple[str, str] | None:
+        """Kind and name of the attribute under which a running module, or any of the model, holds a tensor.
+
+        It may be a parameter that was assigned in the block: by ``load_state_dict(assign=True)``, by hand.
+        """
         if self._attributes is None:  # looked through once: a tensor that is not there is asked for often
             self._attributes = {}
             for known in self.all:
@@ -133,15 +163,17 @@ class Modules:
             self._read_attributes(known)
             found = self._attributes.get(id(tensor))
             if found is not None and found[0]() is tensor:
-                return found[1]
-        return ""
+                if found[1] != "constant":
+                    self._tensors[id(tensor)] = found
+                return found[1], found[2]
+        return None
 
     def _read_attributes(self, known: Known) -> None:
         module = known.ref()
         if module is not None and self._attributes is not None:
-            for name, value in _attributes(module):
+            for kind, name, value in _attributes(module):
                 if isinstance(value, Tensor):
-                    self._attributes[id(value)] = (ref(value), _join(known.path, name))
+                    self._attributes[id(value)] = (ref(value), kind, _join(known.path, name))
 
     def parameters(self) -> list[tuple[str, Any]]:
         """Every named parameter that is still alive."""
@@ -186,17 +218,17 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def _attributes(module: Any) -> list[tuple[str, Any]]:
-    """Tensors a module holds, one level into lists and dicts too."""
-    found: list[tuple[str, Any]] = []
-    for table in (module._parameters, module._buffers, vars(module)):
-        for name, value in table.items():
-            if isinstance(value, Tensor):
-                found.append((name, value))
-            elif isinstance(value, list | tuple):
-                found += ((f"{name}[{i}]", item) for i, item in enumerate(value))
-            elif isinstance(value, dict) and not name.startswith("_"):
-                found += ((f"{name}[{key!r}]", item) for key, item in value.items())
+def _attributes(module: Any) -> list[tuple[str, str, Any]]:
+    """Kinds, names and values of what a module holds, one level into lists and dicts too."""
+    tables = ("parameter", module._parameters), ("buffer", module._buffers)
+    found = [(kind, name, value) for kind, table in tables for name, value in table.items()]
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor):
+            found.append(("constant", name, value))
+        elif isinstance(value, list | tuple):
+            found += (("constant", f"{name}[{i}]", item) for i, item in enumerate(value))
+        elif isinstance(value, dict) and not name.startswith("_"):
+            found += (("constant", f"{name}[{key!r}]", item) for key, item in value.items())
     return found
 
 

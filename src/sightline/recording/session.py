@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -129,6 +129,8 @@ class Session(SessionBase):
                 state.top = Mark(None, -1)
             else:
                 self._close_top(state, RAISED)
+        if isinstance(state.top, OptimizerStep):
+            state.phase = FORWARD if state.top.is_in_closure(frame) else OPTIMIZER
         return found
 
     def close_inside(self, state: ThreadState, mark: Mark) -> bool:
@@ -148,8 +150,6 @@ class Session(SessionBase):
             close_region(self, state)
         else:
             state.pop()
-            if isinstance(mark, OptimizerStep):
-                state.phase = FORWARD
 
     # -- module calls ------------------------------------------------------------------------------------
 
@@ -196,10 +196,10 @@ class Session(SessionBase):
         state = self.state_here()
         return [call.module for call in state.calls()], state.phase
 
-    def begin_optimizer_step(self, frame: FrameType) -> None:
+    def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
         state = self.state_here()
-        state.push(OptimizerStep(frame, self.stack(state, frame)))
+        state.push(OptimizerStep(frame, self.stack(state, frame), closure))
         state.phase = OPTIMIZER
 
     def end_optimizer_step(self) -> None:
@@ -207,7 +207,6 @@ class Session(SessionBase):
         state = self.state_here()
         if isinstance(state.top, OptimizerStep):
             state.pop()
-        state.phase = FORWARD
 
     # -- from start to stop ------------------------------------------------------------------------------
 
@@ -270,7 +269,10 @@ class Session(SessionBase):
                 return ACTIVATION, "", self.regions[-1]
         if state.top.call < 0:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, state.calls()) or variable_name(tensor, state.top.frame)
+        held_as = self.modules.attribute_name(tensor, state.calls())
+        if held_as is not None:
+            return KIND[held_as[0]], held_as[1], -1
+        name = variable_name(tensor, state.top.frame)
         if name:
             return _CONSTANT, name, -1
         if self.level == "api":

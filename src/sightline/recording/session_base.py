@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar, Final
 
 from sightline.errors import CaptureError, NonFiniteError
@@ -75,8 +75,11 @@ class SessionBase:
         """The thread it was started on."""
         raise NotImplementedError
 
-    def begin_optimizer_step(self, frame: FrameType) -> None:
-        """An optimizer steps, called by ``frame``."""
+    def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
+        """An optimizer steps, called by ``frame``.
+
+        What runs inside a function of the code ``closure``, which it was given, is no part of its update.
+        """
         raise NotImplementedError
 
     def end_optimizer_step(self) -> None:
@@ -153,6 +156,18 @@ class SessionBase:
 
     # -- names -----------------------------------------------------------------------------------------
 
+    def let_go(self, tensor: Any) -> Any:
+        """Hold no weak reference to a tensor, until `take_back`, which is given what this returns."""
+        self.before_region.pop(id(tensor), None)
+        return self.values.let_go(tensor), self.modules.let_go(tensor)
+
+    def take_back(self, tensor: Any, known: Any) -> None:
+        """Know a tensor again, whatever it looks like by now."""
+        value, names = known
+        if value is not None:
+            self.values.know_as(tensor, value)
+        self.modules.take_back(tensor, names)
+
     def name_spied(self, name: str, value: Any) -> None:
         """A value that was spied on has the name it was given, unless it has one."""
         for tensor in self.arguments.tensors(value, []):
@@ -162,6 +177,7 @@ class SessionBase:
 
     def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
+        self.modules.name_assigned()
         held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
         self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
 

@@ -303,7 +303,10 @@ class Host(SessionBase):
             return ACTIVATION, "", self.regions[-1]
         if not calls:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, calls) or _variable_name(tensor)  # type: ignore[arg-type]
+        held_as = self.modules.attribute_name(tensor, calls)  # type: ignore[arg-type]
+        if held_as is not None:
+            return KIND[held_as[0]], held_as[1], -1
+        name = _variable_name(tensor)
         if name:
             return _CONSTANT, name, -1
         if self.level == "api":  # what runs in a backward pass shows only as the modules it calls

@@ -65,8 +65,10 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.mark = state.marks.size();
     call.parent = state.top().call;
     call.id = recording.next_id++;
+    const int outer_phase = state.phase;
+    if (state.phase == kOptimizer) state.phase = kForward;  // what a module computes, whoever calls it
     call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
-    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false});
+    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
     call.start = now();
     call.spent = state.spent;
     const int32_t id = call.id;

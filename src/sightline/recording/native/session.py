@@ -26,7 +26,6 @@ from sightline.recording.native.host import Host
 from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.session_base import STOPS_THE_RUN, clock
 from sightline.recording.torchapi import Module, Parameter, Tensor
-from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
@@ -143,13 +142,13 @@ class NativeSession(Host):
         """The thread it was started on."""
         return self._ident
 
-    def begin_optimizer_step(self, frame: FrameType) -> None:
+    def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
-        self.recording.phase(OPTIMIZER, frame)
+        self.recording.begin_step(frame, closure)
 
     def end_optimizer_step(self) -> None:
         """It has stepped."""
-        self.recording.phase(FORWARD, None)
+        self.recording.end_step()
 
     def note_error(self, error: BaseException) -> None:
         """An exception is leaving the block: if it came out of an open API call, that one has raised."""
