@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ class Closure:
     def __call__(self) -> Tensor:
         self.optimizer.zero_grad()
         loss = F.mse_loss(self.net(X), Y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
 
@@ -74,7 +75,7 @@ def test_a_closure_is_called_many_times(engine: str, kept: str, tmp_path: Path) 
     t = train(lbfgs, lambda closure: closure, **options(engine, kept, tmp_path))
     assert phases(t, "addmm") == phases(t, "mse_loss") == {"forward"}
     assert phases(t, "mse_loss_backward") == {"backward"}
-    updates = [op for op in t.ops.where(level="aten", phase="optimizer")]
+    updates = list(t.ops.where(level="aten", phase="optimizer"))
     assert {op.name for op in updates} >= {"dot", "abs"}
     assert all(op.call is None for op in updates)
 
@@ -111,6 +112,8 @@ def test_after_a_step_inside_a_step_it_is_still_a_step(engine: str, kept: str, t
     class Ascending(torch.optim.SGD):
         """Sharpness-aware: it steps another optimizer inside its own step."""
 
+        inner: torch.optim.Optimizer
+
         @torch.no_grad()
         def step(self, closure: Any = None) -> Any:
             self.param_groups[0]["params"][0].mul_(1.5)
@@ -121,7 +124,7 @@ def test_after_a_step_inside_a_step_it_is_still_a_step(engine: str, kept: str, t
     w = nn.Parameter(torch.ones(3))
     w.grad = torch.ones(3)
     optimizer = Ascending([w], lr=0.1)
-    optimizer.inner = torch.optim.SGD([w], lr=0.1, foreach=False)  # type: ignore[attr-defined]
+    optimizer.inner = torch.optim.SGD([w], lr=0.1, foreach=False)
     with sl.trace(**options(engine, kept, tmp_path)) as t:
         optimizer.step()
     found = [op.name for op in t.ops.where(level="aten", phase="optimizer")]
@@ -136,10 +139,8 @@ def test_a_step_that_raises_is_over(engine: str, kept: str, tmp_path: Path) -> N
 
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
     with sl.trace(**options(engine, kept, tmp_path)) as t:
-        try:
+        with suppress(ValueError):
             optimizer.step(closure)
-        except ValueError:
-            pass
         X.sin()
     assert [(op.name, op.phase) for op in t.ops.where(level="aten")] == [
         ("cos", "forward"),

@@ -154,17 +154,11 @@ class Session(SessionBase):
     # -- module calls ------------------------------------------------------------------------------------
 
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """What went into a module call. Read at its end, in-place changes since are undone by the build."""
+        """What went into a module call."""
         inputs: list[int] = []
         call.args_key = id(args)
         form = self.arguments.read(self.arguments.known, args, kwargs, inputs)
         call.inputs, call.input_form = inputs, form
-
-    def _read_late(self, call: OpenCall) -> None:
-        """The same for a call whose hook did not come: torch's own frame still knows what it was given."""
-        if call.args_key < 0 and call.frame is not None:
-            local = call.frame.f_locals
-            self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
 
     def close_call(
         self, state: ThreadState, call: OpenCall, flags: int, outputs: list[int] | None = None,
@@ -172,7 +166,6 @@ class Session(SessionBase):
     ) -> None:  # fmt: skip
         """The innermost call has ended: write its row and restore what was current before it."""
         now = self.now() if now is None else now
-        self._read_late(call)
         self.put_function_mode_back(call)
         state.pop()
         result = self.arguments.nothing if result is None else result
@@ -210,11 +203,8 @@ class Session(SessionBase):
 
     # -- from start to stop ------------------------------------------------------------------------------
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
-        """Rows of the ops and calls that have begun and not ended.
-
-        With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
-        """
+    def open_rows(self) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended."""
         now, nothing = self.now(), self.arguments.nothing
         ops: list[int] = []
         calls: list[int] = []
@@ -222,8 +212,6 @@ class Session(SessionBase):
             if (op := state.open_op) is not None:
                 ops += op_row(state, op, 0, [], nothing, phase=FORWARD, flags=UNFINISHED)
             for call in reversed(state.calls()):
-                if read:
-                    self._read_late(call)
                 calls += call_row(state, call, now, [], nothing, UNFINISHED, NO_END)
         return np.array(ops, dtype=np.int64), np.array(calls, dtype=np.int64)
 

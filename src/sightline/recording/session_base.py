@@ -94,11 +94,8 @@ class SessionBase:
         """A number in the order of ops and calls."""
         raise NotImplementedError
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
-        """Rows of the ops and calls that have begun and not ended.
-
-        With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
-        """
+    def open_rows(self) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -125,8 +125,8 @@ def code_of_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CodeType |
     given = kwargs.get("closure", args[1] if len(args) > 1 else None)
     while isinstance(given, partial):
         given = given.func
-    if given is not None and not hasattr(given, "__code__"):  # an object that can be called
-        given = getattr(type(given), "__call__", None)
+    if callable(given) and not hasattr(given, "__code__"):  # an object of a class with ``__call__``
+        given = type(given).__call__
     code = getattr(given, "__code__", None)
     return code if isinstance(code, CodeType) else None
 

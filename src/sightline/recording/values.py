@@ -160,7 +160,7 @@ class Values(KnownTensors):
         return self.produced(tensor, op, found.value)  # it was changed, though the op does not say so
 
     def _replaced(self, tensor: Any, before: Ref) -> int:
-        """A new version of a tensor that was given other data without an op: ``.data =``, ``module.to(…)``."""
+        """A new version of a tensor that was given other data without an op: ``.data =``, ``module.to()``."""
         with quiet():
             now = _appearance(tensor)
             moved = not before.appearance or not now or before.appearance[0] != now[0]
@@ -298,7 +298,7 @@ def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def _appearance(tensor: Any) -> tuple[Any, ...] | None:
-    """What ``.data =`` and ``module.to(…)`` change without an op: memory and layout. None: not to be asked."""
+    """What ``.data =`` and ``module.to(…)`` change without an op: memory and layout. None: cannot be read."""
     key = _plain_key(tensor)
     if key is None:
         return None

@@ -177,7 +177,7 @@ class NativeSession(Host):
         """How many threads have worked for it."""
         return self.counters()[3]
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[Numbers, Numbers]:
         """Rows of the ops and calls that have begun and not ended."""
         ops, calls = self.recording.open_rows()
         return np.frombuffer(ops, dtype=np.int64), np.frombuffer(calls, dtype=np.int64)
