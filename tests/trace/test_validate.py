@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sightline.errors import InvalidTrace
 from tests.builders import TraceBuilder
 
 
-def matmul(**weight: str) -> TraceBuilder:
+def matmul(**weight: Any) -> TraceBuilder:
     b = TraceBuilder()
     x, w = b.value(2, 4), b.value(4, 4, kind="parameter", name="w", **weight)
     b.op("mm", x, w, out=(2, 4))

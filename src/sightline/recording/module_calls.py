@@ -80,7 +80,10 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
     try:
         if not session.is_recorded(state, frame):
             return
-        known = session.modules.of(module, state.calls())
+        known = session.modules.of(module, state.calls)
+        outer = state.top
+        if isinstance(outer, OpenCall) and outer.module == known.number and outer.key != id(module):
+            return  # what ``torch.compile`` returned for it is known as the module itself, and runs it
         above, nothing = session.stack(state, frame), session.arguments.nothing
         outer_phase = state.phase
         if state.phase == OPTIMIZER:  # what a module computes is no update, whoever calls it

@@ -9,15 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import ref
 
-from sightline.recording.thread_state import OpenCall
 from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet
 from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
 
 _MAX_EXTRA: Final = 500
+
+
+class CalledModule(Protocol):
+    """A module whose call is open."""
+
+    @property
+    def module(self) -> int:
+        """Its number."""
 
 
 class Known:
@@ -53,6 +60,7 @@ class Modules:
 
     def add_root(self, model: Any) -> None:
         """Know a model and everything in it; a second model's paths begin with its class name."""
+        model = original(model)
         prefix = ""
         if self.all:
             label = type(model).__name__
@@ -60,7 +68,7 @@ class Modules:
             prefix = f"{label}_{seen}" if seen else label
         root, given = len(self.all), self.given and not self.all
         by_path: dict[str, int] = {}
-        walked = list(model.named_modules(remove_duplicate=False))
+        walked = _walked(model)
         for path, module in walked:
             full = _join(prefix, path)
             known = self._find(module)
@@ -81,6 +89,7 @@ class Modules:
         return known
 
     def _find(self, module: Any) -> Known | None:
+        module = original(module)
         known = self.by_id.get(id(module))
         return known if known is not None and known.ref() is module else None
 
@@ -100,18 +109,18 @@ class Modules:
         if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
             values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
 
-    def of(self, module: Any, calls: Sequence[OpenCall]) -> Known:
-        """What is known of a module that is called; one that was not met before is placed."""
-        return self._find(module) or self.place(module, calls)
+    def of(self, module: Any, calls: Callable[[], Sequence[CalledModule]]) -> Known:
+        """What is known of a module that is called inside others; one not met before is placed."""
+        return self._find(module) or self._place(original(module), calls())
 
-    def place(self, module: Any, calls: Sequence[OpenCall]) -> Known:
+    def _place(self, module: Any, calls: Sequence[CalledModule]) -> Known:
         """A module that was not there before: made in the block, or attached since, or a root of its own."""
         for outer in (self.all[call.module] for call in reversed(calls)):
             owner = outer.ref()
-            for path, found in owner.named_modules(remove_duplicate=False) if owner is not None else ():
+            for path, found in _walked(owner) if owner is not None else ():
                 if found is module:
                     full = _join(outer.path, path)
-                    self._name_tensors(list(module.named_modules(remove_duplicate=False)), full)
+                    self._name_tensors(_walked(module), full)
                     known = self._add(module, full, outer.root, outer.number)
                     self._read_now([known])
                     return known
@@ -150,7 +159,7 @@ class Modules:
         """What is known of tensors, each entry beginning with a weak reference."""
         return self._tensors, self._keys, {} if self._attributes is None else self._attributes
 
-    def attribute_name(self, tensor: Any, calls: Sequence[OpenCall]) -> tuple[str, str] | None:
+    def attribute_name(self, tensor: Any, calls: Sequence[CalledModule]) -> tuple[str, str] | None:
         """Kind and name of the attribute under which a running module, or any of the model, holds a tensor.
 
         It may be a parameter that was assigned in the block: by ``load_state_dict(assign=True)``, by hand.
@@ -212,6 +221,18 @@ class Modules:
         if found is None or found[0]() is not tensor:
             found = self._keys[id(tensor)] = ref(tensor), next(self._numbers)
         return found[1]
+
+
+def original(module: Any) -> Any:
+    """The module that was compiled, of what ``torch.compile`` returned for it; any other as it is."""
+    return module._modules["_orig_mod"] if type(module).__name__ == "OptimizedModule" else module
+
+
+def _walked(model: Any) -> list[tuple[str, Any]]:
+    """The modules in a model and their paths. Compiled ones are where they would be if they were not."""
+    found = model.named_modules(remove_duplicate=False)
+    named = ((".".join(part for part in path.split(".") if part != "_orig_mod"), one) for path, one in found)
+    return [(path, one) for path, one in named if original(one) is one]
 
 
 def _join(prefix: str, name: str) -> str:

@@ -54,6 +54,8 @@ class SessionBase:
         self.module_infos: list[ModuleInfo] | None = None
         self.exception: str | None = None
         self.compiled = "opaque"
+        self.compilations = 0  #: how often Dynamo has compiled something meanwhile
+        self.compile_time = 0  #: nanoseconds that took
         self.first_sequence = sequence_number()
         self.ended = 0
         self.begin = clock()
@@ -84,6 +86,10 @@ class SessionBase:
 
     def end_optimizer_step(self) -> None:
         """It has stepped."""
+        raise NotImplementedError
+
+    def leave_out(self, taken: int) -> None:
+        """So many nanoseconds of what is open on this thread are no part of the run."""
         raise NotImplementedError
 
     def where(self) -> tuple[list[int], int]:
@@ -152,6 +158,12 @@ class SessionBase:
         return (self.ended or clock()) - self.begin
 
     # -- names -----------------------------------------------------------------------------------------
+
+    def note_compilation(self, taken: int) -> None:
+        """Dynamo has compiled something on this thread, in so many nanoseconds."""
+        self.compilations += 1
+        self.compile_time += taken
+        self.leave_out(taken)
 
     def let_go(self, tensor: Any) -> Any:
         """Hold no weak reference to a tensor, until `take_back`, which is given what this returns."""

@@ -227,10 +227,7 @@ class Host(SessionBase):
 
     def module(self, module: Any) -> int:
         """The number of a module that is called."""
-        known = self.modules.by_id.get(id(module))
-        if known is None or known.ref() is not module:
-            known = self.modules.place(module, self._open_modules())  # type: ignore[arg-type]
-        return known.number
+        return self.modules.of(module, self._open_modules).number
 
     def _open_modules(self) -> list[OpenModule]:
         return [OpenModule(number) for number in self.where()[0]]
@@ -303,7 +300,7 @@ class Host(SessionBase):
             return ACTIVATION, "", self.regions[-1]
         if not calls:
             return INPUT, "", -1
-        held_as = self.modules.attribute_name(tensor, calls)  # type: ignore[arg-type]
+        held_as = self.modules.attribute_name(tensor, calls)
         if held_as is not None:
             return KIND[held_as[0]], held_as[1], -1
         name = _variable_name(tensor)

@@ -54,6 +54,8 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     const int32_t above = recording.stack_of(state, caller, lock);
     const int32_t number = recording.module_of(module, lock);
     if (number < 0) return;
+    // What `torch.compile` returned for a module is known as that module, and runs it where it may not be compiled.
+    if (!state.calls.empty() && state.calls.back().module == number && state.calls.back().object != module) return;
     OpenCall call;
     call.object = module;
     call.args = args;

@@ -425,6 +425,17 @@ PyObject* recording_end_step(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// leave_out(nanoseconds): so much of what is open on this thread is no part of the run.
+PyObject* recording_leave_out(PyObject* self, PyObject* nanoseconds) {
+  const int64_t taken = PyLong_AsLongLong(nanoseconds);
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  const Lock lock(recording->mutex);
+  const auto found = recording->threads.find(this_thread());
+  if (found != recording->threads.end()) found->second->spent += taken;
+  Py_RETURN_NONE;
+}
+
 // enter_region(info, form, inputs, frame): compiled code begins, called from `frame`.
 PyObject* recording_enter_region(PyObject* self, PyObject* args) {
   int info, form;
@@ -437,7 +448,7 @@ PyObject* recording_enter_region(PyObject* self, PyObject* args) {
   if (state == nullptr || state->region.id >= 0) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
   const int32_t stack = PyFrame_Check(frame) ? recording->stack_of(*state, frame_of(frame), lock) : -1;
-  state->region = {recording->next_id++, info, form, stack, now(), nullptr, {}};
+  state->region = {recording->next_id++, info, form, stack, now(), nullptr, {}, state->spent};
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); ++at) {
     state->region.inputs.push_back(static_cast<int32_t>(PyLong_AsLong(PyList_GET_ITEM(inputs, at))));
   }
@@ -509,6 +520,7 @@ PyMethodDef recording_methods[] = {
     {"where", recording_where, METH_NOARGS, "where(): modules whose calls are open here, and the phase."},
     {"begin_step", recording_begin_step, METH_VARARGS, "begin_step(frame, closure): an optimizer steps."},
     {"end_step", recording_end_step, METH_NOARGS, "end_step(): it has stepped."},
+    {"leave_out", recording_leave_out, METH_O, "leave_out(nanoseconds): they are no part of the run."},
     {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
     {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
     {"fail", recording_fail, METH_O, "fail(codes): an exception has passed these."},

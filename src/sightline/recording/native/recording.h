@@ -139,6 +139,7 @@ struct Region {
   int64_t start = 0;
   const at::RecordFunction* node = nullptr;  // of a compiled backward pass
   std::vector<int32_t> inputs;
+  int64_t spent = 0;  // what was no part of the run before it
 };
 
 struct ThreadState {

@@ -142,6 +142,10 @@ class NativeSession(Host):
         """The thread it was started on."""
         return self._ident
 
+    def leave_out(self, taken: int) -> None:
+        """So many nanoseconds of what is open on this thread are no part of the run."""
+        self.recording.leave_out(taken)
+
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
         self.recording.begin_step(frame, closure)
