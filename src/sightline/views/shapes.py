@@ -104,6 +104,8 @@ class Exchange:
         most = min(len(first.sizes) - 1, len(given.sizes))  # at least the last size is written
         while skip < most and first.sizes[skip] == given.sizes[skip]:
             skip += 1
+        if len(first.sizes) != len(given.sizes) and skip < len(given.sizes):
+            skip = 0  # nobody could tell how many sizes were left out
         text = first.text(dtype=first.dtype != given.dtype, label=False, skip=skip)
         return text + _rest(self.outputs)
 
