@@ -263,17 +263,16 @@ class Values(KnownTensors):
 def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
     """A key and the metadata of any tensor."""
     kind = type(tensor)
+    dtype, device = tensor.dtype, tensor.device
+    nested = bool(getattr(tensor, "is_nested", False))
+    shape = _nested_shape(tensor) if nested else tensor.shape
     try:
-        shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
-    except RuntimeError:  # a nested tensor has no shape that is a list of numbers
-        shape, dtype, device = torch.Size(()), tensor.dtype, tensor.device
-    try:
-        stride = tensor.stride()
+        stride = None if nested else tensor.stride()
     except (RuntimeError, NotImplementedError):
         stride = None
     plain = kind in PLAIN_TENSORS
     layout = str(tensor.layout).removeprefix("torch.")
-    if getattr(tensor, "is_nested", False):
+    if nested:
         layout = "nested"
     meta = TensorMeta(
         tuple(map(_size, shape)),
@@ -283,8 +282,30 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
         layout,
         dtype.itemsize,
         "Tensor" if plain else kind.__name__,
+        _nested_elements(tensor) if nested else -1,
     )
     return _plain_key(tensor) or meta, meta
+
+
+def _nested_shape(tensor: Any) -> tuple[Any, ...]:
+    """The sizes of a nested tensor; -1 is one that differs between its parts."""
+    if tensor.layout == torch.jagged:  # it has a symbol for it
+        return tuple(tensor.shape)
+    sizes: list[int] = []
+    for dimension in range(tensor.dim()):
+        try:
+            sizes.append(tensor.size(dimension))
+        except RuntimeError:
+            sizes.append(-1)
+    return tuple(sizes)
+
+
+def _nested_elements(tensor: Any) -> int:
+    """How many elements the parts of a nested tensor have; -1 if it does not say."""
+    try:
+        return int((tensor._values if tensor.layout == torch.jagged else tensor).numel())
+    except (RuntimeError, TypeError):
+        return -1
 
 
 def _plain_key(tensor: Any) -> tuple[Any, ...] | None:

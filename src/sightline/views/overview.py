@@ -378,8 +378,8 @@ def _heaviest(trace: Trace, whole: int) -> _Table | None:
     if not made:
         return None
     texts = (Column("heaviest lines", least=20), Column("code", least=16))
-    times = (Column("op time", right=True), *_SHARE_COLUMNS[1:])
-    table = grid((*texts, Column("ops", right=True, spare=1), *times), made)
+    shares = (Column("op time", right=True), *_SHARE_COLUMNS[1:])
+    table = grid((*texts, Column("ops", right=True, spare=1), *shares), made)
     return lambda room: table if room >= min(grid_width(table), _WIDTH) else _without_bars(table)
 
 

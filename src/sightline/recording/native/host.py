@@ -38,7 +38,7 @@ from sightline.recording.native.tables import (
     NativeValues,
 )
 from sightline.recording.observing import CallEvent, OpEvent
-from sightline.recording.operations import OpInfo
+from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import MODULE_CALL_CODES, Tensor, current_node, quiet
@@ -158,6 +158,8 @@ class Host(SessionBase):
         function = self.infos[op].function
         found = _forms.get((id(function), key)) if key else None
         if found is None:
+            if self.infos[op].slices:
+                values = list(without_end(tuple(values)))
             found = form_of_schema(function, values, self.native.scalar_type_name)
             if key:
                 _remember(_forms, (id(function), key), found)
