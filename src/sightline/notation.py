@@ -44,13 +44,13 @@ def dtype_name(dtype: str) -> str:
     return _DTYPES.get(bare, bare)
 
 
-def size_text(size: int) -> str:
-    """A size; that of a nested tensor may differ from part to part.
+def size_text(size: int | str) -> str:
+    """A size, or its symbol; that of a nested tensor may differ from part to part.
 
     >>> size_text(8), size_text(-1)
     ('8', '*')
     """
-    return str(size) if size >= 0 else "*"
+    return "*" if size == -1 else str(size)
 
 
 def tensor_text(shape: Sequence[int], dtype: str, device: str = "cpu", layout: str = "strided") -> str:
