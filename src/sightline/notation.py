@@ -1,6 +1,7 @@
 """How a tensor, a dtype, an op, a size and a source position are written: one notation everywhere.
 
     f32[2, 8]      a float32 tensor of shape (2, 8); bf16[4]@cuda:0 on another device than the CPU
+    f32[2, *, 3]   a size that differs between the parts of a nested tensor
     $12            the value with id 12
     mul.Tensor     an aten op with its overload; the default overload has no suffix
     net.py:9       a source position, with the path shortened
@@ -43,13 +44,22 @@ def dtype_name(dtype: str) -> str:
     return _DTYPES.get(bare, bare)
 
 
+def size_text(size: int | str) -> str:
+    """A size, or its symbol; that of a nested tensor may differ from part to part.
+
+    >>> size_text(8), size_text(-1)
+    ('8', '*')
+    """
+    return "*" if size == -1 else str(size)
+
+
 def tensor_text(shape: Sequence[int], dtype: str, device: str = "cpu", layout: str = "strided") -> str:
     """A tensor as readers of fx and DebugMode know it.
 
     >>> tensor_text((2, 8), "float32"), tensor_text((4,), "bfloat16", "cuda:0")
     ('f32[2, 8]', 'bf16[4]@cuda:0')
     """
-    text = f"{dtype_name(dtype)}[{', '.join(map(str, shape))}]"
+    text = f"{dtype_name(dtype)}[{', '.join(map(size_text, shape))}]"
     if layout not in ("strided", "torch.strided"):
         text += f" {layout.removeprefix('torch.')}"
     return text if device == "cpu" else f"{text}@{device}"

@@ -156,3 +156,9 @@ def test_no_bar_is_shown_for_what_is_quick(run: Path, tmp_path: Path) -> None:
     assert status == 0
     assert shown.startswith("Wrote ")
     assert "%" not in shown
+
+
+def test_tables_have_rows(run: Path, tmp_path: Path) -> None:
+    trace = sl.load(run)
+    line = made(run, "-o", tmp_path / "calls.csv")
+    assert line.startswith(f"Wrote {tmp_path / 'calls.csv'}: {len(trace.module_calls):,} rows, ")

@@ -62,15 +62,30 @@ def test_dot_says_kinds_shapes_modules_and_loops() -> None:
     assert "w f32[2, 8]" in text
 
 
-def test_what_comes_around_a_loop_is_one_arrow_where_one_tensor_went_in() -> None:
+def test_everything_that_comes_around_a_loop_is_drawn() -> None:
     x, norm = Node(0, "x", "x", "input"), Node(1, "norm", "norm", args={"a": Ref("x")}, repeat=9)
     add = Node(2, "add", "+", args={"a": Ref("x"), "b": Ref("norm")}, repeat=9)
     entering = (Edge(0, 1, 0, "a"), Edge(0, 2, 0, "a"), Edge(1, 2, 0, "b", repeat=9))
     around = (Edge(2, 1, 0, "a", repeat=8, loop=True), Edge(2, 2, 0, "a", repeat=8, loop=True))
     text = Graph((x, norm, add), entering + around).lint().to_dot()
-    assert [line.split(" [")[0] for line in text.splitlines() if "dir=back" in line] == ["  n1 -> n2"]
-    other = Graph((x, norm, add), (*entering[:1], *entering[2:], *around))  # the sum begins with its own
-    assert other.to_dot().count("dir=back") == 2
+    drawn = [line.split(" [")[0] for line in text.splitlines() if "dir=back" in line]
+    assert drawn == ["  n1 -> n2", "  n2 -> n2"]
+
+
+def test_a_loop_inside_a_module_repeats_its_ops_and_not_the_module() -> None:
+    x = Node(0, "x", "x", "input")
+    ops = [Node(i, f"op_{i}", "relu", args={"a": Ref("x")}, module="two", repeat=6) for i in (1, 2)]
+    other = Node(3, "other", "sin", args={"a": Ref("op_2")}, module="out")
+    edges = (Edge(0, 1, 0, "a"), Edge(1, 2, 0, "a", repeat=6), Edge(2, 3, 0, "a"))
+    modules = {"": "Net", "two": "Two", "out": "Out"}
+    looped = Graph(
+        (x, *ops, other), edges, modules=modules, info={"folds": {"two": ["two.2", 3]}}
+    ).to_mermaid()
+    assert 'two … two.2 Two ×3"' in looped
+    assert looped.count('"relu ×2"') == 2
+    once = Graph((x, *ops, other), edges, modules=modules).to_mermaid()
+    assert 'two Two"' in once
+    assert once.count('"relu ×6"') == 2
 
 
 def test_a_buffer_that_nothing_reads_is_not_drawn() -> None:

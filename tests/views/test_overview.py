@@ -58,7 +58,7 @@ def test_repeated_blocks_are_one_row() -> None:
 
 
 def test_an_empty_trace() -> None:
-    told = "modules   0 called; only the thread that started the recording is recorded"
+    told = "modules   0 called; none was called, as module(…), on the thread that started the recording"
     assert told in str(overview(TraceBuilder().build()))
 
 
@@ -149,6 +149,19 @@ def test_a_recording_that_was_cut_short_says_so() -> None:
 def test_what_ran_in_other_threads_is_not_there_and_that_is_said() -> None:
     b = TraceBuilder()
     b.op("relu", b.value(2), out=(2,))
-    told = "0 called; only the thread that started the recording is recorded"
+    told = "0 called; none was called, as module(…), on the thread that started the recording"
     assert fact(overview(b.build()), "modules") == told
     assert "thread" not in str(overview(make_trace()))
+
+
+def test_compiled_code_calls_no_modules_and_that_is_said() -> None:
+    b = TraceBuilder(compilations=2, compile_ns=4_900_000_000)
+    with b.api("compiled f", b.value(2), flavour="opaque"):
+        pass
+    view = overview(b.build())
+    assert (
+        fact(view, "modules")
+        == '0 called; compiled code runs without calling any; compiled="eager" shows them'
+    )
+    assert fact(view, "compiled") == "2 regions in 4.90 s"
+    assert not fact(overview(make_trace()), "compiled")

@@ -30,7 +30,7 @@ def line_of(text: str, start: str) -> str:
 
 def test_loops_and_calls_are_merged() -> None:
     text = str(source(make_trace(24)))
-    assert line_of(text, "8 │").split()[-3:] == ["×24", "48.0", "µs"]
+    assert line_of(text, "8 │").split()[-3:] == ["×24", "24.0", "µs"]
     assert "# native_layer_norm ×24 -> f32[2, 8, 4], f32[2, 8, 1]" in text
     assert line_of(text, "22 │").split()[-3] == "×24"
 
@@ -174,3 +174,17 @@ def test_hostile_strings_stay_text() -> None:
         assert "\x1b[31m" not in out.getvalue()
     assert "\x1b" not in str(view)
     assert "<script>" not in view._repr_html_()
+
+
+def test_backward_time_counts_once() -> None:
+    t = make_trace()
+    rows = [row for row in str(t.source()).splitlines() if "│" in row]
+    forward, backward, update = (next(row for row in rows if code in row) for code in TRAIN)
+    assert forward.endswith("72.0 µs")
+    assert backward.endswith("43.0 µs")
+    assert update.endswith("1.00 µs")
+    assert next(row for row in rows if "train(model, tokens)" in row and "def" not in row).endswith("116 µs")
+    assert next(row for row in rows if "⟵ add.Tensor ×2" in row).endswith("2.00 µs")
+
+
+TRAIN = ("loss = model(tokens).sum()", "loss.backward()", "optimizer.step()")

@@ -9,6 +9,7 @@ from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import ParameterInfo, TensorMeta
 from sightline.views.outline import width
+from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Item
 from sightline.views.summary import summary
 from tests.analysis.test_nonfinite import NANS, measured
 from tests.builders import TraceBuilder, make_trace
@@ -166,3 +167,10 @@ def test_the_key_explains_what_appears_and_nothing_else() -> None:
     assert str(summary(make_trace())).splitlines()[-1] == "key         +N: N more · same: as the input"
     assert "key" not in str(summary(crashed(), width=None))
     assert "(N): counted above" in str(summary(nested(), width=None))
+
+
+def test_a_result_of_lower_rank_is_written_in_full() -> None:
+    pooled = Exchange((Item("", "f32", ("4", "16", "32"), ""),), (Item("", "f32", ("4", "32"), ""),))
+    assert [pooled.text(brevity) for brevity in (FULL, SHORT, SHORTEST)] == [
+        "f32[4, 16, 32] → f32[4, 32]", "f32[4, 16, 32] → [4, 32]", "f32[4, 16, 32] → [4, 32]",
+    ]  # fmt: skip

@@ -1,7 +1,8 @@
 """What ran on each source line, all its runs taken together: ops, shapes, calls and time.
 
 An op counts on the innermost visible line of its chain; a backward op on the line of its forward op. The
-lines further out on the chain get its time as time spent inside them.
+lines further out on the chain get its time as time spent inside them. The time of a backward op is spent
+where ``backward()`` was called, and there alone: the line of its forward op only says how much of it is its.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Tally:
     shapes: dict[str, None] = field(default_factory=dict)  #: distinct results, in the order they came
     values: list[int] = field(default_factory=list)  #: every result
     time: int = 0
+    elsewhere: int = 0  #: of ``time``, what was spent on the line that called ``backward()``
     raised: int = 0
 
 
@@ -36,6 +38,11 @@ class LineRecord:
     phases: dict[str, Tally] = field(default_factory=dict)
     calls: int = 0  #: how often it ran, as far as the recording can tell
     inside: int = 0  #: time of the ops that ran in what it called
+
+    @property
+    def time(self) -> int:
+        """Time of the ops that ran while this line did."""
+        return self.inside + sum(tally.time - tally.elsewhere for tally in self.phases.values())
 
 
 @dataclass
@@ -67,14 +74,16 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool]) -> Lines
             lines.elsewhere += 1
             lines.elsewhere_time += time
             continue
-        around = dict.fromkeys(_position(data, frame) for frame in chain[:-1])
-        if own[id] != frames[id]:  # a backward op was also waited for where backward() was called
-            around |= dict.fromkeys(_position(data, frame) for frame in chains.of(own[id]))
         position = _position(data, chain[-1])
+        # A backward op ran where backward() was called, if that is a line that is shown.
+        called = chains.of(own[id]) if own[id] != frames[id] else ()
+        around = dict.fromkeys(_position(data, frame) for frame in called or chain[:-1])
+        tally = lines.at(*position).phases.setdefault(PHASES[phases[id]], Tally())
+        if called and position not in around:
+            tally.elsewhere += time
         for outer in around:
             if outer != position:
                 lines.at(*outer).inside += time
-        tally = lines.at(*position).phases.setdefault(PHASES[phases[id]], Tally())
         tally.ops[data.names[columns.name[id]]] += 1
         tally.time += time
         tally.raised += int(columns.flags[id]) & RAISED

@@ -62,7 +62,7 @@ def command(file: str, output: str, format: str | None, tables: tuple[str, ...],
     folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
     in .gz is compressed. A file is there when it is whole.
     """
-    from sightline.convert.documents import needs
+    from sightline.convert.documents import count, needs
 
     target = Path(output)
     try:
@@ -77,7 +77,8 @@ def command(file: str, output: str, format: str | None, tables: tuple[str, ...],
         files = _written(index, chosen, picked, target, progress)
     size = sum(path.stat().st_size for path in files if path.is_file())
     many = f"{len(files)} files, " if len(files) > 1 else ""
-    click.echo(f"Wrote {safe(output)}: {many}{len(index.ops):,} ops, {bytes_text(size)}.", err=True)
+    held = f"{count(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"
+    click.echo(f"Wrote {safe(output)}: {many}{held}, {bytes_text(size)}.", err=True)
 
 
 def _guessed(target: Path) -> str:

@@ -15,9 +15,10 @@ from weakref import ref
 
 import torch
 
+from sightline.recording.compilations import Compilations
 from sightline.recording.operations import OpInfo, opaque_facts
 from sightline.recording.rows import op_row
-from sightline.recording.thread_state import Mark, OpenOp, ThreadState, states_here
+from sightline.recording.thread_state import Mark, OpenOp, ThreadState, active, states_here
 from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
 from sightline.trace.assembly.layout import BACKWARD
 
@@ -33,9 +34,10 @@ COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a comp
 class Region(Mark):
     """A compiled function that is running; its frame is the wrapper ``torch.compile`` returned."""
 
-    def __init__(self, frame: FrameType, op: OpenOp) -> None:
+    def __init__(self, frame: FrameType, op: OpenOp, spent: int) -> None:
         super().__init__(frame, op.stack)
         self.op = op
+        self.spent = spent  #: what was no part of the run before it
 
 
 def is_wrapper(frame: FrameType) -> bool:
@@ -63,7 +65,7 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
     op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
-    state.push(Region(wrapper, op))
+    state.push(Region(wrapper, op, state.spent))
     state.off = True
 
 
@@ -86,7 +88,8 @@ def close_region(session: Session, state: ThreadState) -> None:
     region = state.pop()
     assert isinstance(region, Region)
     state.off = not session.running
-    _write(session, state, region.op, session.now() - region.op.start, state.phase)
+    duration = session.now() - region.op.start - (state.spent - region.spent)
+    _write(session, state, region.op, duration, state.phase)
     state.compiled_node = None
 
 
@@ -139,36 +142,33 @@ def _note_tensors(session: Session, frame: FrameType | None) -> None:
                 session.before_region[id(value)] = ref(value)
 
 
+def _sessions() -> list[Session]:
+    """Every recording of this engine that is running."""
+    return [state.session for states in list(active.values()) for state in states]
+
+
 class CompileWatch:
     """Dynamo's word that compiled code is about to run. One for the process while anything records."""
 
     def __init__(self) -> None:
         self._before: Any = None
-        self._handler: Any = None
         self._hook = self._guards_passed
+        self._compilations = Compilations(_sessions, lambda: self._enter(sys._getframe(1)))
 
     def install(self) -> None:
         self._before = set_guard_complete_hook(self._hook)
-        dynamo = sys.modules.get("torch._dynamo")
-        if dynamo is not None:  # else nothing was compiled yet, and importing it takes seconds
-            self._handler = dynamo.callback.callback_handler
-            self._handler.register_start_callback(self._compiling)
+        self._compilations.install()
 
     def remove(self) -> None:
         current = set_guard_complete_hook(self._before)
         if current is not self._hook:  # somebody else's came after ours: it stays
             set_guard_complete_hook(current)
-        if self._handler is not None:
-            self._handler.remove_start_callback(self._compiling)
-            self._handler = None
+        self._compilations.remove()
 
     def _guards_passed(self, passed: bool) -> bool:
         if passed:
             self._enter(sys._getframe(1))
         return bool(self._before(passed)) if self._before is not None else passed
-
-    def _compiling(self, *_: Any) -> None:
-        self._enter(sys._getframe(1))
 
     def _enter(self, frame: FrameType | None) -> None:
         for state in states_here():

@@ -39,11 +39,11 @@ class Cutter:
         self._sized: set[int] = set()
         self._captured = 0
 
-    def cut(self, last: bool = False, read: bool = False) -> Batch:
-        """Everything since the last cut. ``last``: nothing follows. ``read``: see what open calls hold."""
+    def cut(self, last: bool = False) -> Batch:
+        """Everything since the last cut. ``last``: nothing follows."""
         session = self._session
         values = session.values
-        opened = (NONE, NONE) if last else session.open_rows(read)
+        opened = (NONE, NONE) if last else session.open_rows()
         # Rows refer to what was written before them: those that refer to most come first.
         calls, ops = Rows(session.calls.take(), row.C_WIDTH), Rows(session.ops.take(), row.O_WIDTH)
         self.ops, self.calls = ops, calls  #: the rows of the last batch, late ones too
@@ -60,7 +60,7 @@ class Cutter:
         if last:
             batch.end = _END
         else:  # what was opened since is also open, as far as it refers to what was taken
-            opened = self._both(opened, session.open_rows(read=False))
+            opened = self._both(opened, session.open_rows())
         batch.open_ops, batch.open_calls = opened
         alive = self._alive(living, *opened)
         batch.alive = alive

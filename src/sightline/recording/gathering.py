@@ -111,6 +111,7 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "python": platform.python_version(), "pid": os.getpid(), "duration_ns": session.elapsed(),
         "faults": list(session.faults), "fault_count": session.fault_count,
         "exception": session.exception, "compiled": session.compiled, "engine": session.engine,
+        "compilations": session.compilations, "compile_ns": session.compile_time,
         "threads": session.threads,
         "check": None if session.check is None else "nonfinite",
         "allow": [] if session.check is None else session.check.allowed,

@@ -108,13 +108,13 @@ class Keeper:
             except Exception as error:  # the run goes on
                 self._session.note_fault(error)
 
-    def flush(self, read: bool = False) -> None:
+    def flush(self) -> None:
         """Take what there is, and keep it."""
         if not self._at_home:
             return
         with self._lock:
             if self._final is None and not self._over.is_set():
-                batch = self._cutter.cut(read=read)
+                batch = self._cutter.cut()
                 if self._is_news(batch):
                     self._write(batch)
 
@@ -250,7 +250,7 @@ class Keeper:
         """The recording so far, or the finished one."""
         with self._lock:
             if self._final is None:
-                self.flush(read=threading.get_ident() == self._session.ident)
+                self.flush()
                 return self._in_memory()
             return self._final
 

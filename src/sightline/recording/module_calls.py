@@ -20,6 +20,7 @@ from sightline.recording.compiled import leave_region
 from sightline.recording.observing import CallEvent
 from sightline.recording.thread_state import OpenCall, ThreadState, states_here
 from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, quiet
+from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.data import RAISED
 
 if TYPE_CHECKING:
@@ -79,16 +80,23 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
     try:
         if not session.is_recorded(state, frame):
             return
-        known = session.modules.of(module, state.calls())
+        known = session.modules.of(module, state.calls)
+        outer = state.top
+        if isinstance(outer, OpenCall) and outer.module == known.number and outer.key != id(module):
+            return  # what ``torch.compile`` returned for it is known as the module itself, and runs it
         above, nothing = session.stack(state, frame), session.arguments.nothing
+        outer_phase = state.phase
+        if state.phase == OPTIMIZER:  # what a module computes is no update, whoever calls it
+            state.phase = FORWARD
         call = OpenCall(frame, above, known.number, id(module), session.phase(state), nothing)
-        if state.top.call < 0 or session.observer is not None:  # else they are read with its outputs
-            session.values.unexplained = False
+        session.values.unexplained = session.level == "none" and state.top.call >= 0
+        with quiet():  # now, since it may change what it is given
             session.read_inputs(call, args, frame.f_locals.get("kwargs"))
-            session.values.unexplained = session.level == "none"
+        session.values.unexplained = session.level == "none"
         call.call = session.next_id()
         call.start, call.spent = began, state.spent  # an observer may fail, and the call goes on
         state.push(call)
+        call.outer_phase = outer_phase
         if session.level in ("api", "both") and isinstance(module, _FAST_PATHS) and _may_go_fast(module):
             call.taken_mode = session.take_function_mode()
         if session.observer is not None:
@@ -120,7 +128,7 @@ def end_call(
         else:
             kwargs, result = rest
             with quiet():
-                if id(args) != call.args_key:  # not read yet, or replaced by a hook of the module's own
+                if id(args) != call.args_key:  # a hook of the module's own has replaced them
                     session.read_inputs(call, args, kwargs)
                 outputs, form = _outputs(session, result)
             session.close_call(state, call, 0, outputs, form, began)

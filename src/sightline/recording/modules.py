@@ -9,15 +9,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import ref
 
-from sightline.recording.thread_state import OpenCall
 from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet
 from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
 
 _MAX_EXTRA: Final = 500
+
+
+class CalledModule(Protocol):
+    """A module whose call is open."""
+
+    @property
+    def module(self) -> int:
+        """Its number."""
 
 
 class Known:
@@ -45,7 +52,7 @@ class Modules:
         self._tensors: dict[int, tuple[ref[Any], str, str]] = {}
         self._keys: dict[int, tuple[ref[Any], int]] = {}
         self._numbers = itertools.count()
-        self._attributes: dict[int, tuple[ref[Any], str]] | None = None
+        self._attributes: dict[int, tuple[ref[Any], str, str]] | None = None
         self._labels: dict[str, int] = {}
         self.given = model is not None
         if model is not None:
@@ -53,6 +60,7 @@ class Modules:
 
     def add_root(self, model: Any) -> None:
         """Know a model and everything in it; a second model's paths begin with its class name."""
+        model = original(model)
         prefix = ""
         if self.all:
             label = type(model).__name__
@@ -60,7 +68,7 @@ class Modules:
             prefix = f"{label}_{seen}" if seen else label
         root, given = len(self.all), self.given and not self.all
         by_path: dict[str, int] = {}
-        walked = list(model.named_modules(remove_duplicate=False))
+        walked = _walked(model)
         for path, module in walked:
             full = _join(prefix, path)
             known = self._find(module)
@@ -81,6 +89,7 @@ class Modules:
         return known
 
     def _find(self, module: Any) -> Known | None:
+        module = original(module)
         known = self.by_id.get(id(module))
         return known if known is not None and known.ref() is module else None
 
@@ -100,18 +109,18 @@ class Modules:
         if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
             values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
 
-    def of(self, module: Any, calls: Sequence[OpenCall]) -> Known:
-        """What is known of a module that is called; one that was not met before is placed."""
-        return self._find(module) or self.place(module, calls)
+    def of(self, module: Any, calls: Callable[[], Sequence[CalledModule]]) -> Known:
+        """What is known of a module that is called inside others; one not met before is placed."""
+        return self._find(module) or self._place(original(module), calls())
 
-    def place(self, module: Any, calls: Sequence[OpenCall]) -> Known:
+    def _place(self, module: Any, calls: Sequence[CalledModule]) -> Known:
         """A module that was not there before: made in the block, or attached since, or a root of its own."""
         for outer in (self.all[call.module] for call in reversed(calls)):
             owner = outer.ref()
-            for path, found in owner.named_modules(remove_duplicate=False) if owner is not None else ():
+            for path, found in _walked(owner) if owner is not None else ():
                 if found is module:
                     full = _join(outer.path, path)
-                    self._name_tensors(list(module.named_modules(remove_duplicate=False)), full)
+                    self._name_tensors(_walked(module), full)
                     known = self._add(module, full, outer.root, outer.number)
                     self._read_now([known])
                     return known
@@ -123,8 +132,38 @@ class Modules:
         found = self._tensors.get(id(tensor))
         return (found[1], found[2]) if found is not None and found[0]() is tensor else None
 
-    def attribute_name(self, tensor: Any, calls: Sequence[OpenCall]) -> str:
-        """The attribute under which a running module, or any module of the model, holds a tensor."""
+    def name_assigned(self) -> None:
+        """Name the parameters and buffers that modules were given in the block, of which no op told."""
+        for known in self.all:
+            module = known.ref()
+            if module is None:
+                continue
+            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, tensor in table.items():
+                    if tensor is not None and self.tensor_name(tensor) is None:
+                        full = _join(known.path, name)
+                        self._tensors[id(tensor)] = ref(tensor), kind, full
+                        self._values.label([(full, tensor)], kind, new=False)
+
+    def let_go(self, tensor: Any) -> list[Any]:
+        """Hold no weak reference to a tensor; what was known of it."""
+        return [table.pop(id(tensor), ())[1:] for table in self._tables()]
+
+    def take_back(self, tensor: Any, known: list[Any]) -> None:
+        """Know it again."""
+        for table, entry in zip(self._tables(), known, strict=True):
+            if entry:
+                table[id(tensor)] = ref(tensor), *entry
+
+    def _tables(self) -> tuple[dict[int, Any], ...]:
+        """What is known of tensors, each entry beginning with a weak reference."""
+        return self._tensors, self._keys, {} if self._attributes is None else self._attributes
+
+    def attribute_name(self, tensor: Any, calls: Sequence[CalledModule]) -> tuple[str, str] | None:
+        """Kind and name of the attribute under which a running module, or any of the model, holds a tensor.
+
+        It may be a parameter that was assigned in the block: by ``load_state_dict(assign=True)``, by hand.
+        """
         if self._attributes is None:  # looked through once: a tensor that is not there is asked for often
             self._attributes = {}
             for known in self.all:
@@ -133,15 +172,17 @@ class Modules:
             self._read_attributes(known)
             found = self._attributes.get(id(tensor))
             if found is not None and found[0]() is tensor:
-                return found[1]
-        return ""
+                if found[1] != "constant":
+                    self._tensors[id(tensor)] = found
+                return found[1], found[2]
+        return None
 
     def _read_attributes(self, known: Known) -> None:
         module = known.ref()
         if module is not None and self._attributes is not None:
-            for name, value in _attributes(module):
+            for kind, name, value in _attributes(module):
                 if isinstance(value, Tensor):
-                    self._attributes[id(value)] = (ref(value), _join(known.path, name))
+                    self._attributes[id(value)] = (ref(value), kind, _join(known.path, name))
 
     def parameters(self) -> list[tuple[str, Any]]:
         """Every named parameter that is still alive."""
@@ -182,21 +223,33 @@ class Modules:
         return found[1]
 
 
+def original(module: Any) -> Any:
+    """The module that was compiled, of what ``torch.compile`` returned for it; any other as it is."""
+    return module._modules["_orig_mod"] if type(module).__name__ == "OptimizedModule" else module
+
+
+def _walked(model: Any) -> list[tuple[str, Any]]:
+    """The modules in a model and their paths. Compiled ones are where they would be if they were not."""
+    found = model.named_modules(remove_duplicate=False)
+    named = ((".".join(part for part in path.split(".") if part != "_orig_mod"), one) for path, one in found)
+    return [(path, one) for path, one in named if original(one) is one]
+
+
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def _attributes(module: Any) -> list[tuple[str, Any]]:
-    """Tensors a module holds, one level into lists and dicts too."""
-    found: list[tuple[str, Any]] = []
-    for table in (module._parameters, module._buffers, vars(module)):
-        for name, value in table.items():
-            if isinstance(value, Tensor):
-                found.append((name, value))
-            elif isinstance(value, list | tuple):
-                found += ((f"{name}[{i}]", item) for i, item in enumerate(value))
-            elif isinstance(value, dict) and not name.startswith("_"):
-                found += ((f"{name}[{key!r}]", item) for key, item in value.items())
+def _attributes(module: Any) -> list[tuple[str, str, Any]]:
+    """Kinds, names and values of what a module holds, one level into lists and dicts too."""
+    tables = ("parameter", module._parameters), ("buffer", module._buffers)
+    found = [(kind, name, value) for kind, table in tables for name, value in table.items()]
+    for name, value in vars(module).items():
+        if isinstance(value, Tensor):
+            found.append(("constant", name, value))
+        elif isinstance(value, list | tuple):
+            found += (("constant", f"{name}[{i}]", item) for i, item in enumerate(value))
+        elif isinstance(value, dict) and not name.startswith("_"):
+            found += (("constant", f"{name}[{key!r}]", item) for key, item in value.items())
     return found
 
 

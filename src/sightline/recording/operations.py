@@ -42,6 +42,15 @@ _SETTERS: Final = frozenset(
 )
 
 
+#: What an expression arrives as whose left side is no tensor: ``2 - x`` as ``x.__rsub__(2)``.
+_REFLECTED: Final = {
+    "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
+    "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
+}  # fmt: skip
+
+#: What torch gives a slice that has no end: ``x[9:]``.
+_NO_END: Final = (1 << 63) - 1
+
 #: Views that begin where their base begins.
 _KEEPS_OFFSET: Final = frozenset(
     """view _unsafe_view t transpose permute expand unsqueeze squeeze detach alias unfold view_as_real
@@ -64,8 +73,8 @@ class Facts:
     """What is true of an operation in every recording."""
 
     __slots__ = (
-        "aliases", "backward", "constant", "copies", "flavour", "function", "keeps_order", "maybe", "moves",
-        "mutates", "name", "noise", "overload", "relabels", "uninitialized",
+        "aliases", "backward", "constant", "copies", "flavour", "function", "keeps_order", "maybe",
+        "mirrored", "moves", "mutates", "name", "noise", "overload", "relabels", "slices", "uninitialized",
     )  # fmt: skip
 
     def __init__(self, function: Any) -> None:
@@ -78,11 +87,13 @@ class Facts:
         self.aliases = -1
         self.copies = False  #: its result holds the elements of its input, perhaps in another dtype
         self.maybe = False  #: it may also return a copy
+        self.mirrored = False  #: it is given the right side of an operator before the left one
         self.moves = False  #: its result may begin elsewhere in the storage
         self.noise = False
         self.overload = False  #: it is a dispatcher op called by name, ``torch.ops.aten.mm``
         self.backward = False  #: runs a backward pass, and with it Python of the user's
         self.constant = False  #: its input was just made from Python data
+        self.slices = False  #: it takes the end of a slice, which may be that of the tensor
         self.relabels = False  #: its result is a view of every element of its input
         self.keeps_order = False  #: and in the same order
         self.uninitialized = False  #: nobody has written what is in its result
@@ -136,8 +147,19 @@ def _read_schema(function: Any) -> Facts:
         facts.moves = facts.maybe or name not in _KEEPS_OFFSET
     facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
     facts.relabels, facts.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
+    facts.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
     facts.uninitialized, facts.copies = name in _UNINITIALIZED, name in _COPIES
     return facts
+
+
+def without_end(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a slice; of one that goes to the end without the largest integer torch puts there.
+
+    >>> without_end((0, 9, (1 << 63) - 1)), without_end((0, 1, (1 << 63) - 1, 2))
+    ((0, 9), (0, 1, None, 2))
+    """
+    found = tuple(None if type(item) is int and item == _NO_END else item for item in args)
+    return found[:-1] if found and found[-1] is None and args[-1] is not None else found
 
 
 def is_composite(function: Any) -> bool:
@@ -163,6 +185,8 @@ def api_facts(function: Any) -> Facts:
     if owner is not None or qualified.startswith(("Tensor.", "TensorBase.", "_TensorBase.")):
         facts.name, facts.flavour = f"Tensor.{name}", METHOD
         facts.noise = name in _NOISE_METHODS
+        if name in _REFLECTED:
+            facts.name, facts.flavour, facts.mirrored = _REFLECTED[name], OPERATOR, True
     elif isinstance(function, OpOverload) or hasattr(function, "overloads"):
         facts.name, facts.flavour = f"torch.ops.{function}", FUNCTION
         facts.overload = True

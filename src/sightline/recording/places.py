@@ -84,7 +84,7 @@ _UNARY: Final = {
     "BINARY_SUBSCR": ("[]", ("__getitem__",)),
     "STORE_SUBSCR": ("[]=", ("__setitem__",)),
 }
-#: A reflected method keeps its name: ``1 - x`` arrives as ``x.__rsub__(1)``, its sides the other way round.
+#: Reflected methods that are not here are known as operators by their name alone: see `operations`.
 _BINARY: Final = {
     "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__"), "*": ("mul", "__mul__", "__rmul__"),
     "/": ("div", "__div__", "__truediv__"), "//": ("floor_divide", "__floordiv__"),

@@ -25,6 +25,7 @@ from sightline.recording.explain import exception_text, explain, fault_text
 from sightline.recording.keeping import Keeper
 from sightline.recording.listening import Listener
 from sightline.recording.measuring import Measurer
+from sightline.recording.modules import original
 from sightline.recording.native.build import chosen, load
 from sightline.recording.observing import Observer, Observers
 from sightline.recording.ownframes import hide_own_frames, leave_out_own_frames
@@ -79,7 +80,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self._model = model
         self._level = level
-        self._name = name or (type(model).__name__ if model is not None else "trace")
+        self._name = name or (type(original(model)).__name__ if model is not None else "trace")
         self._compiled = compiled
         self._asked = asked or Asked()
         self._checker: Checker | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from sightline.recording.compiled import COMPILED_NODE, compiled_backward
 from sightline.recording.observing import OpEvent
-from sightline.recording.operations import OpInfo, api_facts, aten_facts
+from sightline.recording.operations import OpInfo, api_facts, aten_facts, without_end
 from sightline.recording.rows import op_row
 from sightline.recording.stacks import is_hidden
 from sightline.recording.thread_state import Mark, OpenOp
@@ -52,13 +52,19 @@ class RunningOp:
                 return None
             with quiet():  # before it runs: it may change its inputs
                 op.read(frame)
-                op.form = session.arguments.read(op.info.forms, args, kwargs, op.inputs)
+                op.form = session.arguments.read(op.info.forms, op.as_written(), kwargs, op.inputs)
             op.start = session.now()
             op.spent = op.state.spent = op.state.spent + op.start - entered
             return op
         except Exception as error:
             session.fault(error)
             return None
+
+    def as_written(self) -> tuple[Any, ...]:
+        """Its arguments, in the order in which the user wrote them."""
+        if self.info.mirrored:
+            return self.args[::-1]
+        return without_end(self.args) if self.info.slices else self.args
 
     def is_recorded(self, function: Any, frame: FrameType) -> bool:
         """Whether it is; if so, ``info`` is set."""
@@ -121,7 +127,7 @@ class RunningOp:
                     None if node is None else node._sequence_nr(),
                     None if state.open_op is None else infos[state.open_op.operation],
                     [call.module for call in state.calls()], state is not self.session.state, self.inputs,
-                    self.args, self.kwargs, result, raised,
+                    self.as_written(), self.kwargs, result, raised,
                 )
             )  # fmt: skip
 

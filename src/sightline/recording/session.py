@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -129,6 +129,8 @@ class Session(SessionBase):
                 state.top = Mark(None, -1)
             else:
                 self._close_top(state, RAISED)
+        if isinstance(state.top, OptimizerStep):
+            state.phase = FORWARD if state.top.is_in_closure(frame) else OPTIMIZER
         return found
 
     def close_inside(self, state: ThreadState, mark: Mark) -> bool:
@@ -148,23 +150,15 @@ class Session(SessionBase):
             close_region(self, state)
         else:
             state.pop()
-            if isinstance(mark, OptimizerStep):
-                state.phase = FORWARD
 
     # -- module calls ------------------------------------------------------------------------------------
 
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """What went into a module call. Read at its end, in-place changes since are undone by the build."""
+        """What went into a module call."""
         inputs: list[int] = []
         call.args_key = id(args)
         form = self.arguments.read(self.arguments.known, args, kwargs, inputs)
         call.inputs, call.input_form = inputs, form
-
-    def _read_late(self, call: OpenCall) -> None:
-        """The same for a call whose hook did not come: torch's own frame still knows what it was given."""
-        if call.args_key < 0 and call.frame is not None:
-            local = call.frame.f_locals
-            self.read_inputs(call, local.get("args", ()), local.get("kwargs"))
 
     def close_call(
         self, state: ThreadState, call: OpenCall, flags: int, outputs: list[int] | None = None,
@@ -172,7 +166,6 @@ class Session(SessionBase):
     ) -> None:  # fmt: skip
         """The innermost call has ended: write its row and restore what was current before it."""
         now = self.now() if now is None else now
-        self._read_late(call)
         self.put_function_mode_back(call)
         state.pop()
         result = self.arguments.nothing if result is None else result
@@ -196,10 +189,16 @@ class Session(SessionBase):
         state = self.state_here()
         return [call.module for call in state.calls()], state.phase
 
-    def begin_optimizer_step(self, frame: FrameType) -> None:
+    def leave_out(self, taken: int) -> None:
+        """So many nanoseconds of what is open on this thread are no part of the run."""
+        state = self._states.get(threading.get_ident())
+        if state is not None:
+            state.spent += taken
+
+    def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
         state = self.state_here()
-        state.push(OptimizerStep(frame, self.stack(state, frame)))
+        state.push(OptimizerStep(frame, self.stack(state, frame), closure))
         state.phase = OPTIMIZER
 
     def end_optimizer_step(self) -> None:
@@ -207,15 +206,11 @@ class Session(SessionBase):
         state = self.state_here()
         if isinstance(state.top, OptimizerStep):
             state.pop()
-        state.phase = FORWARD
 
     # -- from start to stop ------------------------------------------------------------------------------
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
-        """Rows of the ops and calls that have begun and not ended.
-
-        With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
-        """
+    def open_rows(self) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended."""
         now, nothing = self.now(), self.arguments.nothing
         ops: list[int] = []
         calls: list[int] = []
@@ -223,8 +218,6 @@ class Session(SessionBase):
             if (op := state.open_op) is not None:
                 ops += op_row(state, op, 0, [], nothing, phase=FORWARD, flags=UNFINISHED)
             for call in reversed(state.calls()):
-                if read:
-                    self._read_late(call)
                 calls += call_row(state, call, now, [], nothing, UNFINISHED, NO_END)
         return np.array(ops, dtype=np.int64), np.array(calls, dtype=np.int64)
 
@@ -270,7 +263,10 @@ class Session(SessionBase):
                 return ACTIVATION, "", self.regions[-1]
         if state.top.call < 0:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, state.calls()) or variable_name(tensor, state.top.frame)
+        held_as = self.modules.attribute_name(tensor, state.calls())
+        if held_as is not None:
+            return KIND[held_as[0]], held_as[1], -1
+        name = variable_name(tensor, state.top.frame)
         if name:
             return _CONSTANT, name, -1
         if self.level == "api":

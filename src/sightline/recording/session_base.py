@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar, Final
 
 from sightline.errors import CaptureError, NonFiniteError
@@ -56,6 +56,8 @@ class SessionBase:
         self.module_infos: list[ModuleInfo] | None = None
         self.exception: str | None = None
         self.compiled = "opaque"
+        self.compilations = 0  #: how often Dynamo has compiled something meanwhile
+        self.compile_time = 0  #: nanoseconds that took
         self.first_sequence = sequence_number()
         self.ended = 0
         self.begin = clock()
@@ -77,12 +79,19 @@ class SessionBase:
         """The thread it was started on."""
         raise NotImplementedError
 
-    def begin_optimizer_step(self, frame: FrameType) -> None:
-        """An optimizer steps, called by ``frame``."""
+    def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
+        """An optimizer steps, called by ``frame``.
+
+        What runs inside a function of the code ``closure``, which it was given, is no part of its update.
+        """
         raise NotImplementedError
 
     def end_optimizer_step(self) -> None:
         """It has stepped."""
+        raise NotImplementedError
+
+    def leave_out(self, taken: int) -> None:
+        """So many nanoseconds of what is open on this thread are no part of the run."""
         raise NotImplementedError
 
     def where(self) -> tuple[list[int], int]:
@@ -93,11 +102,8 @@ class SessionBase:
         """A number in the order of ops and calls."""
         raise NotImplementedError
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
-        """Rows of the ops and calls that have begun and not ended.
-
-        With ``read`` what went into the calls is looked up, which only a thread of the recording may do.
-        """
+    def open_rows(self) -> tuple[Numbers, Numbers]:
+        """Rows of the ops and calls that have begun and not ended."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -159,6 +165,24 @@ class SessionBase:
 
     # -- names -----------------------------------------------------------------------------------------
 
+    def note_compilation(self, taken: int) -> None:
+        """Dynamo has compiled something on this thread, in so many nanoseconds."""
+        self.compilations += 1
+        self.compile_time += taken
+        self.leave_out(taken)
+
+    def let_go(self, tensor: Any) -> Any:
+        """Hold no weak reference to a tensor, until `take_back`, which is given what this returns."""
+        self.before_region.pop(id(tensor), None)
+        return self.values.let_go(tensor), self.modules.let_go(tensor)
+
+    def take_back(self, tensor: Any, known: Any) -> None:
+        """Know a tensor again, whatever it looks like by now."""
+        value, names = known
+        if value is not None:
+            self.values.know_as(tensor, value)
+        self.modules.take_back(tensor, names)
+
     def name_spied(self, name: str, value: Any) -> None:
         """A value that was spied on has the name it was given, unless it has one."""
         for tensor in self.arguments.tensors(value, []):
@@ -168,6 +192,7 @@ class SessionBase:
 
     def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
+        self.modules.name_assigned()
         held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
         self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
 

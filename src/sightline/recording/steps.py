@@ -13,13 +13,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
 from sightline import spying
 from sightline.recording.observing import Spied
+from sightline.recording.tensor_swaps import SwapWatch
 from sightline.recording.thread_state import states_here
 from sightline.recording.torchapi import optimizer_hooks, quiet
 from sightline.trace.assembly.raw import StepMark
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
 _lock = threading.RLock()
+_swaps = SwapWatch()
 _users: list[object] = []  # engines that record, and whoever stands by
 
 
@@ -84,6 +88,7 @@ def watch_optimizers(user: object) -> None:
         if not _users:
             optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
             optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
+            _swaps.install()
         _users.append(user)
 
 
@@ -101,6 +106,7 @@ def forget_optimizers() -> None:
     _users.clear()
     optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
     optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
+    _swaps.remove()
 
 
 @contextmanager
@@ -114,6 +120,17 @@ def standing_by() -> Iterator[None]:
         leave_optimizers(token)
 
 
+def code_of_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CodeType | None:
+    """The code of the function ``optimizer.step`` was given to compute the loss, if it was given one."""
+    given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    while isinstance(given, partial):
+        given = given.func
+    if callable(given) and not hasattr(given, "__code__"):  # an object of a class with ``__call__``
+        given = type(given).__call__
+    code = getattr(given, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Before an optimizer's step: its phase begins."""
     for session in sessions_here():
@@ -121,7 +138,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             with quiet():
                 session.label_gradients()
                 session.label_state(optimizer)
-            session.begin_optimizer_step(sys._getframe(1))
+            session.begin_optimizer_step(sys._getframe(1), code_of_closure(args, kwargs))
         except Exception as error:
             session.fault(error)
 
@@ -132,6 +149,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             session.end_optimizer_step()
             with quiet():
+                if code_of_closure(args, kwargs) is not None:  # which has computed the gradients
+                    session.label_gradients()
                 session.label_state(optimizer)
         except Exception as error:
             session.fault(error)

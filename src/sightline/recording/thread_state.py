@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from threading import get_ident
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sightline.recording.torchapi import DISPATCH_MODES
@@ -37,11 +37,25 @@ class Mark:
         self.frame = frame
         self.above = above
         self.call = -1  #: the innermost module call that is open here; -1 if none is
+        self.outer_phase = FORWARD  #: the phase of what runs after the call
         self.up: Mark | None = None  #: the mark outside this one
 
 
 class OptimizerStep(Mark):
     """An optimizer's step in progress."""
+
+    def __init__(self, frame: FrameType | None, above: int, closure: CodeType | None) -> None:
+        super().__init__(frame, above)
+        self.closure = closure  #: of the function it was given to compute the loss
+
+    def is_in_closure(self, frame: FrameType | None) -> bool:
+        """Whether a frame inside the step is of that function, or below it."""
+        at = frame if self.closure is not None else None
+        while at is not None and at is not self.frame:
+            if at.f_code is self.closure:
+                return True
+            at = at.f_back
+        return False
 
 
 class OpenCall(Mark):
@@ -79,7 +93,7 @@ class ThreadState:
         self.top = base  #: the innermost mark
 
     def push(self, mark: Mark) -> None:
-        mark.up = self.top
+        mark.up, mark.outer_phase = self.top, self.phase
         if mark.call < 0:
             mark.call = self.top.call
         self.top = mark
@@ -87,7 +101,7 @@ class ThreadState:
     def pop(self) -> Mark:
         gone = self.top
         assert gone.up is not None, "the mark of the block itself stays"
-        self.top = gone.up
+        self.top, self.phase = gone.up, gone.outer_phase
         return gone
 
     def marks(self) -> Iterator[Mark]:

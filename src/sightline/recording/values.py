@@ -25,7 +25,7 @@ from sightline.recording.torchapi import (
     quiet,
     storage_address,
 )
-from sightline.trace.assembly.layout import V_WIDTH
+from sightline.trace.assembly.layout import MOVED, V_WIDTH
 from sightline.trace.data import KINDS, TensorMeta
 
 KIND: Final = {name: number for number, name in enumerate(KINDS)}
@@ -40,9 +40,10 @@ _MIN_PURGE: Final = 4096
 class Ref(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a subclass need not
     """A weak reference to a tensor that carries its current value."""
 
-    __slots__ = ("value",)
+    __slots__ = ("appearance", "value")
 
     value: int
+    appearance: Any  #: what the tensor looked like when it became this value
 
 
 class KnownTensors:
@@ -58,6 +59,14 @@ class KnownTensors:
     def known_all(self, tensors: list[Any]) -> list[int | None]:
         """The same for many."""
         return [self.known(tensor) for tensor in tensors]
+
+    def let_go(self, tensor: Any) -> int | None:
+        """Hold no weak reference to a tensor; the value it was known by."""
+        raise NotImplementedError
+
+    def know_as(self, tensor: Any, value: int) -> None:
+        """A tensor object is known by a value, whatever it looks like by now."""
+        raise NotImplementedError
 
     def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """A tensor that no recorded op made: say what it is."""
@@ -118,15 +127,46 @@ class Values(KnownTensors):
         found = self.refs.get(id(tensor))
         return found.value if found is not None and found() is tensor else None
 
+    def let_go(self, tensor: Any) -> int | None:
+        """Hold no weak reference to a tensor; the value it was known by."""
+        value = self.known(tensor)
+        self.refs.pop(id(tensor), None)
+        return value
+
+    def know_as(self, tensor: Any, value: int) -> None:
+        """A tensor object is known by a value, whatever it looks like by now."""
+        self._know(tensor, value, ())  # like no tensor: it is looked at anew when it is next used
+
+    def _know(self, tensor: Any, value: int, appearance: Any) -> None:
+        held = self.refs[id(tensor)] = Ref(tensor)
+        held.value, held.appearance = value, appearance
+
     def value(self, tensor: Any) -> int:
         """The current value of a tensor; one never seen before is explained and added."""
-        found = self.known(tensor)
-        return self.first_sight(tensor) if found is None else found
+        found = self.refs.get(id(tensor))
+        if found is None or found() is not tensor:
+            return self.first_sight(tensor)
+        return found.value if found.appearance == _appearance(tensor) else self._replaced(tensor, found)
 
     def output(self, tensor: Any, op: int) -> int:
         """The value of a tensor that an op returned: a new one, unless it is known already."""
-        known = self.known(tensor)
-        return self.produced(tensor, op) if known is None else known
+        found = self.refs.get(id(tensor))
+        if found is None or found() is not tensor:
+            return self.produced(tensor, op)
+        if found.appearance == _appearance(tensor):
+            return found.value
+        if op < 0:
+            return self._replaced(tensor, found)
+        return self.produced(tensor, op, found.value)  # it was changed, though the op does not say so
+
+    def _replaced(self, tensor: Any, before: Ref) -> int:
+        """A new version of a tensor that was given other data without an op: ``.data =``, ``module.to()``."""
+        with quiet():
+            now = _appearance(tensor)
+            moved = not before.appearance or not now or before.appearance[0] != now[0]
+            base = self.sharing(tensor) if moved and now else -1
+            flags = int(bool(tensor.requires_grad)) | (MOVED if moved and base < 0 else 0)
+            return self.produced(tensor, -1, before.value, base=base, flags=flags)
 
     def produced(
         self, tensor: Any, op: int, previous: int = -1, kind: int = ACTIVATION, base: int = -1,
@@ -147,9 +187,7 @@ class Values(KnownTensors):
             if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
                 address = offset = 0
         number = next(self.ids)
-        held = Ref(tensor)
-        held.value = number
-        self.refs[id(tensor)] = held
+        self._know(tensor, number, _appearance(tensor))
         self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
         if len(self.refs) > self._purge_at:
             self._purge()
@@ -186,7 +224,9 @@ class Values(KnownTensors):
         for held in list(self.refs.values()):
             other = held()
             try:
-                if other is not None and storage_address(other) == address and held.value > best:
+                if other is None or other is tensor:
+                    continue
+                if storage_address(other) == address and held.value > best:
                     best = held.value
             except RuntimeError:  # a tensor without a storage
                 continue
@@ -223,17 +263,16 @@ class Values(KnownTensors):
 def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
     """A key and the metadata of any tensor."""
     kind = type(tensor)
+    dtype, device = tensor.dtype, tensor.device
+    nested = bool(getattr(tensor, "is_nested", False))
+    shape = _nested_shape(tensor) if nested else tensor.shape
     try:
-        shape, dtype, device = tensor.shape, tensor.dtype, tensor.device
-    except RuntimeError:  # a nested tensor has no shape that is a list of numbers
-        shape, dtype, device = torch.Size(()), tensor.dtype, tensor.device
-    try:
-        stride = tensor.stride()
+        stride = None if nested else tensor.stride()
     except (RuntimeError, NotImplementedError):
         stride = None
     plain = kind in PLAIN_TENSORS
     layout = str(tensor.layout).removeprefix("torch.")
-    if getattr(tensor, "is_nested", False):
+    if nested:
         layout = "nested"
     meta = TensorMeta(
         tuple(map(_size, shape)),
@@ -243,8 +282,30 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
         layout,
         dtype.itemsize,
         "Tensor" if plain else kind.__name__,
+        _nested_elements(tensor) if nested else -1,
     )
     return _plain_key(tensor) or meta, meta
+
+
+def _nested_shape(tensor: Any) -> tuple[Any, ...]:
+    """The sizes of a nested tensor; -1 is one that differs between its parts."""
+    if tensor.layout == torch.jagged:  # it has a symbol for it
+        return tuple(tensor.shape)
+    sizes: list[int] = []
+    for dimension in range(tensor.dim()):
+        try:
+            sizes.append(tensor.size(dimension))
+        except RuntimeError:
+            sizes.append(-1)
+    return tuple(sizes)
+
+
+def _nested_elements(tensor: Any) -> int:
+    """How many elements the parts of a nested tensor have; -1 if it does not say."""
+    try:
+        return int((tensor._values if tensor.layout == torch.jagged else tensor).numel())
+    except (RuntimeError, TypeError):
+        return -1
 
 
 def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
@@ -254,6 +315,17 @@ def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
     try:
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     except (RuntimeError, NotImplementedError):  # sparse, nested, opaque
+        return None
+
+
+def _appearance(tensor: Any) -> tuple[Any, ...] | None:
+    """What ``.data =`` and ``module.to(…)`` change without an op: memory and layout. None: cannot be read."""
+    key = _plain_key(tensor)
+    if key is None:
+        return None
+    try:
+        return storage_address(tensor), tensor.storage_offset(), key
+    except (RuntimeError, NotImplementedError):  # functorch's wrappers: no storage
         return None
 
 

@@ -40,20 +40,27 @@ MUTATES: Final = 4  #: the op changed one of its inputs in place
 REQUIRES_GRAD: Final = 1  #: of a value
 
 
+#: Quantized dtypes several of whose elements share what torch calls an item.
+_PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
     """What all tensors that look alike have in common."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  #: -1 is a size that differs between the parts of a nested tensor
     stride: tuple[int, ...] | None
     dtype: str
     device: str
     layout: str = "strided"
     itemsize: int = 4
     type: str = "Tensor"  #: the Python class, for tensor subclasses
+    elements: int = -1  #: how many there are, where the sizes do not tell: of a nested tensor
 
     @property
     def numel(self) -> int:
+        if self.elements >= 0:
+            return self.elements
         count = 1
         for size in self.shape:
             count *= size
@@ -62,7 +69,9 @@ class TensorMeta:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, as if stored densely."""
-        return self.numel * self.itemsize
+        if min(self.shape, default=0) < 0 and self.elements < 0:  # recorded before they were counted
+            return 0
+        return -(-self.numel * self.itemsize // _PACKED.get(self.dtype, 1))
 
     def __str__(self) -> str:
         return tensor_text(self.shape, self.dtype, self.device, self.layout)

@@ -5,11 +5,13 @@
 - module calls nest: a child lies inside its parent, in time, in ops and in order
 - order is topological: a value is made before it is read, a version comes after the one it replaces
 - every op input is explained: by a producer, or by a kind that says where it came from
+- tensors are what they can be: no kernel multiplies matrices of two dtypes, no view is on another device
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,13 @@ from sightline.errors import InvalidTrace
 from sightline.trace.data import KINDS, LEVELS, PHASES, RAISED, UNFINISHED, TraceData
 
 _SHOWN = 5
+#: Aten ops two of whose inputs are of one dtype and on one device: the places of these, from the end.
+_ALIKE: Final = {"mm": (-2, -1), "bmm": (-2, -1), "addmm": (-2, -1), "baddbmm": (-2, -1)}
+#: Aten ops whose output has the dtype and the device of their one tensor.
+_VIEWS: Final = frozenset(
+    """t transpose.int permute expand unsqueeze squeeze squeeze.dim view _unsafe_view reshape slice.Tensor
+    select.int detach alias""".split()
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ def validate(data: TraceData) -> Report:
         _nesting(data, checks)
         _order(data, checks)
         _explained(data, checks)
+        _possible(data, checks)
     if checks.wrong:
         shown = "; ".join(checks.wrong[:_SHOWN])
         more = f"; and {len(checks.wrong) - _SHOWN} more" if len(checks.wrong) > _SHOWN else ""
@@ -167,6 +177,31 @@ def _explained(data: TraceData, checks: _Checks) -> None:
     if data.info.get("ops") in ("none", "api"):  # what happens between the recorded calls is not watched
         return
     checks.none(lost, "value {} is said to be made in the block, but by no op")
+
+
+def _possible(data: TraceData, checks: _Checks) -> None:
+    """Where it is certain what an op demands of its tensors, they are so. Subclasses may do as they like."""
+    ops, values = data.ops, data.values
+    plain = np.array([one.type == "Tensor" and one.layout == "strided" for one in data.metas] or [False])
+    like: dict[tuple[str, str], int] = {}
+    kinds = np.array([like.setdefault((one.dtype, one.device), len(like)) for one in data.metas] or [0])
+    known = plain[values.meta] & (values.kind != KINDS.index("evicted"))
+    wrong = np.zeros(len(ops), dtype=bool)
+    ran = (ops.level == 1) & ((ops.flags & (RAISED | UNFINISHED)) == 0)
+    for number, name in enumerate(data.names):
+        if name not in _ALIKE and name not in _VIEWS:
+            continue
+        found = np.flatnonzero(ran & (ops.name == number))
+        if name in _VIEWS:
+            one, made = np.diff(ops.input_offsets)[found] == 1, np.diff(ops.output_offsets)[found] == 1
+            found = found[one & made]
+            first, second = ops.inputs[ops.input_offsets[found]], ops.outputs[ops.output_offsets[found]]
+        else:
+            found = found[np.diff(ops.input_offsets)[found] >= 2]
+            first, second = (ops.inputs[ops.input_offsets[found + 1] + place] for place in _ALIKE[name])
+        differ = kinds[values.meta[first]] != kinds[values.meta[second]]
+        wrong[found[differ & known[first] & known[second]]] = True
+    checks.none(wrong, "op {} has tensors of two dtypes or devices, which it cannot have run on")
 
 
 __all__ = ["RAISED", "Report", "validate"]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sightline.analysis.asked import left_out_text, unmatched
+from sightline.analysis.compilation import compiled_text, is_opaque
 from sightline.analysis.cost import Costs, cost_of, leaf_ops, uncounted, uncounted_text
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.problems import CUT_SHORT, Severity, find
@@ -55,7 +56,8 @@ _SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
 _MARGIN: Final = 10  #: columns for the titles of facts
 _WIDTH: Final = 100  #: columns of the text; on a terminal there may be fewer
 _MANY_OPS: Final = 100_000  #: in a longer run, looking for problems takes too long for a first look
-_ONE_THREAD: Final = "only the thread that started the recording is recorded"
+_NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
+_COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
 _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()  t.problems()"
 
 
@@ -111,8 +113,11 @@ def _counts(data: TraceData) -> Iterator[Line]:
             split = f" ({' · '.join(parts)})" if len(parts) > 1 else f" {parts[0].split()[0]}"
             yield _fact(f"{level} ops", f"{sum(phases):,}{split}")
     called = len(np.unique(data.calls.module))
-    calls = f", {len(data.calls):,} calls" if called else f"; {_ONE_THREAD}"
+    calls = f", {len(data.calls):,} calls" if called else f"; {_why_none(data)}"
     yield _fact("modules", f"{called:,} called{calls}")
+    told = compiled_text(data)
+    if told:
+        yield _fact("compiled", told)
     if not len(ops) and not called:
         why = "nothing of torch's ran in the block"
         if data.info.get("unfinished"):
@@ -125,6 +130,11 @@ def _counts(data: TraceData) -> Iterator[Line]:
     evicted = int((values.kind == KINDS.index("evicted")).sum())
     warning = f" · {external:,} external" if external else ""
     yield _fact("values", told, warning + (f" · {evicted:,} evicted" if evicted else ""))
+
+
+def _why_none(data: TraceData) -> str:
+    """Why no module call was recorded."""
+    return _COMPILED if is_opaque(data).any() else _NOT_CALLED
 
 
 def _fact(title: str, text: str, warning: str = "") -> Line:
@@ -379,7 +389,8 @@ def _heaviest(trace: Trace, whole: int) -> _Table | None:
     if not made:
         return None
     texts = (Column("heaviest lines", least=20), Column("code", least=16))
-    table = grid((*texts, Column("ops", right=True, spare=1), *_SHARE_COLUMNS), made)
+    shares = (Column("op time", right=True), *_SHARE_COLUMNS[1:])
+    table = grid((*texts, Column("ops", right=True, spare=1), *shares), made)
     return lambda room: table if room >= min(grid_width(table), _WIDTH) else _without_bars(table)
 
 

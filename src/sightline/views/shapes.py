@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from sightline.notation import dtype_name
+from sightline.notation import dtype_name, size_text
 from sightline.trace.data import RAISED, TensorMeta, TraceData
 from sightline.trace.tables import Index
 from sightline.views.outline import cut, width
@@ -104,6 +104,8 @@ class Exchange:
         most = min(len(first.sizes) - 1, len(given.sizes))  # at least the last size is written
         while skip < most and first.sizes[skip] == given.sizes[skip]:
             skip += 1
+        if len(first.sizes) != len(given.sizes) and skip < len(given.sizes):
+            skip = 0  # nobody could tell how many sizes were left out
         text = first.text(dtype=first.dtype != given.dtype, label=False, skip=skip)
         return text + _rest(self.outputs)
 
@@ -177,7 +179,7 @@ class Exchanges:
         layout = meta.layout.removeprefix("torch.")
         layout = "" if layout == "strided" else f" {layout}"
         device = "" if self._one_device or meta.device == "cpu" else f"@{meta.device}"
-        return Item(label, dtype_name(meta.dtype), tuple(map(str, meta.shape)), layout + device)
+        return Item(label, dtype_name(meta.dtype), tuple(map(size_text, meta.shape)), layout + device)
 
 
 def _label(path: str) -> str:
@@ -201,6 +203,9 @@ def _spread(items: list[Item]) -> Item:
     """One item for several of the same rank: sizes that differ become a range."""
     sizes = []
     for column in zip(*(item.sizes for item in items), strict=True):
-        values = sorted(set(map(int, column)))
-        sizes.append(str(values[0]) if len(values) == 1 else f"{values[0]}…{values[-1]}")
+        if len(set(column)) == 1:
+            sizes.append(column[0])
+        else:
+            values = sorted(int(size) for size in column if size != "*")
+            sizes.append("*" if "*" in column else f"{values[0]}…{values[-1]}")
     return replace(items[0], sizes=tuple(sizes))

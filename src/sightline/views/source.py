@@ -1,8 +1,9 @@
 """``t.source()``: the user's own files, with what ran on each line, loops and calls taken together.
 
 Only functions that ran are shown. Under a line stand the ops that ran on it and the shapes they made, at
-its right how often it ran and how long its ops took, those inside what it calls included. What the
-backward pass did for a line has its own row, marked ``⟵``; rows show their part of the line's time. Where
+its right how often it ran and its *op time*: how long the ops took that ran while it did, those inside what
+it calls included, and the Python between them not. What the backward pass did for a line has its own row,
+marked ``⟵``, with its time, which is that of the line that called ``backward()``. Where
 statistics were taken, the range over all results follows their shapes: ``-> f32[2, 8]; -3.1 … 2.9``.
 """
 
@@ -114,10 +115,10 @@ def _header(path: str, records: dict[int, LineRecord], width: int) -> Line:
         for phase, tally in record.phases.items():
             totals[phase] += tally.time
     times = [f"{phase} {time_text(time)}" for phase, time in totals.items() if time]
-    about = "  ".join([f"{ran} line{'s' if ran != 1 else ''} with ops", *times])
+    about = f"{ran} line{'s' if ran != 1 else ''} with ops" + (f": {', '.join(times)}" if times else "")
     name = _cut(printable(short_path(path))[::-1], width // 2)[::-1]  # the end of a path says more
     about = _cut(about, width - text_width(name) - 2)
-    titles = f"{'runs':>{_CALLS}}{'time':>{_TIME}}"
+    titles = f"{'runs':>{_CALLS}}{'op time':>{_TIME}}"
     gap = width - text_width(name) - 2 - len(about) - len(titles)
     parts = [Span(name, "title"), Span("  "), Span(about, "dim")]
     if gap > 0:
@@ -155,9 +156,9 @@ def _annotated(
     if record is None:
         yield Line((gutter, Span(shown, "code")))
         return
-    total = record.inside + sum(tally.time for tally in record.phases.values())
+    total = record.time
     calls = f"×{record.calls}" if record.calls else ""
-    numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(f"{time_text(total):>{_TIME}}"))
+    numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(f"{time_text(total) if total else '':>{_TIME}}"))
     pad = Span(" " * (room - text_width(shown)))
     yield Line((gutter, Span(shown, "mark" if record.phases else "code"), pad, *numbers))
     indent = len(text.expandtabs(4)) - len(text.expandtabs(4).lstrip()) + 2
@@ -166,7 +167,9 @@ def _annotated(
         if phase in record.phases:
             tally = record.phases[phase]
             reading = readings.of_made(tally.values)
-            yield from _ops_lines(below, tally, reading, phase, width, timed=tally.time != total)
+            yield from _ops_lines(
+                below, tally, reading, phase, width, timed=bool(tally.elsewhere) or tally.time != total
+            )
 
 
 def _ops_lines(

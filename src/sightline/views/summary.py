@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from sightline.analysis.compilation import compiled_text
 from sightline.analysis.cost import (
     Costs,
     Parameters,
@@ -182,8 +183,17 @@ class _Table:
         if row.scope not in self._exchanged:
             self._exchanged[row.scope] = self._exchanges.of(calls)
         exchange = self._exchanged[row.scope]
-        text = exchange.text(brevity) if calls else "not called"
+        text = exchange.text(brevity) if calls else self._why_not_called(row.scope)
         return text if columns(text) <= room else exchange.fitted(room, brevity)
+
+    def _why_not_called(self, scope: int) -> str:
+        """What is said instead of shapes: compiled code runs without calling the modules in it."""
+        while scope >= 0:
+            own = self._own_ops.get(scope)
+            if own is not None and any(name.startswith("compiled ") for name in own.counts):
+                return "in compiled code"
+            scope = self._scopes.rows[scope].parent
+        return "not called"
 
     def _parameters(self, row: _Row) -> str:
         counts = self._costs.parameters[row.scope]
@@ -275,6 +285,9 @@ class _Table:
             missed = uncounted_text(uncounted(self._data, self._scopes, tops)) if title == "FLOPs" else ""
             if told or missed:
                 made.append(_fact(title, told, missed))
+        compiled = compiled_text(self._data)
+        if compiled:
+            made.append(_fact("compiled", [f"{compiled}, which is in no other time here"]))
         memory = self._sum("memory", tops)
         if memory:
             made.append(_fact("memory", [f"made by forward ops {bytes_text(memory)}", *self._device()]))

@@ -368,9 +368,6 @@ def test_memory_on_the_cpu_does_not_grow() -> None:
     assert traced < plain + 400  # megabytes; it was thousands where every dead tensor was remembered
 
 
-@pytest.mark.xfail(
-    strict=True, reason="torch refuses to swap a tensor that has a weak reference, as ours have."
-)
 def test_tensors_can_be_swapped() -> None:
     def run() -> Any:
         a, b = torch.ones(2), torch.zeros(3)

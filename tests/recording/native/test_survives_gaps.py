@@ -72,9 +72,6 @@ def test_a_profiler_inside_a_dispatch_mode_sees_what_it_saw() -> None:
     assert seen[0] == seen[1]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="A parameter that is given other data keeps the shape it was first seen with."
-)
 def test_other_data_have_their_own_shape() -> None:
     p = nn.Parameter(torch.ones(3))
 

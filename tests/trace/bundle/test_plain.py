@@ -138,7 +138,7 @@ def test_rows_keep_every_field() -> None:
 
 @pytest.mark.parametrize(
     "text", ["1", "[]", '[[1],null,"f"]', '[[true],null,"f","cpu"]', '[[1.0],null,"f","cpu"]',
-             '[[1],null,1,"cpu"]', f'[[{1 << 63}],null,"f","cpu"]', '[[1],null,"f","cpu","s",4,"T",1]']
+             '[[1],null,1,"cpu"]', f'[[{1 << 63}],null,"f","cpu"]', '[[1],null,"f","cpu","s",4,"T",1,2]']
 )  # fmt: skip
 def test_rows_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(Damage):

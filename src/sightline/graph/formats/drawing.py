@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
@@ -83,6 +83,7 @@ class Drawing:
     # -- boxes -----------------------------------------------------------------------------------
 
     def _box_repeats(self) -> list[int]:
+        """For how many calls of its module each scope stands; a loop inside a call repeats nodes only."""
         found = [0] * len(self._tree.scopes)
         self._counts = [0] * len(self._tree.scopes)
         for id, scope in self._tree.of_node.items():
@@ -93,6 +94,11 @@ class Drawing:
             if parent >= 0:
                 found[parent] = gcd(found[parent], found[scope])
                 self._counts[parent] += self._counts[scope]
+        calls: list[int] = []
+        for number, each in enumerate(self._tree.scopes):
+            merged = int(self.graph.info.get("folds", {}).get(each.path, [each.path, 1])[1])
+            calls.append(merged * (calls[each.parent] if each.parent >= 0 else 1))
+            found[number] = gcd(found[number], calls[number])
         return found
 
     def _fill(self) -> None:
@@ -213,28 +219,12 @@ class Drawing:
     def arrows(self) -> list[Arrow]:
         """The edges; what goes from one node to another is one arrow, however many tensors it is."""
         found: dict[tuple[int, int, bool], list[Edge]] = {}
-        for edge in self._told():
-            found.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
-        beside = _Beside(found, self._box_of)
-        return [self._arrow(edges, beside.little(*key[:2])) for key, edges in found.items()]
-
-    def _told(self) -> Iterator[Edge]:
-        """The edges a reader needs: what comes around a loop and goes where one tensor went in is one edge.
-
-        The result of a layer is read at several places of the next one (a norm, and the sum around it): the
-        edges into the first layer show them already, and long lines back to each would cross everything.
-        """
-        entries = {(e.target, e.argument): (e.source, e.slot) for e in self.graph.edges if not e.loop}
-        seen: set[tuple[int, int, tuple[int, int]]] = set()
         for edge in self.graph.edges:
             if edge.source in self._hidden:
                 continue
-            entry = entries.get((edge.target, edge.argument)) if edge.loop else None
-            if entry is not None:
-                if (edge.source, edge.slot, entry) in seen:
-                    continue
-                seen.add((edge.source, edge.slot, entry))
-            yield edge
+            found.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
+        beside = _Beside(found, self._box_of)
+        return [self._arrow(edges, beside.little(*key[:2])) for key, edges in found.items()]
 
     def _arrow(self, edges: list[Edge], alone: bool) -> Arrow:
         source, target = self.graph.by_id[edges[0].source], self.graph.by_id[edges[0].target]

@@ -136,7 +136,8 @@ class ApiNames:
             return -1, False, []
         number = self.of(_public(function))
         parameters = parameters_of(function)
-        self._names[number] = parameters.names
+        order = -1 if number >= 0 and self._infos[number].mirrored else 1  # as the user wrote them
+        self._names[number] = parameters.names[::order]
         found: list[tuple[int, str | None, Any]] = []
         for slot, rebound in zip(parameters.slots, parameters.rebound, strict=True):
             plain = slot < function.__code__.co_argcount + function.__code__.co_kwonlyargcount
@@ -144,7 +145,7 @@ class ApiNames:
             name = sys.intern(function.__code__.co_varnames[slot]) if rebound and plain else None
             self._kept.append((name, default))
             found.append((slot, name, default))
-        return number, self._infos[number].backward, found
+        return number, self._infos[number].backward, found[::order]
 
     def bound(self, number: int, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call of such a function, out of the values of its parameters."""

@@ -65,7 +65,8 @@ int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64
   recording.ops.write(
       {region.id, region.info, region.form, recording.no_form, region.stack, state.top().call, -1,
        state.number << kThreadShift | (node == -1 ? state.phase : static_cast<int>(kBackward)),
-       static_cast<int64_t>(at::sequence_number::peek()), node, region.start - recording.begin, end - region.start},
+       static_cast<int64_t>(at::sequence_number::peek()), node, region.start - recording.begin,
+       end - region.start - (state.spent - region.spent)},
       region.inputs.data(), region.inputs.size(), nullptr, 0);
   return region.id;
 }
@@ -236,7 +237,7 @@ void begin_compiled_backward(Recording& recording, ThreadState& state, Lock& loc
     if (PyErr_Occurred()) recording.fault();
   });
   state.region = {recording.next_id++, info, recording.no_form, recording.stack_of(state, current_frame(), lock), now(),
-                  state.nodes.back().first, {}};
+                  state.nodes.back().first, {}, state.spent};
 }
 
 template <size_t Slot>

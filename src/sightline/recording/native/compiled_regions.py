@@ -7,14 +7,13 @@ where a region begins and ends. Inside it nothing is recorded and no hook of our
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from sightline.recording.compilations import AfterImport, Compilations
 from sightline.recording.compiled import is_wrapper
 from sightline.recording.operations import OPAQUE, Facts, OpInfo
 from sightline.recording.torchapi import Tensor, quiet
@@ -36,20 +35,18 @@ class CompiledRegions:
         self._sessions, self._hide, self._show = sessions, hide, show
         self._patched: dict[str, tuple[Any, Any]] = {}  # names of Dynamo's: what was there, what is there now
         self._inside: dict[int, FrameType] = {}  # thread -> the frame of the outermost compiled function
-        self._finder = _AfterImport(self._patch)
+        self._import = AfterImport(_EVAL_FRAME, self._patch)
+        self._compilations = Compilations(lambda: [one for here in list(sessions.values()) for one in here])
 
     def install(self) -> None:
-        """Begin to watch; Dynamo from its import on, which takes seconds and is not ours to ask for."""
-        found = sys.modules.get(_EVAL_FRAME)
-        if found is not None:
-            self._patch(found)
-        else:
-            sys.meta_path.insert(0, self._finder)
+        """Begin to watch; Dynamo from its import on."""
+        self._import.install()
+        self._compilations.install()
 
     def remove(self) -> None:
         """Put everything back."""
-        if self._finder in sys.meta_path:
-            sys.meta_path.remove(self._finder)
+        self._import.remove()
+        self._compilations.remove()
         found = sys.modules.get(_EVAL_FRAME)
         for name, (real, watched) in self._patched.items():
             if getattr(found, name, None) is watched:
@@ -138,29 +135,3 @@ def _note_tensors(session: NativeSession, frame: FrameType | None) -> None:
     for value in list(frame.f_locals.values()) if frame is not None else ():
         if isinstance(value, Tensor) and session.values.known(value) is None:
             session.values.value(value)
-
-
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Has a function called with Dynamo's module when that has been imported."""
-
-    def __init__(self, then: Callable[[ModuleType], None]) -> None:
-        self._then = then
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """The ordinary spec, with a loader that calls back."""
-        if name != _EVAL_FRAME:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        loader = None if spec is None else spec.loader
-        if loader is None or not hasattr(loader, "exec_module"):
-            return None
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            self._then(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
-        return spec

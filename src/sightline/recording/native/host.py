@@ -38,7 +38,7 @@ from sightline.recording.native.tables import (
     NativeValues,
 )
 from sightline.recording.observing import CallEvent, OpEvent, silence
-from sightline.recording.operations import OpInfo
+from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import MODULE_CALL_CODES, Tensor, current_node, quiet
@@ -163,6 +163,8 @@ class Host(SessionBase):
         function = self.infos[op].function
         found = _forms.get((id(function), key)) if key else None
         if found is None:
+            if self.infos[op].slices:
+                values = list(without_end(tuple(values)))
             found = form_of_schema(function, values, self.native.scalar_type_name)
             if key:
                 _remember(_forms, (id(function), key), found)
@@ -232,13 +234,10 @@ class Host(SessionBase):
 
     def module(self, module: Any) -> int:
         """The number of a module that is called."""
-        known = self.modules.by_id.get(id(module))
-        if known is None or known.ref() is not module:
-            known = self.modules.place(module, self._open_modules())  # type: ignore[arg-type]
-        if self.measurer is not None and self.measurer.some_modules:
-            if self.measurer.chooses_module(known.number):
-                self.recording.choose_module(known.number)
-        return known.number
+        number = self.modules.of(module, self._open_modules).number
+        if self.measurer is not None and self.measurer.some_modules and self.measurer.chooses_module(number):
+            self.recording.choose_module(number)
+        return number
 
     def _open_modules(self) -> list[OpenModule]:
         return [OpenModule(number) for number in self.where()[0]]
@@ -318,7 +317,10 @@ class Host(SessionBase):
             return ACTIVATION, "", self.regions[-1]
         if not calls:
             return INPUT, "", -1
-        name = self.modules.attribute_name(tensor, calls) or _variable_name(tensor)  # type: ignore[arg-type]
+        held_as = self.modules.attribute_name(tensor, calls)
+        if held_as is not None:
+            return KIND[held_as[0]], held_as[1], -1
+        name = _variable_name(tensor)
         if name:
             return _CONSTANT, name, -1
         if self.level == "api":  # what runs in a backward pass shows only as the modules it calls

@@ -55,6 +55,8 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     const int32_t above = recording.stack_of(state, caller, lock);
     const int32_t number = recording.module_of(module, lock);
     if (number < 0) return;
+    // What `torch.compile` returned for a module is known as that module, and runs it where it may not be compiled.
+    if (!state.calls.empty() && state.calls.back().module == number && state.calls.back().object != module) return;
     OpenCall call;
     call.object = module;
     call.args = args;
@@ -66,8 +68,10 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.mark = state.marks.size();
     call.parent = state.top().call;
     call.id = recording.next_id++;
+    const int outer_phase = state.phase;
+    if (state.phase == kOptimizer) state.phase = kForward;  // what a module computes, whoever calls it
     call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
-    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false});
+    state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
     call.start = now();
     call.spent = state.spent;
     const int32_t id = call.id;

@@ -280,6 +280,33 @@ PyObject* recording_value(PyObject* self, PyObject* object) {
   return PyLong_FromLong(tensor == nullptr ? -1 : recording->value_of(*tensor, lock));
 }
 
+// let_go(tensor): hold no weak reference to it; the value it was known by, or -1.
+PyObject* recording_let_go(PyObject* self, PyObject* object) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyLong_FromLong(-1);
+  Lock lock(recording->mutex);
+  if (ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording)) {
+    end_api_call(*recording, *state, lock);  // which may hold its results
+  }
+  const at::TensorBase* tensor = recording->tensor_in(object);
+  if (tensor == nullptr) return PyLong_FromLong(-1);
+  const int32_t value = recording->values.find(tensor->unsafeGetTensorImpl());
+  recording->values.known.erase(tensor->unsafeGetTensorImpl());
+  return PyLong_FromLong(value);
+}
+
+// know_as(tensor, value): it has taken the place of a tensor that was known by a value.
+PyObject* recording_know_as(PyObject* self, PyObject* args) {
+  PyObject* object;
+  int value;
+  if (!PyArg_ParseTuple(args, "Oi", &object, &value)) return nullptr;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    if (const at::TensorBase* tensor = recording->tensor_in(object)) recording->values.know_as(*tensor, value);
+  }
+  Py_RETURN_NONE;
+}
+
 // sharing(tensor): the newest value whose memory a tensor shows, or -1.
 PyObject* recording_sharing(PyObject* self, PyObject* object) {
   Recording* recording = recording_of(self);
@@ -364,25 +391,44 @@ PyObject* recording_where(PyObject* self, PyObject*) {
   return Py_BuildValue("(Ni)", python_numbers(modules.data(), modules.size()), phase);
 }
 
-// phase(number, frame): what runs from now on; an optimizer's step has a mark of its own.
-PyObject* recording_phase(PyObject* self, PyObject* args) {
-  int phase;
-  PyObject* frame;
-  if (!PyArg_ParseTuple(args, "iO", &phase, &frame)) return nullptr;
+// begin_step(frame, closure): an optimizer steps, called by `frame`; it may call a function of the code `closure`.
+PyObject* recording_begin_step(PyObject* self, PyObject* args) {
+  PyObject *frame, *closure;
+  if (!PyArg_ParseTuple(args, "O!O", &PyFrame_Type, &frame, &closure)) return nullptr;
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
   Lock lock(recording->mutex);
   ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
   if (state == nullptr) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
-  if (phase == kOptimizer && PyFrame_Check(frame)) {
-    const int32_t above = recording->stack_of(*state, frame_of(frame), lock);
-    state->marks.push_back(
-        {frame_of(frame), frame_of(frame)->previous, nullptr, above, state->top().call, true});
-  } else if (state->top().optimizer) {
-    state->marks.pop_back();
-  }
-  state->phase = phase;
+  const int32_t above = recording->stack_of(*state, frame_of(frame), lock);
+  const auto* code = PyCode_Check(closure) ? reinterpret_cast<PyCodeObject*>(closure) : nullptr;
+  state->marks.push_back(
+      {frame_of(frame), frame_of(frame)->previous, nullptr, above, state->top().call, true, state->phase, code});
+  state->phase = kOptimizer;
+  Py_RETURN_NONE;
+}
+
+// end_step(): it has stepped.
+PyObject* recording_end_step(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  Lock lock(recording->mutex);
+  ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
+  if (state == nullptr) Py_RETURN_NONE;
+  end_api_call(*recording, *state, lock);
+  if (state->top().optimizer) recording->pop_mark(*state);
+  Py_RETURN_NONE;
+}
+
+// leave_out(nanoseconds): so much of what is open on this thread is no part of the run.
+PyObject* recording_leave_out(PyObject* self, PyObject* nanoseconds) {
+  const int64_t taken = PyLong_AsLongLong(nanoseconds);
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  const Lock lock(recording->mutex);
+  const auto found = recording->threads.find(this_thread());
+  if (found != recording->threads.end()) found->second->spent += taken;
   Py_RETURN_NONE;
 }
 
@@ -398,7 +444,7 @@ PyObject* recording_enter_region(PyObject* self, PyObject* args) {
   if (state == nullptr || state->region.id >= 0) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
   const int32_t stack = PyFrame_Check(frame) ? recording->stack_of(*state, frame_of(frame), lock) : -1;
-  state->region = {recording->next_id++, info, form, stack, now(), nullptr, {}};
+  state->region = {recording->next_id++, info, form, stack, now(), nullptr, {}, state->spent};
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); ++at) {
     state->region.inputs.push_back(static_cast<int32_t>(PyLong_AsLong(PyList_GET_ITEM(inputs, at))));
   }
@@ -460,13 +506,17 @@ const PyMethodDef own_methods[] = {
     {"known", recording_known, METH_O, "known(tensor): its value, or -1."},
     {"known_all", recording_known_all, METH_O, "known_all(tensors): the value of each, or None."},
     {"value", recording_value, METH_O, "value(tensor): its value, a new one if it has none."},
+    {"let_go", recording_let_go, METH_O, "let_go(tensor): its value, by which it is known no more."},
+    {"know_as", recording_know_as, METH_VARARGS, "know_as(tensor, value): it stands where that one stood."},
     {"sharing", recording_sharing, METH_O, "sharing(tensor): the newest value of its memory, or -1."},
     {"add", recording_add, METH_VARARGS, "add(tensor, kind, producer, base, flags): a new value."},
     {"type_kind", recording_type_kind, METH_VARARGS, "type_kind(type, kind): how its objects are read."},
     {"living", recording_living, METH_NOARGS, "living(): values and tensors that are still there."},
     {"observe", recording_observe, METH_VARARGS, "observe(ops, api, calls): what observers are told of."},
     {"where", recording_where, METH_NOARGS, "where(): modules whose calls are open here, and the phase."},
-    {"phase", recording_phase, METH_VARARGS, "phase(number, frame): what runs from now on."},
+    {"begin_step", recording_begin_step, METH_VARARGS, "begin_step(frame, closure): an optimizer steps."},
+    {"end_step", recording_end_step, METH_NOARGS, "end_step(): it has stepped."},
+    {"leave_out", recording_leave_out, METH_O, "leave_out(nanoseconds): they are no part of the run."},
     {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
     {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
     {"fail", recording_fail, METH_O, "fail(codes): an exception has passed these."},

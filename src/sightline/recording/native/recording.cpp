@@ -12,6 +12,11 @@ namespace {
 
 int32_t as_number(PyObject* object) { return object == nullptr ? -1 : static_cast<int32_t>(PyLong_AsLong(object)); }
 
+// Whether a function of this code is among the frames of a path.
+bool passes(const Recording::Path& path, const PyCodeObject* code) {
+  return code != nullptr && std::any_of(path.begin(), path.end(), [&](const Frame* at) { return code_of(at) == code; });
+}
+
 // Have the main thread raise the exception that a function returns, unless it returns none.
 int raise_what(void* asked) {
   Owned callable(static_cast<PyObject*>(asked));
@@ -129,8 +134,11 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
 
 // The value of a tensor that is used. One that no recorded op made is looked at by Python, which says what it is.
 int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
-  const int32_t value = values.find(tensor.unsafeGetTensorImpl());
-  if (value >= 0) return value;
+  const auto known = values.known.find(tensor.unsafeGetTensorImpl());
+  if (known != values.known.end()) {
+    if (known->second.is_current(known->first)) return known->second.value;
+    return replaced(tensor, known->second, lock);
+  }
   if (glimpses) return produced(tensor, -1, nullptr, lock);
   if (in_backward) {
     const int32_t saved = values.saved(tensor.unsafeGetTensorImpl(), metadata_of(tensor, lock));
@@ -165,6 +173,24 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   return met < 0 ? id : met;  // Python, or another thread, has met it meanwhile
 }
 
+// A new version of a tensor that was given other data without an op.
+int32_t Recording::replaced(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const void* storage = storage_of(impl);
+  const bool moved = before.storage != storage;
+  const int32_t previous = before.value;  // `before` is not looked at again: the mutex is given up
+  const int32_t base = moved && storage != nullptr ? values.sharing(storage, impl) : -1;
+  const int32_t metadata = metadata_of(tensor, lock);
+  const int32_t id = values.next++;
+  const int flags = (tensor.requires_grad() ? 1 : 0) | (moved && base < 0 ? kMoved : 0);
+  values.rows.push_back(
+      {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, -1, previous, base, 5,
+       static_cast<int16_t>(flags)});
+  values.know_storage(tensor, id, metadata);
+  values.know(tensor, id);
+  return id;
+}
+
 int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock) {
   const int32_t metadata = metadata_of(tensor, lock);
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -180,8 +206,12 @@ int32_t Recording::new_version(const at::TensorBase& tensor, int32_t op, int32_t
 // The value of a result: that of a tensor which is known, or a new one, which may be a view of an input.
 int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock) {
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  const int32_t known = values.find(impl);
-  if (known >= 0) return known;
+  const auto known = values.known.find(impl);
+  if (known != values.known.end()) {
+    // What an op has changed that does not say so has a new version all the same.
+    if (known->second.is_current(impl)) return known->second.value;
+    return op < 0 ? replaced(tensor, known->second, lock) : new_version(tensor, op, known->second.value, lock);
+  }
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
   const bool view = from != nullptr && from->alias_storage != nullptr && storage_of(impl) == from->alias_storage;
@@ -279,7 +309,10 @@ void Recording::path_to_mark(ThreadState& state, const Frame* frame, Path& path,
       path.push_back(at);
       at = caller_of(at);
     }
-    if (state.top().is(at)) return;
+    if (state.top().is(at)) {
+      if (state.top().optimizer) state.phase = passes(path, state.top().closure) ? kForward : kOptimizer;
+      return;
+    }
     end_api_call(*this, state, lock);
     drop_mark(state);
   }
@@ -305,7 +338,11 @@ void Recording::drop_mark(ThreadState& state) {
     close_call(state, c10::SmallVector<int32_t, 1>(), no_form, kRaised, now());
     return;
   }
-  if (state.top().optimizer) state.phase = kForward;
+  pop_mark(state);
+}
+
+void Recording::pop_mark(ThreadState& state) {
+  state.phase = state.top().outer_phase;
   state.marks.pop_back();
 }
 
@@ -319,6 +356,7 @@ void Recording::close_call(
       {call.id, call.module, call.parent, mark.above, call.bits | flags << kFlagShift, call.input_form, form,
        call.start - begin, duration, next_id++},
       call.inputs, outputs);
+  state.phase = mark.outer_phase;
   state.marks.resize(call.mark);
   state.calls.pop_back();
 }

@@ -71,6 +71,8 @@ struct Mark {
   int32_t above = -1;
   int32_t call = -1;  // the innermost module call that is open here
   bool optimizer = false;
+  int outer_phase = 0;  // the phase of what runs after the call
+  const PyCodeObject* closure = nullptr;  // of the function an optimizer was given to compute the loss; only compared
 
   // Whether a frame is the one the mark stands for; no frame is that of the empty stack.
   bool is(const Frame* at) const {
@@ -140,6 +142,7 @@ struct Region {
   int64_t start = 0;
   const at::RecordFunction* node = nullptr;  // of a compiled backward pass
   std::vector<int32_t> inputs;
+  int64_t spent = 0;  // what was no part of the run before it
 };
 
 struct ThreadState {
@@ -213,6 +216,7 @@ class Recording {
   int32_t value_of(const at::TensorBase& tensor, Lock& lock);
   int32_t metadata_of(const at::TensorBase& tensor, Lock& lock);
   int32_t new_version(const at::TensorBase& tensor, int32_t op, int32_t previous, Lock& lock);
+  int32_t replaced(const at::TensorBase& tensor, const KnownTensor& before, Lock& lock);
   int32_t produced(const at::TensorBase& tensor, int32_t op, const OpenOp* from, Lock& lock);
   // Some callers hand over their whole stack: what belongs to the op comes last.
   static c10::ArrayRef<const c10::IValue> arguments_of(const OpTraits& traits, const at::RecordFunction& event) {
@@ -228,6 +232,7 @@ class Recording {
   void tell_type(PyTypeObject* type, Lock& lock);
   const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
   using Path = c10::SmallVector<const Frame*, 32>;
+  void pop_mark(ThreadState& state);
   void path_to_mark(ThreadState& state, const Frame* frame, Path& path, Lock& lock);
   int32_t stack_of(ThreadState& state, const Frame* frame, Lock& lock);
   void read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock);

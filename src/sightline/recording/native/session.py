@@ -28,7 +28,6 @@ from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream
 from sightline.recording.readings import Readings
 from sightline.recording.session_base import STOPS_THE_RUN, clock
 from sightline.recording.torchapi import Module, Parameter, Tensor
-from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
@@ -160,13 +159,17 @@ class NativeSession(Host):
         """The thread it was started on."""
         return self._ident
 
-    def begin_optimizer_step(self, frame: FrameType) -> None:
+    def leave_out(self, taken: int) -> None:
+        """So many nanoseconds of what is open on this thread are no part of the run."""
+        self.recording.leave_out(taken)
+
+    def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
-        self.recording.phase(OPTIMIZER, frame)
+        self.recording.begin_step(frame, closure)
 
     def end_optimizer_step(self) -> None:
         """It has stepped."""
-        self.recording.phase(FORWARD, None)
+        self.recording.end_step()
 
     def note_error(self, error: BaseException) -> None:
         """An exception is leaving the block: if it came out of an open API call, that one has raised."""
@@ -195,7 +198,7 @@ class NativeSession(Host):
         """How many threads have worked for it."""
         return self.counters()[3]
 
-    def open_rows(self, read: bool = True) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[Numbers, Numbers]:
         """Rows of the ops and calls that have begun and not ended."""
         ops, calls = self.recording.open_rows()
         return np.frombuffer(ops, dtype=np.int64), np.frombuffer(calls, dtype=np.int64)

@@ -102,6 +102,17 @@ class NativeValues(KnownTensors):
         found: list[int | None] = self.recording.known_all(tensors)
         return found
 
+    def let_go(self, tensor: Any) -> int | None:
+        """Hold no weak reference to a tensor; the value it was known by."""
+        self._tell_type(tensor)
+        found: int = self.recording.let_go(tensor)
+        return None if found < 0 else found
+
+    def know_as(self, tensor: Any, value: int) -> None:
+        """A tensor object is known by a value, whatever it looks like by now."""
+        self._tell_type(tensor)
+        self.recording.know_as(tensor, value)
+
     def value(self, tensor: Any) -> int:
         """The current value of a tensor; one never seen before is explained and added."""
         self._tell_type(tensor)

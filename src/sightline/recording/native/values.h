@@ -46,6 +46,21 @@ inline uint64_t metadata_key(const c10::TensorImpl* tensor) {
   return key == 0 ? 1 : key;
 }
 
+// The layout of a tensor in one number, cheap enough to be read at every use: `.data =` and `module.to(…)` give a tensor
+// another one behind the dispatcher's back. Zero: it cannot be read as numbers.
+inline uint64_t layout_key(const c10::TensorImpl* tensor) {
+  if (!has_plain_sizes(tensor)) return 0;
+  const auto sizes = tensor->sizes();
+  const auto strides = tensor->strides();
+  uint64_t key = static_cast<uint64_t>(c10::typeMetaToScalarType(tensor->dtype())) + 1 + (sizes.size() << 8) +
+      static_cast<uint64_t>(tensor->storage_offset()) * 0xD6E8FEB86659FD93ull;
+  uint64_t factor = 0x9E3779B97F4A7C15ull;  // its powers: no product waits for the one before it
+  for (size_t at = 0; at < sizes.size(); ++at, factor *= 0x9E3779B97F4A7C15ull) {
+    key += static_cast<uint64_t>(sizes[at]) * factor + static_cast<uint64_t>(strides[at]) * (factor >> 7 | 1);
+  }
+  return key == 0 ? 1 : key;
+}
+
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 struct KnownStorage {
@@ -62,6 +77,13 @@ inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t looks) {
 struct KnownTensor {
   WeakTensor ref;
   int32_t value;
+  const void* storage;  // only compared
+  uint64_t layout;
+
+  // Whether a tensor still has the memory and the layout it had when its value was made.
+  bool is_current(const c10::TensorImpl* tensor) const {
+    return storage == storage_of(tensor) && layout == layout_key(tensor);
+  }
 };
 
 // A value as the recording keeps it; `plain` results of ops in storage of their own need no more than three numbers.
@@ -96,9 +118,11 @@ class Values {
     const auto found = known.find(impl);
     if (found != known.end()) {
       found->second.value = value;
+      found->second.storage = storage_of(impl);
+      found->second.layout = layout_key(impl);
       return;
     }
-    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value});
+    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value, storage_of(impl), layout_key(impl)});
     // What is left of a dead tensor is small, but on the heap it lies between blocks that could become one.
     if (impl->is_cpu() && has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
     if (known.size() > purge_at_ || made_ > kMuch) {
@@ -107,11 +131,19 @@ class Values {
     }
   }
 
-  // The newest value whose memory is that of a storage, or -1. Looks at every living tensor: rare.
-  int32_t sharing(const void* storage) const {
+  // A tensor object that was given the place of another is known by that one's value, and seen to differ at its next use.
+  void know_as(const at::TensorBase& tensor, int32_t value) {
+    know(tensor, value);
+    KnownTensor& entry = known.find(tensor.unsafeGetTensorImpl())->second;
+    entry.storage = nullptr;
+    entry.layout = 0;
+  }
+
+  // The newest value of another tensor whose memory is that of a storage, or -1. Looks at every living one: rare.
+  int32_t sharing(const void* storage, const c10::TensorImpl* self = nullptr) const {
     int32_t best = -1;
     for (const auto& [impl, tensor] : known) {
-      if (tensor.value > best && !tensor.ref.expired() && storage_of(impl) == storage) best = tensor.value;
+      if (impl != self && tensor.value > best && !tensor.ref.expired() && storage_of(impl) == storage) best = tensor.value;
     }
     return best;
   }

@@ -145,7 +145,7 @@ class Calls:
 
 
 def as_given(living: Living, inputs: Numbers, first: Numbers) -> Numbers:
-    """Inputs of calls were read when the call ended: go back to the version that went in."""
+    """Inputs that a hook put in are read when the call ends: go back to the version that went in."""
     inputs = inputs.copy()
     if not len(living):
         return inputs

@@ -27,6 +27,8 @@ V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_PREVIOUS, V_BASE, V_FLAGS = r
 V_WIDTH: Final = 10
 #: What is written of the plain result of an op in storage of its own: value, metadata, op.
 FRESH_WIDTH: Final = 3
+#: A flag of a version of a value: it is not in the memory of the one before it.
+MOVED: Final = 256
 #: An offset that is the one of the value's base.
 INHERITED: Final = -1
 

@@ -153,7 +153,10 @@ class Storages:
         """
         self._look(metas)
         ids, address = living.id[first:], living.address[first:]
-        source_ids = np.where(living.base[first:] >= 0, living.base[first:], living.previous[first:])
+        flags = living.flags[first:]
+        before = np.where(flags & row.MOVED, -1, living.previous[first:])
+        living.flags[first:] = flags & ~row.MOVED
+        source_ids = np.where(living.base[first:] >= 0, living.base[first:], before)
         source = living.at(source_ids)
         source[source_ids < 0] = -1
         new = source < 0

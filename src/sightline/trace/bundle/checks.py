@@ -195,7 +195,8 @@ def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int])
 
 
 def check_metas(metas: Sequence[d.TensorMeta]) -> None:
-    """Sizes are sizes."""
+    """Sizes are sizes, or -1 where they differ between the parts of a nested tensor."""
     for number, meta in enumerate(metas):
-        if min(meta.shape, default=0) < 0 or meta.itemsize < 0:
+        least = -1 if meta.layout == "nested" else 0
+        if min(meta.shape, default=0) < least or meta.itemsize < 0:
             raise Damage(f"the metadata {number} has a negative size")

@@ -1,0 +1,104 @@
+"""When Dynamo compiles, on whatever thread: how often, and how long it took.
+
+Compiling is no part of what a model computes: its time is left out of the op and the calls it happens in,
+and told by itself. Dynamo is imported by the first program that compiles something, which takes seconds and
+is not ours to ask for; a recording that is running then begins to watch at that moment.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from sightline.recording.session_base import SessionBase
+
+_CALLBACKS: Final = "torch._dynamo.callback"
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Has a function called with a module: now if it is imported, else when it will have been."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def install(self) -> None:
+        """Begin to wait."""
+        found = sys.modules.get(self._name)
+        if found is not None:
+            self._then(found)
+        else:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Wait no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The ordinary spec, with a loader that calls back."""
+        if name != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        loader = None if spec is None else spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._then(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
+        return spec
+
+
+class Compilations:
+    """Tells recordings of every compilation while they run."""
+
+    def __init__(
+        self, sessions: Callable[[], Iterable[SessionBase]], begins: Callable[[], None] | None = None
+    ) -> None:
+        self._sessions, self._begins = sessions, begins
+        self._handler: Any = None
+        self._since = 0
+        self._import = AfterImport(_CALLBACKS, self._register)
+
+    def install(self) -> None:
+        """Begin to watch, as soon as Dynamo is there."""
+        self._import.install()
+
+    def remove(self) -> None:
+        """Put everything back."""
+        self._import.remove()
+        if self._handler is not None:
+            with suppress(ValueError):  # the program has cleared them
+                self._handler.remove_start_callback(self._start)
+            with suppress(ValueError):
+                self._handler.remove_end_callback(self._end)
+            self._handler = None
+
+    def _register(self, module: ModuleType) -> None:
+        if self._handler is None:
+            self._handler = module.callback_handler
+            self._handler.register_start_callback(self._start)
+            self._handler.register_end_callback(self._end)
+
+    def _start(self, *_: Any) -> None:
+        if self._begins is not None:
+            self._begins()
+        self._since = time.perf_counter_ns()
+
+    def _end(self, *_: Any) -> None:
+        if self._since:  # else it began before we watched
+            taken, self._since = time.perf_counter_ns() - self._since, 0
+            for session in self._sessions():
+                session.note_compilation(taken)
