@@ -265,7 +265,7 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
     kind = type(tensor)
     dtype, device = tensor.dtype, tensor.device
     nested = bool(getattr(tensor, "is_nested", False))
-    shape = _nested_shape(tensor) if nested else tensor.shape
+    shape = _nested_shape(tensor) if nested else tensor.size()  # a lazy parameter has no `shape`
     try:
         stride = None if nested else tensor.stride()
     except (RuntimeError, NotImplementedError):
