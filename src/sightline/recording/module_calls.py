@@ -79,6 +79,8 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
     try:
         if not session.is_recorded(state, frame):
             return
+        if state.top.call < 0:
+            session.memory.look_at_all()
         known = session.modules.of(module, state.calls())
         above, nothing = session.stack(state, frame), session.arguments.nothing
         call = OpenCall(frame, above, known.number, id(module), session.phase(state), nothing)

@@ -34,6 +34,7 @@ class SessionBase:
     stacks: Any  #: `Stacks`, or what stands for it
     ops: Any  #: streams of rows, as those of `Stream`
     calls: Any
+    memory: Any  #: the stream of what `Storages` writes
 
     def __init__(self, name: str, level: str) -> None:
         self.name, self.level = name, level

@@ -42,6 +42,8 @@ def _private(path: str) -> Any:
 module_hooks: Any = import_module("torch.nn.modules.module")
 optimizer_hooks: Any = import_module("torch.optim.optimizer")  # torch.optim hides it
 DeviceContext: Any = import_module("torch.utils._device").DeviceContext
+#: A reference that does not keep a storage, and its memory, alive.
+StorageWeakRef: Any = import_module("torch.multiprocessing.reductions").StorageWeakRef
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 Module = torch.nn.Module

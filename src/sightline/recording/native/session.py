@@ -72,6 +72,7 @@ class NativeSession(Host):
                 "and the plain recorder makes it."
             )
         self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
+        self.memory = NativeStream(self.recording, "memory")
         values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
         for kind in (Tensor, Parameter):
             self.recording.type_kind(kind, TENSOR)
@@ -115,7 +116,7 @@ class NativeSession(Host):
 
     def release(self) -> None:
         """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
-        for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
+        for stream in (self.ops, self.calls, self.memory, self.values.stream, self.values.fresh):
             stream.freeze()
         self.recording.release()
 

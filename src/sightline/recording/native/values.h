@@ -2,6 +2,8 @@
 // being used again; nothing here keeps the memory of a tensor alive.
 #pragma once
 
+#include "storages.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/flat_hash_map.h>
@@ -18,23 +20,6 @@ inline uint64_t mixed(uint64_t hash, uint64_t more) {
   return hash ^ (hash >> 29);
 }
 
-// Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
-// symbols, which would gain a guard by being asked.
-inline bool has_plain_sizes(const c10::TensorImpl* tensor) {
-  // A subclass may answer such questions with Python of the user's.
-  if (tensor->key_set().has(c10::DispatchKey::Python)) return false;
-  return tensor->layout() == c10::kStrided && !tensor->has_symbolic_sizes_strides() &&
-      !tensor->key_set().has(c10::DispatchKey::NestedTensor) &&
-      !tensor->key_set().has(c10::DispatchKey::FuncTorchBatched) &&
-      !tensor->key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
-}
-
-inline const void* storage_of(const c10::TensorImpl* tensor) {
-  return tensor->has_storage() && has_plain_sizes(tensor)
-      ? static_cast<const void*>(tensor->unsafe_storage().unsafeGetStorageImpl())
-      : nullptr;
-}
-
 // What all tensors that look alike have in common, as a key. Zero: it has to be asked anew each time.
 inline uint64_t metadata_key(const c10::TensorImpl* tensor) {
   if (!has_plain_sizes(tensor) || tensor->is_python_dispatch()) return 0;
@@ -45,8 +30,6 @@ inline uint64_t metadata_key(const c10::TensorImpl* tensor) {
   for (const auto step : tensor->strides()) key = mixed(key, static_cast<uint64_t>(step) + 0x51ED270Bull);
   return key == 0 ? 1 : key;
 }
-
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
 struct KnownStorage {
   WeakStorage ref;
@@ -83,6 +66,7 @@ class Values {
   ska::flat_hash_map<c10::TensorImpl*, KnownTensor> known;
   ska::flat_hash_map<uint64_t, int32_t> metadata;
   ska::flat_hash_map<uint64_t, KnownStorage> storages;  // by what shows a storage, and how
+  Storages memory;
   int32_t next = 0;
 
   // The current value of a tensor, or -1.
@@ -93,6 +77,7 @@ class Values {
 
   void know(const at::TensorBase& tensor, int32_t value) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    memory.note(impl, value);
     const auto found = known.find(impl);
     if (found != known.end()) {
       found->second.value = value;

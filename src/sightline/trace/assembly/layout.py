@@ -27,6 +27,8 @@ V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_PREVIOUS, V_BASE, V_FLAGS = r
 V_WIDTH: Final = 10
 #: What is written of the plain result of an op in storage of its own: value, metadata, op.
 FRESH_WIDTH: Final = 3
+#: What is written when a storage is seen first, changes its size or is freed: value, bytes (-1: freed), time.
+M_WIDTH: Final = 3
 #: An offset that is the one of the value's base.
 INHERITED: Final = -1
 

@@ -50,6 +50,7 @@ _IDS: Final[dict[tuple[str, str], tuple[int, str | int]]] = {
     ("frames", "parent"): (-1, "frames"),
     ("frames", "code"): (0, "codes"),
     ("stats", "value"): (0, "values"),
+    ("allocations", "value"): (-1, "values"),
 }
 #: Links that point back: following them comes to an end.
 _BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),
