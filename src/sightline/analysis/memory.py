@@ -227,7 +227,9 @@ class Usage:
         held = self.held
         why, op = "", None
         value = self._value(row)
-        made_in_backward = value is not None and value.producer is not None and value.producer.phase == "backward"
+        made_in_backward = (
+            value is not None and value.producer is not None and value.producer.phase == "backward"
+        )
         if held.use[row] not in _LASTING:
             saved = [at for at in readers if self.index.raw.ops.phase[at] == _BACKWARD]
             if saved and not made_in_backward:
@@ -249,7 +251,7 @@ def usage_of(
     index: Index, module: str | None = None, phase: str | None = None, depth: int | None = None
 ) -> list[Usage]:
     """The memory of a run on each of its devices, the one that held most first."""
-    selection = Selection(phase=phase, depth=depth)  # which says what is wrong with them
+    Selection(phase=phase, depth=depth)  # says what is wrong with them
     held = memory_of(index)
     values = index.raw.values
     rows = np.ones(len(held), dtype=bool)

@@ -86,7 +86,8 @@ def batch_of(session: SessionBase) -> Batch:
         floats, counts = session.readings.columns()
     return Batch(
         rows=Streams(ops, calls, values.stream.numbers(), values.fresh.numbers(), floats, counts),
-        memory=memory, nbytes=pairs_of(values.storage_bytes), learned=learned_of(session), steps=list(session.steps),
+        memory=memory, nbytes=pairs_of(values.storage_bytes), learned=learned_of(session),
+        steps=list(session.steps),
         captures=[] if session.captures is None else list(session.captures.infos),
         open_ops=opened[0], open_calls=opened[1],
     )  # fmt: skip
@@ -115,5 +116,6 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "allow": [] if session.check is None else session.check.allowed,
         "checked": 0 if session.check is None else session.check.checked,
         "left_out": 0 if session.captures is None else session.captures.left_out,
+        "allocator": session.allocator_readings(),
         "asked": {} if session.observer is None else session.observer.asked(),
     }  # fmt: skip

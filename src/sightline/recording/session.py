@@ -236,8 +236,7 @@ class Session(SessionBase):
 
     def halt(self) -> None:
         """Record nothing more, on any thread."""
-        self.running = False
-        self.ended = clock()
+        self.note_end()
         self.memory.end()
         for state in list(self._states.values()):
             state.off = True

@@ -233,7 +233,7 @@ class StatColumns:
 
 @dataclass(frozen=True)
 class AllocationColumns:
-    """Memory that was held: a row from when a storage was first seen, or changed its size, until it was freed.
+    """Memory that was held: a row from when a storage is seen, or has changed its size, until it is freed.
 
     Storages are those that torch has: what shares memory without saying so is one of them, and a storage
     that no recorded tensor shows is none.

@@ -25,12 +25,13 @@ _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _BAR: Final = 16
 _ROWS: Final = 8  #: of the tables by module and by line
 _LARGEST: Final = 10
+_Row = list[str | Cell | tuple[str, str]]
 
 
 def memory(
     trace: Trace, module: str | None = None, phase: str | None = None, depth: int | None = None
 ) -> View:
-    """The memory of a run; ``module`` and ``phase`` choose what counts, ``depth`` how deep modules are named."""
+    """The memory of a run; ``module`` and ``phase`` choose, ``depth`` says how deep modules are named."""
     found = usage_of(trace.index, module, phase, depth)
     if not found or not any(usage.peak.nbytes for usage in found):
         if module is not None:
@@ -41,18 +42,22 @@ def memory(
 
     def made(room: int) -> list[Block]:
         room = min(room, _WIDTH)
-        blocks: list[Block] = [_head(first, info, module), *_others(others), line(), *_plot(first, room)]
+        blocks: list[Block] = [_head(first, module), *_others(others), line(), *_plot(first, room)]
         blocks += [line(), _kinds(first)]
         for title, shares in (("module", first.by_module(depth)), ("line", first.by_line())):
-            blocks += [line(), _table(title, shares, first.peak.nbytes, room)]
+            blocks += [line(), _table(title, shares, first.peak.nbytes)]
         blocks += [line(), _tensors(first)]
         notes = [*_allocator(found, info), *_notes(first, info)]
-        return [*blocks, line(), *(each for title, told in notes for each in wrapped(title, told, _MARGIN, room))]
+        return [
+            *blocks,
+            line(),
+            *(each for title, told in notes for each in wrapped(title, told, _MARGIN, room)),
+        ]
 
     return View(tuple(fitted(made(_WIDTH), _WIDTH)), fit=made)
 
 
-def _head(usage: Usage, info: dict[str, Any], module: str | None) -> Line:
+def _head(usage: Usage, module: str | None) -> Line:
     peak, op = usage.peak, usage.peak_op
     where = "" if usage.device == "cpu" else f" on {usage.device}"
     of = f" of {module!r}" if module is not None else ""
@@ -72,7 +77,9 @@ def _others(usages: Sequence[Usage]) -> Iterator[Line]:
     for usage in usages:
         if usage.peak.nbytes:
             at = time_text(usage.peak.moment)
-            yield line((f"{'':<{_MARGIN}}on {usage.device}: peak {bytes_text(usage.peak.nbytes)} at {at}", "dim"))
+            yield line(
+                (f"{'':<{_MARGIN}}on {usage.device}: peak {bytes_text(usage.peak.nbytes)} at {at}", "dim")
+            )
 
 
 # -- the curve ---------------------------------------------------------------------------------------------
@@ -118,7 +125,7 @@ def _amount(nbytes: int, whole: int) -> tuple[str, str]:
 
 def _kinds(usage: Usage) -> Block:
     whole = usage.peak.nbytes
-    rows = []
+    rows: list[_Row] = []
     for share in usage.by_kind():
         bar = "▇" * round(_BAR * share.nbytes / max(whole, 1))
         rows.append([share.name, *_amount(share.nbytes, whole), f"{share.count:,}", (bar, "number")])
@@ -127,10 +134,10 @@ def _kinds(usage: Usage) -> Block:
     return grid(columns, rows)
 
 
-def _table(title: str, shares: list[Share], whole: int, room: int) -> Block:
+def _table(title: str, shares: list[Share], whole: int) -> Block:
     shown, rest = shares[:_ROWS], shares[_ROWS:]
     style = "module" if title == "module" else "op"
-    rows: list[list[str | Cell | tuple[str, str]]] = [
+    rows: list[_Row] = [
         [(share.name, style), *_amount(share.nbytes, whole), f"{share.count:,}"] for share in shown
     ]
     if rest:
@@ -143,7 +150,7 @@ def _table(title: str, shares: list[Share], whole: int, room: int) -> Block:
 
 
 def _tensors(usage: Usage) -> Block:
-    rows = []
+    rows: list[_Row] = []
     for held in usage.largest(_LARGEST):
         shape = str(held.value) if held.value is not None else "evicted"
         rows.append([bytes_text(held.nbytes), (shape, "shape"), *_maker(held), (_why(held), "dim")])
@@ -206,4 +213,3 @@ def _notes(usage: Usage, info: dict[str, Any]) -> Iterator[tuple[str, list[str]]
         yield "note", [f"of what was freed before the last {info['last']:,} ops nothing is known"]
     counted = ["storages of recorded tensors, until torch frees them" if usage.exact else "storages"]
     yield "counted", [*counted, "not what an op takes for itself while it runs (workspaces)"]
-

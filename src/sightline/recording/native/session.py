@@ -24,7 +24,7 @@ from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.host import Host
 from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
-from sightline.recording.session_base import STOPS_THE_RUN, clock
+from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
@@ -99,8 +99,7 @@ class NativeSession(Host):
 
     def halt(self) -> None:
         """Record nothing more."""
-        self.running = False
-        self.ended = clock()
+        self.note_end()
         self.recording.halt()
 
     def finish(self) -> None:

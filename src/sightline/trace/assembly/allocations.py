@@ -12,7 +12,8 @@ class Allocations:
     """Batch by batch: what is freed becomes a row, what is still held waits.
 
     >>> held = Allocations()
-    >>> [column.tolist() for column in held.add(np.array([0, 64, 10, 1, 32, 11, 0, -1, 15]), last=False).values()]
+    >>> rows = np.array([0, 64, 10, 1, 32, 11, 0, -1, 15])
+    >>> [column.tolist() for column in held.add(rows, last=False).values()]
     [[0], [64], [10], [15]]
     >>> [column.tolist() for column in held.add(NONE, last=True).values()]
     [[1], [32], [11], [-1]]
