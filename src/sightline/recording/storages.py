@@ -15,10 +15,11 @@ from itertools import islice
 from typing import Any, Final
 
 from sightline.recording.rows import Stream
-from sightline.recording.torchapi import StorageWeakRef
+from sightline.recording.torchapi import StorageWeakRef, expired
 from sightline.trace.assembly.numbers import Numbers
 
-_NEWEST: Final = 32
+_FEW: Final = 48  #: so many are looked at one and all
+_NEWEST: Final = 16
 _IN_TURN: Final = 16
 _FREED: Final = -1
 
@@ -71,6 +72,9 @@ class Storages:
 
     def look(self) -> None:
         """An op is about to run: look at some."""
+        if len(self._held) <= _FEW:
+            self.look_at_all()
+            return
         self._look_at(list(self._newest))
         turn = list(islice(self._turn, _IN_TURN))
         if not turn:
@@ -95,7 +99,7 @@ class Storages:
             return
         for address in addresses:
             held = self._held.get(address)
-            if held is not None and held.ref.expired() and self._held.pop(address, None) is held:
+            if held is not None and expired(held.ref.cdata) and self._held.pop(address, None) is held:
                 self._bytes -= held.nbytes
                 self._stream.write([held.value, _FREED, self._now()])
 

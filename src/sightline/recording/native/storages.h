@@ -10,6 +10,7 @@
 
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <array>
@@ -41,7 +42,7 @@ class Storages {
  public:
   // Weak references of storages that are gone. Letting go of one may free a Python object, which needs the GIL: that
   // is left to the caller, after the mutex.
-  using Dead = std::vector<WeakStorage>;
+  using Dead = c10::SmallVector<WeakStorage, 8>;
 
   Blocks rows;  // kRow numbers each: value, bytes (-1: it is freed), time
   static constexpr size_t kRow = 5;
@@ -49,16 +50,16 @@ class Storages {
 
   // A tensor is recorded as a value; the first value of a storage stands for it from then on.
   void note(const c10::TensorImpl* tensor, int32_t value) {
-    if (over_) return;
-    c10::StorageImpl* storage = storage_in(tensor);
-    if (storage == nullptr) return;
+    c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
     const auto found = places_.find(storage);
     if (found != places_.end()) {
       use(found->second);
       return;
     }
+    if (over_ || storage_of(tensor) == nullptr || tensor->is_meta()) return;
+    if (storage->sym_nbytes().is_heap_allocated()) return;  // a symbol, which is no number
     const uint32_t place = add(tensor, storage, value);
-    hot_[next_hot_++ % hot_.size()] = place;
+    heat(place);
     young_.emplace_back(place, time);
     if (young_.size() > kMostYoung) young_.erase(young_.begin(), young_.begin() + kMostYoung / 2);
     if (held_ > limit_ && looked_ * kLooksPerOp >= places_.size()) {
@@ -69,21 +70,22 @@ class Storages {
 
   // A tensor is an input of an op: it may be freed soon.
   void use(const c10::TensorImpl* tensor) {
-    if (c10::StorageImpl* storage = storage_in(tensor)) {
-      const auto found = places_.find(storage);
-      if (found != places_.end()) use(found->second);
-    }
+    const auto found = places_.find(tensor->unsafe_storage().unsafeGetStorageImpl());
+    if (found != places_.end()) use(found->second);
   }
 
   // An op is about to run: which of the last ones' storages are gone?
   void look(int64_t now, Dead& dead) {
     time = now;
     ++looked_;
-    for (const uint32_t place : hot_) look_at(place);
-    for (int count = 0; count < 2 && !held_storages_.empty(); ++count) {
-      look_at(static_cast<uint32_t>(turn_++ % held_storages_.size()));
+    const size_t count = held_storages_.size();
+    if (count == 0) return;
+    for (const uint32_t place : hot_) look_at(held_storages_[place]);
+    for (int others = 0; others < 2; ++others) {
+      if (++turn_ >= count) turn_ = 0;
+      if (!look_at(held_storages_[turn_])) look_at_size(held_storages_[turn_]);
     }
-    if (!dead_.empty()) dead.swap(dead_);
+    hand_over(dead);
   }
 
   // A module call that began at a certain time has ended: what its functions held is free.
@@ -93,19 +95,18 @@ class Storages {
     while (first > 0 && young_[first - 1].second >= begin) --first;
     size_t kept = first;
     for (size_t at = first; at < young_.size(); ++at) {
-      look_at(young_[at].first);
-      const Held& held = held_storages_[young_[at].first];
-      if (held.impl != nullptr && held.since == young_[at].second) young_[kept++] = young_[at];
+      Held& held = held_storages_[young_[at].first];
+      if (held.since == young_[at].second && !look_at(held)) young_[kept++] = young_[at];
     }
     young_.resize(kept);
-    if (!dead_.empty()) dead.swap(dead_);
+    hand_over(dead);
   }
 
   void look_at_all(int64_t now, Dead& dead) {
     if (over_) return;
     time = now;
     look_at_all();
-    dead.swap(dead_);
+    hand_over(dead);
   }
 
   // The recording has ended: what is freed from now on was held to its end.
@@ -128,17 +129,8 @@ class Storages {
   static constexpr size_t kMostYoung = 1 << 14;
   static constexpr size_t kLooksPerOp = 8;  // that looking at all of them may come to
 
-  static c10::StorageImpl* storage_in(const c10::TensorImpl* tensor) {
-    if (storage_of(tensor) == nullptr || tensor->is_meta()) return nullptr;
-    return tensor->unsafe_storage().unsafeGetStorageImpl();
-  }
-
-  static int64_t bytes_of(const c10::StorageImpl* storage) {
-    return storage->sym_nbytes().maybe_as_int().value_or(0);
-  }
-
   uint32_t add(const c10::TensorImpl* tensor, c10::StorageImpl* storage, int32_t value) {
-    const int64_t bytes = bytes_of(storage);
+    const auto bytes = static_cast<int64_t>(storage->nbytes());
     Held held{tensor->unsafe_storage().getWeakStorageImpl(), storage, bytes, time, value};
     uint32_t place;
     if (free_.empty()) {
@@ -155,35 +147,51 @@ class Storages {
     return place;
   }
 
-  void use(uint32_t place) {
-    hot_[next_hot_++ % hot_.size()] = place;
-    look_at(place);
+  void heat(uint32_t place) {
+    if (hot_[next_hot_ % hot_.size()] != place) hot_[++next_hot_ % hot_.size()] = place;
   }
 
-  void look_at(uint32_t place) {
-    if (place >= held_storages_.size()) return;
-    Held& held = held_storages_[place];
+  void use(uint32_t place) {
+    heat(place);
+    look_at_size(held_storages_[place]);
+  }
+
+  // Whether a storage is gone. If it was not known to be, that is written.
+  bool look_at(Held& held) {
+    if (held.impl == nullptr) return true;
+    if (!held.ref.expired()) return false;
+    remove(held);
+    return true;
+  }
+
+  void remove(Held& held) {
+    held_ -= held.bytes;
+    write(held.value, -1);
+    places_.erase(held.impl);
+    held.impl = nullptr;
+    dead_.push_back(std::move(held.ref));
+    free_.push_back(static_cast<uint32_t>(&held - held_storages_.data()));
+  }
+
+  void look_at_size(Held& held) {
     if (held.impl == nullptr) return;
-    if (held.ref.expired()) {
-      held_ -= held.bytes;
-      write(held.value, -1);
-      places_.erase(held.impl);
-      held.impl = nullptr;
-      dead_.push_back(std::move(held.ref));
-      free_.push_back(place);
-      return;
-    }
     // The object is there as long as our reference is, even if the storage is freed by another thread just now.
-    const int64_t bytes = bytes_of(held.impl);
-    if (bytes != held.bytes) {
-      held_ += bytes - held.bytes;
-      held.bytes = bytes;
-      write(held.value, bytes);
-    }
+    const auto bytes = static_cast<int64_t>(held.impl->nbytes());
+    if (bytes == held.bytes) return;
+    held_ += bytes - held.bytes;
+    held.bytes = bytes;
+    write(held.value, bytes);
+  }
+
+  void hand_over(Dead& dead) {
+    for (WeakStorage& ref : dead_) dead.push_back(std::move(ref));
+    dead_.clear();
   }
 
   void look_at_all() {
-    for (uint32_t place = 0; place < held_storages_.size(); ++place) look_at(place);
+    for (Held& held : held_storages_) {
+      if (!look_at(held)) look_at_size(held);
+    }
     looked_ = 0;
   }
 
@@ -196,16 +204,16 @@ class Storages {
     row[4] = high(time);
   }
 
-  std::vector<Held> held_storages_;
+  std::vector<Held> held_storages_;  // a place for each, used again
   std::vector<uint32_t> free_;  // places of storages that are gone
   ska::flat_hash_map<c10::StorageImpl*, uint32_t> places_;
-  std::array<uint32_t, 16> hot_{};  // places of the storages that were used last
+  std::array<uint32_t, 8> hot_{};  // places of the storages that were used last
   size_t next_hot_ = 0, turn_ = 0;
   std::vector<std::pair<uint32_t, int64_t>> young_;  // places, in the order they were taken, and when
   int64_t held_ = 0, limit_ = 0;  // bytes; beyond the limit all are looked at
   size_t looked_ = 0;  // ops since that was done
   bool over_ = false;
-  Dead dead_;
+  std::vector<WeakStorage> dead_;
 };
 
 }  // namespace sightline
