@@ -56,7 +56,7 @@ _MARGIN: Final = 10  #: columns for the titles of facts
 _WIDTH: Final = 100  #: columns of the text; on a terminal there may be fewer
 _MANY_OPS: Final = 100_000  #: in a longer run, looking for problems takes too long for a first look
 _ONE_THREAD: Final = "only the thread that started the recording is recorded"
-_VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()  t.problems()"
+_VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.source()  t.problems()"
 
 
 def overview(trace: Trace, more: str = _VIEWS) -> View:

@@ -127,7 +127,7 @@ class Storages {
     int32_t value;
   };
   static constexpr size_t kMostYoung = 1 << 14;
-  static constexpr size_t kLooksPerOp = 8;  // that looking at all of them may come to
+  static constexpr size_t kLooksPerOp = 64;  // that looking at all of them may come to, while more and more is held
 
   uint32_t add(const c10::TensorImpl* tensor, c10::StorageImpl* storage, int32_t value) {
     const auto bytes = static_cast<int64_t>(storage->nbytes());
