@@ -154,10 +154,7 @@ void begin_op(
         }
       }
     }
-    for (const at::TensorBase* tensor : arguments.tensors) {
-      op.inputs.push_back(recording.value_of(*tensor, lock));
-      recording.values.memory.use(tensor->unsafeGetTensorImpl());
-    }
+    for (const at::TensorBase* tensor : arguments.tensors) op.inputs.push_back(recording.value_of(*tensor, lock));
     op.form = recording.form_of(*traits, arguments, given, lock);
     if (traits->aliases >= 0 && static_cast<size_t>(traits->aliases) < given.size()) {
       const c10::IValue& base = given[static_cast<size_t>(traits->aliases)];

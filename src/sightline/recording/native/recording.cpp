@@ -125,7 +125,7 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
 
 // The value of a tensor that is used. One that no recorded op made is looked at by Python, which says what it is.
 int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
-  const int32_t value = values.find(tensor.unsafeGetTensorImpl());
+  const int32_t value = values.use(tensor.unsafeGetTensorImpl());
   if (value >= 0) return value;
   if (glimpses) return produced(tensor, -1, nullptr, lock);
   if (in_backward) {

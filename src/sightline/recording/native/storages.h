@@ -48,16 +48,19 @@ class Storages {
   static constexpr size_t kRow = 5;
   int64_t time = 0;  // of what is being recorded, in ns since the recording began
 
-  // A tensor is recorded as a value; the first value of a storage stands for it from then on.
-  void note(const c10::TensorImpl* tensor, int32_t value) {
+  static constexpr uint32_t kNoPlace = ~uint32_t{0};
+
+  // A tensor is recorded as a value; the first value of a storage stands for it from then on. Returns the place of the
+  // storage, which is its own as long as the tensor lives.
+  uint32_t note(const c10::TensorImpl* tensor, int32_t value) {
     c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
     const auto found = places_.find(storage);
     if (found != places_.end()) {
       use(found->second);
-      return;
+      return found->second;
     }
-    if (over_ || storage_of(tensor) == nullptr || tensor->is_meta()) return;
-    if (storage->sym_nbytes().is_heap_allocated()) return;  // a symbol, which is no number
+    if (over_ || storage_of(tensor) == nullptr || tensor->is_meta()) return kNoPlace;
+    if (storage->sym_nbytes().is_heap_allocated()) return kNoPlace;  // a symbol, which is no number
     const uint32_t place = add(tensor, storage, value);
     heat(place);
     young_.emplace_back(place, time);
@@ -66,12 +69,14 @@ class Storages {
       look_at_all();
       limit_ = std::max(limit_, held_ + held_ / 64);
     }
+    return place;
   }
 
-  // A tensor is an input of an op: it may be freed soon.
-  void use(const c10::TensorImpl* tensor) {
-    const auto found = places_.find(tensor->unsafe_storage().unsafeGetStorageImpl());
-    if (found != places_.end()) use(found->second);
+  // A tensor is given to an op or a module: its storage may be freed soon.
+  void use(uint32_t place) {
+    if (place >= held_storages_.size()) return;
+    heat(place);
+    look_at_size(held_storages_[place]);
   }
 
   // An op is about to run: which of the last ones' storages are gone?
@@ -151,11 +156,6 @@ class Storages {
     if (hot_[next_hot_ % hot_.size()] != place) hot_[++next_hot_ % hot_.size()] = place;
   }
 
-  void use(uint32_t place) {
-    heat(place);
-    look_at_size(held_storages_[place]);
-  }
-
   // Whether a storage is gone. If it was not known to be, that is written.
   bool look_at(Held& held) {
     if (held.impl == nullptr) return true;
@@ -164,7 +164,7 @@ class Storages {
     return true;
   }
 
-  void remove(Held& held) {
+  [[gnu::noinline]] void remove(Held& held) {
     held_ -= held.bytes;
     write(held.value, -1);
     places_.erase(held.impl);

@@ -45,6 +45,7 @@ inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t looks) {
 struct KnownTensor {
   WeakTensor ref;
   int32_t value;
+  uint32_t place;  // of its storage
 };
 
 // A value as the recording keeps it; `plain` results of ops in storage of their own need no more than three numbers.
@@ -75,15 +76,24 @@ class Values {
     return found == known.end() ? -1 : found->second.value;
   }
 
+  // The same of one that is used now.
+  int32_t use(c10::TensorImpl* tensor) {
+    const auto found = known.find(tensor);
+    if (found == known.end()) return -1;
+    memory.use(found->second.place);
+    return found->second.value;
+  }
+
   void know(const at::TensorBase& tensor, int32_t value) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    memory.note(impl, value);
+    const uint32_t place = memory.note(impl, value);
     const auto found = known.find(impl);
     if (found != known.end()) {
       found->second.value = value;
+      found->second.place = place;
       return;
     }
-    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value});
+    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value, place});
     // What is left of a dead tensor is small, but on the heap it lies between blocks that could become one.
     if (impl->is_cpu() && has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
     if (known.size() > purge_at_ || made_ > kMuch) {
