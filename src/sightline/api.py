@@ -282,6 +282,29 @@ class Trace:
         return summary(self, module=module, phase=phase, depth=depth, width=width, stats=stats)
 
     @checked
+    def memory(
+        self, *, module: str | None = None, phase: str | None = None, depth: int | None = None
+    ) -> View:
+        """The peak of memory, who holds it then, and the curve over time.
+
+        Held memory by kind (parameters, gradients, optimizer state, activations, other), by module, by line,
+        and the largest tensors with what made them and what keeps them. A storage counts until torch frees
+        it. ``module`` counts only what these modules made or own, ``phase`` looks for the peak in one phase,
+        ``depth`` says how deep modules are told apart.
+
+        >>> import torch, sightline as sl
+        >>> model = torch.nn.Linear(256, 256, bias=False)
+        >>> x = torch.ones(64, 256)
+        >>> with sl.trace(model) as t:
+        ...     y = model(x)
+        >>> print(str(t.memory()).splitlines()[0])  # doctest: +ELLIPSIS
+        memory     peak 384 KiB  at ... · in forward, linear, ...
+        """
+        from sightline.views.memory import memory
+
+        return memory(self, module=module, phase=phase, depth=depth)
+
+    @checked
     def problems(self, *, module: str | None = None, kind: str | None = None) -> View:
         """What looks wrong in this run, the most serious first, each with its line and why it matters.
 

@@ -22,7 +22,7 @@ def test_without_options_it_is_the_overview(run: Path) -> None:
     assert ": --view nonfinite" in overview
     assert shown.splitlines()[:-1] == overview.splitlines()[:-1]
     last = shown.splitlines()[-1]
-    assert last == "more      --view code, log, order, summary, source, problems or nonfinite"
+    assert last == "more      --view code, log, order, summary, memory, source, problems or nonfinite"
 
 
 @pytest.mark.parametrize("view", ["code", "log", "summary", "source", "problems", "nonfinite"])
@@ -53,6 +53,9 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     )
     narrow = spoken_view(trace.summary(width=60, depth=1))
     assert told("show", run, "--view", "summary", "--width", 60, "--depth", 1) == f"{narrow}\n"
+    held = spoken_view(trace.memory(module="blocks.*", phase="forward", depth=2))
+    options = ["--module", "blocks.*", "--phase", "forward", "--depth", 2]
+    assert told("show", run, "--view", "memory", *options) == f"{held}\n"
     source = trace.source(file="recorded.py", op="relu")
     assert told("show", run, "--view", "source", "--only", "recorded.py", "--op", "relu") == f"{source}\n"
     found = trace.problems(kind="non-finite", module="blocks.0")

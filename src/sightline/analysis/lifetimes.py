@@ -1,8 +1,8 @@
-"""How long each storage was in use, and the bytes in use over time.
+"""How long each storage was held, and the bytes that were held over time.
 
-A recording sees a storage when an op makes it and whenever an op reads it; it does not see it freed. So a
-storage counts from the first op that has it to the end of the last: what the run needed, and never more than
-what it held. Parameters and buffers count all the time, optimizer state from its first op to the end.
+A storage counts from the first op that has it until torch frees it. Where a recording does not say when that
+was, it counts to the end of the last op that has it: what the run needed, and never more than what it held.
+Parameters and buffers count all the time, optimizer state from its first op to the end.
 """
 
 from __future__ import annotations
@@ -68,9 +68,21 @@ def lifetimes(data: TraceData) -> Lifetimes:
     first[last < 0] = -1
     over = int(end.max(initial=0))
     used = first >= 0
+    last = np.where(used, np.maximum(last, _freed(data, over)), last)
     last[used & (use < _PASSING)] = over
     first[used & (use == 0)] = 0
     return Lifetimes(data.storages, use, meta, first, last)
+
+
+def _freed(data: TraceData, over: int) -> I64:
+    """When each storage was freed, or the end of the recording; -1 where nothing is known of that."""
+    found = np.full(len(data.storages), -1, dtype=np.int64)
+    rows = data.allocations
+    known = rows.value >= 0
+    storage = data.values.storage[rows.value[known]]
+    end = np.where(rows.end[known] < 0, over, np.minimum(clock(rows.end[known]), over))
+    np.maximum.at(found, storage[storage >= 0], end[storage >= 0])
+    return found
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,13 @@ VIEWS: Final = {
     "order": ("module", "phase", "depth", "tail", "fold", "order"),
     "summary": ("module", "phase", "depth", "width", "stats"),
     "source": ("only", "level", "module", "op", "phase", "depth", "tail", "width", "stats"),
+    "memory": ("module", "phase", "depth"),
     "problems": ("module", "kind"),
     "nonfinite": ("allow",),
 }
-_MORE: Final = "--view code, log, order, summary, source, problems or nonfinite"
+_MORE: Final = "--view code, log, order, summary, memory, source, problems or nonfinite"
 #: The views that, like the overview, say what to do next; the others show the user's own lines.
-_SPEAKING: Final = ("summary", "problems", "nonfinite")
+_SPEAKING: Final = ("summary", "memory", "problems", "nonfinite")
 _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 
 
@@ -77,7 +78,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @click.option("--width", metavar="N", type=click.IntRange(20), help="summary, source: columns to fill.")
 @screen_options
 def command(file: str, view: str | None, screen: Screen, **options: Any) -> None:
-    """Show a recording: its code, log, call order, summary, source or problems.
+    """Show a recording: its code, log, call order, summary, memory, source or problems.
 
     A filter that matches nothing is an error that names what is near. On a terminal the text is paged; on a
     pipe it is plain, and comes while it is made.

@@ -49,12 +49,13 @@ class Cutter:
         self.ops, self.calls = ops, calls  #: the rows of the last batch, late ones too
         steps = session.steps[:]
         del session.steps[: len(steps)]
+        memory = session.memory.take()
         captures = self._captures()
         floats, counts = self._readings(last)
         living = values.alive()  # what is changed in place after this: the new version's row comes later
         held = Rows(values.stream.take(), row.V_WIDTH)
         fresh = values.fresh.take().reshape(-1, row.FRESH_WIDTH)
-        batch = Batch(steps=steps, captures=captures)
+        batch = Batch(steps=steps, captures=captures, memory=memory)
         before = self._values
         self._split(batch, ops, calls, held, fresh, floats, counts)
         if last:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sightline.notation import position_text
 from sightline.recording.inplace import MESSAGE, culprits
+from sightline.recording.out_of_memory import is_out_of_memory, out_of_memory_lines
 from sightline.trace.data import TraceData
 from sightline.trace.file_owners import torch_file
 from sightline.trace.origins import argument_names, origin, place_text
@@ -59,7 +60,9 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> None
     changed = culprits(session, index, traceback_of(error)) if inplace else None
     op = _failed_op(session, index, error)
     lines = []
-    if changed is not None:
+    if is_out_of_memory(error, message_of(error)):
+        lines += out_of_memory_lines(index, message_of(error), op)
+    elif changed is not None:
         lines += _changed_in_place(*changed)
     elif op is not None:
         lines.append(f"sightline: {op.name} failed{_where(op)}")

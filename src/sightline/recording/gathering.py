@@ -81,13 +81,14 @@ def batch_of(session: SessionBase) -> Batch:
     values = session.values
     # Rows refer to what was written before them: first those that refer to most.
     opened = session.open_rows()
-    ops, calls = session.ops.numbers(), session.calls.numbers()
+    ops, calls, memory = session.ops.numbers(), session.calls.numbers(), session.memory.numbers()
     floats, counts = no_floats(), no_counts()
     if session.readings is not None:
         floats, counts = session.readings.columns()
     return Batch(
         rows=Streams(ops, calls, values.stream.numbers(), values.fresh.numbers(), floats, counts),
-        nbytes=pairs_of(values.storage_bytes), learned=learned_of(session), steps=list(session.steps),
+        memory=memory, nbytes=pairs_of(values.storage_bytes), learned=learned_of(session),
+        steps=list(session.steps),
         captures=[] if session.captures is None else list(session.captures.infos),
         open_ops=opened[0], open_calls=opened[1],
     )  # fmt: skip
@@ -117,5 +118,6 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "allow": [] if session.check is None else session.check.allowed,
         "checked": 0 if session.check is None else session.check.checked,
         "left_out": 0 if session.captures is None else session.captures.left_out,
+        "allocator": session.allocator_readings(),
         "asked": {} if session.observer is None else session.observer.asked(),
     }  # fmt: skip

@@ -22,6 +22,7 @@ from sightline.recording.cutting import Cutter
 from sightline.recording.gathering import Telling
 from sightline.recording.looking import Looks
 from sightline.recording.torchapi import undisturbed
+from sightline.trace.assembly.allocations import held_after
 from sightline.trace.assembly.evicting import known_after
 from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
 from sightline.trace.assembly.numbers import NONE, Numbers, Rows
@@ -65,6 +66,7 @@ class Keeper:
         self._size = len(HEAD)
         self._stale = 0  # bytes of the journal that are no longer needed
         self._known: Numbers = NONE  # rows of the values that may be used again, for ``last=``
+        self._memory: Numbers = NONE  # and of the storages that are held
         self._names: dict[int, Learned] = {}
         self._steps: list[StepMark] = []  # those that are open
         self._opened: tuple[list[int], list[int]] = ([], [])
@@ -125,7 +127,7 @@ class Keeper:
         self._opened = opened
         taken = (  # what a batch holds is in no later one
             *vars(batch.rows).values(), *vars(batch.late).values(), batch.outputs, batch.absent,
-            batch.nbytes, batch.late_nbytes, batch.learned, batch.steps, batch.captures,
+            batch.nbytes, batch.late_nbytes, batch.memory, batch.learned, batch.steps, batch.captures,
         )  # fmt: skip
         return changed or any(map(len, taken)) or bool(self._pending)
 
@@ -191,12 +193,14 @@ class Keeper:
         """Add a frame, and let go of those that only hold older ops."""
         assert self._last is not None
         before = Batch(
-            rows=Streams(values=self._known), learned=list(self._names.values()), steps=list(self._steps)
-        )
+            rows=Streams(values=self._known), memory=self._memory, learned=list(self._names.values()),
+            steps=list(self._steps),
+        )  # fmt: skip
         calls = self._session.level == "none"
         own = Rows(batch.rows.calls, C_WIDTH) if calls else Rows(batch.rows.ops, O_WIDTH)
         every = self._cutter.calls if calls else self._cutter.ops
         self._frames.append(Frame(frame, len(own), len(every), encode(before, {}, {})))
+        self._memory = held_after(self._memory, batch.memory)
         self._known = known_after(self._known, batch, self._names)
         self._note(batch)
         held = sum(one.ops for one in self._frames)

@@ -80,6 +80,8 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
     try:
         if not session.is_recorded(state, frame):
             return
+        if state.top.call < 0:
+            session.memory.look_at_all()
         known = session.modules.of(module, state.calls)
         outer = state.top
         if isinstance(outer, OpenCall) and outer.module == known.number and outer.key != id(module):

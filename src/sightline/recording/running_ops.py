@@ -50,6 +50,7 @@ class RunningOp:
             op = cls(session, args, kwargs)
             if not op.is_recorded(function, frame):
                 return None
+            session.memory.look()
             with quiet():  # before it runs: it may change its inputs
                 op.read(frame)
                 op.form = session.arguments.read(op.info.forms, op.as_written(), kwargs, op.inputs)
@@ -228,8 +229,10 @@ class ApiCall(RunningOp):
         session, state = self.session, self.state
         if not session.running:  # it was stopped inside this very call
             return
-        if self.mark is not None and session.close_inside(state, self.mark):
-            state.pop()
+        if self.mark is not None:
+            if session.close_inside(state, self.mark):
+                state.pop()
+            self.mark = None  # it has our frame, which has this call: together they would keep its tensors
         alone = session.level == "api"  # else its aten ops have said what it changed
         with quiet():
             outputs, form, flags = self.outcome(result, alone and self._mutates(result), error)

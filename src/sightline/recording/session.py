@@ -23,6 +23,7 @@ from sightline.recording.operations import Facts, OpInfo
 from sightline.recording.rows import Stream, call_row, op_row
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import Stacks, variable_name
+from sightline.recording.storages import Storages
 from sightline.recording.thread_state import Mark, OpenCall, OptimizerStep, ThreadState
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
@@ -38,6 +39,7 @@ class Session(SessionBase):
 
     values: Values
     stacks: Stacks
+    memory: Storages
 
     def __init__(
         self, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
@@ -49,6 +51,7 @@ class Session(SessionBase):
         self.stacks = Stacks()
         self.values = Values()
         self.values.explain = self._explain
+        self.memory = self.values.memory = Storages(self.now)
         self.arguments = Arguments(self.values, Forms())
         self.modules = Modules(model, self.values)
         self._infos: dict[Any, OpInfo] = {}  # by how they are read, and function
@@ -169,6 +172,7 @@ class Session(SessionBase):
         self.put_function_mode_back(call)
         state.pop()
         result = self.arguments.nothing if result is None else result
+        self.memory.look_since(call.start)
         self.calls.write(call_row(state, call, now, outputs or [], result, flags, self.next_id()))
 
     def take_function_mode(self) -> Any:
@@ -197,12 +201,14 @@ class Session(SessionBase):
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
+        self.memory.look_at_all()
         state = self.state_here()
         state.push(OptimizerStep(frame, self.stack(state, frame), closure))
         state.phase = OPTIMIZER
 
     def end_optimizer_step(self) -> None:
         """It has stepped."""
+        self.memory.look_at_all()
         state = self.state_here()
         if isinstance(state.top, OptimizerStep):
             state.pop()
@@ -223,8 +229,8 @@ class Session(SessionBase):
 
     def halt(self) -> None:
         """Record nothing more, on any thread."""
-        self.running = False
-        self.ended = clock()
+        self.note_end()
+        self.memory.end()
         for state in list(self._states.values()):
             state.off = True
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
 from sightline.recording.calibration import Passage
+from sightline.recording.device_memory import Reading, before_and_after, read_allocators
 from sightline.recording.explain import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
@@ -35,6 +36,7 @@ class SessionBase:
     stacks: Any  #: `Stacks`, or what stands for it
     ops: Any  #: streams of rows, as those of `Stream`
     calls: Any
+    memory: Any  #: the stream of what `Storages` writes
 
     def __init__(self, name: str, level: str) -> None:
         self.name, self.level = name, level
@@ -60,6 +62,7 @@ class SessionBase:
         self.compile_time = 0  #: nanoseconds that took
         self.first_sequence = sequence_number()
         self.ended = 0
+        self._allocators: tuple[Reading, Reading | None] = (read_allocators(), None)
         self.begin = clock()
 
     # -- what engines do in their own way --------------------------------------------------------------
@@ -158,6 +161,17 @@ class SessionBase:
         self.fault_count += 1
         if len(self.faults) < _MAX_FAULTS:
             self.faults.append(fault_text(error))
+
+    def allocator_readings(self) -> dict[str, dict[str, list[int]]]:
+        """What the allocators of devices said at the start, and say now, or said at the end."""
+        before, after = self._allocators
+        return before_and_after(before, read_allocators() if after is None else after)
+
+    def note_end(self) -> None:
+        """Nothing is recorded any more: how long it took, and what devices hold at its end."""
+        self.running = False
+        self.ended = clock()
+        self._allocators = (self._allocators[0], read_allocators())
 
     def elapsed(self) -> int:
         """Nanoseconds from the start to the stop, or to now."""

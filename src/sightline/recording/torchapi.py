@@ -42,6 +42,10 @@ def _private(path: str) -> Any:
 module_hooks: Any = import_module("torch.nn.modules.module")
 optimizer_hooks: Any = import_module("torch.optim.optimizer")  # torch.optim hides it
 DeviceContext: Any = import_module("torch.utils._device").DeviceContext
+#: A reference that does not keep a storage, and its memory, alive.
+StorageWeakRef: Any = import_module("torch.multiprocessing.reductions").StorageWeakRef
+#: Whether the storage that such a reference was made for is freed; the reference is told by its ``cdata``.
+expired = _private("torch.UntypedStorage._expired")
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 Module = torch.nn.Module

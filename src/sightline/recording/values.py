@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.rows import Stream
+from sightline.recording.storages import Storages
 from sightline.recording.torchapi import (
     Parameter,
     Tensor,
@@ -115,6 +116,7 @@ class Values(KnownTensors):
         self.storage_bytes: dict[int, int] = {}  # value id -> bytes, for tensors not made in the block
         self.names: dict[int, str] = {}  # value id -> name
         self.kinds: dict[int, int] = {}  # value id -> kind, where it was learned after the value was seen
+        self.memory: Storages | None = None
         self._purge_at = _MIN_PURGE  # when so many tensors are known, the dead are forgotten
         #: kind, name and producer of a tensor that no recorded op made
         self.explain: Callable[[Any], tuple[int, str, int]] = lambda tensor: (EXTERNAL, "", -1)
@@ -189,6 +191,8 @@ class Values(KnownTensors):
         number = next(self.ids)
         self._know(tensor, number, _appearance(tensor))
         self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
+        if self.memory is not None and type(tensor) in PLAIN_TENSORS:
+            self.memory.note(tensor, number)
         if len(self.refs) > self._purge_at:
             self._purge()
         return number

@@ -241,6 +241,29 @@ class StatColumns:
         return cls(ids, no, no, no, no, no, none, none, none, bits)
 
 
+@dataclass(frozen=True)
+class AllocationColumns:
+    """Memory that was held: a row from when a storage is seen, or has changed its size, until it is freed.
+
+    Storages are those that torch has: what shares memory without saying so is one of them, and a storage
+    that no recorded tensor shows is none.
+    """
+
+    value: I32  #: the first value that showed it; -1 where that is no longer known
+    nbytes: I64
+    start: I64  #: ns since the recording began
+    end: I64  #: the same; -1 where it was still held when the recording ended
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    @classmethod
+    def none(cls) -> AllocationColumns:
+        """Nobody looked: a recording of an earlier version."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(np.zeros(0, dtype=np.int32), none, none, none)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInfo:
     """A named stretch of the run: ``with sl.step("step0"):``."""
@@ -299,6 +322,7 @@ class TraceData:
     schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: op -> ``self``, ``alpha=1`` …
     info: dict[str, Any] = field(default_factory=dict)  #: name, ops level, versions, faults, exception …
     stats: StatColumns = field(default_factory=StatColumns.none)
+    allocations: AllocationColumns = field(default_factory=AllocationColumns.none)
     steps: list[StepInfo] = field(default_factory=list)
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are

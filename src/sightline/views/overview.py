@@ -58,7 +58,7 @@ _WIDTH: Final = 100  #: columns of the text; on a terminal there may be fewer
 _MANY_OPS: Final = 100_000  #: in a longer run, looking for problems takes too long for a first look
 _NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
 _COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
-_VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.source()  t.problems()"
+_VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.source()  t.problems()"
 
 
 def overview(trace: Trace, more: str = _VIEWS) -> View:

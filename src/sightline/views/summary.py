@@ -30,6 +30,7 @@ from sightline.given import said
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import path_matches
 from sightline.trace.data import PHASES, ModuleInfo, TraceData
+from sightline.trace.held_memory import held_memory
 from sightline.views.columns import OPS_ROOM, Figures, Fitted, fitted
 from sightline.views.numbers import WRONG, Reading, Readings
 from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
@@ -290,7 +291,8 @@ class _Table:
             made.append(_fact("compiled", [f"{compiled}, which is in no other time here"]))
         memory = self._sum("memory", tops)
         if memory:
-            made.append(_fact("memory", [f"made by forward ops {bytes_text(memory)}", *self._device()]))
+            told = [f"made by forward ops {bytes_text(memory)}", *self._peak(tops), *self._device()]
+            made.append(_fact("memory", told))
         return made
 
     def notes(self, laid: Fitted, room: int | None) -> list[Line]:
@@ -315,6 +317,13 @@ class _Table:
         if max(counts, default=0) <= 1:
             return [f"{len(counts)}, each called once"]
         return [str(len({scope.module for scope in scopes if scope.calls})), f"calls {sum(counts):,}"]
+
+    def _peak(self, tops: Sequence[int]) -> list[str]:
+        """The most that was held at once; of all modules together, where frees were seen."""
+        if not len(self._data.allocations) or list(tops) != self._scopes.children(-1):
+            return []
+        held = held_memory(self._data)
+        return [f"peak {bytes_text(held.peak(held.devices[0]).nbytes)}"] if held.devices else []
 
     def _device(self) -> list[str]:
         devices = {meta.device for meta in self._data.metas}

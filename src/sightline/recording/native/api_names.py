@@ -104,7 +104,9 @@ class ApiNames:
                 return -1, False, False, False
             module = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
             static = owner is None and getattr(torch._C._VariableFunctions, name, None) == called
-            if module or static or isinstance(owner, Tensor):
+            if isinstance(owner, Tensor):  # what is kept of it must not keep the tensor
+                return self.of(getattr(Tensor, name, called)), name in _SEVERAL, False, False
+            if module or static:
                 return self.of(called), name in _SEVERAL, False, False
         elif type(called).__name__ in _NO_CALLS:
             return -1, False, False, False

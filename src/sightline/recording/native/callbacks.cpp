@@ -105,12 +105,14 @@ bool is_leaf(const OpTraits& traits, c10::DispatchKeySet keys) {
   return traits.kernels >> static_cast<uint8_t>(keys.highestBackendKey()) & 1;
 }
 
-void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock) {
+void begin_op(
+    Recording& recording, ThreadState& state, const at::RecordFunction& event, Lock& lock, Storages::Dead& dead) {
   const int64_t entered = now();
   // What torch hides from every mode are its own steps on the way: copying Python data into a tensor.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python)) return;
   OpTraits* traits = recording.traits_of(event, lock);
   if (traits == nullptr || !traits->seen) return;
+  recording.values.memory.look(entered - recording.begin, dead);
   const bool outermost = state.ops.empty();
   const auto given = Recording::arguments_of(*traits, event);
   Arguments arguments;
@@ -179,6 +181,7 @@ void begin_op(Recording& recording, ThreadState& state, const at::RecordFunction
 
 void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, Lock& lock) {
   if (state.ops.empty() || state.ops.back().event != &event) return;
+  recording.values.memory.time = end - recording.begin;
   // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
   const OpenOp op = std::move(state.ops.back());
   state.ops.pop_back();
@@ -245,6 +248,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
   Recording& recording = slots[Slot];
   const Recording::Visit visit(recording);
   if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return nullptr;
+  Storages::Dead dead;  // freed after the mutex is given up
   try {
     Lock lock(recording.mutex);
     ThreadState* state = state_of(Slot, recording);
@@ -257,7 +261,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
     } else if (state->region.id >= 0) {
       return nullptr;
     } else if (state->ops.empty() || !state->ops.back().leaf) {
-      begin_op(recording, *state, event, lock);
+      begin_op(recording, *state, event, lock, dead);
     }
   } catch (...) {
     recording.faults.fetch_add(1);

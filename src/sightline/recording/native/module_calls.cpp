@@ -16,13 +16,14 @@ void each_here(Visit visit) {
     Recording& recording = slots[slot];
     const Recording::Visit in(recording);
     if (!recording.running.load(std::memory_order_acquire)) continue;
+    Storages::Dead dead;  // freed after the mutex is given up
     Lock lock(recording.mutex);  // whoever holds it gives it up before asking for the GIL, which this thread has
     if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
     ThreadState* state = state_of(slot, recording);
     if (state == nullptr || !(state->own || !state->nodes.empty())) continue;
     try {
       recording.in_backward = current_node() != -1;
-      visit(recording, *state, lock);
+      visit(recording, *state, lock, dead);
     } catch (...) {  // of torch's, about a tensor that is like no other: it must not reach the interpreter
       recording.faults.fetch_add(1);
     }
@@ -46,8 +47,9 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const int64_t entered = now();
   PyObject *module = given[0], *args = given[1];
   const Frame* inner = current_frame();
-  each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
+  each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
     if (!state.api.backward) end_api_call(recording, state, lock);
+    if (state.calls.empty()) recording.values.memory.look_at_all(entered - recording.begin, dead);
     // A frame that is about to call `forward` is at the place of one that has: that call ended without its hook.
     while (state.marks.size() > 1 && state.top().is(inner)) recording.drop_mark(state);
     const Frame* caller = inner;
@@ -98,13 +100,14 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Owned results(count == 4 && Py_TYPE(given[3]) != reinterpret_cast<PyTypeObject*>(THPVariableClass)
                     ? PyTuple_Pack(1, given[3])
                     : nullptr);
-  each_here([&](Recording& recording, ThreadState& state, Lock& lock) {
+  each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
     if (!state.api.backward) end_api_call(recording, state, lock);
     size_t at = state.calls.size();
     while (at > 0 && state.calls[at - 1].object != module) --at;
     if (at == 0) return;
     const c10::SmallVector<int32_t, 1> nothing;
     while (state.calls.size() > at) recording.close_call(state, nothing, recording.no_form, kRaised, entered);
+    recording.values.memory.look_since(state.calls.back().start - recording.begin, entered - recording.begin, dead);
     const CallTold told{state.calls.back().module, state.calls.back().id, phase_of(state.calls.back()),
                         state.calls.size() - 1, state.calls.back().input_form};
     if (count == 3) {

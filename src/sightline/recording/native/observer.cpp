@@ -71,7 +71,9 @@ PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
 void recording_dealloc(PyObject* self) {
   if (Recording* recording = recording_of(self)) {
     recording->running = false;
+    Storages gone;  // freed after the mutex is given up
     const Lock lock(recording->mutex);
+    std::swap(gone, recording->values.memory);
     let_go(*recording);
   }
   Py_TYPE(self)->tp_free(self);
@@ -116,7 +118,10 @@ PyObject* recording_halt(PyObject* self, PyObject*) {
   if (recording == nullptr) Py_RETURN_NONE;
   recording->running = false;
   stop_listening();
+  Storages::Dead dead;
   const Lock lock(recording->mutex);
+  recording->values.memory.look_at_all(now() - recording->begin, dead);
+  recording->values.memory.end();
   for (auto& [thread, state] : recording->threads) {
     state->ops.clear();
     state->nodes.clear();
@@ -144,6 +149,7 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
   if (!PyArg_ParseTuple(args, "sp", &name, &take)) return nullptr;
   Recording* recording = recording_of(self);
   std::vector<int64_t> out;
+  Storages::Dead dead;  // freed after the mutex is given up
   if (recording != nullptr) {
     const Lock lock(recording->mutex);
     const std::string wanted = name;
@@ -166,6 +172,10 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
         out.insert(out.end(), std::begin(numbers), std::end(numbers));
       }
       if (take) recording->values.plain_rows.clear();
+    } else if (wanted == "memory") {
+      recording->values.memory.look_at_all(now() - recording->begin, dead);
+      recording->values.memory.append_to(out);
+      if (take) recording->values.memory.rows.clear();
     } else if (wanted == "stacks") {
       for (const Stacks::Node& node : recording->stacks.nodes) {
         out.push_back(node.parent);
@@ -397,10 +407,12 @@ PyObject* recording_begin_step(PyObject* self, PyObject* args) {
   if (!PyArg_ParseTuple(args, "O!O", &PyFrame_Type, &frame, &closure)) return nullptr;
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
+  Storages::Dead dead;  // freed after the mutex is given up
   Lock lock(recording->mutex);
   ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
   if (state == nullptr) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
+  recording->values.memory.look_at_all(now() - recording->begin, dead);
   const int32_t above = recording->stack_of(*state, frame_of(frame), lock);
   const auto* code = PyCode_Check(closure) ? reinterpret_cast<PyCodeObject*>(closure) : nullptr;
   state->marks.push_back(
@@ -413,10 +425,12 @@ PyObject* recording_begin_step(PyObject* self, PyObject* args) {
 PyObject* recording_end_step(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
+  Storages::Dead dead;  // freed after the mutex is given up
   Lock lock(recording->mutex);
   ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
   if (state == nullptr) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
+  recording->values.memory.look_at_all(now() - recording->begin, dead);
   if (state->top().optimizer) recording->pop_mark(*state);
   Py_RETURN_NONE;
 }
@@ -486,7 +500,9 @@ PyObject* recording_raised(PyObject* self, PyObject*) {
 // release(): forget everything, and let another recording have the slot.
 PyObject* recording_release(PyObject* self, PyObject*) {
   if (Recording* recording = recording_of(self)) {
+    Storages gone;  // freed after the mutex is given up
     const Lock lock(recording->mutex);
+    std::swap(gone, recording->values.memory);
     let_go(*recording);
     recording->serial = 0;
   }

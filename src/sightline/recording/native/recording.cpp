@@ -136,6 +136,7 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
 int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   const auto known = values.known.find(tensor.unsafeGetTensorImpl());
   if (known != values.known.end()) {
+    values.memory.use(known->second.place);
     if (known->second.is_current(known->first)) return known->second.value;
     return replaced(tensor, known->second, lock);
   }

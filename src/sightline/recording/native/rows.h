@@ -2,6 +2,7 @@
 // that `trace/assembly/layout.py` describes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>

@@ -26,7 +26,7 @@ from sightline.recording.native.host import Host
 from sightline.recording.native.measurements import NativeReadings
 from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.readings import Readings
-from sightline.recording.session_base import STOPS_THE_RUN, clock
+from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.numbers import Numbers
 
@@ -73,6 +73,7 @@ class NativeSession(Host):
                 "and the plain recorder makes it."
             )
         self.ops, self.calls = NativeStream(self.recording, "ops"), NativeStream(self.recording, "calls")
+        self.memory = NativeStream(self.recording, "memory")
         values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
         for kind in (Tensor, Parameter):
             self.recording.type_kind(kind, TENSOR)
@@ -112,8 +113,7 @@ class NativeSession(Host):
 
     def halt(self) -> None:
         """Record nothing more."""
-        self.running = False
-        self.ended = clock()
+        self.note_end()
         self.recording.halt()
 
     def finish(self) -> None:
@@ -129,7 +129,7 @@ class NativeSession(Host):
 
     def release(self) -> None:
         """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
-        for stream in (self.ops, self.calls, self.values.stream, self.values.fresh):
+        for stream in (self.ops, self.calls, self.memory, self.values.stream, self.values.fresh):
             stream.freeze()
         if self.readings is not None:
             self.readings.readings.freeze()

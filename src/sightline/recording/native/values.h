@@ -2,6 +2,8 @@
 // being used again; nothing here keeps the memory of a tensor alive.
 #pragma once
 
+#include "storages.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/flat_hash_map.h>
@@ -16,23 +18,6 @@ using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensor
 inline uint64_t mixed(uint64_t hash, uint64_t more) {
   hash = (hash ^ more) * 0x9E3779B97F4A7C15ull;
   return hash ^ (hash >> 29);
-}
-
-// Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
-// symbols, which would gain a guard by being asked.
-inline bool has_plain_sizes(const c10::TensorImpl* tensor) {
-  // A subclass may answer such questions with Python of the user's.
-  if (tensor->key_set().has(c10::DispatchKey::Python)) return false;
-  return tensor->layout() == c10::kStrided && !tensor->has_symbolic_sizes_strides() &&
-      !tensor->key_set().has(c10::DispatchKey::NestedTensor) &&
-      !tensor->key_set().has(c10::DispatchKey::FuncTorchBatched) &&
-      !tensor->key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
-}
-
-inline const void* storage_of(const c10::TensorImpl* tensor) {
-  return tensor->has_storage() && has_plain_sizes(tensor)
-      ? static_cast<const void*>(tensor->unsafe_storage().unsafeGetStorageImpl())
-      : nullptr;
 }
 
 // What all tensors that look alike have in common, as a key. Zero: it has to be asked anew each time.
@@ -61,8 +46,6 @@ inline uint64_t layout_key(const c10::TensorImpl* tensor) {
   return key == 0 ? 1 : key;
 }
 
-using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
 struct KnownStorage {
   WeakStorage ref;
   int32_t value;  // of the newest tensor that shows it so
@@ -77,6 +60,7 @@ inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t looks) {
 struct KnownTensor {
   WeakTensor ref;
   int32_t value;
+  uint32_t place;  // of its storage
   const void* storage;  // only compared
   uint64_t layout;
 
@@ -105,6 +89,7 @@ class Values {
   ska::flat_hash_map<c10::TensorImpl*, KnownTensor> known;
   ska::flat_hash_map<uint64_t, int32_t> metadata;
   ska::flat_hash_map<uint64_t, KnownStorage> storages;  // by what shows a storage, and how
+  Storages memory;
   int32_t next = 0;
 
   // The current value of a tensor, or -1.
@@ -115,14 +100,16 @@ class Values {
 
   void know(const at::TensorBase& tensor, int32_t value) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    const uint32_t place = memory.note(impl, value);
     const auto found = known.find(impl);
     if (found != known.end()) {
       found->second.value = value;
+      found->second.place = place;
       found->second.storage = storage_of(impl);
       found->second.layout = layout_key(impl);
       return;
     }
-    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value, storage_of(impl), layout_key(impl)});
+    known.emplace(impl, KnownTensor{WeakTensor(tensor.getIntrusivePtr()), value, place, storage_of(impl), layout_key(impl)});
     // What is left of a dead tensor is small, but on the heap it lies between blocks that could become one.
     if (impl->is_cpu() && has_plain_sizes(impl)) made_ += static_cast<size_t>(impl->numel()) * impl->itemsize();
     if (known.size() > purge_at_ || made_ > kMuch) {

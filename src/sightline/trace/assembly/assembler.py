@@ -14,6 +14,7 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
+from sightline.trace.assembly.allocations import Allocations
 from sightline.trace.assembly.calls import Calls, PlaceOf
 from sightline.trace.assembly.layout import BACKWARD
 from sightline.trace.assembly.numbers import NONE, Mask, Names, Numbers, Rows, dense, joined, offsets_of
@@ -68,6 +69,7 @@ class Assembler:
         self._storages = Storages()
         self._changes = Changes()
         self._statistics = Statistics(tables)
+        self._allocations = Allocations()
         self.place_of = PlaceOf(late.absent)
         self._sparse = sparse
         self._begin = 0  # ids of ops and calls before this one are written
@@ -106,6 +108,7 @@ class Assembler:
         recomputes = recompute_stacks(self._tables.places, self._tables.codes)
         ops.find_forward_ops(recomputes, self._living)
         self._write(ops, first, rows)
+        self._write_allocations(joined([batch.memory for batch in batches]), last)
         self.calls.end(end, ops, self._living, self.place_of, recomputes)
         self._write_calls()
         self._steps.place(end, ops, began, self.calls.count - len(began))
@@ -344,6 +347,11 @@ class Assembler:
         columns = self._statistics.add(floats, counts, self._living, first, ops)
         columns["value"] = self.place_of(columns["value"])  # type: ignore[arg-type]  # numbers, here
         self._sink.add("stats", columns)
+
+    def _write_allocations(self, rows: Numbers, last: bool) -> None:
+        columns = self._allocations.add(rows, last)
+        columns["value"] = self.place_of(columns["value"])
+        self._sink.add("allocations", columns)
 
     def _write_calls(self) -> None:
         columns = self.calls.ready()

@@ -29,6 +29,8 @@ V_WIDTH: Final = 10
 FRESH_WIDTH: Final = 3
 #: A flag of a version of a value: it is not in the memory of the one before it.
 MOVED: Final = 256
+#: What is written when a storage is seen first, changes its size or is freed: value, bytes (-1: freed), time.
+M_WIDTH: Final = 3
 #: An offset that is the one of the value's base.
 INHERITED: Final = -1
 

@@ -131,6 +131,7 @@ class Batch:
     absent: Numbers = field(default_factory=lambda: NONE)  #: values of earlier batches that never came
     nbytes: Numbers = field(default_factory=lambda: NONE)  #: (value, bytes) of storages not made in the block
     late_nbytes: Numbers = field(default_factory=lambda: NONE)  #: the same, of values of earlier batches
+    memory: Numbers = field(default_factory=lambda: NONE)  #: when storages are taken, resized and freed
     alive: Numbers | None = None  #: values that may be used again; None: all
     end: int = 1 << 62  #: ids of ops and calls from here on are in later batches
     learned: list[Learned] = field(default_factory=list)

@@ -24,7 +24,8 @@ KINDS: Final[dict[str, dict[str, str]]] = {
     **{
         name: {column: DTYPES[str(kind)] for column, kind in columns.__annotations__.items()}
         for name, columns in (("ops", d.OpColumns), ("values", d.ValueColumns), ("calls", d.CallColumns),
-                              ("stats", d.StatColumns), ("versions", d.ValueColumns))
+                              ("stats", d.StatColumns), ("versions", d.ValueColumns),
+                              ("allocations", d.AllocationColumns))
     },
     "storages": {"nbytes": "<i8"},
 }  # fmt: skip
@@ -112,6 +113,7 @@ def assemble(
         forms=tables.forms, names=assembler.names.all, storages=sink.column("storages", "nbytes"),
         schemas=tables.schemas, info=final_info(tables, assembler),
         stats=d.StatColumns(**sink.columns("stats")),
+        allocations=d.AllocationColumns(**sink.columns("allocations")),
         steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=captures,
         store=store if captures or store is not None else None,
     )  # fmt: skip

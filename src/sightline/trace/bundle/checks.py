@@ -50,6 +50,7 @@ _IDS: Final[dict[tuple[str, str], tuple[int, str | int]]] = {
     ("frames", "parent"): (-1, "frames"),
     ("frames", "code"): (0, "codes"),
     ("stats", "value"): (0, "values"),
+    ("allocations", "value"): (-1, "values"),
 }
 #: Links that point back: following them comes to an end.
 _BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),
@@ -65,6 +66,7 @@ _INFO: Final[dict[str, type | tuple[type, ...]]] = {
                      "last", "dropped", "evicted"), (int, type(None))),
     **dict.fromkeys(("exception", "check"), (str, type(None))),
     "faults": list,
+    "allocator": dict,
 }  # fmt: skip
 
 
@@ -76,6 +78,19 @@ def check_info(info: Mapping[str, Any]) -> None:
     for name, kinds in _INFO.items():
         if name in info and not isinstance(info[name], kinds):
             raise Damage(f"it says {shown(info[name])} of {name!r}")
+    for device, readings in info.get("allocator", {}).items():
+        if type(device) is not str or not _is_allocator(readings):
+            raise Damage(f"it says {shown(readings)} of the allocator of {shown(device)}")
+
+
+def _is_allocator(readings: object) -> bool:
+    """Whether these are the two readings of each of an allocator's numbers."""
+    return isinstance(readings, dict) and all(
+        isinstance(pair := readings.get(name), list | tuple)
+        and len(pair) == 2
+        and all(type(n) is int for n in pair)
+        for name in ("allocated", "reserved", "most")
+    )
 
 
 def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:

@@ -191,6 +191,8 @@ class Database:
         counts: dict[str, int] = {}
         for name in schema.COUNTS:
             count: Any = given.get(name) if isinstance(given, dict) else None
+            if count is None and name in schema.ADDED:
+                count = 0
             if not is_integer(count) or not 0 <= count < _MOST_ROWS:
                 raise Damage(f"it does not say how many {name} it has")
             counts[name] = count

@@ -35,7 +35,9 @@ HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
 _FRAME: Final = struct.Struct("<4sIII")
 _MARK: Final = b"SGJB"
 _STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
-_NUMBERS: Final = ("outputs", "absent", "nbytes", "late_nbytes", "alive", "open_ops", "open_calls")
+_NUMBERS: Final = (
+    "outputs", "absent", "nbytes", "late_nbytes", "memory", "alive", "open_ops", "open_calls",
+)  # fmt: skip
 _LATE: Final = frozenset({*(f"late.{name}" for name in _STREAMS), "outputs", "absent", "late_nbytes"})
 #: What a small table adds in one frame.
 News = dict[str, list[Any]]

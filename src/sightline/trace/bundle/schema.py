@@ -62,7 +62,10 @@ KINDS: Final[dict[str, type]] = {
     "calls": d.CallColumns,
     "frames": d.FrameColumns,
     "stats": d.StatColumns,
+    "allocations": d.AllocationColumns,
 }
+#: Tables that bundles of earlier versions do not have: they are empty there.
+ADDED: Final = frozenset({"allocations"})
 #: The dtype of a column by the name its annotation has.
 DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
 #: The one column that stands alone.

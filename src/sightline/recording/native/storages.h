@@ -1,0 +1,219 @@
+// When memory is taken and given back: one weak reference for each storage that was seen, and a row when it is first
+// seen, when its size has changed, and when it was found freed.
+//
+// Nothing says when a storage is freed, so they are looked at, and never all of them at each op: those that the last
+// few ops had (what is freed was mostly used a moment ago), two others in turn, those made inside a module call when it
+// ends, and all of them when more is held than ever before. So a peak is never made of storages that are gone.
+#pragma once
+
+#include "rows.h"
+
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <array>
+#include <utility>
+#include <vector>
+
+namespace sightline {
+
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+// Sizes and strides can be asked for as numbers: not of nested or sparse tensors, nor of those whose sizes are
+// symbols, which would gain a guard by being asked.
+inline bool has_plain_sizes(const c10::TensorImpl* tensor) {
+  // A subclass may answer such questions with Python of the user's.
+  if (tensor->key_set().has(c10::DispatchKey::Python)) return false;
+  return tensor->layout() == c10::kStrided && !tensor->has_symbolic_sizes_strides() &&
+      !tensor->key_set().has(c10::DispatchKey::NestedTensor) &&
+      !tensor->key_set().has(c10::DispatchKey::FuncTorchBatched) &&
+      !tensor->key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
+}
+
+inline const void* storage_of(const c10::TensorImpl* tensor) {
+  return tensor->has_storage() && has_plain_sizes(tensor)
+      ? static_cast<const void*>(tensor->unsafe_storage().unsafeGetStorageImpl())
+      : nullptr;
+}
+
+class Storages {
+ public:
+  // Weak references of storages that are gone. Letting go of one may free a Python object, which needs the GIL: that
+  // is left to the caller, after the mutex.
+  using Dead = c10::SmallVector<WeakStorage, 8>;
+
+  Blocks rows;  // kRow numbers each: value, bytes (-1: it is freed), time
+  static constexpr size_t kRow = 5;
+  int64_t time = 0;  // of what is being recorded, in ns since the recording began
+
+  static constexpr uint32_t kNoPlace = ~uint32_t{0};
+
+  // A tensor is recorded as a value; the first value of a storage stands for it from then on. Returns the place of the
+  // storage, which is its own as long as the tensor lives.
+  uint32_t note(const c10::TensorImpl* tensor, int32_t value) {
+    c10::StorageImpl* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+    const auto found = places_.find(storage);
+    if (found != places_.end()) {
+      use(found->second);
+      return found->second;
+    }
+    if (over_ || storage_of(tensor) == nullptr || tensor->is_meta()) return kNoPlace;
+    if (storage->sym_nbytes().is_heap_allocated()) return kNoPlace;  // a symbol, which is no number
+    const uint32_t place = add(tensor, storage, value);
+    heat(place);
+    young_.emplace_back(place, time);
+    if (young_.size() > kMostYoung) young_.erase(young_.begin(), young_.begin() + kMostYoung / 2);
+    if (held_ > limit_ && looked_ * kLooksPerOp >= places_.size()) {
+      look_at_all();
+      limit_ = std::max(limit_, held_ + held_ / 64);
+    }
+    return place;
+  }
+
+  // A tensor is given to an op or a module: its storage may be freed soon.
+  void use(uint32_t place) {
+    if (place >= held_storages_.size()) return;
+    heat(place);
+    look_at_size(held_storages_[place]);
+  }
+
+  // An op is about to run: which of the last ones' storages are gone?
+  void look(int64_t now, Dead& dead) {
+    time = now;
+    ++looked_;
+    const size_t count = held_storages_.size();
+    if (count == 0) return;
+    for (const uint32_t place : hot_) look_at(held_storages_[place]);
+    for (int others = 0; others < 2; ++others) {
+      if (++turn_ >= count) turn_ = 0;
+      if (!look_at(held_storages_[turn_])) look_at_size(held_storages_[turn_]);
+    }
+    hand_over(dead);
+  }
+
+  // A module call that began at a certain time has ended: what its functions held is free.
+  void look_since(int64_t begin, int64_t now, Dead& dead) {
+    time = now;
+    size_t first = young_.size();
+    while (first > 0 && young_[first - 1].second >= begin) --first;
+    size_t kept = first;
+    for (size_t at = first; at < young_.size(); ++at) {
+      Held& held = held_storages_[young_[at].first];
+      if (held.since == young_[at].second && !look_at(held)) young_[kept++] = young_[at];
+    }
+    young_.resize(kept);
+    hand_over(dead);
+  }
+
+  void look_at_all(int64_t now, Dead& dead) {
+    if (over_) return;
+    time = now;
+    look_at_all();
+    hand_over(dead);
+  }
+
+  // The recording has ended: what is freed from now on was held to its end.
+  void end() { over_ = true; }
+
+  void append_to(std::vector<int64_t>& out) const {
+    rows.each([&](const int32_t* row) {
+      out.insert(out.end(), {row[0], wide(row[1], row[2]), wide(row[3], row[4])});
+      return kRow;
+    });
+  }
+
+ private:
+  struct Held {
+    WeakStorage ref;
+    c10::StorageImpl* impl;  // null: the place is free
+    int64_t bytes, since;
+    int32_t value;
+  };
+  static constexpr size_t kMostYoung = 1 << 14;
+  static constexpr size_t kLooksPerOp = 64;  // that looking at all of them may come to, while more and more is held
+
+  uint32_t add(const c10::TensorImpl* tensor, c10::StorageImpl* storage, int32_t value) {
+    const auto bytes = static_cast<int64_t>(storage->nbytes());
+    Held held{tensor->unsafe_storage().getWeakStorageImpl(), storage, bytes, time, value};
+    uint32_t place;
+    if (free_.empty()) {
+      place = static_cast<uint32_t>(held_storages_.size());
+      held_storages_.push_back(std::move(held));
+    } else {
+      place = free_.back();
+      free_.pop_back();
+      held_storages_[place] = std::move(held);
+    }
+    places_.emplace(storage, place);
+    held_ += bytes;
+    write(value, bytes);
+    return place;
+  }
+
+  void heat(uint32_t place) {
+    if (hot_[next_hot_ % hot_.size()] != place) hot_[++next_hot_ % hot_.size()] = place;
+  }
+
+  // Whether a storage is gone. If it was not known to be, that is written.
+  bool look_at(Held& held) {
+    if (held.impl == nullptr) return true;
+    if (!held.ref.expired()) return false;
+    remove(held);
+    return true;
+  }
+
+  [[gnu::noinline]] void remove(Held& held) {
+    held_ -= held.bytes;
+    write(held.value, -1);
+    places_.erase(held.impl);
+    held.impl = nullptr;
+    dead_.push_back(std::move(held.ref));
+    free_.push_back(static_cast<uint32_t>(&held - held_storages_.data()));
+  }
+
+  void look_at_size(Held& held) {
+    if (held.impl == nullptr) return;
+    // The object is there as long as our reference is, even if the storage is freed by another thread just now.
+    const auto bytes = static_cast<int64_t>(held.impl->nbytes());
+    if (bytes == held.bytes) return;
+    held_ += bytes - held.bytes;
+    held.bytes = bytes;
+    write(held.value, bytes);
+  }
+
+  void hand_over(Dead& dead) {
+    for (WeakStorage& ref : dead_) dead.push_back(std::move(ref));
+    dead_.clear();
+  }
+
+  void look_at_all() {
+    for (Held& held : held_storages_) {
+      if (!look_at(held)) look_at_size(held);
+    }
+    looked_ = 0;
+  }
+
+  void write(int32_t value, int64_t bytes) {
+    int32_t* row = rows.row(kRow);
+    row[0] = value;
+    row[1] = low(bytes);
+    row[2] = high(bytes);
+    row[3] = low(time);
+    row[4] = high(time);
+  }
+
+  std::vector<Held> held_storages_;  // a place for each, used again
+  std::vector<uint32_t> free_;  // places of storages that are gone
+  ska::flat_hash_map<c10::StorageImpl*, uint32_t> places_;
+  std::array<uint32_t, 8> hot_{};  // places of the storages that were used last
+  size_t next_hot_ = 0, turn_ = 0;
+  std::vector<std::pair<uint32_t, int64_t>> young_;  // places, in the order they were taken, and when
+  int64_t held_ = 0, limit_ = 0;  // bytes; beyond the limit all are looked at
+  size_t looked_ = 0;  // ops since that was done
+  bool over_ = false;
+  std::vector<WeakStorage> dead_;
+};
+
+}  // namespace sightline
