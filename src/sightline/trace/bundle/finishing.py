@@ -27,6 +27,7 @@ from sightline.trace.bundle.journal import JOURNAL, Journal
 from sightline.trace.bundle.saving import SpooledColumns, save_columns
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.spooling import SpoolSink
+from sightline.trace.bundle.written import check_written
 from sightline.trace.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
@@ -122,7 +123,7 @@ def _opened(path: Path, journal: Journal) -> Opened:
     checks.check_info(tables.info)
     store = ShardStore(path.parent / schema.TENSORS) if (path.parent / schema.TENSORS).is_dir() else None
     data, _ = in_memory(journal, tables, store)
-    _check(data)
+    _check(data, journal.size)
     there = {info.key for info in store.captures()} if store is not None else set()
     kept = [info for info in data.captures if info.key in there]  # the last ones may not have been written
     sources: dict[str, str] = {}
@@ -134,18 +135,20 @@ def _opened(path: Path, journal: Journal) -> Opened:
     return Opened(replace(data, captures=kept, store=store if kept else None), sources, environment)
 
 
-def _check(data: d.TraceData) -> None:
+def _check(data: d.TraceData, size: int) -> None:
     """What is asked of every file: that nothing in it points anywhere else."""
     counts = {kind: len(getattr(data, kind)) for kind in schema.KINDS}
     counts |= {"storages": len(data.storages), "names": len(data.names), "codes": len(data.codes)}
     counts |= {"metas": len(data.metas), "forms": len(data.forms), "modules": len(data.modules)}
     for kind, lists in (("ops", data.ops), ("calls", data.calls)):
         counts |= {f"{kind}.inputs": len(lists.inputs), f"{kind}.outputs": len(lists.outputs)}
-    for kind in schema.KINDS:
-        for name in schema.columns_of(kind):
-            checks.check_column(kind, name, getattr(getattr(data, kind), name), counts)
-    checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
     checks.check_modules(data.modules)
     checks.check_metas(data.metas)
+    for kind in schema.KINDS:
+        for name in schema.columns_of(kind):
+            column = getattr(getattr(data, kind), name)
+            checks.check_column(kind, name, column, counts)
+            check_written(data, kind, name, column, size)
+    checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
     checks.check_steps(data.steps, counts)
     checks.check_captures(data.captures, counts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterable
@@ -24,7 +25,8 @@ import numpy as np
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 from sightline.trace.assembly.numbers import NONE, Numbers
 from sightline.trace.assembly.raw import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
-from sightline.trace.bundle import plain, records, schema
+from sightline.trace.bundle import plain, records
+from sightline.trace.bundle.budget import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 
@@ -34,6 +36,7 @@ _MAGIC: Final = b"SIGHTJNL"
 HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
 _FRAME: Final = struct.Struct("<4sIII")
 _MARK: Final = b"SGJB"
+_STREAM_COST: Final = 32  #: bytes that a number of a stream takes, with what is assembled from it
 _STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
 _NUMBERS: Final = ("outputs", "absent", "nbytes", "late_nbytes", "alive", "open_ops", "open_calls")
 _LATE: Final = frozenset({*(f"late.{name}" for name in _STREAMS), "outputs", "absent", "late_nbytes"})
@@ -103,7 +106,7 @@ class Journal:
         self._heads: list[dict[str, Any]] = []
         self.cut_short = False
         if path is not None:
-            self._file = os.dup(file) if file >= 0 else os.open(path, os.O_RDONLY)
+            self._file = os.dup(file) if file >= 0 else _opened(path)
             try:
                 self._scan()
             except BaseException:
@@ -112,7 +115,7 @@ class Journal:
         for frame in pending:
             self._frames.append(frame[_FRAME.size :])
             self.size += len(frame)
-        self._room = schema.allowed_bytes(self.size)
+        self._budget = Budget(self.size)
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -153,15 +156,16 @@ class Journal:
         held = self._frames[number]
         return held if isinstance(held, bytes) else os.pread(self._file, held[1], held[0])
 
-    def _head(self, data: bytes) -> tuple[dict[str, Any], int]:
+    def _head(self, number: int, data: bytes) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack_from("<I", data)
         reader = zlib.decompressobj()
         try:
-            text = reader.decompress(data[4 : 4 + length], self._room)
+            text = reader.decompress(data[4 : 4 + length], Budget(self.size).left)
         except zlib.error:
             raise Damage("a frame cannot be decompressed") from None
         if not reader.eof:
             raise Damage("a frame claims more than a file of its size can hold")
+        self._budget.take(f"the head of frame {number}", json_cost(text))
         head = plain.parsed(text.decode())
         if not isinstance(head, dict):
             raise Damage("a frame has no head")
@@ -169,16 +173,17 @@ class Journal:
 
     def heads(self) -> list[dict[str, Any]]:
         """What is in the heads of all frames."""
-        return [self._head(self._data(number))[0] for number in range(len(self))]
+        return [self._head(number, self._data(number))[0] for number in range(len(self))]
 
     def batch(self, number: int, only_late: bool = False) -> Batch:
         """A batch; with ``only_late`` nothing but what belongs to earlier ones."""
         data = self._data(number)
-        head, at = self._head(data)
+        head, at = self._head(number, data)
         found: dict[str, Any] = {}
         for name, count, length in head["streams"]:
-            if type(count) is not int or not 0 <= count * 8 <= self._room:
-                raise Damage(f"a frame claims {shown(count)} numbers, more than a file of its size can hold")
+            if type(count) is not int or type(length) is not int or count < 0 or length < 0:
+                raise Damage(f"a frame claims a stream of {shown(count)} numbers")
+            self._budget.take(f"{shown(name)} of frame {number}", count * _STREAM_COST)
             if not only_late or name in _LATE:
                 found[name] = _unpacked(data[at : at + length], count, str(name).endswith("floats"))
             at += length
@@ -250,6 +255,13 @@ def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, 
         operators[int(stack), int(info)] = str(symbol)
     for info, form, given, made, count in news.get("flops", ()):
         flops[int(info), int(form), tuple(given), tuple(made)] = int(count)
+
+
+def _opened(path: Path) -> int:
+    """A file to read from; a pipe would be waited for, so it is not opened."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Damage("it is not a regular file")
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
 
 
 def _padded(head: bytes) -> bytes:
