@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, fold
-from sightline.notation import tensor_text
+from sightline.notation import constant_text, tensor_text
 from sightline.trace.data import TraceData
 from sightline.trace.forms import Form, Record, Symbol
 
@@ -157,7 +157,7 @@ def _bare(item: Any, numbers: list[int]) -> Hashable:
         return tuple((key, _bare(part, numbers)) for key, part in item.items())
     if isinstance(item, Record):
         return (item.type, _bare(item.fields, numbers))
-    return (type(item).__name__, repr(item))
+    return (type(item).__name__, constant_text(item))
 
 
 def _both(one: Any, other: Any) -> Any:
@@ -176,4 +176,4 @@ def _both(one: Any, other: Any) -> Any:
 
 
 def _spread(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}…{last}"
+    return constant_text(first) if first == last else f"{first}…{last}"
