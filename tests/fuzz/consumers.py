@@ -34,9 +34,9 @@ def _rows(trace: Trace) -> None:
     for table in (trace.ops, trace.values, trace.modules, trace.module_calls, trace.frames, trace.steps):
         repr(table), [str(row) for row in table]
     for op in trace.ops:
-        op.args, op.module, op.frame, op.inputs, op.outputs, op.parent, op.duration
+        _ = op.args, op.module, op.frame, op.inputs, op.outputs, op.parent, op.duration
     for value in trace.values:
-        value.shape, value.dtype, value.kind, value.producer, value.consumers, value.stats
+        _ = value.shape, value.dtype, value.kind, value.producer, value.consumers, value.stats
 
 
 def _tensors(trace: Trace) -> None:

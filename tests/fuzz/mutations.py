@@ -20,9 +20,9 @@ from sightline.trace.bundle.journal import HEAD, JOURNAL
 INTEGERS = (0, 1, -1, 2, 7, -2, 63, 127, 128, -128, 255, 1 << 15, (1 << 31) - 1, -(1 << 31), 1 << 40, 1 << 62,
             (1 << 63) - 1, -(1 << 63), 1 << 63, 1 << 70)  # fmt: skip
 FLOATS = (0.0, -0.0, 1e308, -1e308, 5e-324, 0.1)
-TEXTS = ("", "\ud800", "\udcff/x.py", "\0", "\x1b[31m", "=cmd|' /C calc'!A0", "../../etc/passwd", "a.b.c", "…",
-         "x" * 3000, "é" * 40, "\u202e", "<script>", "\n\n", "0", "None", "$1", "{", "%s", "float32", "cuda:0",
-         "/dev/stdin", "*args", "a=b", "self")  # fmt: skip
+TEXTS = ("", "\ud800", "\udcff/x.py", "\0", "\x1b[31m", "=cmd|' /C calc'!A0", "../../etc/passwd", "a.b.c",
+         "…", "x" * 3000, "é" * 40, "\u202e", "<script>", "\n\n", "0", "None", "$1", "{", "%s", "float32",
+         "cuda:0", "/dev/stdin", "*args", "a=b", "self")  # fmt: skip
 
 
 def other(value: Any, chance: random.Random) -> Any:
@@ -125,21 +125,24 @@ def _facts(connection: sqlite3.Connection, chance: random.Random) -> None:
 
 def _columns(connection: sqlite3.Connection, chance: random.Random) -> None:
     for _ in range(chance.choice([1, 1, 2, 4])):
-        rows = connection.execute("SELECT kind, name, number, rows, data FROM chunks WHERE rows > 0").fetchall()
+        rows = connection.execute(
+            "SELECT kind, name, number, rows, data FROM chunks WHERE rows > 0"
+        ).fetchall()
         kind, name, number, count, data = chance.choice(rows)
         dtype = "<i8" if kind == "storages" else schema.columns_of(kind)[name]
         label = f"{kind}/{name}/{number}"
         column = np.asarray(decode(data, count, dtype, 0, label)).astype(dtype)
         changed = encode(numbers(column, chance), 0, label)
         connection.execute(
-            "UPDATE chunks SET data = ? WHERE kind = ? AND name = ? AND number = ?", (changed, kind, name, number)
+            "UPDATE chunks SET data = ? WHERE kind = ? AND name = ? AND number = ?",
+            (changed, kind, name, number),
         )
 
 
 def _sources(connection: sqlite3.Connection, chance: random.Random) -> None:
-    rows = connection.execute("SELECT id, file, size, data FROM sources").fetchall()
+    rows = connection.execute("SELECT id, file, data FROM sources").fetchall()
     if rows:
-        id, file, size, data = chance.choice(rows)
+        id, file, data = chance.choice(rows)
         way = chance.randrange(4)
         if way == 0:
             connection.execute("UPDATE sources SET size = ? WHERE id = ?", (chance.choice(INTEGERS[:-2]), id))
@@ -232,7 +235,8 @@ def alter_journal(path: Path, chance: random.Random) -> None:
     elif way < 0.4:
         del frames[at]
     elif way < 0.7 or not streams:
-        frames[at] = (somewhere(head, chance), streams)
+        changed = somewhere(head, chance)
+        frames[at] = (changed if isinstance(changed, dict) else {}, streams)
     else:
         which = chance.randrange(len(streams))
         name, count, _ = head["streams"][which]
@@ -243,4 +247,4 @@ def alter_journal(path: Path, chance: random.Random) -> None:
         listed = [list(each) for each in head["streams"]]
         listed[which] = [name, count, len(streams[which])]
         frames[at] = ({**head, "streams": listed}, streams)
-    journal.write_bytes(HEAD + b"".join(_framed(*frame) if isinstance(frame[0], dict) else b"" for frame in frames))
+    journal.write_bytes(HEAD + b"".join(_framed(*frame) for frame in frames))

@@ -145,9 +145,13 @@ def attempt(kind: str, seed: int, original: Path, folder: Path, everything: bool
             return None
         except TooSlow:
             failed.append(Failure(kind, seed, way, f"took more than {SECONDS} s"))
-        except BaseException as error:  # whatever it is, it is what is looked for
-            where = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-4:]]
-            failed.append(Failure(kind, seed, way, f"{type(error).__name__}: {str(error)[:100]} ({' '.join(where)})"))
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it is what is looked for
+            where = [
+                f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-4:]
+            ]
+            failed.append(
+                Failure(kind, seed, way, f"{type(error).__name__}: {str(error)[:100]} ({' '.join(where)})")
+            )
         return None
 
     trace = read("load", lambda: load(path))
@@ -177,7 +181,9 @@ def fuzz(
     return done, failed
 
 
-def _in_child(kind: str, seeds: Sequence[int], whole: list[Path], folder: Path, everything: bool) -> list[Failure]:
+def _in_child(
+    kind: str, seeds: Sequence[int], whole: list[Path], folder: Path, everything: bool
+) -> list[Failure]:
     """The same in a process of its own, which may die of it."""
     report = folder / "report.txt"
     report.write_text("")
@@ -191,7 +197,9 @@ def _in_child(kind: str, seeds: Sequence[int], whole: list[Path], folder: Path, 
                 for seed in seeds:
                     file.write(f"begin\t{seed}\n")
                     for one in attempt(kind, seed, whole[seed % len(whole)], folder, everything):
-                        file.write(f"failed\t{one.seed}\t{one.way}\t{one.what.encode('ascii', 'replace').decode()}\n")
+                        file.write(
+                            f"failed\t{one.seed}\t{one.way}\t{one.what.encode('ascii', 'replace').decode()}\n"
+                        )
                     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                     if (peak - before) * 1024 > GROWTH:
                         file.write(f"failed\t{seed}\tmemory\ttook {(peak - before) // 1024} MB\n")

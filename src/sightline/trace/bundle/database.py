@@ -119,6 +119,7 @@ class Database:
     def sources(self) -> list[tuple[str, bool, int, int]]:
         """The source files: name, whether it is whole, its size, and the id of its row."""
         found: list[tuple[str, bool, int, int]] = []
+        listed: list[str] = []
         total = 0
         count = self.counts["sources"]
         query = "SELECT id, file, whole, size FROM sources ORDER BY id LIMIT ?"
@@ -133,8 +134,11 @@ class Database:
                 if total > 4 * schema.MAX_SOURCES:
                     raise Damage("its sources are too large")
                 found.append((name, whole == 1, size, id))
+                listed.append(source_label(file, whole, size))
         if len(found) != count:
             raise Damage(f"it has {len(found)} sources, not {count}")
+        if self._sums.get("sources", -1) not in (-1, checksum_of(listed)):  # older files have none
+            raise Damage("the names of its sources were altered")
         return found
 
     def source(self, id: int, size: int) -> str:
@@ -293,6 +297,11 @@ def checksum_of(texts: list[str]) -> int:
     for text in texts:
         checksum = zlib.crc32(text.encode(), checksum)
     return checksum
+
+
+def source_label(file: str, whole: Any, size: int) -> str:
+    """What is said of a source file, for its checksum."""
+    return f"{file}/{whole}/{size}/"
 
 
 def dump_json(value: Any) -> str:

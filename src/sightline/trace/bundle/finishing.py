@@ -17,13 +17,13 @@ import numpy as np
 from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
-from sightline.trace.assembly.evicting import evicted, merged
+from sightline.trace.assembly.evicting import evicted, merged, stood_in
 from sightline.trace.assembly.layout import O_WIDTH
 from sightline.trace.assembly.raw import Batch, Late, Tables
 from sightline.trace.assembly.sinks import KINDS, assemble, final_info, frame_columns
 from sightline.trace.bundle import checks, plain, schema
 from sightline.trace.bundle.database import FAULTS, word
-from sightline.trace.bundle.journal import JOURNAL, Journal
+from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.saving import SpooledColumns, save_columns
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.spooling import SpoolSink
@@ -78,6 +78,11 @@ def _empty(kind: str) -> dict[str, Any]:
 def in_memory(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:
     """The whole of a journal, or of ``last=N`` what the last ops need."""
     count = tables.info.get("last")
+    if count is None and journal.lost:
+        every = merged([journal.batch(number) for number in range(len(journal))])
+        tables.metas.append(UNKNOWN_TENSOR)
+        batch = stood_in(every, len(tables.metas) - 1)
+        return assemble(tables, [([batch], True)], Late(), store, sparse=True)
     if count is None:
         return assemble(tables, segments(journal), journal.late(), store)
     gone = int(tables.info.get("dropped") or 0)
@@ -100,7 +105,7 @@ def open_journal(path: Path) -> Opened:
     try:
         journal = Journal(path)
         try:
-            return _opened(path, journal)
+            return _recovered(path, journal)
         finally:
             journal.close()
     except Damage as why:
@@ -113,6 +118,16 @@ def open_journal(path: Path) -> Opened:
         ) from error
 
 
+def _recovered(path: Path, journal: Journal) -> Opened:
+    """What is whole in a journal: all but a frame that was altered, or else everything before it."""
+    if journal.lost:
+        try:
+            return _opened(path, journal)
+        except (Damage, *FAULTS):
+            journal.leave_out(journal.lost[0])
+    return _opened(path, journal)
+
+
 def _opened(path: Path, journal: Journal) -> Opened:
     if not len(journal):
         raise Damage("its process ended before anything was written")
@@ -121,7 +136,9 @@ def _opened(path: Path, journal: Journal) -> Opened:
         raise Damage("it does not say what it is")
     tables.info["unfinished"] = True
     checks.check_info(tables.info)
-    store = ShardStore(path.parent / schema.TENSORS) if (path.parent / schema.TENSORS).is_dir() else None
+    folder = path.parent / schema.TENSORS
+    store = ShardStore(folder, lenient=True) if folder.is_dir() else None
+    _tell_lost(tables.info, journal, store)
     data, _ = in_memory(journal, tables, store)
     _check(data, journal.size)
     there = {info.key for info in store.captures()} if store is not None else set()
@@ -133,6 +150,15 @@ def _opened(path: Path, journal: Journal) -> Opened:
         if "environment" in head:
             environment = plain.loads(head["environment"])
     return Opened(replace(data, captures=kept, store=store if kept else None), sources, environment)
+
+
+def _tell_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:
+    """Say what was there once and cannot be read: nothing is missing in silence."""
+    lost = [f"{len(journal.lost)} of its batches"] if journal.lost else []
+    lost += [f"the tensors in {name}" for name in (store.damaged() if store is not None else ())]
+    if lost:
+        info["faults"] = [*info.get("faults", ()), f"Damaged and left out: {', '.join(lost)}."]
+        info["fault_count"] = (info.get("fault_count") or 0) + 1
 
 
 def _check(data: d.TraceData, size: int) -> None:

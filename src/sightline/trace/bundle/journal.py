@@ -29,6 +29,7 @@ from sightline.trace.bundle import plain, records
 from sightline.trace.bundle.budget import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
+from sightline.trace.forms import Form
 
 JOURNAL: Final = "rank0.journal"
 VERSION: Final = 1
@@ -36,6 +37,8 @@ _MAGIC: Final = b"SIGHTJNL"
 HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
 _FRAME: Final = struct.Struct("<4sIII")
 _MARK: Final = b"SGJB"
+_WINDOW: Final = 1 << 20  #: bytes in which the next frame is looked for at a time
+_TRIES: Final = 1000  #: marks that may turn out to begin no frame
 _STREAM_COST: Final = 32  #: bytes that a number of a stream takes, with what is assembled from it
 _STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
 _NUMBERS: Final = ("outputs", "absent", "nbytes", "late_nbytes", "alive", "open_ops", "open_calls")
@@ -105,6 +108,7 @@ class Journal:
         self._frames: list[tuple[int, int] | bytes] = []  # where each is, or itself
         self._heads: list[dict[str, Any]] = []
         self.cut_short = False
+        self.lost: list[int] = []  #: before which frame one was altered, and is left out
         if path is not None:
             self._file = os.dup(file) if file >= 0 else _opened(path)
             try:
@@ -139,18 +143,39 @@ class Journal:
         at = len(HEAD)
         while at < size:
             mark, length, checksum, _ = _FRAME.unpack(_padded(os.pread(self._file, _FRAME.size, at)))
-            start, at = at + _FRAME.size, at + _FRAME.size + length
-            if at > size:  # it was being written
+            start, end = at + _FRAME.size, at + _FRAME.size + length
+            whole = mark == _MARK and end <= size
+            if whole and zlib.crc32(os.pread(self._file, length, start)) == checksum:
+                self._frames.append((start, length))
+                at = end
+                continue
+            following = self._next_frame(at + 1, size)
+            if following is None:  # it was being written, or is the last one
                 self.cut_short = True
                 break
-            data = os.pread(self._file, length, start)
-            if mark != _MARK or zlib.crc32(data) != checksum:
-                if at < size:
-                    raise Damage(f"frame {len(self._frames)} was altered")
-                self.cut_short = True
-                break
-            self._frames.append((start, length))
+            self.lost.append(len(self._frames))
+            at = following
         self.size = size
+
+    def _next_frame(self, begin: int, size: int) -> int | None:
+        """Where a whole frame begins after one that was altered."""
+        tries = 0
+        for at in range(begin, size, _WINDOW):
+            window = os.pread(self._file, _WINDOW + len(_MARK) - 1, at)
+            found = window.find(_MARK)
+            while found >= 0 and tries < _TRIES:
+                tries += 1
+                mark = _padded(os.pread(self._file, _FRAME.size, at + found))
+                _, length, checksum, _ = _FRAME.unpack(mark)
+                start = at + found + _FRAME.size
+                if start + length <= size and zlib.crc32(os.pread(self._file, length, start)) == checksum:
+                    return at + found
+                found = window.find(_MARK, found + 1)
+        return None
+
+    def leave_out(self, begin: int) -> None:
+        """Forget the frames from one on: what they add to cannot be known without one that was lost."""
+        del self._frames[begin:]
 
     def _data(self, number: int) -> bytes:
         held = self._frames[number]
@@ -212,7 +237,9 @@ class Journal:
             flops=lambda info, form, _result, given, made: flops.get((info, form, given, made), -1),
             operator=lambda stack, info: operators.get((stack, info)),
         )
-        for head in self.heads():
+        for number, head in enumerate(self.heads()):
+            if number in self.lost:
+                self._fill(tables, head)
             _add(tables, head.get("news", {}), operators, flops)
             for name, value in (head.get("first") or {}).items():
                 if name not in _FIRST or type(value) not in (int, bool):
@@ -221,6 +248,28 @@ class Journal:
             tables.info = plain.loads(head["info"])
         return tables
 
+    def _fill(self, tables: Tables, head: dict[str, Any]) -> None:
+        """Rows for what a lost frame added to the tables: later frames count on from there."""
+        since = head.get("since")
+        if not isinstance(since, dict):
+            raise Damage("a frame before the last was altered")
+        for name, unknown in _UNKNOWN.items():
+            rows = getattr(tables, name)
+            missing = since.get(name, 0) - len(rows)
+            self._budget.take(f"{name} of lost frames", max(len(rows) + missing, 0) * 200)
+            rows += [unknown] * missing
+
+
+UNKNOWN_TENSOR: Final = TensorMeta((), None, "?", "cpu")
+#: What stands for a row of a table that was lost.
+_UNKNOWN: Final[dict[str, Any]] = {
+    "operations": Operation("?", 0, False, False, False, False),
+    "metas": UNKNOWN_TENSOR,
+    "forms": Form(),
+    "codes": CodeInfo("?", "?", 0),
+    "places": Place(-1, 0, 0, 0, -1, -1),
+    "modules": ModuleInfo("?", ("?",), "?", "?", -1, "", False, 0),
+}
 
 _FIRST: Final = (
     "one_tensor",

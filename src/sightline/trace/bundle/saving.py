@@ -23,7 +23,7 @@ from sightline.errors import CaptureError, InvalidTrace, SightlineError, UsageEr
 from sightline.notation import bytes_text
 from sightline.trace.bundle import checks, plain, records, schema
 from sightline.trace.bundle.columns import encode
-from sightline.trace.bundle.database import Database, checksum_of, dump_json
+from sightline.trace.bundle.database import Database, checksum_of, dump_json, source_label
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.plain import parsed
 from sightline.trace.bundle.schema import Damage
@@ -264,8 +264,12 @@ def _write_tables(
     _write_column(connection, columns, *schema.STORAGES, counts)
     for table, rows in texts.items():
         connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", enumerate(rows))  # noqa: S608  # ours
-    connection.executemany("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", _source_rows(sources))
-    return counts, {table: checksum_of(rows) for table, rows in texts.items()}
+    listed: list[str] = []
+    for id, file, whole, size, packed in _source_rows(sources):
+        connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", (id, file, whole, size, packed))
+        listed.append(source_label(file, whole, size))
+    sums = {table: checksum_of(rows) for table, rows in texts.items()}
+    return counts, {**sums, "sources": checksum_of(listed)}
 
 
 def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
