@@ -32,8 +32,8 @@ def claim(folder: Path) -> int:
             f"give path= a new one, such as {folder / 'run.sight'}."
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        file = os.open(folder / BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise UsageError(
             f"{folder} is where another recording begins: give path= another name, or remove the folder "

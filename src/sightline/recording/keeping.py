@@ -32,9 +32,10 @@ from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.finishing import finish, in_memory
 from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
 from sightline.trace.bundle.loading import load
-from sightline.trace.bundle.saving import WholeColumns, save_columns
+from sightline.trace.bundle.saving import PRIVATE, WholeColumns, save_columns
 from sightline.trace.bundle.sources import whole_source
 from sightline.trace.data import TraceData
+from sightline.trace.source_lines import SourceLines
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -57,7 +58,11 @@ class Frame(NamedTuple):
 class Keeper:
     """Keeps what a session writes, on disk, or the last of it."""
 
-    def __init__(self, session: SessionBase, folder: Path | None, file: int, last: int | None) -> None:
+    def __init__(
+        self, session: SessionBase, folder: Path | None, file: int, last: int | None, *,
+        source: bool = True, environment: bool = True,
+    ) -> None:  # fmt: skip
+        self._with = {"source": source, "environment": environment}
         self._session, self._folder, self._file, self._last = session, folder, file, last
         self._own = _identity(file)
         self._cutter, self._telling, self._looks = Cutter(session), Telling(session), Looks(session)
@@ -136,10 +141,11 @@ class Keeper:
         operators, flops = self._news(batch, tables)
         more: dict[str, Any] = {"since": dict(self._since)}
         news = news_of(tables, self._since, operators, flops)
-        if self._folder is not None:
+        if self._folder is not None and self._with["source"]:
             more["sources"] = self._new_sources(tables)
         if first:
-            more |= {"first": first_of(tables), "environment": plain.dumps(_environment(tables))}
+            more["first"] = first_of(tables)
+            more["environment"] = plain.dumps(_environment(tables) if self._with["environment"] else {})
         frame = encode(batch, news, tables.info, more)
         if self._folder is not None:
             self._append(frame)
@@ -158,6 +164,8 @@ class Keeper:
         tables = self._telling.update()
         if self._last is not None:
             tables.info |= {"last": self._last, "dropped": self._dropped}
+        if not self._with["environment"]:
+            tables.info = {key: value for key, value in tables.info.items() if key not in PRIVATE}
         if self._trouble is not None:
             tables.info["faults"] = [*tables.info["faults"], self._trouble]
             tables.info["fault_count"] += 1
@@ -347,16 +355,19 @@ class Keeper:
         if self._trouble is not None and self._pending:
             raise CaptureError(self._trouble)
         if self._final is not None:
-            save_columns(self._final, WholeColumns(self._final), self._folder, sweep=(JOURNAL,))
+            save_columns(self._final, WholeColumns(self._final), self._folder, sweep=(JOURNAL,), **self._with)
         else:
             store = None if session.captures is None else session.captures.store()
             journal = self._journal()
             try:
-                _, assembler = finish(journal, self._tables(), self._folder, store)
+                _, assembler = finish(journal, self._tables(), self._folder, store, **self._with)
             finally:
                 journal.close()
             session.node_ops = assembler.node_ops()
-        return load(self._folder)
+        found = load(self._folder)
+        if not self._with["source"]:  # here the files are at hand
+            found.__dict__["source_lines"] = SourceLines()
+        return found
 
 
 def _environment(tables: Tables) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class ShardFile:
         self._entries: list[bytes] = []
         self._temporary = path.with_name(f".{path.name}{UNFINISHED}")
         # Unbuffered: the arrays are written from where they are, and a forked child has nothing to flush.
-        self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115  # closed by finish or discard
+        self._file = open(self._temporary, "wb", 0, opener=_private)  # noqa: SIM115  # closed by finish or discard
         try:
             # Written, not skipped: a disk that fills up later still has the place for the header.
             write_all(self._file, memoryview(bytes(self._start)))
@@ -158,6 +158,11 @@ class ShardFile:
         """Leave no trace of it."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    """A file that only its owner reads."""
+    return os.open(path, flags, 0o600)
 
 
 def _checksum(data: Bytes) -> int:

@@ -48,7 +48,10 @@ def segments(journal: Journal, size: int = SEGMENT) -> Iterator[tuple[list[Batch
     yield held, True
 
 
-def finish(journal: Journal, tables: Tables, folder: Path, store: Store | None) -> tuple[str, Assembler]:
+def finish(
+    journal: Journal, tables: Tables, folder: Path, store: Store | None, *, source: bool = True,
+    environment: bool = True,
+) -> tuple[str, Assembler]:  # fmt: skip
     """Save a recording that has ended; the journal goes when the bundle is there."""
     spool = SpoolSink(folder / f".spool-{os.getpid()}-{os.urandom(4).hex()}")
     try:
@@ -64,7 +67,9 @@ def finish(journal: Journal, tables: Tables, folder: Path, store: Store | None) 
             steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
             store=store,
         )  # fmt: skip
-        return save_columns(data, SpooledColumns(spool, data), folder, sweep=(JOURNAL,)), assembler
+        columns = SpooledColumns(spool, data)
+        line = save_columns(data, columns, folder, source=source, environment=environment, sweep=(JOURNAL,))
+        return line, assembler
     finally:
         spool.close()
 

@@ -21,7 +21,7 @@ class SpoolSink:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True)
+        folder.mkdir(0o700, parents=True)
         self._files: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], list[bytes]] = {}
         self._sizes: dict[tuple[str, str], int] = {}  # numbers of each column
