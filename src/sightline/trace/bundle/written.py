@@ -89,7 +89,7 @@ def form_size(form: Form) -> int:
     """About how many characters the arguments of a call are.
 
     >>> form_size(Form((1, "abc"), {"dim": [2, 3]}))
-    30
+    24
     """
     return sum(map(_size, form.args)) + sum(
         len(key) + _size(item) for key, item in (form.kwargs or {}).items()
