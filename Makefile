@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engine lint format types imports unit plain examples sanitize goldens pictures bench clean
+.PHONY: help demo test engine lint format types imports unit plain examples sanitize fuzz goldens pictures bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ sanitize: $(READY) ## the tests of the native engine, with the address and undef
 	SIGHTLINE_SANITIZE=1 CXX="$(CXX)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest -n 0 -q --capture=sys -p no:faulthandler tests/recording/native $(ARGS)
+
+# Ten thousand damaged bundles and as many journals take about an hour; FUZZ="--seconds 300" stops earlier.
+FUZZ ?= --bundles 1000 --journals 1000
+fuzz: engine ## damaged bundles and journals, read in every way with limits; prints seeds
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 format: $(READY) ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix

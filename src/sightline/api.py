@@ -439,6 +439,21 @@ class Trace:
 
         return overview(self)
 
+    def __reduce__(self) -> tuple[Callable[[str], Trace], tuple[str]]:
+        """One that was loaded is loaded again where it goes; any other is saved first."""
+        path = vars(self.data).get("path")
+        if path is None:
+            raise UsageError(
+                'A recording is passed on as a file: t.save("run.sight") here, sl.load("run.sight") there.'
+            )
+        return load, (os.path.abspath(path),)
+
+    def __copy__(self) -> Trace:
+        return Trace(self._source)
+
+    def __deepcopy__(self, memo: object) -> Trace:
+        return Trace(self._source)
+
     def __repr__(self) -> str:
         return f"<Trace {self.info['name']}: {len(self.ops)} ops, {len(self.module_calls)} module calls>"
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 #: So many tensors of a list that look alike are written as one.
 MANY_ALIKE: Final = 4
+_MOST_BITS: Final = 512  #: of an integer that is written out
 
 _DTYPES = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16",
@@ -95,8 +96,8 @@ class Statistics(Protocol):
 def constant_text(value: Any) -> str:
     """A recorded constant, as Python would write it; lists and dicts included.
 
-    >>> constant_text([1, 2.5, None])
-    '[1, 2.5, None]'
+    >>> constant_text([1, 2.5, None]), constant_text(10**5000)
+    ('[1, 2.5, None]', '<an integer of 16610 bits>')
     """
     if isinstance(value, list):
         return f"[{', '.join(map(constant_text, value))}]"
@@ -105,6 +106,8 @@ def constant_text(value: Any) -> str:
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {constant_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python refuses to write a huge one
+        return f"<an integer of {value.bit_length()} bits>"
     return repr(value)
 
 

@@ -45,7 +45,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
     are ``t.tensors``. ``path="run.sight"`` writes the recording, and those tensors, while it runs: what it
     takes in memory does not grow, and a killed process leaves everything up to its last half second.
-    ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True``
+    ``source=False`` leaves the text of the source files out of it, ``environment=False`` versions, host name
+    and command line. ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True``
     takes minimum, maximum, mean, deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating
     result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
@@ -67,6 +68,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         check: Literal["nonfinite"] | Check | None = None,
         last: int | None = None,
         path: str | os.PathLike[str] | None = None,
+        source: bool = True,
+        environment: bool = True,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
         engine: Literal["auto", "native", "python"] = "auto",
@@ -77,6 +80,11 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         one_of("engine", engine, ("auto", "native", "python"))
         kept, measured, guarded = Capture.of(capture), Stats.of(stats), Check.of(check)
         folder = _folder(path, kept)
+        if folder is None and not (source and environment):
+            raise UsageError(
+                "source=False and environment=False say what path= writes: "
+                "give path= too, or say it to t.save()."
+            )
         if last is not None and (type(last) is not int or last < 1):
             raise UsageError(f"last={last!r} is how many ops to keep: a whole number from 1 up.")
         if guarded is not None and ops == "none":
@@ -89,7 +97,18 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             ops,
             name,
             compiled,
-            Asked(_watcher(live, ops), measured, guarded, _judge, kept, folder, last, engine),
+            Asked(
+                _watcher(live, ops),
+                measured,
+                guarded,
+                _judge,
+                kept,
+                folder,
+                last,
+                engine,
+                source,
+                environment,
+            ),
         )
         self._recorder: Recorder | None = None
 

@@ -14,11 +14,12 @@ import pyarrow.parquet as parquet
 import pytest
 
 from sightline.api import Trace
-from sightline.convert.documents import NO_PYARROW, needs, to_csv, to_folder, to_json, to_parquet
+from sightline.convert.documents import NO_PYARROW, needs, plain_cell, to_csv, to_folder, to_json, to_parquet
 from sightline.convert.facts import Facts
 from sightline.convert.schema import TABLES
 from sightline.errors import CaptureError, UsageError
 from sightline.trace.data import TensorMeta
+from sightline.trace.tables import Index
 from tests.builders import make_trace
 from tests.trace.bundle.bundles import ZOO
 
@@ -44,7 +45,7 @@ def test_csv_has_a_header_and_every_row(name: str, tmp_path: Path) -> None:
             elif kind == "real":
                 assert float(cell) == item
             elif kind == "integer" or item.isprintable():
-                assert cell == str(item)
+                assert cell == plain_cell(str(item))
 
 
 def test_csv_lets_no_escape_code_through(tmp_path: Path) -> None:
@@ -128,3 +129,13 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CaptureError, match=r"file/tables cannot be written: Not a directory\.$"):
         to_folder(make_trace().index, [TABLES["ops"]], tmp_path / "file" / "tables", "csv")
+
+
+def test_a_cell_that_begins_a_formula_is_only_shown(tmp_path: Path) -> None:
+    trace = make_trace(1)
+    names = ["=HYPERLINK(1)", "@SUM(A1)", "+1+1", "-1+1"]
+    data = replace(trace.data, names=[names[at % 4] for at in range(len(trace.data.names))])
+    to_csv(Index(data), TABLES["ops"], tmp_path / "ops.csv")
+    with open(tmp_path / "ops.csv", encoding="utf-8", newline="") as file:
+        written = {row["name"] for row in csv.DictReader(file)}
+    assert written <= {f"'{name}" for name in names}

@@ -15,7 +15,7 @@ from sightline.errors import UsageError
 from sightline.trace.forms import ONE_TENSOR
 from sightline.views.code import code
 from sightline.views.log import log
-from sightline.views.numbers import Reading, Readings
+from sightline.views.numbers import Reading, Readings, _pooled
 from sightline.views.outline import View, width
 from sightline.views.source import source
 from sightline.views.summary import summary
@@ -275,3 +275,13 @@ def test_an_event_without_numbers_is_written_as_before() -> None:
         "├─ Input: Tensor [2] @ cpu",
         "└─ Output: Tensor [2] @ cpu",
     ]
+
+
+def test_numbers_that_no_tensor_has_are_no_traceback() -> None:
+    odd = [
+        Reading(-1.0, 1.0, 1e308, 1e308, 0, 0, size=4),
+        Reading(-1e-300, 1e-300, 1e308, -1e308, 1 << 62, 1 << 62, size=4),
+        Reading(0.0, 0.0, math.inf, math.nan, -5, -7, size=1 << 80),
+    ]
+    for parts in (odd, odd[:2], odd[1:]):
+        assert _pooled(parts).nans == sum(part.nans for part in parts)

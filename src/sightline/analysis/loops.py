@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_lines import SourceLines, syntax_tree
 
 Spot = tuple[int, int]  # line and column, which counts bytes
 Stretch = tuple[Spot, Spot]  # from a spot to before another
@@ -56,24 +56,24 @@ def header_text(loops: Sequence[Loop], taken: Iterable[Loop] = ()) -> str:
     return text
 
 
+@lru_cache(maxsize=256)
 def _read(text: str) -> tuple[Loop, ...]:
     """The loops of a text, those inside before those around."""
-    try:
-        return _parsed(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
+    tree = syntax_tree(text)
+    if tree is None:
         return ()
-
-
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> tuple[Loop, ...]:
-    found = [loop for node in ast.walk(ast.parse(text)) for loop in _loops(node, text)]
+    lines = text.splitlines()
+    try:
+        found = [loop for node in ast.walk(tree) for loop in _loops(node, lines)]
+    except RecursionError:  # too deep to be written again
+        return ()
     return tuple(sorted(found, key=lambda loop: (loop.at[0], (-loop.at[1][0], -loop.at[1][1])), reverse=True))
 
 
-def _loops(node: ast.AST, text: str) -> Iterator[Loop]:
+def _loops(node: ast.AST, lines: Sequence[str]) -> Iterator[Loop]:
     if isinstance(node, ast.For | ast.AsyncFor | ast.While):
         counted = node.test if isinstance(node, ast.While) else node.iter
-        header = _header(text, _stretch(node)[0], _stretch(counted)[1])
+        header = _header(lines, _stretch(node)[0], _stretch(counted)[1])
         body = (_stretch(node.body[0])[0], _stretch(node.body[-1])[1])
         inside = (body, _stretch(counted)) if isinstance(node, ast.While) else (body,)
         only = node.body[0] if len(node.body) == 1 else None
@@ -104,9 +104,9 @@ def _within(stretches: Iterable[Stretch], line: int, column: int) -> bool:
     return any(start <= (line, column) < end for start, end in stretches)
 
 
-def _header(text: str, start: Spot, end: Spot) -> str:
+def _header(text: Sequence[str], start: Spot, end: Spot) -> str:
     """The source from one spot to another and the brackets closed after it, on one line, with a colon."""
-    lines = [line.encode() for line in text.splitlines()[start[0] - 1 : end[0]]]
+    lines = [line.encode() for line in text[start[0] - 1 : end[0]]]
     closing = lines[-1][end[1] :].partition(b":")[0]
     lines[-1] = lines[-1][: end[1]] + (b"" if closing.strip(b") ") else closing)
     lines[0] = lines[0][start[1] :]

@@ -17,7 +17,7 @@ import numpy as np
 
 from sightline.analysis.places import torch_file
 from sightline.trace.data import I64, TraceData
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_lines import SourceLines, syntax_tree
 from sightline.trace.tables import Index
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
@@ -158,20 +158,16 @@ def _returns(
     return name is not None and bool(around) and name in max(around)[2]
 
 
+@lru_cache(maxsize=256)
 def _read(text: str) -> _Source:
     """What a text says about names."""
-    try:
-        return _parsed(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
+    tree = syntax_tree(text)
+    if tree is None:
         return _Source()
-
-
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> _Source:
     targets: dict[Position, Target] = {}
     returned: set[Position] = set()
     functions: list[tuple[int, int, frozenset[str]]] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         for value, target in _assignments(node):
             for position in _positions(value):
                 targets[position] = target

@@ -21,6 +21,7 @@ VERBS: Final = {
     "lineage": "Tell where a value came from.",
     "graph": "Draw the data-flow graph.",
     "validate": "Check that a recording is sound.",
+    "repair": "Finish the recording of a killed process.",
     "sql": "Ask a recording in SQL, read-only.",
     "convert": "Write a recording for another tool: Perfetto, CSV, JSON, Parquet.",
     "trace-graph": "Draw a graph, top down, from the text torchspy's CallTracer writes.",

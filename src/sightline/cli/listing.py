@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sightline.cli.screen import Screen
+from sightline.convert.documents import plain_cell
 from sightline.views.fitting import narrowed
 from sightline.views.outline import Line, Span, cut, cut_end, printable, width
 
@@ -133,4 +134,4 @@ def _cell(value: Any) -> str:
         return "; ".join(_cell(part) for part in value)
     if isinstance(value, Mapping):
         return " ".join(_cell(part) for part in value.values())
-    return printable(str(value))
+    return plain_cell(value) if isinstance(value, str) else str(value)

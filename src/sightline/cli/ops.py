@@ -126,7 +126,7 @@ class OpRows:
             "forward": lambda: _some(ops.forward[ids]),
             "module": lambda: self._modules(calls(), lambda module: module.path or module.type),
             "module_type": lambda: self._modules(calls(), lambda module: module.type),
-            "module_call": lambda: _some(np.where(calls() >= 0, data.calls.index[calls()], -1)),
+            "module_call": lambda: _some(np.append(data.calls.index, -1)[calls()]),  # no call is -1
             "file": lambda: [place["file"] for place in places()],
             "line": lambda: [place["line"] for place in places()],
             "function": lambda: [place["function"] for place in places()],

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 @click.option(
     "--steps", metavar="A:B", help="Record only these training steps; each ends with optimizer.step()."
 )
+@click.option("--no-source", is_flag=True, help="Leave out the text of the source files.")
+@click.option("--no-environment", is_flag=True, help="Leave out versions, host name and command line.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end but where the recording is.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
@@ -108,7 +110,7 @@ def _place(output: str | None, name: str, force: bool) -> Path:
         try:
             with suppress(FileExistsError):  # a file: the next line says what is wrong with that
                 place.parent.mkdir(parents=True, exist_ok=True)
-            place.mkdir()
+            place.mkdir(0o700)
             return place
         except FileExistsError:
             continue
@@ -141,7 +143,7 @@ def _make_room(place: Path) -> None:
         if not any(place.glob("rank*.db")):
             raise UsageError(f"{place} is no recording and is not replaced; give another -o.")
         shutil.rmtree(place)
-        place.mkdir()
+        place.mkdir(0o700)
 
 
 def _leave(home: Path) -> None:
@@ -166,6 +168,7 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
     traced = trace(
         ops=asked["ops"], capture=capture, stats=stats, last=asked["last"],
         check="nonfinite" if asked["check"] else None, path=place, name=name,
+        source=not asked["no_source"], environment=not asked["no_environment"],
     )  # fmt: skip
     return Stepping(traced, span_of(steps))
 
@@ -214,8 +217,18 @@ def _say(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
     else:
         _show(trace, where)
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
-    _tell(f"{len(trace.ops):,} ops in {place}, {bytes_text(size)}.")
+    _tell(f"{_counted(trace, home)} in {place}, {bytes_text(size)}.")
     click.echo(safe(f"Look at it: sightline show {where}"), err=True)
+
+
+def _counted(trace: Trace, home: Path) -> str:
+    """How many ops are on disk; a disk that is full has fewer than were recorded."""
+    from sightline.trace.bundle import load, schema
+
+    every = len(trace.ops)
+    if (home / schema.DATABASE).exists():
+        return f"{every:,} ops"
+    return f"{len(load(home).ops):,} of {every:,} ops"
 
 
 def _show(trace: Trace, where: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -24,6 +25,7 @@ def _silent(_rows: int) -> None:
     """Nobody watches."""
 
 
+_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?")
 _HUGE: Final = (1 << 63) - 1
 #: What has to be there for Parquet, and how it gets there.
 NO_PYARROW: Final = "Parquet needs pyarrow, which is not installed: `pip install pyarrow` brings it."
@@ -45,8 +47,19 @@ def _cells(type: str, items: list[Any]) -> list[Any]:
     if type == "boolean":
         return ["true" if item else "false" for item in items]
     if type == "text":
-        return [item if item is None or item.isprintable() else printable(item) for item in items]
+        return [None if item is None else plain_cell(item) for item in items]
     return items
+
+
+def plain_cell(text: str) -> str:
+    """A text that a spreadsheet shows and does not work out: a quote goes before what begins a formula.
+
+    >>> plain_cell("=1+1"), plain_cell("relu"), plain_cell("@"), plain_cell("-1.5")
+    ("'=1+1", 'relu', '@', '-1.5')
+    """
+    text = text if text.isprintable() else printable(text)
+    harmless = len(text) < 2 or _NUMBER.fullmatch(text)  # an operator by itself, or a number
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not harmless else text
 
 
 def to_json(

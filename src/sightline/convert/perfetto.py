@@ -26,10 +26,11 @@ from sightline.trace.tables import Index
 
 Progress = Callable[[int, int], None]
 
-_CHUNK: Final = 1 << 13  #: slices that are written together
+_CHUNK: Final = 1 << 12  #: slices that are written together
 _THREAD, _PHASES, _STEPS = 1, 1000, 2000  #: track ids: each thread, its phases, and the lanes of steps
-_KEPT: Final = 1 << 14  #: texts that are remembered, of each kind
+_KEPT: Final = 1 << 13  #: texts that are remembered, of each kind
 _SOURCE_LINE: Final = 300  #: characters of a source line
+_LONGEST: Final = 2000  #: characters of any other text: slices of a chunk are in memory together
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -55,7 +56,7 @@ class Writer:
         self._data = index.raw
         pid = index.raw.info.get("pid")
         self._pid = pid if type(pid) is int and 0 < pid < 1 << 31 else 1
-        self._text = lru_cache(maxsize=_KEPT)(json_text)
+        self._text = lru_cache(maxsize=_KEPT)(_text)
         self._source = lru_cache(maxsize=_KEPT)(self._source_args)
         self._alike: dict[Any, str] = {}
 
@@ -113,7 +114,7 @@ class Writer:
         for first in range(0, len(stretches), _CHUNK):
             yield [
                 f'{{"ph":"X","pid":{self._pid},"tid":{track + _track(one.lane)},"ts":{_us(one.start)},'
-                f'"dur":{_us(one.end - one.start)},"name":{json_text(one.name)},"cat":"{what}",'
+                f'"dur":{_us(one.end - one.start)},"name":{_text(one.name)},"cat":"{what}",'
                 f'"args":{{"ops":{one.ops}}}}}'
                 for one in stretches[first : first + _CHUNK]
             ]
@@ -205,7 +206,8 @@ class Writer:
         if frame < 0:
             return ""
         file, line = facts.files[frame], facts.lines[frame]
-        place = {"source": position_text(file, line), "function": facts.functions[frame],
+        function = facts.functions[frame][:_LONGEST]
+        place = {"source": position_text(file[-_LONGEST:], line), "function": function,
                  "code": facts.code[frame][:_SOURCE_LINE]}  # fmt: skip
         return "," + json_text(place)[1:-1]
 
@@ -254,6 +256,10 @@ def microseconds(times: d.I64) -> list[str]:
     ).tolist():  # after a week it may not help
         texts[at] = repr(float(larger[at]))
     return texts
+
+
+def _text(text: str) -> str:
+    return json_text(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…")
 
 
 def _us(nanoseconds: int) -> str:

@@ -58,11 +58,11 @@ class Arguments:
         return sum(item is SLOT for item in self._bound.values()) == len(self.paths)
 
     def fill(self, refs: Sequence[Ref]) -> dict[str, Any]:
-        """The arguments, with ``refs`` where tensors stood."""
+        """The arguments, with ``refs`` where tensors stood; a form out of a file may promise more of them."""
         supply = iter(refs)
         if self._plain:
-            return {key: next(supply) if item is SLOT else item for key, item in self._bound.items()}
-        filled: dict[str, Any] = _fill(self._bound, lambda path: next(supply))  # noqa: ARG005  # in order
+            return {key: next(supply, None) if item is SLOT else item for key, item in self._bound.items()}
+        filled: dict[str, Any] = _fill(self._bound, lambda _path: next(supply, None))
         return filled
 
 

@@ -146,8 +146,8 @@ class _Builder:
             call = unit - self._op_count
             given, returned = _span(self._given, call), _span(self._returned, call)
             bound, wish, fields = self._call(call, inner)
-        count = len(bound.paths)
-        paths: Sequence[str] = bound.paths
+        count = min(len(bound.paths), len(given))  # a form out of a file may promise more than there is
+        paths: Sequence[str] = bound.paths[:count]
         args = bound.fill([self._source(value)[2] for value in given[:count]])
         read = given[count:]
         if inner:

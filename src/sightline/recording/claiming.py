@@ -32,8 +32,8 @@ def claim(folder: Path) -> int:
             f"give path= a new one, such as {folder / 'run.sight'}."
         )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        file = os.open(folder / BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise UsageError(
             f"{folder} is where another recording begins: give path= another name, or remove the folder "
@@ -43,6 +43,7 @@ def claim(folder: Path) -> int:
         raise _unwritable(folder, error) from error
     try:
         _refuse_recording(folder)  # one that has begun since we looked
+        hold(file)
         os.write(file, HEAD)
     except OSError as error:
         unclaim(folder, file)
@@ -51,6 +52,14 @@ def claim(folder: Path) -> int:
         unclaim(folder, file)
         raise
     return file
+
+
+def hold(file: int) -> None:
+    """Have a journal locked as long as this process lives, so that nobody repairs it meanwhile."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _refuse_recording(folder: Path) -> None:

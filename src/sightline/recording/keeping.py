@@ -8,6 +8,7 @@ the disk fails, frames wait in memory, the run goes on, and the trace says so.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sightline.errors import CaptureError
-from sightline.recording.claiming import BEGUN
+from sightline.recording.claiming import BEGUN, hold
 from sightline.recording.cutting import Cutter
 from sightline.recording.gathering import Telling
 from sightline.recording.looking import Looks
@@ -32,9 +33,10 @@ from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.finishing import finish, in_memory
 from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
 from sightline.trace.bundle.loading import load
-from sightline.trace.bundle.saving import WholeColumns, save_columns
+from sightline.trace.bundle.saving import PRIVATE, WholeColumns, save_columns
 from sightline.trace.bundle.sources import whole_source
 from sightline.trace.data import TraceData
+from sightline.trace.source_lines import SourceLines
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -57,8 +59,13 @@ class Frame(NamedTuple):
 class Keeper:
     """Keeps what a session writes, on disk, or the last of it."""
 
-    def __init__(self, session: SessionBase, folder: Path | None, file: int, last: int | None) -> None:
+    def __init__(
+        self, session: SessionBase, folder: Path | None, file: int, last: int | None, *,
+        source: bool = True, environment: bool = True,
+    ) -> None:  # fmt: skip
+        self._with = {"source": source, "environment": environment}
         self._session, self._folder, self._file, self._last = session, folder, file, last
+        self._own = _identity(file)
         self._cutter, self._telling, self._looks = Cutter(session), Telling(session), Looks(session)
         self._since: dict[str, int] = {}
         self._frames: deque[Frame] = deque()  # of ``last=``
@@ -134,12 +141,15 @@ class Keeper:
     def _write(self, batch: Batch, first: bool = False) -> None:
         tables = self._tables()
         operators, flops = self._news(batch, tables)
+        more: dict[str, Any] = {"since": dict(self._since)}
         news = news_of(tables, self._since, operators, flops)
-        more: dict[str, Any] = {"sources": self._new_sources(tables)} if self._folder is not None else {}
+        if self._folder is not None and self._with["source"]:
+            more["sources"] = self._new_sources(tables)
         if first:
-            more |= {"first": first_of(tables), "environment": plain.dumps(_environment(tables))}
+            more["first"] = first_of(tables)
+            more["environment"] = plain.dumps(_environment(tables) if self._with["environment"] else {})
         frame = encode(batch, news, tables.info, more)
-        if self._file >= 0:
+        if self._folder is not None:
             self._append(frame)
         if self._last is not None:
             self._keep(frame, batch)
@@ -156,6 +166,8 @@ class Keeper:
         tables = self._telling.update()
         if self._last is not None:
             tables.info |= {"last": self._last, "dropped": self._dropped}
+        if not self._with["environment"]:
+            tables.info = {key: value for key, value in tables.info.items() if key not in PRIVATE}
         if self._trouble is not None:
             tables.info["faults"] = [*tables.info["faults"], self._trouble]
             tables.info["fault_count"] += 1
@@ -172,6 +184,7 @@ class Keeper:
         self._pending.append(frame)
         try:
             while self._pending:
+                self._check_own()
                 _write_all(self._file, self._pending[0], self._size)
                 self._size += len(self._pending.pop(0))
         except OSError as error:
@@ -180,12 +193,32 @@ class Keeper:
     def _fail(self, error: OSError) -> None:
         """Say it once, and keep what could not be written."""
         with suppress(OSError):
+            self._check_own()
             os.ftruncate(self._file, self._size)
         if self._trouble is None:
             self._trouble = (
                 f"{self._folder} could not be written: {error.strerror or error}; "
                 "what was recorded since is in memory only."
             )
+
+    def _check_own(self) -> None:
+        """The number still means our file: a program that closes all of them may have given it away."""
+        if _identity(self._file) == self._own:
+            return
+        self._file = -1
+        assert self._folder is not None
+        file = os.open(self._folder / JOURNAL, os.O_RDWR)
+        if _identity(file) != self._own:
+            os.close(file)
+            raise OSError(errno.EBADF, "its file was closed by the program")
+        self._file = file
+        hold(file)
+
+    def _close(self) -> None:
+        if self._file >= 0 and _identity(self._file) == self._own:
+            with suppress(OSError):
+                os.close(self._file)
+        self._file = -1
 
     # -- the last ops ------------------------------------------------------------------------------------
 
@@ -235,17 +268,20 @@ class Keeper:
     def _rewrite(self) -> None:
         """A journal of the frames that are needed takes the place of the one there is."""
         assert self._folder is not None
-        part = self._folder / _ANEW
+        part, file = self._folder / _ANEW, -1
         try:
-            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             data = b"".join([HEAD, *self._held()])
             _write_all(file, data, 0)
+            hold(file)
             os.replace(part, self._folder / JOURNAL)
         except OSError as error:
+            if file >= 0:
+                os.close(file)
             self._fail(error)
             return
-        os.close(self._file)
-        self._file, self._size, self._stale = file, len(data), 0
+        self._close()
+        self._file, self._own, self._size, self._stale = file, _identity(file), len(data), 0
         self._pending.clear()
 
     # -- as a trace --------------------------------------------------------------------------------------
@@ -281,6 +317,8 @@ class Keeper:
         if self._last is not None:
             return Journal(None, self._held())
         assert self._folder is not None
+        with suppress(OSError):
+            self._check_own()
         return Journal(self._folder / JOURNAL, self._pending, self._file)
 
     def finish(self) -> None:
@@ -299,9 +337,7 @@ class Keeper:
                 self._trouble = self._no_bundle(error)
                 self._final = self._in_memory()
             finally:
-                if self._file >= 0:
-                    os.close(self._file)
-                    self._file = -1
+                self._close()
             self._frames.clear()
 
     def _no_bundle(self, error: Exception) -> str:
@@ -323,16 +359,19 @@ class Keeper:
         if self._trouble is not None and self._pending:
             raise CaptureError(self._trouble)
         if self._final is not None:
-            save_columns(self._final, WholeColumns(self._final), self._folder, sweep=(JOURNAL,))
+            save_columns(self._final, WholeColumns(self._final), self._folder, sweep=(JOURNAL,), **self._with)
         else:
             store = None if session.captures is None else session.captures.store()
             journal = self._journal()
             try:
-                _, assembler = finish(journal, self._tables(), self._folder, store)
+                _, assembler = finish(journal, self._tables(), self._folder, store, **self._with)
             finally:
                 journal.close()
             session.node_ops = assembler.node_ops()
-        return load(self._folder)
+        found = load(self._folder)
+        if not self._with["source"]:  # here the files are at hand
+            found.__dict__["source_lines"] = SourceLines()
+        return found
 
 
 def _environment(tables: Tables) -> dict[str, Any]:
@@ -348,6 +387,15 @@ def _without_news(frame: bytes) -> bytes:
     head = journal.heads()[0]
     more = {"sources": head["sources"]} if "sources" in head else {}
     return encode(journal.batch(0), {}, plain.loads(head["info"]), more)
+
+
+def _identity(file: int) -> tuple[int, int] | None:
+    """Which file a number means; None for one that is closed."""
+    try:
+        found = os.fstat(file)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _write_all(file: int, data: bytes, at: int) -> None:

@@ -69,6 +69,8 @@ class Asked:
     folder: Path | None = None  #: where it is written while it runs
     last: int | None = None  #: how many ops are kept
     engine: str = "auto"
+    source: bool = True  #: whether the text of source files goes into the folder
+    environment: bool = True  #: and versions, host and command line
 
 
 class Recorder:
@@ -149,7 +151,14 @@ class Recorder:
             self._observe(session)
             if asked.folder is not None or asked.last is not None:
                 with undisturbed():
-                    session.keeper = Keeper(session, asked.folder, file, asked.last)
+                    session.keeper = Keeper(
+                        session,
+                        asked.folder,
+                        file,
+                        asked.last,
+                        source=asked.source,
+                        environment=asked.environment,
+                    )
         except BaseException:
             if asked.folder is not None:
                 unclaim(asked.folder, file)

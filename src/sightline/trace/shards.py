@@ -15,6 +15,7 @@ import os
 import stat
 import struct
 import time
+import zlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ _HEAD: Final = f'{{"__metadata__":{{"sightline":"{VERSION}","captures":"['.encod
 _MIDDLE: Final = b']"}'
 _TAIL: Final = b"}"
 _HEADER_SIZE: Final = 8 + len(_HEAD) + len(_MIDDLE) + len(_TAIL)  #: of a header that describes nothing
+_SUM: Final = b',\\"crc\\":0000000000'  #: the checksum of a tensor, in the JSON inside JSON
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(CaptureInfo))
 
 
@@ -73,7 +75,7 @@ class Described:
     @property
     def header_size(self) -> int:
         """Bytes of a header that it takes at most: the offsets are not known yet."""
-        return len(self.entry) + len(self.capture) + 48
+        return len(self.entry) + len(self.capture) + 48 + len(_SUM)
 
 
 class ShardFile:
@@ -104,7 +106,7 @@ class ShardFile:
         self._entries: list[bytes] = []
         self._temporary = path.with_name(f".{path.name}{UNFINISHED}")
         # Unbuffered: the arrays are written from where they are, and a forked child has nothing to flush.
-        self._file = open(self._temporary, "wb", buffering=0)  # noqa: SIM115  # closed by finish or discard
+        self._file = open(self._temporary, "wb", 0, opener=_private)  # noqa: SIM115  # closed by finish or discard
         try:
             # Written, not skipped: a disk that fills up later still has the place for the header.
             write_all(self._file, memoryview(bytes(self._start)))
@@ -129,7 +131,9 @@ class ShardFile:
             raise
         end = self.size + tensor.nbytes
         self._entries.append(tensor.entry + b"[%d,%d]}" % (self.size, end))
-        self._captures.append(tensor.capture)
+        self._captures.append(
+            tensor.capture[:-1] + _SUM.replace(b"0000000000", b"%d" % _checksum(data)) + b"}"
+        )
         self.header_size += tensor.header_size
         self.size = end
 
@@ -143,6 +147,7 @@ class ShardFile:
         try:
             self._file.seek(0)
             write_all(self._file, memoryview(struct.pack("<Q", len(header)) + header))
+            os.fsync(self._file.fileno())  # what has its name must be there after a power cut, too
             self._file.close()
             os.replace(self._temporary, self.path)
         except BaseException:
@@ -153,6 +158,15 @@ class ShardFile:
         """Leave no trace of it."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    """A file that only its owner reads."""
+    return os.open(path, flags, 0o600)
+
+
+def _checksum(data: Bytes) -> int:
+    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).data)
 
 
 def write_all(file: Any, view: memoryview) -> None:
@@ -169,6 +183,7 @@ class Shard:
     spans: dict[str, tuple[int, int]]  #: of each key, where in the file its bytes begin and end
     captures: list[CaptureInfo]
     orders: list[int]  #: of each capture, its place among all
+    sums: dict[str, int]  #: the checksum of each key's bytes; none of those that were written without
 
 
 def read_shard(path: Path) -> Shard:
@@ -176,13 +191,13 @@ def read_shard(path: Path) -> Shard:
     try:
         header, start, size = _read_header(path)
         spans = _spans(header, size)
-        captures, orders = _captures(header, spans)
+        captures, orders, sums = _captures(header, spans)
     except _Damage as why:
         raise DamagedFile(f"{path} is damaged: {why}.") from None
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
     placed = {key: (start + begin, start + end) for key, (_, _, begin, end) in spans.items()}
-    return Shard(path, placed, captures, orders)
+    return Shard(path, placed, captures, orders, sums)
 
 
 class _Damage(Exception):
@@ -256,7 +271,9 @@ def _span(key: str, entry: Any) -> Span:
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
-def _captures(header: dict[str, Any], spans: dict[str, Span]) -> tuple[list[CaptureInfo], list[int]]:
+def _captures(
+    header: dict[str, Any], spans: dict[str, Span]
+) -> tuple[list[CaptureInfo], list[int], dict[str, int]]:
     """Where each tensor belongs, from the metadata; they must agree with the tensors that are there."""
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or "sightline" not in metadata:
@@ -280,7 +297,10 @@ def _captures(header: dict[str, Any], spans: dict[str, Span]) -> tuple[list[Capt
             info.dtype, info.shape, end - begin
         ):
             raise _Damage(f"{_short(info.key)} is not stored as {_short(info.dtype)} of its shape would be")
-    return captures, [order for _, order in found]
+    sums = {
+        info.key: row["crc"] for info, row in zip(captures, rows, strict=True) if type(row.get("crc")) is int
+    }
+    return captures, [order for _, order in found], sums
 
 
 def _capture(row: Any) -> tuple[CaptureInfo, int]:

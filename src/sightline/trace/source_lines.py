@@ -8,11 +8,19 @@ bundle come from elsewhere, so no file is opened for one, and its text is never 
 
 from __future__ import annotations
 
+import ast
 import linecache
 import os
+import re
 from collections.abc import Collection, Mapping
+from typing import Final
 
-__all__ = ["SourceLines", "indent_of"]
+__all__ = ["SourceLines", "indent_of", "syntax_tree"]
+
+_LONGEST: Final = 1000  #: characters of a line that is shown by itself
+_MOST_TEXT: Final = 1 << 20  #: characters of a file that is parsed
+_MOST_WORDS: Final = 1 << 18  #: and its names, numbers and signs: each becomes some objects of the tree
+_WORD: Final = re.compile(r"\w+|[^\w\s]")
 
 
 class SourceLines:
@@ -40,9 +48,9 @@ class SourceLines:
         return found
 
     def line(self, file: str, number: int) -> str:
-        """One line, counted from 1."""
+        """One line, counted from 1; of one without end the beginning."""
         lines = self.lines(file)
-        return lines[number - 1] if 0 < number <= len(lines) else ""
+        return lines[number - 1][:_LONGEST] if 0 < number <= len(lines) else ""
 
     def text(self, file: str) -> str:
         """The whole text."""
@@ -56,6 +64,20 @@ def indent_of(line: str) -> int:
     (4, 3)
     """
     return len(line[: len(line) - len(line.lstrip())].encode())
+
+
+def syntax_tree(text: str) -> ast.Module | None:
+    """The syntax tree of a file; None where it is no Python, or so much that its tree would fill the memory.
+
+    >>> type(syntax_tree("a = 1")).__name__, syntax_tree("a ="), syntax_tree("a\\n" * (1 << 20))
+    ('Module', None, None)
+    """
+    if len(text) > _MOST_TEXT or len(_WORD.findall(text)) > _MOST_WORDS:
+        return None
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
+        return None
 
 
 def _lines_here(file: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+import zlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -67,8 +68,12 @@ class ShardStore:
     after the first question are not seen.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, lenient: bool = False) -> None:
+        """With ``lenient``, shards that are damaged are left out; ``damaged()`` names them."""
         self._folder = Path(folder)
+        self._lenient = lenient
+        self._damaged: list[str] = []
+        self._sound: set[str] = set()  # keys whose bytes were found to be those that were written
         self._mapped: weakref.WeakValueDictionary[Path, mmap.mmap] = weakref.WeakValueDictionary()
 
     def read(self, key: str) -> Bytes:
@@ -77,7 +82,17 @@ class ShardStore:
         if shard is None:
             raise NotCaptured(f"No tensor is kept in {self._folder} under {key!r}.")
         begin, end = shard.spans[key]
-        return np.frombuffer(self._map(shard), dtype=np.uint8, count=end - begin, offset=begin)
+        found = np.frombuffer(self._map(shard), dtype=np.uint8, count=end - begin, offset=begin)
+        if key not in self._sound:
+            if shard.sums.get(key, -1) not in (-1, zlib.crc32(found.data)):
+                raise DamagedFile(f"{shard.path} is damaged: the numbers of {key[:60]!r} were altered.")
+            self._sound.add(key)
+        return found
+
+    def damaged(self) -> list[str]:
+        """The names of shards that were left out."""
+        self._shards  # noqa: B018  # they are read when first asked for
+        return list(self._damaged)
 
     def captures(self) -> list[CaptureInfo]:
         """Every tensor in the folder, in the order of capture."""
@@ -90,7 +105,7 @@ class ShardStore:
             names = sorted((name for name in os.listdir(self._folder) if is_shard(name)), key=_number)
         except OSError as error:
             raise DamagedFile(f"{self._folder} cannot be read: {error.strerror or error}.") from error
-        shards = [read_shard(self._folder / name) for name in names]
+        shards = [shard for name in names if (shard := self._read_shard(name)) is not None]
         found: dict[str, Shard] = {}
         for shard in shards:
             twice = next((key for key in shard.spans if key in found), None)
@@ -100,6 +115,15 @@ class ShardStore:
                 )
             found.update(dict.fromkeys(shard.spans, shard))
         return shards
+
+    def _read_shard(self, name: str) -> Shard | None:
+        try:
+            return read_shard(self._folder / name)
+        except DamagedFile:
+            if not self._lenient:
+                raise
+            self._damaged.append(name)
+            return None
 
     @cached_property
     def _shard_of(self) -> dict[str, Shard]:

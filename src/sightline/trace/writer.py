@@ -367,7 +367,7 @@ def _check_folder(folder: Path) -> None:
     """Make the folder, and refuse one that cannot be written to or that tensors are in already."""
     probe = folder / f".probe{UNFINISHED}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
         there = sorted(name for name in os.listdir(folder) if not name.startswith("."))

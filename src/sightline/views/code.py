@@ -10,7 +10,7 @@ statistics were taken, an op ends with those of its result: ``0 … 1.42, mean 0
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -164,7 +164,7 @@ class _Listing:
         self._place = cache(self._read_place)
         self._chain_of = cache(self._read_chain)
         self._whole_chain = cache(self._read_whole_chain)
-        self._entered = cache(self._read_entered)
+        self._entered = lru_cache(maxsize=1024)(self._read_entered)
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
         """The finished lines of some ops, in windows.
@@ -379,12 +379,14 @@ class _Listing:
 
     def _read_entered(self, call: int) -> dict[int, int]:
         """For each visible frame on the way into a module call, the innermost call entered from it."""
-        if call < 0:
-            return {}
         calls = self._data.calls
-        visible = self._chains.of(int(calls.frame[call]))
-        outer = self._entered(int(calls.parent[call]))
-        return {**outer, visible[-1]: call} if visible else outer
+        found: dict[int, int] = {}
+        while call >= 0:
+            visible = self._chains.of(int(calls.frame[call]))
+            if visible:
+                found.setdefault(visible[-1], call)
+            call = int(calls.parent[call])
+        return found
 
     def _read_place(self, frame: int, call: int) -> Place:
         frames = self._data.frames

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -139,21 +140,27 @@ class Readings:
         return [meta.numel for meta in self._data.metas]
 
 
+def _mean_and_deviation(parts: list[Reading], weights: list[int]) -> tuple[float, float]:
+    """Over all elements, in shares of the largest number: the square of a double may be none."""
+    total = sum(weights)
+    unit = max(max(abs(part.low), abs(part.high)) for part in parts) or 1.0
+    means = [part.mean / unit for part in parts]
+    middle = sum(n * share for n, share in zip(weights, means, strict=True)) / total
+    squares = [
+        max(n - 1, 0) * (part.std / unit) ** 2 + n * (share - middle) ** 2
+        for n, part, share in zip(weights, parts, means, strict=True)
+    ]
+    return middle * unit, math.sqrt(sum(squares) / max(total - 1, 1)) * unit
+
+
 def _pooled(parts: list[Reading]) -> Reading:
     """Several readings as one: the widest range, and mean and deviation over all elements."""
     finite = [part for part in parts if not math.isnan(part.low)]
-    weights = [part.size - part.nans - part.infs for part in finite]
-    total = sum(weights)
+    weights = [max(part.size - part.nans - part.infs, 0) for part in finite]
     mean = std = math.nan
-    if total:  # in shares of the largest number: the square of a double may be none
-        unit = max(max(abs(part.low), abs(part.high)) for part in finite) or 1.0
-        means = [part.mean / unit for part in finite]
-        middle = sum(n * share for n, share in zip(weights, means, strict=True)) / total
-        squares = [
-            max(n - 1, 0) * (part.std / unit) ** 2 + n * (share - middle) ** 2
-            for n, part, share in zip(weights, finite, means, strict=True)
-        ]
-        mean, std = middle * unit, math.sqrt(sum(squares) / max(total - 1, 1)) * unit
+    if any(weights):
+        with suppress(ArithmeticError, ValueError):  # numbers that no tensor has, out of an altered file
+            mean, std = _mean_and_deviation(finite, weights)
     return Reading(
         min((part.low for part in finite), default=math.nan),
         max((part.high for part in finite), default=math.nan),

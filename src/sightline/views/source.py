@@ -23,6 +23,7 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.given import said
 from sightline.notation import short_path, time_text
 from sightline.trace.data import PHASES, TraceData
+from sightline.trace.source_lines import syntax_tree
 from sightline.views.chain import PHASE_MARKS
 from sightline.views.code import chosen_level
 from sightline.views.numbers import Reading, Readings
@@ -246,9 +247,8 @@ def _shown(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
     ran = set(ran)
     if not texts:
         return sorted(ran)
-    try:
-        tree = ast.parse("\n".join(texts))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python that can be parsed here
+    tree = syntax_tree("\n".join(texts))
+    if tree is None:
         return sorted({near for at in ran for near in (at - 1, at, at + 1) if 0 < near <= len(texts)} | ran)
     shown = set(ran)
     _show_inside(tree, ran, shown)

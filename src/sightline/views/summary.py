@@ -122,19 +122,23 @@ class _Table:
             raise NothingMatched(f"module={module!r} matches no module of this trace{known}")
         return found
 
-    def rows(self, scope: int, depth: int | None, lead: str = "", inner: str = "") -> list[_Row]:
+    def rows(self, top: int, depth: int | None) -> list[_Row]:
         """A scope's own row, then those of its submodules and its own ops in the order they ran."""
-        parts = [part for part in self._parts(scope) if part == scope or not self._too_deep(part, depth)]
-        rows = [_Row(scope, self._scopes.rows[scope].module == OUTSIDE, lead)]
-        if parts == [scope]:  # its submodules are too deep to be shown: then it stands for all of it
-            return rows
-        for part in parts:
-            last = part == parts[-1]
-            prefix = inner + ("└ " if last else "├ ")
-            if part == scope:
-                rows.append(_Row(scope, True, prefix))
-            else:
-                rows += self.rows(part, depth, prefix, inner + ("  " if last else "│ "))
+        rows: list[_Row] = []
+        waiting = [(top, False, "", "")]  # not recursive: a model may be deeper than Python's stack
+        while waiting:
+            scope, own, lead, inner = waiting.pop()
+            rows.append(_Row(scope, own or self._scopes.rows[scope].module == OUTSIDE, lead))
+            if own:
+                continue
+            parts = [part for part in self._parts(scope) if part == scope or not self._too_deep(part, depth)]
+            if parts == [scope]:  # its submodules are too deep to be shown: then it stands for all of it
+                continue
+            for part in reversed(parts):
+                last = part == parts[-1]
+                waiting.append(
+                    (part, part == scope, inner + ("└ " if last else "├ "), inner + ("  " if last else "│ "))
+                )
         return rows
 
     def _parts(self, scope: int) -> list[int]:

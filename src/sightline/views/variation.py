@@ -196,7 +196,7 @@ def _bare(item: Any, whole: list[int], other: list[Any]) -> Hashable:
         return tuple((key, _bare(part, whole, other)) for key, part in item.items())
     if isinstance(item, Record):
         return (item.type, _bare(item.fields, whole, other))
-    return (type(item).__name__, repr(item))
+    return (type(item).__name__, constant_text(item))
 
 
 def _merged(items: Sequence[Any]) -> Any:

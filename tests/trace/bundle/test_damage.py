@@ -12,6 +12,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ import pytest
 
 from sightline.api import Trace
 from sightline.errors import DamagedFile, InvalidTrace
+from sightline.trace import data as d
 from sightline.trace.bundle import checks, load, schema
 from sightline.trace.bundle.columns import encode
+from sightline.trace.bundle.tensorfiles import ListedShards
 from sightline.trace.validate import validate
 from tests.builders import make_trace
 from tests.trace.bundle.bundles import all_views, altered, captured, saved
@@ -348,3 +351,48 @@ def test_a_tree_of_tables_that_runs_in_circles(bundle: Path, copy: Path) -> None
     began = time.monotonic()
     refused(copy)
     assert time.monotonic() - began < 10
+
+
+def test_many_shards_are_looked_at_once_each(tmp_path: Path) -> None:
+    path = saved(captured(), tmp_path)
+    connection = sqlite3.connect(path / schema.DATABASE, isolation_level=None)
+    connection.execute("BEGIN")
+    rows = ((number, json.dumps(f"{number:06d}.safetensors")) for number in range(100_000))
+    connection.executemany("INSERT OR REPLACE INTO shards VALUES (?, ?)", rows)
+    counts = json.loads(connection.execute("SELECT data FROM facts WHERE name = 'counts'").fetchone()[0])
+    counts["shards"] = 100_000
+    connection.execute("UPDATE facts SET data = ? WHERE name = 'counts'", (json.dumps(counts),))
+    connection.execute("COMMIT")
+    connection.close()
+    store = load(altered(path)).store
+    assert isinstance(store, ListedShards)
+    assert len(store.names) == 100_000  # it took minutes when each was compared with all
+
+
+def deep_tree(depth: int) -> d.TraceData:
+    """A recording of one call of each module in a tree without branches."""
+    data = make_trace(1).data
+    modules = [replace(data.modules[0], parent=at - 1, root=0, path="", aliases=()) for at in range(depth)]
+    columns = {
+        name: np.resize(getattr(data.calls, name), depth).astype(dtype)
+        for name, dtype in schema.columns_of("calls").items()
+    }
+    for name in ("input_offsets", "output_offsets"):
+        columns[name] = np.zeros(depth + 1, dtype=np.int64)
+    for name in ("inputs", "outputs"):
+        columns[name] = np.zeros(0, dtype=np.int32)
+    columns |= {"module": np.arange(depth, dtype=np.int32), "parent": np.arange(-1, depth - 1)}
+    columns |= {"first_op": np.zeros(depth, dtype=np.int32), "end_op": np.full(depth, len(data.ops))}
+    columns |= {"phase": np.zeros(depth, dtype=np.int8), "frame": np.full(depth, -1)}
+    return replace(data, modules=modules, calls=type(data.calls)(**columns))
+
+
+def test_modules_are_so_deep_and_no_deeper(copy: Path, tmp_path: Path) -> None:
+    trace = Trace(load(saved(Trace(deep_tree(1500)), tmp_path)))
+    for view in (trace.summary(), trace.code(), trace.call_order(), trace.log(), trace.source()):
+        assert str(view)
+    with pytest.raises(InvalidTrace, match="its modules are more than 4000 deep"):
+        saved(Trace(deep_tree(30_000)), tmp_path)
+    flat = [replace(each, parent=-1) for each in deep_tree(5000).modules]
+    with pytest.raises(InvalidTrace, match="its module calls are more than 4000 deep"):
+        saved(Trace(replace(deep_tree(5000), modules=flat)), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_a_frame_is_read_as_it_was_written() -> None:
     assert (read.alive.tolist(), read.end, len(read.late.ops)) == ([1, 2], 7, 0)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / JOURNAL)
+    with pytest.raises(DamagedFile, match="it is not a regular file"):
+        load(tmp_path)
+    with pytest.raises(DamagedFile, match="it is not a regular file"):
+        load(tmp_path / JOURNAL)
+
+
 def test_an_empty_recording_opens(tmp_path: Path) -> None:
     data = load(written(tmp_path, encode(Batch(), {}, INFO)))
     assert (len(data.ops), data.info["name"], data.info["unfinished"]) == (0, "run", True)
@@ -56,8 +65,8 @@ def test_what_was_being_written_is_left_out(tmp_path: Path) -> None:
 BOMB = zlib.compress(bytes(1 << 28), 9)
 HOSTILE: dict[str, tuple[list[bytes], str]] = {
     "nothing": ([], "its process ended before anything was written"),
-    "a count beyond the file": ([frame({"streams": [["ops", 1 << 50, 0]]})], "more than a file of its size"),
-    "a negative count": ([frame({"streams": [["ops", -1, 0]]})], "more than a file of its size"),
+    "a count beyond the file": ([frame({"streams": [["ops", 1 << 50, 0]]})], "would take more memory"),
+    "a negative count": ([frame({"streams": [["ops", -1, 0]]})], "a frame claims a stream of -1 numbers"),
     "a stream that grows": ([frame({"streams": [["ops", 4, len(BOMB)]]}, BOMB)], "does not have the 4"),
     "a row without length": (
         [frame({"streams": [["ops", 2, 18]]}, zlib.compress(bytes(16))[:18].ljust(18, b"\0"))], ""

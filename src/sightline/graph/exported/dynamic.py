@@ -6,7 +6,6 @@ call against it. Only `read_dimensions` looks at torch's symbols.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,13 +13,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from sightline.errors import UsageError
+from sightline.graph.exported.expressions import evaluated
 from sightline.notation import tensor_text
 
 #: Torch asks these questions to lay memory out. Their answers shape no op, so another answer is fine.
 _LAYOUT_ONLY: Final = re.compile(r"contiguous|_reshape_view_helper|strides|channels_last|overlapping")
 _SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
-#: What torch's printer of symbolic expressions may use.
-_NAMES: Final = {"math": math, "max": max, "min": min, "int": int, "float": float, "abs": abs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,7 @@ class Dynamic:
         for condition in self.conditions:
             if not set(_SYMBOL.findall(condition.code)) <= symbols.keys():
                 continue
-            if not _evaluated(condition.code, symbols):
+            if not evaluated(condition.code, symbols):
                 by = f" ({condition.by})" if condition.by else ""
                 raise UsageError(
                     f"This graph was made for {condition.text}{by}, which does not hold for "
@@ -136,10 +134,10 @@ class Dynamic:
                 from_where.setdefault(one.symbol, where)
         for one, size, where in later:
             known = set(_SYMBOL.findall(one.symbol)) <= symbols.keys()
-            if known and _evaluated(one.symbol, symbols) != size:
+            if known and evaluated(one.symbol, symbols) != size:
                 text = _in_words(one.symbol, from_where)
                 raise UsageError(
-                    f"{where} must be {text}, which is {_evaluated(one.symbol, symbols)}, but is {size}."
+                    f"{where} must be {text}, which is {evaluated(one.symbol, symbols)}, but is {size}."
                 )
         return symbols
 
@@ -166,11 +164,6 @@ class Dynamic:
             lines += [f"  {one.text}" + (f"  ({one.by})" if one.by else "") for one in self.conditions]
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
-
-
-def _evaluated(code: str, symbols: Mapping[str, int]) -> Any:
-    """An expression torch's printer wrote, for these sizes. An archive's is trusted like its other code."""
-    return eval(code, {"__builtins__": {}, **_NAMES}, dict(symbols))  # noqa: S307 — see above
 
 
 def _in_words(code: str, sources: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from sightline.errors import DamagedFile, InvalidGraph
 from sightline.graph.graph import Edge, Graph, Node, Ref
+from sightline.notation import constant_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Elided, Record, Symbol
 
@@ -109,6 +110,8 @@ def encoded(item: Any) -> Any:
     >>> encoded({"x": Ref("relu"), "size": (2, 3), "eps": float("inf")})
     {'x': {'$ref': ['relu', 0]}, 'size': {'$tuple': [2, 3]}, 'eps': {'$float': 'inf'}}
     """
+    if isinstance(item, int) and item.bit_length() > 512:
+        return {"$symbol": constant_text(item)}
     if item is None or isinstance(item, bool | int | str):
         return item
     if isinstance(item, float):

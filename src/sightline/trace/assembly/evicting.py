@@ -65,6 +65,28 @@ def evicted(batch: Batch, count: int, gone: int = 0) -> tuple[Batch, int]:
     return kept, max(len(ids) - count, 0)
 
 
+def stood_in(batch: Batch, meta: int) -> Batch:
+    """A batch with an evicted value for each that ops or calls refer to and that was lost."""
+    every = [Rows(joined([batch.rows.ops, batch.open_ops]), row.O_WIDTH),
+             Rows(joined([batch.rows.calls, batch.open_calls]), row.C_WIDTH)]  # fmt: skip
+    values = _values(batch.rows)
+    linked = (values[:, row.V_BASE], values[:, row.V_PREVIOUS])
+    used = np.unique(np.concatenate([*map(_lists, every), *linked]))
+    lost = used[(used >= 0) & (dense(values[:, 1], used) < 0)]
+    made = np.zeros((len(lost), row.V_WIDTH), dtype=np.int64)
+    made[:, 0], made[:, 1], made[:, row.V_META], made[:, row.V_KIND] = (
+        row.V_WIDTH,
+        lost,
+        meta,
+        KIND["evicted"],
+    )
+    made[:, [row.V_PRODUCER, row.V_PREVIOUS, row.V_BASE]] = -1
+    every_value = np.concatenate([values, made])
+    batch.rows.values = every_value[np.argsort(every_value[:, 1])].reshape(-1)
+    batch.rows.fresh = NONE
+    return batch
+
+
 def _still_true(learned: dict[int, Learned], values: Numbers) -> list[Learned]:
     """What is known of values; one whose op is gone is evicted, and no gradient any more."""
     known = [learned[value] for value in values[:, 1].tolist() if value in learned]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace import data as d
-from sightline.trace.bundle.schema import MAX_LINKS, Damage, length_name, shown
+from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, Damage, length_name, shown
 
 Array = NDArray[Any]
 
@@ -158,6 +158,8 @@ def _check_chains(kind: str, name: str, parents: Array) -> None:
         above[held] = above[above[held]]
     if int(lengths.sum()) > MAX_LINKS:
         raise Damage(f"{kind}/{name} makes chains that are too long to be followed")
+    if kind == "calls" and int(lengths.max(initial=0)) > MAX_NESTING:
+        raise Damage(f"its module calls are more than {MAX_NESTING} deep")
 
 
 def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
@@ -172,7 +174,7 @@ def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
 def check_modules(modules: Sequence[d.ModuleInfo]) -> None:
     """Modules hold each other as a tree does."""
     count = len(modules)
-    done: set[int] = {-1}
+    done: dict[int, int] = {-1: 0}  # how deep each is
     for number, module in enumerate(modules):
         if not -1 <= module.parent < count or not 0 <= module.root < count:
             raise Damage(f"module {number} belongs to one that is not there")
@@ -185,7 +187,9 @@ def check_modules(modules: Sequence[d.ModuleInfo]) -> None:
             at = modules[at].parent
             if not -1 <= at < count:
                 raise Damage(f"module {number} belongs to one that is not there")
-        done.update(path)
+        if done[at] + len(path) > MAX_NESTING:
+            raise Damage(f"its modules are more than {MAX_NESTING} deep")
+        done.update(zip(reversed(path), range(done[at] + 1, done[at] + len(path) + 1), strict=True))
 
 
 def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from sightline.errors import DamagedFile
 from sightline.trace.bundle import schema
+from sightline.trace.bundle.budget import Budget, json_cost
 from sightline.trace.bundle.plain import parsed
 from sightline.trace.bundle.records import is_integer
 from sightline.trace.bundle.schema import Damage, shown
@@ -30,6 +31,7 @@ _MAGIC: Final = b"SQLite format 3\x00"
 _LEAF: Final = 0x0D  #: a page of a table that points at no others
 _BESIDE: Final = ("-wal", "-journal")
 _MOST_ROWS: Final = 1 << 40
+_ROW: Final = 200  #: bytes that a row of a small table takes besides its text
 
 #: What reading what a file says may end in; each is the file's fault.
 FAULTS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError, OverflowError,
@@ -43,6 +45,7 @@ class Database:
         self.path = path
         with self.guard():
             self.size = _check_header(path)
+            self.budget = Budget(self.size)
             self._connection = _connect(path, self.size)
             self._close = weakref.finalize(self, self._connection.close)
             self._lock = threading.Lock()
@@ -76,7 +79,7 @@ class Database:
         """Every text of a table, in order."""
         count, room = self.counts[table], self.size
         found: list[str] = []
-        checksum = 0
+        checksum = cost = 0
         query = f"SELECT id, data FROM {table} ORDER BY id LIMIT ?"  # noqa: S608  # a name of ours
         with self._rows(query, count + 1) as rows:
             for id, text in rows:
@@ -86,6 +89,8 @@ class Database:
                 if len(found) >= count or room < 0:
                     raise Damage(f"{table} has more than the {count} rows it should have")
                 found.append(text)
+                cost += json_cost(text) + _ROW
+                self.budget.take(f"its table {table!r}", cost)
                 checksum = zlib.crc32(text.encode(), checksum)
         if len(found) != count:
             raise Damage(f"{table} has {len(found)} rows, not {count}")
@@ -114,6 +119,7 @@ class Database:
     def sources(self) -> list[tuple[str, bool, int, int]]:
         """The source files: name, whether it is whole, its size, and the id of its row."""
         found: list[tuple[str, bool, int, int]] = []
+        listed: list[str] = []
         total = 0
         count = self.counts["sources"]
         query = "SELECT id, file, whole, size FROM sources ORDER BY id LIMIT ?"
@@ -128,8 +134,11 @@ class Database:
                 if total > 4 * schema.MAX_SOURCES:
                     raise Damage("its sources are too large")
                 found.append((name, whole == 1, size, id))
+                listed.append(source_label(file, whole, size))
         if len(found) != count:
             raise Damage(f"it has {len(found)} sources, not {count}")
+        if self._sums.get("sources", -1) not in (-1, checksum_of(listed)):  # older files have none
+            raise Damage("the names of its sources were altered")
         return found
 
     def source(self, id: int, size: int) -> str:
@@ -143,6 +152,7 @@ class Database:
             except zlib.error:
                 text = b""
             if len(text) == size and reader.eof:
+                self.budget.take(f"the text of source {id}", 2 * size + 64 * text.count(b"\n"))
                 return text.decode("utf-8", "surrogatepass")
         raise Damage(f"the text of source {id} cannot be read")
 
@@ -289,6 +299,11 @@ def checksum_of(texts: list[str]) -> int:
     for text in texts:
         checksum = zlib.crc32(text.encode(), checksum)
     return checksum
+
+
+def source_label(file: str, whole: Any, size: int) -> str:
+    """What is said of a source file, for its checksum."""
+    return f"{file}/{whole}/{size}/"
 
 
 def dump_json(value: Any) -> str:

@@ -19,8 +19,8 @@ MASK: Final = "•••"
 
 #: Words that mean a secret wherever a name ends in them, and those that do so only as a word of their own.
 _LONG: Final = (
-    r"(?:password|passwd|passphrase|secret|token|credentials?|authorization|session[-_.]?id|"
-    r"(?:api|access|private|secret|signing|encryption|license|account|shared)[-_.]?key)"
+    r"(?:passwords?|passwd|passphrases?|secrets?|token|credentials?|authorization|session[-_.]?id|"
+    r"(?:api|access|private|secret|signing|encryption|license|account|shared)[-_.]?keys?)"
 )
 _SHORT: Final = r"(?<![A-Za-z])(?:pass|pwd|auth|bearer|cookie|key)"
 _SECRET: Final = rf"(?:{_LONG}|{_SHORT})(?![A-Za-z])"  # not tokenizer, nor max-tokens
@@ -31,8 +31,13 @@ _GIVEN: Final = re.compile(
     re.IGNORECASE,
 )
 _BEARER: Final = re.compile(r"\b(bearer|basic)(\s+)([\w.~+/=-]{6,})", re.IGNORECASE)
-_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*://)([^/\s:@]*):([^@\s]*)@", re.IGNORECASE)
-_URL_USER: Final = re.compile(r"([a-z][a-z0-9+.-]*://)([^/\s:@]{16,})@", re.IGNORECASE)
+#: Whoever stands before the host of an address: a name and a password, or a secret alone.
+_URL: Final = re.compile(
+    r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,30}://)([^/\s:@]{0,200}):([^@\s/]{0,2000})@", re.IGNORECASE
+)
+_URL_USER: Final = re.compile(
+    r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]{0,30}://)([^/\s:@]{1,2000})@", re.IGNORECASE
+)
 #: What keys of well-known services look like.
 _KNOWN: Final = re.compile(
     r"\b(?:sk|pk|rk)[-_][\w-]{12,}|\bgh[pousr]_\w{16,}|\bgithub_pat_\w{16,}|\bglpat-[\w-]{12,}|\bhf_\w{12,}|"
@@ -40,7 +45,9 @@ _KNOWN: Final = re.compile(
     r"\bnpm_\w{16,}|\bpypi-[\w-]{16,}|\bdop_v1_\w{16,}"
 )
 #: Long runs of letters and digits with no structure a person would type.
-_RUN: Final = re.compile(r"(?<![\w+/=-])[A-Za-z0-9+_-]{24,}={0,2}(?![\w+/=-])")
+_RUN: Final = re.compile(r"[A-Za-z0-9+/_-]{20,}={0,2}")
+_PART: Final = re.compile(r"[A-Za-z0-9+]{20,}")
+_LONGEST: Final = 4000  #: characters of an argument; of a longer one the beginning is kept
 
 
 def environment_of(data: TraceData) -> dict[str, Any]:
@@ -86,6 +93,8 @@ def masked_text(text: str) -> str:
     >>> masked_text("WANDB_API_KEY=123 run sk-abcdefghijklmnop in s3://bucket/data")
     'WANDB_API_KEY=••• run ••• in s3://bucket/data'
     """
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
     text = _URL.sub(rf"\1\2:{MASK}@", text)
     text = _URL_USER.sub(rf"\1{MASK}@", text)
     text = _BEARER.sub(rf"\1\2{MASK}", text)
@@ -95,15 +104,33 @@ def masked_text(text: str) -> str:
 
 
 def _is_option(argument: str) -> bool:
-    """Whether an argument after the name of a secret is the next option; in doubt it is the secret."""
-    return bool(re.match(r"--[A-Za-z][\w-]*(=|$)|-[A-Za-z]$", argument))
+    """Whether an argument after the name of a secret is surely the next option; in doubt it is the secret."""
+    return bool(re.match(r"--[a-z]{2,12}(-[a-z]{2,12}){0,3}(=|$)|-[A-Za-z]$", argument))
 
 
 def _is_random(run: str) -> bool:
-    """Whether a long run of characters is one no person would type: letters and digits mixed all along."""
-    digits = sum(char.isdigit() for char in run)
-    changes = sum(_class(a) != _class(b) for a, b in pairwise(run))
-    return digits >= 4 and changes >= len(run) // 4
+    """Whether a long run of characters is one no person would type.
+
+    In words, paths and dates letters and digits change seldom, capitals begin words, and vowels are many.
+    """
+    chars = [char for char in run if char.isalnum()]
+    if len(chars) < 16:
+        return False
+    classes = [_class(char) for char in chars]
+    pairs = list(pairwise(classes))
+    changes = sum(a != b for a, b in pairs)
+    digits = classes.count(0)
+    if digits >= 3 and changes >= len(chars) // 4:
+        return True
+    if min(pairs.count(pair) for pair in ((1, 1), (1, 2), (2, 1))) >= 2 and changes >= len(chars) * 0.3:
+        return True
+    return any(_unspoken(part[0]) for part in _PART.finditer(run))
+
+
+def _unspoken(run: str) -> bool:
+    """Letters as no language has them: few vowels."""
+    letters = [char for char in run.lower() if char.isalpha()]
+    return len(letters) >= 20 and sum(char in "aeiouy" for char in letters) < len(letters) * 0.29
 
 
 def _class(char: str) -> int:

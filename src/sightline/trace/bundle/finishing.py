@@ -17,16 +17,17 @@ import numpy as np
 from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
-from sightline.trace.assembly.evicting import evicted, merged
+from sightline.trace.assembly.evicting import evicted, merged, stood_in
 from sightline.trace.assembly.layout import O_WIDTH
 from sightline.trace.assembly.raw import Batch, Late, Tables
 from sightline.trace.assembly.sinks import KINDS, assemble, final_info, frame_columns
 from sightline.trace.bundle import checks, plain, schema
 from sightline.trace.bundle.database import FAULTS, word
-from sightline.trace.bundle.journal import JOURNAL, Journal
+from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.saving import SpooledColumns, save_columns
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.spooling import SpoolSink
+from sightline.trace.bundle.written import check_written
 from sightline.trace.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
@@ -47,7 +48,10 @@ def segments(journal: Journal, size: int = SEGMENT) -> Iterator[tuple[list[Batch
     yield held, True
 
 
-def finish(journal: Journal, tables: Tables, folder: Path, store: Store | None) -> tuple[str, Assembler]:
+def finish(
+    journal: Journal, tables: Tables, folder: Path, store: Store | None, *, source: bool = True,
+    environment: bool = True,
+) -> tuple[str, Assembler]:  # fmt: skip
     """Save a recording that has ended; the journal goes when the bundle is there."""
     spool = SpoolSink(folder / f".spool-{os.getpid()}-{os.urandom(4).hex()}")
     try:
@@ -63,7 +67,9 @@ def finish(journal: Journal, tables: Tables, folder: Path, store: Store | None) 
             steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
             store=store,
         )  # fmt: skip
-        return save_columns(data, SpooledColumns(spool, data), folder, sweep=(JOURNAL,)), assembler
+        columns = SpooledColumns(spool, data)
+        line = save_columns(data, columns, folder, source=source, environment=environment, sweep=(JOURNAL,))
+        return line, assembler
     finally:
         spool.close()
 
@@ -77,6 +83,11 @@ def _empty(kind: str) -> dict[str, Any]:
 def in_memory(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:
     """The whole of a journal, or of ``last=N`` what the last ops need."""
     count = tables.info.get("last")
+    if count is None and journal.lost:
+        every = merged([journal.batch(number) for number in range(len(journal))])
+        tables.metas.append(UNKNOWN_TENSOR)
+        batch = stood_in(every, len(tables.metas) - 1)
+        return assemble(tables, [([batch], True)], Late(), store, sparse=True)
     if count is None:
         return assemble(tables, segments(journal), journal.late(), store)
     gone = int(tables.info.get("dropped") or 0)
@@ -99,7 +110,7 @@ def open_journal(path: Path) -> Opened:
     try:
         journal = Journal(path)
         try:
-            return _opened(path, journal)
+            return _recovered(path, journal)
         finally:
             journal.close()
     except Damage as why:
@@ -112,6 +123,16 @@ def open_journal(path: Path) -> Opened:
         ) from error
 
 
+def _recovered(path: Path, journal: Journal) -> Opened:
+    """What is whole in a journal: all but a frame that was altered, or else everything before it."""
+    if journal.lost:
+        try:
+            return _opened(path, journal)
+        except (Damage, *FAULTS):
+            journal.leave_out(journal.lost[0])
+    return _opened(path, journal)
+
+
 def _opened(path: Path, journal: Journal) -> Opened:
     if not len(journal):
         raise Damage("its process ended before anything was written")
@@ -120,9 +141,11 @@ def _opened(path: Path, journal: Journal) -> Opened:
         raise Damage("it does not say what it is")
     tables.info["unfinished"] = True
     checks.check_info(tables.info)
-    store = ShardStore(path.parent / schema.TENSORS) if (path.parent / schema.TENSORS).is_dir() else None
+    folder = path.parent / schema.TENSORS
+    store = ShardStore(folder, lenient=True) if folder.is_dir() else None
+    _tell_lost(tables.info, journal, store)
     data, _ = in_memory(journal, tables, store)
-    _check(data)
+    _check(data, journal.size)
     there = {info.key for info in store.captures()} if store is not None else set()
     kept = [info for info in data.captures if info.key in there]  # the last ones may not have been written
     sources: dict[str, str] = {}
@@ -134,18 +157,29 @@ def _opened(path: Path, journal: Journal) -> Opened:
     return Opened(replace(data, captures=kept, store=store if kept else None), sources, environment)
 
 
-def _check(data: d.TraceData) -> None:
+def _tell_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:
+    """Say what was there once and cannot be read: nothing is missing in silence."""
+    lost = [f"{len(journal.lost)} of its batches"] if journal.lost else []
+    lost += [f"the tensors in {name}" for name in (store.damaged() if store is not None else ())]
+    if lost:
+        info["faults"] = [*info.get("faults", ()), f"Damaged and left out: {', '.join(lost)}."]
+        info["fault_count"] = (info.get("fault_count") or 0) + 1
+
+
+def _check(data: d.TraceData, size: int) -> None:
     """What is asked of every file: that nothing in it points anywhere else."""
     counts = {kind: len(getattr(data, kind)) for kind in schema.KINDS}
     counts |= {"storages": len(data.storages), "names": len(data.names), "codes": len(data.codes)}
     counts |= {"metas": len(data.metas), "forms": len(data.forms), "modules": len(data.modules)}
     for kind, lists in (("ops", data.ops), ("calls", data.calls)):
         counts |= {f"{kind}.inputs": len(lists.inputs), f"{kind}.outputs": len(lists.outputs)}
-    for kind in schema.KINDS:
-        for name in schema.columns_of(kind):
-            checks.check_column(kind, name, getattr(getattr(data, kind), name), counts)
-    checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
     checks.check_modules(data.modules)
     checks.check_metas(data.metas)
+    for kind in schema.KINDS:
+        for name in schema.columns_of(kind):
+            column = getattr(getattr(data, kind), name)
+            checks.check_column(kind, name, column, counts)
+            check_written(data, kind, name, column, size)
+    checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
     checks.check_steps(data.steps, counts)
     checks.check_captures(data.captures, counts)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterable
@@ -24,9 +25,11 @@ import numpy as np
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 from sightline.trace.assembly.numbers import NONE, Numbers
 from sightline.trace.assembly.raw import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
-from sightline.trace.bundle import plain, records, schema
+from sightline.trace.bundle import plain, records
+from sightline.trace.bundle.budget import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
+from sightline.trace.forms import Form
 
 JOURNAL: Final = "rank0.journal"
 VERSION: Final = 1
@@ -34,6 +37,9 @@ _MAGIC: Final = b"SIGHTJNL"
 HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
 _FRAME: Final = struct.Struct("<4sIII")
 _MARK: Final = b"SGJB"
+_WINDOW: Final = 1 << 20  #: bytes in which the next frame is looked for at a time
+_TRIES: Final = 1000  #: marks that may turn out to begin no frame
+_STREAM_COST: Final = 32  #: bytes that a number of a stream takes, with what is assembled from it
 _STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
 _NUMBERS: Final = (
     "outputs", "absent", "nbytes", "late_nbytes", "memory", "alive", "open_ops", "open_calls",
@@ -104,8 +110,9 @@ class Journal:
         self._frames: list[tuple[int, int] | bytes] = []  # where each is, or itself
         self._heads: list[dict[str, Any]] = []
         self.cut_short = False
+        self.lost: list[int] = []  #: before which frame one was altered, and is left out
         if path is not None:
-            self._file = os.dup(file) if file >= 0 else os.open(path, os.O_RDONLY)
+            self._file = os.dup(file) if file >= 0 else _opened(path)
             try:
                 self._scan()
             except BaseException:
@@ -114,7 +121,7 @@ class Journal:
         for frame in pending:
             self._frames.append(frame[_FRAME.size :])
             self.size += len(frame)
-        self._room = schema.allowed_bytes(self.size)
+        self._budget = Budget(self.size)
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -138,32 +145,54 @@ class Journal:
         at = len(HEAD)
         while at < size:
             mark, length, checksum, _ = _FRAME.unpack(_padded(os.pread(self._file, _FRAME.size, at)))
-            start, at = at + _FRAME.size, at + _FRAME.size + length
-            if at > size:  # it was being written
+            start, end = at + _FRAME.size, at + _FRAME.size + length
+            whole = mark == _MARK and end <= size
+            if whole and zlib.crc32(os.pread(self._file, length, start)) == checksum:
+                self._frames.append((start, length))
+                at = end
+                continue
+            following = self._next_frame(at + 1, size)
+            if following is None:  # it was being written, or is the last one
                 self.cut_short = True
                 break
-            data = os.pread(self._file, length, start)
-            if mark != _MARK or zlib.crc32(data) != checksum:
-                if at < size:
-                    raise Damage(f"frame {len(self._frames)} was altered")
-                self.cut_short = True
-                break
-            self._frames.append((start, length))
+            self.lost.append(len(self._frames))
+            at = following
         self.size = size
+
+    def _next_frame(self, begin: int, size: int) -> int | None:
+        """Where a whole frame begins after one that was altered."""
+        tries = 0
+        for at in range(begin, size, _WINDOW):
+            window = os.pread(self._file, _WINDOW + len(_MARK) - 1, at)
+            found = window.find(_MARK)
+            while found >= 0 and tries < _TRIES:
+                tries += 1
+                mark = _padded(os.pread(self._file, _FRAME.size, at + found))
+                _, length, checksum, _ = _FRAME.unpack(mark)
+                start = at + found + _FRAME.size
+                if start + length <= size and zlib.crc32(os.pread(self._file, length, start)) == checksum:
+                    return at + found
+                found = window.find(_MARK, found + 1)
+        return None
+
+    def leave_out(self, begin: int) -> None:
+        """Forget the frames from one on: what they add to cannot be known without one that was lost."""
+        del self._frames[begin:]
 
     def _data(self, number: int) -> bytes:
         held = self._frames[number]
         return held if isinstance(held, bytes) else os.pread(self._file, held[1], held[0])
 
-    def _head(self, data: bytes) -> tuple[dict[str, Any], int]:
+    def _head(self, number: int, data: bytes) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack_from("<I", data)
         reader = zlib.decompressobj()
         try:
-            text = reader.decompress(data[4 : 4 + length], self._room)
+            text = reader.decompress(data[4 : 4 + length], Budget(self.size).left)
         except zlib.error:
             raise Damage("a frame cannot be decompressed") from None
         if not reader.eof:
             raise Damage("a frame claims more than a file of its size can hold")
+        self._budget.take(f"the head of frame {number}", json_cost(text))
         head = plain.parsed(text.decode())
         if not isinstance(head, dict):
             raise Damage("a frame has no head")
@@ -171,16 +200,17 @@ class Journal:
 
     def heads(self) -> list[dict[str, Any]]:
         """What is in the heads of all frames."""
-        return [self._head(self._data(number))[0] for number in range(len(self))]
+        return [self._head(number, self._data(number))[0] for number in range(len(self))]
 
     def batch(self, number: int, only_late: bool = False) -> Batch:
         """A batch; with ``only_late`` nothing but what belongs to earlier ones."""
         data = self._data(number)
-        head, at = self._head(data)
+        head, at = self._head(number, data)
         found: dict[str, Any] = {}
         for name, count, length in head["streams"]:
-            if type(count) is not int or not 0 <= count * 8 <= self._room:
-                raise Damage(f"a frame claims {shown(count)} numbers, more than a file of its size can hold")
+            if type(count) is not int or type(length) is not int or count < 0 or length < 0:
+                raise Damage(f"a frame claims a stream of {shown(count)} numbers")
+            self._budget.take(f"{shown(name)} of frame {number}", count * _STREAM_COST)
             if not only_late or name in _LATE:
                 found[name] = _unpacked(data[at : at + length], count, str(name).endswith("floats"))
             at += length
@@ -209,7 +239,9 @@ class Journal:
             flops=lambda info, form, _result, given, made: flops.get((info, form, given, made), -1),
             operator=lambda stack, info: operators.get((stack, info)),
         )
-        for head in self.heads():
+        for number, head in enumerate(self.heads()):
+            if number in self.lost:
+                self._fill(tables, head)
             _add(tables, head.get("news", {}), operators, flops)
             for name, value in (head.get("first") or {}).items():
                 if name not in _FIRST or type(value) not in (int, bool):
@@ -218,6 +250,28 @@ class Journal:
             tables.info = plain.loads(head["info"])
         return tables
 
+    def _fill(self, tables: Tables, head: dict[str, Any]) -> None:
+        """Rows for what a lost frame added to the tables: later frames count on from there."""
+        since = head.get("since")
+        if not isinstance(since, dict):
+            raise Damage("a frame before the last was altered")
+        for name, unknown in _UNKNOWN.items():
+            rows = getattr(tables, name)
+            missing = since.get(name, 0) - len(rows)
+            self._budget.take(f"{name} of lost frames", max(len(rows) + missing, 0) * 200)
+            rows += [unknown] * missing
+
+
+UNKNOWN_TENSOR: Final = TensorMeta((), None, "?", "cpu")
+#: What stands for a row of a table that was lost.
+_UNKNOWN: Final[dict[str, Any]] = {
+    "operations": Operation("?", 0, False, False, False, False),
+    "metas": UNKNOWN_TENSOR,
+    "forms": Form(),
+    "codes": CodeInfo("?", "?", 0),
+    "places": Place(-1, 0, 0, 0, -1, -1),
+    "modules": ModuleInfo("?", ("?",), "?", "?", -1, "", False, 0),
+}
 
 _FIRST: Final = (
     "one_tensor",
@@ -252,6 +306,13 @@ def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, 
         operators[int(stack), int(info)] = str(symbol)
     for info, form, given, made, count in news.get("flops", ()):
         flops[int(info), int(form), tuple(given), tuple(made)] = int(count)
+
+
+def _opened(path: Path) -> int:
+    """A file to read from; a pipe would be waited for, so it is not opened."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise Damage("it is not a regular file")
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
 
 
 def _padded(head: bytes) -> bytes:

@@ -24,6 +24,7 @@ from sightline.trace.bundle.finishing import open_journal
 from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.bundle.tensorfiles import ListedShards
+from sightline.trace.bundle.written import check_written
 from sightline.trace.shards import is_shard
 from sightline.trace.source_lines import SourceLines
 
@@ -161,6 +162,7 @@ class LoadedTrace(d.TraceData):
                 first, end = (column if name == each else _read_column(database, kind, each)
                               for each in ("first_op", "end_op"))  # fmt: skip
                 checks.check_spans(first, end, database.counts)
+            check_written(self, kind, name, column, database.size)
         return column
 
 
@@ -202,6 +204,7 @@ def _read_column(database: Database, kind: str, name: str) -> Array:
     dtype = "<i8" if kind == "storages" else schema.columns_of(kind)[name]
     rows = database.counts["storages" if kind == "storages" else schema.length_name(kind, name)]
     offsets = name.endswith("_offsets")
+    database.budget.take(f"{kind}/{name}", (rows + offsets) * np.dtype(dtype).itemsize)
     column = np.zeros(rows + offsets, dtype=dtype)
     target = column[1:] if offsets else column
     at = 0
@@ -219,11 +222,13 @@ def _store(database: Database) -> ListedShards | None:
     """Where the tensors are, if any were kept."""
     if not database.counts["captures"]:
         return None
-    names = [plain.parsed(text) for text in database.texts("shards")]
-    for number, name in enumerate(names):
-        if not isinstance(name, str) or not is_shard(name) or name in names[:number]:
+    names: dict[str, None] = {}
+    for text in database.texts("shards"):
+        name = plain.parsed(text)
+        if not isinstance(name, str) or not is_shard(name) or name in names:
             raise Damage(f"{shown(name)} is no name of a shard")
-    return ListedShards(database.path.parent / schema.TENSORS, names)
+        names[name] = None
+    return ListedShards(database.path.parent / schema.TENSORS, list(names))
 
 
 def _rows(table: str, kind: type[Any]) -> Callable[[Database], list[Any]]:

@@ -23,7 +23,7 @@ from sightline.errors import CaptureError, InvalidTrace, SightlineError, UsageEr
 from sightline.notation import bytes_text
 from sightline.trace.bundle import checks, plain, records, schema
 from sightline.trace.bundle.columns import encode
-from sightline.trace.bundle.database import Database, checksum_of, dump_json
+from sightline.trace.bundle.database import Database, checksum_of, dump_json, source_label
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.plain import parsed
 from sightline.trace.bundle.schema import Damage
@@ -35,7 +35,7 @@ from sightline.trace.dtypes import nbytes_of
 from sightline.trace.shards import is_shard
 
 #: What ``info`` says of where a recording was made.
-_PRIVATE: Final = ("torch", "python", "pid")
+PRIVATE: Final = ("torch", "python", "pid")
 
 
 def save(
@@ -124,7 +124,7 @@ def save_columns(
     placing = Placing(folder / schema.TENSORS)
     temporary = folder / f".{schema.DATABASE}.{os.getpid()}-{os.urandom(4).hex()}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         shards = placing.place(data.captures, data.store)
         sources = gather(data) if source else {}
         told = environment_of(data) if environment else {}
@@ -205,6 +205,7 @@ def _write(
     told: dict[str, Any], *, keep_private: bool,
 ) -> dict[str, int]:  # fmt: skip
     """A whole database under a name that nobody reads; returns how many rows its tables have."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # only its owner reads it
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         # No journal: a file that is not finished is thrown away.
@@ -219,7 +220,7 @@ def _write(
             counts, sums = _write_tables(connection, data, columns, shards, sources)
         except Damage as why:
             raise InvalidTrace(f"This recording contradicts itself and cannot be saved: {why}.") from None
-        private = () if keep_private else _PRIVATE
+        private = () if keep_private else PRIVATE
         facts = {
             "counts": dump_json(counts),
             "info": plain.dumps({key: value for key, value in data.info.items() if key not in private}),
@@ -264,8 +265,12 @@ def _write_tables(
     _write_column(connection, columns, *schema.STORAGES, counts)
     for table, rows in texts.items():
         connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", enumerate(rows))  # noqa: S608  # ours
-    connection.executemany("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", _source_rows(sources))
-    return counts, {table: checksum_of(rows) for table, rows in texts.items()}
+    listed: list[str] = []
+    for id, file, whole, size, packed in _source_rows(sources):
+        connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", (id, file, whole, size, packed))
+        listed.append(source_label(file, whole, size))
+    sums = {table: checksum_of(rows) for table, rows in texts.items()}
+    return counts, {**sums, "sources": checksum_of(listed)}
 
 
 def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
@@ -337,7 +342,8 @@ def _said(
     kept = [f"the text of {_counted(whole, 'source file')}"] if whole else []
     kept += ["versions, host name and command line"] if told else []
     size = (folder / schema.DATABASE).stat().st_size
-    with_ = f"; with {' and '.join(kept)}" if kept else "; without sources and environment"
+    stays = "names, paths, text arguments and errors as they were recorded stay"
+    with_ = f"; with {' and '.join(kept)}" if kept else f"; without sources and environment ({stays})"
     return f"{folder}: {', '.join(parts)}{with_}; {bytes_text(size)}"
 
 

@@ -53,7 +53,8 @@ GROWTH: Final = 100
 MAX_SOURCE: Final = 2 << 20  #: characters of a source file; of a longer one only the lines that ran are kept
 MAX_SOURCES: Final = 16 << 20  #: characters of all source files together
 MAX_DEPTH: Final = 64  #: how deep nested arguments may be
-MAX_LINKS: Final = 1 << 26  #: the lengths of all stacks of frames, or of module calls, together
+MAX_NESTING: Final = 4000  #: how deep modules may be inside each other, and module calls
+MAX_LINKS: Final = 1 << 24  #: the lengths of all stacks of frames, or of module calls, together
 
 #: The tables of columns.
 KINDS: Final[dict[str, type]] = {

@@ -21,16 +21,20 @@ class SpoolSink:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True)
+        folder.mkdir(0o700, parents=True)
         self._files: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], list[bytes]] = {}
         self._sizes: dict[tuple[str, str], int] = {}  # numbers of each column
-        for kind, columns in KINDS.items():
-            for name in columns:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                self._files[kind, name] = os.open(folder / f"{kind}.{name}", flags, 0o600)
-                self._waiting[kind, name] = []
-                self._sizes[kind, name] = 0
+        try:
+            for kind, columns in KINDS.items():
+                for name in columns:
+                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                    self._files[kind, name] = os.open(folder / f"{kind}.{name}", flags, 0o600)
+                    self._waiting[kind, name] = []
+                    self._sizes[kind, name] = 0
+        except BaseException:  # too many open files: those that are go too
+            self.close()
+            raise
 
     def close(self) -> None:
         """Remove everything."""

@@ -70,7 +70,7 @@ class Placing:
         """Have every captured tensor in a shard of the folder; returns the names of the shards."""
         if not captures or store is None:
             return []
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(0o700, parents=True, exist_ok=True)
         if isinstance(store, ShardStore):
             there = _names(store)
             if store._folder.resolve() == self._folder.resolve():
@@ -111,6 +111,7 @@ class Placing:
                 os.link(source, apart)
             except OSError:
                 shutil.copyfile(source, apart)
+                apart.chmod(0o600)
                 _to_disk(apart)
             os.replace(apart, target)
         finally:
@@ -124,7 +125,7 @@ class Placing:
         while True:
             path = self._folder / shard_name(number)
             try:
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 number += 1
                 continue

@@ -1,0 +1,25 @@
+"""``sightline repair``: a recording that was cut off, made whole."""
+
+from __future__ import annotations
+
+import click
+
+from sightline.cli.verb import Verb, examples, recording, safe
+
+
+@click.command(
+    "repair",
+    cls=Verb,
+    epilog=examples("sightline repair run.sight     # after the process was killed"),
+)
+@recording
+def command(file: str) -> None:
+    """Finish the recording of a killed process, and clear away what it left behind.
+
+    A recording that was cut off can be looked at as it is; repaired, it is one file again, opens faster and
+    can be passed on. What was damaged is said, and left out.
+    """
+    from sightline.trace.bundle.repair import repair
+
+    for line in repair(file) or [f"{file} needs no repair."]:
+        click.echo(safe(line))

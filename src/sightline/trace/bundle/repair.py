@@ -1,0 +1,81 @@
+"""``repair``: what a killed process left behind becomes a bundle, or is cleared away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from sightline.errors import UsageError
+from sightline.trace.bundle import schema
+from sightline.trace.bundle.journal import JOURNAL
+from sightline.trace.bundle.loading import load
+from sightline.trace.bundle.saving import WholeColumns, save_columns
+from sightline.trace.shards import UNFINISHED
+
+#: How the names begin of what is there only while something is being written.
+_PASSING: Final = (".spool-", ".saving-", f".{JOURNAL}.", f".{schema.DATABASE}.")
+
+
+def repair(path: str | os.PathLike[str]) -> list[str]:
+    """Finish the journal of a recording and clear what a kill left behind; returns a sentence for each.
+
+    A recording that is still being written is refused. What is whole is never touched.
+
+    >>> repair("missing.sight")
+    Traceback (most recent call last):
+    sightline.errors.UsageError: There is no recording missing.sight.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UsageError(f"There is no recording {folder}.")
+    journal, database = folder / JOURNAL, folder / schema.DATABASE
+    done: list[str] = []
+    if not _is_free(journal):
+        raise UsageError(f"{folder} is still being recorded: stop the run first.")
+    if database.exists():
+        load(folder).close()  # one that cannot be opened keeps its journal
+        if journal.exists():
+            journal.unlink()
+            done.append(f"{JOURNAL} was of no more use, and is removed.")
+    elif journal.exists():
+        data = load(folder)
+        done.append(f"Finished {save_columns(data, WholeColumns(data), folder, sweep=(JOURNAL,))}.")
+    left = _left_behind(folder)
+    for item in left:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+    if left:
+        done.append(f"Removed {len(left)} unfinished file{'s' if len(left) > 1 else ''}.")
+    return done
+
+
+def _left_behind(folder: Path) -> list[Path]:
+    """Files that were being written when their process ended."""
+    found = [item for item in folder.iterdir() if item.name.startswith(_PASSING)]
+    tensors = folder / schema.TENSORS
+    if tensors.is_dir() and not tensors.is_symlink():
+        held = [item for item in tensors.iterdir() if item.name.startswith(".")]
+        found += [item for item in held if item.name.startswith(_PASSING) or item.name.endswith(UNFINISHED)]
+    return sorted(found)
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nobody records into a journal, as far as a system can tell: who does holds it locked."""
+    try:
+        import fcntl
+
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (ImportError, OSError):
+        return True
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(number)
+    return True
