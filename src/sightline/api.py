@@ -261,13 +261,15 @@ class Trace:
         depth: int | None = None,
         width: int | None = 100,
         stats: bool | None = None,
+        fold: bool = True,
     ) -> View:
         """Per module: calls, shapes, parameters, FLOPs, time and activation memory, as a table.
 
         Ops that run between modules have their own rows, so that the rows of a module add up to its numbers.
         Columns that would be empty are left out. ``width`` is in columns, None for no limit; what has no room
         is named below the table. Where statistics were taken there are columns for mean ± std of what each
-        module gave out and for NaN and Inf; ``stats=False`` hides them.
+        module gave out and for NaN and Inf; ``stats=False`` hides them. Layers that look alike share their
+        rows, with the sums of all of them, unless ``fold=False``.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Linear(3, 4)
@@ -279,7 +281,8 @@ class Trace:
         """
         from sightline.views.summary import summary
 
-        return summary(self, module=module, phase=phase, depth=depth, width=width, stats=stats)
+        return summary(self, module=module, phase=phase, depth=depth, width=width, stats=stats,
+                       fold=fold)  # fmt: skip
 
     @checked
     def memory(

@@ -228,7 +228,7 @@ def test_what_is_not_finite_adds_up_and_belongs_to_a_phase() -> None:
     data = measured(b.build(), readings).data
     scopes = cost_of(data).scopes
     forward, backward = (not_finite(data, scopes, phase) for phase in ("forward", "backward"))
-    assert [forward.in_scope(scope) for scope in (0, 1)] == [(4, 2), (3, 0)]
-    assert [forward.in_scope(scope, own=True) for scope in (0, 1)] == [(1, 2), (3, 0)]
-    assert [backward.in_scope(scope) for scope in (0, 1)] == [(0, 4), (0, 4)]
-    assert backward.in_scope(0, own=True) == (0, 0)
+    assert [forward.in_scopes([scope]) for scope in (0, 1)] == [(4, 2), (3, 0)]
+    assert [forward.in_scopes([scope], own=True) for scope in (0, 1)] == [(1, 2), (3, 0)]
+    assert [backward.in_scopes([scope]) for scope in (0, 1)] == [(0, 4), (0, 4)]
+    assert backward.in_scopes([0], own=True) == (0, 0)

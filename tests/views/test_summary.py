@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
+import sightline as sl
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import ParameterInfo, TensorMeta
@@ -174,3 +175,44 @@ def test_a_result_of_lower_rank_is_written_in_full() -> None:
     assert [pooled.text(brevity) for brevity in (FULL, SHORT, SHORTEST)] == [
         "f32[4, 16, 32] → f32[4, 32]", "f32[4, 16, 32] → [4, 32]", "f32[4, 16, 32] → [4, 32]",
     ]  # fmt: skip
+
+
+def test_layers_that_look_alike_share_their_rows() -> None:
+    together = str(summary(make_trace(5), width=None))
+    assert together.count("(Block)") == 1
+    assert "0…4 (Block)" in together
+    assert str(summary(make_trace(5), width=None, fold=False)).count("(Block)") == 5
+
+
+def test_shared_rows_have_the_sums_of_all() -> None:
+    torch = pytest.importorskip("torch")
+    layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(4)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))
+    with sl.trace(model) as t:
+        model(torch.ones(2, 8)).sum().backward()
+    lines = str(t.summary(width=None)).splitlines()
+    (several,) = [text for text in lines if "0…3 (Sequential)" in text]
+    assert "288" in several.split()  # parameters of four times 8 × 8 + 8
+    assert "1.02k" in several.split()  # forward FLOPs of four products
+    inner = lines[lines.index(several) + 1]
+    assert "0 (Linear)" in inner
+    assert "288" in inner.split()
+    assert sum("(Linear)" in text for text in lines) == 2
+    assert "0…N: layers that look alike, their sums" in lines[-1]
+
+
+@pytest.mark.parametrize("change", ["width", "mode", "calls"])
+def test_layers_that_differ_have_rows_of_their_own(change: str) -> None:
+    torch = pytest.importorskip("torch")
+    layers = [torch.nn.Dropout(0.1) if change == "mode" else torch.nn.Linear(8, 8) for _ in range(4)]
+    if change == "width":
+        layers[2] = torch.nn.Linear(8, 8, bias=False)
+    if change == "mode":
+        layers[2] = torch.nn.Dropout(0.2)
+    model = torch.nn.Sequential(*layers)
+    with sl.trace(model) as t:
+        x = model(torch.ones(2, 8))
+        if change == "calls":
+            layers[2](x)
+    text = str(t.summary(width=None))
+    assert "…" not in "".join(name for name in rows(text))

@@ -84,10 +84,10 @@ class NotFinite:
     own: tuple[I64, I64]  #: NaN, then Inf
     total: tuple[I64, I64]
 
-    def in_scope(self, scope: int, *, own: bool = False) -> tuple[int, int]:
-        """NaN and Inf of a scope and those inside it, or of its own part only."""
+    def in_scopes(self, scopes: Sequence[int], *, own: bool = False) -> tuple[int, int]:
+        """NaN and Inf of scopes and those inside them, or of their own part only."""
         nans, infs = self.own if own else self.total
-        return int(nans[scope]), int(infs[scope])
+        return int(nans[list(scopes)].sum()), int(infs[list(scopes)].sum())
 
 
 def not_finite(data: TraceData, scopes: Scopes, phase: str) -> NotFinite:

@@ -33,7 +33,7 @@ VIEWS: Final = {
     ),
     "log": ("module", "op", "phase", "depth", "tail", "inside", "stats"),
     "order": ("module", "phase", "depth", "tail", "fold", "order"),
-    "summary": ("module", "phase", "depth", "width", "stats"),
+    "summary": ("module", "phase", "depth", "width", "stats", "fold"),
     "source": ("only", "level", "module", "op", "phase", "depth", "tail", "width", "stats"),
     "memory": ("module", "phase", "depth"),
     "problems": ("module", "kind"),
@@ -63,7 +63,11 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @filters("module", "op", "phase", "depth", "tail")
 @click.option("--level", type=click.Choice(["api", "aten"]),
               help="code, source: calls as written, or aten ops.")  # fmt: skip
-@click.option("--fold/--no-fold", default=None, help="code, order: repeats once, with ×N.")
+@click.option(
+    "--fold/--no-fold",
+    default=None,
+    help="code, order: repeats once, with ×N; summary: layers that look alike.",
+)
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
 @click.option("--all", "everything", is_flag=True, default=None,

@@ -2,12 +2,15 @@
 
 One row per module in the order they first ran, and one row for the operations a container runs itself,
 between its submodules: nothing is left out, so the rows inside a module add up to its own numbers. What an
-earlier row has counted already, a shared parameter, stands in parentheses. Where statistics were taken, a
-column has mean and deviation of what the module gave out, and one the NaN and Inf in it, if there are any.
+earlier row has counted already, a shared parameter, stands in parentheses. Layers that follow each other and
+look alike, to the last of their submodules, share their rows, which have the sums of all of them. Where
+statistics were taken, a column has mean and deviation of what the module gave out, and one the NaN and Inf in
+it, if there are any.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +26,7 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
+from sightline.analysis.scope_looks import scope_looks
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
 from sightline.errors import NothingMatched, UsageError
@@ -44,6 +48,8 @@ _MARGIN: Final = 12  #: columns for the titles of what stands below the table
 _SPREAD: Final = "mean ± std"
 _WRONG: Final = "NaN/Inf"
 _NO_LIMIT: Final = 10_000
+_SEVERAL: Final = re.compile(r"[\w.]*\d…\d+$")  #: the name of a row of several layers
+_LEAST: Final = 3  #: layers that look alike, to share their rows
 
 #: Costs that come from the tally: title, column, how it is written, the phases it belongs to, and how soon it
 #: goes where there is no room for it.
@@ -62,7 +68,7 @@ _FULL_NAMES: Final = {"backward_flops": "backward FLOPs", "backward_time": "back
 
 def summary(
     trace: Trace, *, module: str | None = None, depth: int | None = None, phase: str | None = None,
-    width: int | None = 100, stats: bool | None = None,
+    width: int | None = 100, stats: bool | None = None, fold: bool = True,
 ) -> View:  # fmt: skip
     """The cost table of a trace; ``width`` is the columns it has, None for all it wants."""
     Selection(module=module, depth=depth, phase=phase)  # says what is wrong with a filter, if anything is
@@ -70,7 +76,7 @@ def summary(
         raise UsageError(f"width={said(width)} must be a whole number from 1 up, or None for no limit.")
     if not len(trace.ops) and not len(trace.module_calls):
         return View((line("(nothing was recorded)"),))
-    table = _Table(trace, Readings(trace.data, stats))
+    table = _Table(trace, Readings(trace.data, stats), fold)
     tops = table.tops(module)
     rows = [row for top in tops for row in table.rows(top, depth)]
     facts = table.facts(tops)
@@ -86,9 +92,9 @@ def summary(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row: the scope it is about, and whether it is about the scope's own part only."""
+    """One row: the scopes it is about, several if they look alike, and whether only about their own part."""
 
-    scope: int
+    scopes: tuple[int, ...]
     own: bool
     prefix: str
 
@@ -96,15 +102,17 @@ class _Row:
 class _Table:
     """The rows, columns and facts of one summary."""
 
-    def __init__(self, trace: Trace, readings: Readings) -> None:
+    def __init__(self, trace: Trace, readings: Readings, fold: bool) -> None:
         self._data: TraceData = trace.data
         self._readings = readings
+        self._fold = fold
         self._wrong_in = ""  # the phase whose NaN and Inf are shown
         self._costs: Costs = cost_of(trace.data)
         self._scopes = self._costs.scopes
         self._exchanges = Exchanges(trace.index)
-        self._exchanged: dict[int, Exchange] = {}
+        self._exchanged: dict[tuple[int, ...], Exchange] = {}
         self._own_ops = own_ops(trace.data, self._scopes)
+        self._looks = scope_looks(trace.data, self._costs, self._own_ops) if fold else []
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -125,21 +133,49 @@ class _Table:
     def rows(self, top: int, depth: int | None) -> list[_Row]:
         """A scope's own row, then those of its submodules and its own ops in the order they ran."""
         rows: list[_Row] = []
-        waiting = [(top, False, "", "")]  # not recursive: a model may be deeper than Python's stack
+        waiting: list[tuple[tuple[int, ...], bool, str, str]]
+        waiting = [((top,), False, "", "")]  # not recursive: a model may be deeper than Python's stack
         while waiting:
-            scope, own, lead, inner = waiting.pop()
-            rows.append(_Row(scope, own or self._scopes.rows[scope].module == OUTSIDE, lead))
+            scopes, own, lead, inner = waiting.pop()
+            rows.append(_Row(scopes, own or self._scopes.rows[scopes[0]].module == OUTSIDE, lead))
             if own:
                 continue
-            parts = [part for part in self._parts(scope) if part == scope or not self._too_deep(part, depth)]
-            if parts == [scope]:  # its submodules are too deep to be shown: then it stands for all of it
+            groups = self._groups(scopes, depth)
+            if groups == [scopes]:  # its submodules are too deep to be shown: then it stands for all of it
                 continue
-            for part in reversed(parts):
-                last = part == parts[-1]
+            for group in reversed(groups):
+                last = group == groups[-1]
                 waiting.append(
-                    (part, part == scope, inner + ("└ " if last else "├ "), inner + ("  " if last else "│ "))
+                    (
+                        group,
+                        group == scopes,
+                        inner + ("└ " if last else "├ "),
+                        inner + ("  " if last else "│ "),
+                    )
                 )
         return rows
+
+    def _groups(self, scopes: tuple[int, ...], depth: int | None) -> list[tuple[int, ...]]:
+        """What scopes that look alike consist of: those of their parts that do, together."""
+        shown = [
+            part for part in self._parts(scopes[0]) if part == scopes[0] or not self._too_deep(part, depth)
+        ]
+        groups: list[list[int]] = []
+        for part in shown:
+            if groups and part != scopes[0] and self._alike(groups[-1][-1], part):
+                groups[-1].append(part)
+            else:
+                groups.append([part])
+        least = [[part] if len(group) < _LEAST else group for group in groups for part in group]
+        kept = [group for at, group in enumerate(least) if at == 0 or group != least[at - 1]]
+        # The same parts of the other scopes are as far from their beginning.
+        return [tuple(part - scopes[0] + scope for scope in scopes for part in group) for group in kept]
+
+    def _alike(self, one: int, other: int) -> bool:
+        """Whether two scopes differ in nothing but their numbers among their neighbours."""
+        names = [self._data.modules[self._scopes.rows[scope].module].path for scope in (one, other)]
+        counted = all(name.rpartition(".")[2].isdigit() for name in names)
+        return bool(self._looks) and counted and self._looks[one] == self._looks[other]
 
     def _parts(self, scope: int) -> list[int]:
         """What a scope consists of, in order: its submodules, and itself for its own part."""
@@ -157,24 +193,34 @@ class _Table:
 
     def _name(self, row: _Row, room: int, whole: bool) -> tuple[Span, ...]:
         """The first cell, ``whole`` with the class; the names of own ops take as much room as there is."""
-        scope = self._scopes.rows[row.scope]
+        scope = self._scopes.rows[row.scopes[0]]
         lead = Span(row.prefix, "dim")
         if row.own:
             mark = "· outside: " if scope.module == OUTSIDE else "· "
-            names = ops_text(self._own_ops.get(row.scope), room - len(row.prefix) - len(mark))
+            names = ops_text(self._own_ops.get(row.scopes[0]), room - len(row.prefix) - len(mark))
             return (lead, Span(mark), Span(names, "op"))
         info = self._data.modules[scope.module]
         if not info.path:
             return (lead, Span(info.type, "module"))
         at_home = scope.parent >= 0 and self._scopes.rows[scope.parent].module == info.parent
         name = info.path.rpartition(".")[2] if at_home and row.prefix else info.path
+        if self._is_first_of_several(row):
+            last = self._data.modules[self._scopes.rows[row.scopes[-1]].module].path
+            name = f"{name}…{last.rpartition('.')[2]}"
         others = [path for path in info.aliases if path != info.path]
         shared = f" shared: {', '.join(others)}" if others else ""
         kind = f" ({info.type})" if whole else ""
         return (lead, Span(name, "module"), Span(kind, "dim"), Span(shared if whole else "", "warn"))
 
+    def _is_first_of_several(self, row: _Row) -> bool:
+        """Whether the scopes of a row are neighbours, and not parts of such that have one name."""
+        rows = self._scopes.rows
+        return len(row.scopes) > 1 and rows[row.scopes[0]].parent == rows[row.scopes[1]].parent
+
     def _calls(self, row: _Row) -> str:
-        return "" if row.own or self._only_holds(row.scope) else str(len(self._scopes.rows[row.scope].calls))
+        if row.own or self._only_holds(row.scopes[0]):
+            return ""
+        return str(sum(len(self._scopes.rows[scope].calls) for scope in row.scopes))
 
     def _only_holds(self, scope: int) -> bool:
         """Whether submodules of it were called and it was not, like a `ModuleList`."""
@@ -182,13 +228,13 @@ class _Table:
         return not rows[scope].calls and any(inner.calls for inner in rows[scope : rows[scope].end])
 
     def _shapes(self, row: _Row, brevity: int, room: int) -> str:
-        if row.own or self._only_holds(row.scope):
+        if row.own or self._only_holds(row.scopes[0]):
             return ""
-        calls = self._scopes.rows[row.scope].calls
-        if row.scope not in self._exchanged:
-            self._exchanged[row.scope] = self._exchanges.of(calls)
-        exchange = self._exchanged[row.scope]
-        text = exchange.text(brevity) if calls else self._why_not_called(row.scope)
+        calls = self._scopes.rows[row.scopes[0]].calls  # those of the others look alike
+        if row.scopes not in self._exchanged:
+            self._exchanged[row.scopes] = self._exchanges.of(calls)
+        exchange = self._exchanged[row.scopes]
+        text = exchange.text(brevity) if calls else self._why_not_called(row.scopes[0])
         return text if columns(text) <= room else exchange.fitted(room, brevity)
 
     def _why_not_called(self, scope: int) -> str:
@@ -201,16 +247,17 @@ class _Table:
         return "not called"
 
     def _parameters(self, row: _Row) -> str:
-        counts = self._costs.parameters[row.scope]
-        total, new = (counts.own, counts.own_new) if row.own else (counts.total, counts.total_new)
+        counts = [self._costs.parameters[scope] for scope in row.scopes]
+        total = sum(each.own if row.own else each.total for each in counts)
+        new = sum(each.own_new if row.own else each.total_new for each in counts)
         if new == total:
             return count_text(total) if total else ""
         return f"({count_text(total)})" if not new else f"{count_text(new)} (+{count_text(total - new)})"
 
     def _trainable(self, row: _Row) -> str:
-        counts = self._costs.parameters[row.scope]
-        total = counts.own if row.own else counts.total
-        return count_text(counts.own_trainable if row.own else counts.trainable) if total else ""
+        counts = [self._costs.parameters[scope] for scope in row.scopes]
+        trainable = sum(each.own_trainable if row.own else each.trainable for each in counts)
+        return count_text(trainable) if any(each.own if row.own else each.total for each in counts) else ""
 
     def _outputs(self, row: _Row) -> Reading | None:
         """What the numbers a module gave out were like: its first measured result, over all calls."""
@@ -218,7 +265,7 @@ class _Table:
             return None
         calls = self._data.calls
         firsts = []
-        for call in self._scopes.rows[row.scope].calls:
+        for call in (call for scope in row.scopes for call in self._scopes.rows[scope].calls):
             made = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
             firsts += [value for value in made if self._readings.one(value) is not None][:1]
         return self._readings.of(firsts)
@@ -242,7 +289,7 @@ class _Table:
             total = self._sum(column, tops)
             if total and (belongs == phase if phase else belongs != "recompute"):
                 own, whole = getattr(self._costs.own, column), getattr(self._costs.total, column)
-                amounts = [int((own if row.own else whole)[row.scope]) for row in rows]
+                amounts = [int((own if row.own else whole)[list(row.scopes)].sum()) for row in rows]
                 cells = [text(amount) if amount else "" for amount in amounts]
                 name = _FULL_NAMES.get(column, title)
                 found.append(Figures(title, _plain(cells), text(total), 0 if phase else spare, name))
@@ -254,9 +301,9 @@ class _Table:
         found = [Figures(_SPREAD, _in_line(spreads), spare=3)] if any(mean for mean, _ in spreads) else []
         for each in (phase,) if phase else PHASES:  # the first that has any: it began there
             wrong = not_finite(self._data, self._scopes, each)
-            if any(any(wrong.in_scope(top)) for top in tops):
+            if any(wrong.in_scopes(tops)):
                 self._wrong_in = each
-                pairs = [wrong.in_scope(row.scope, own=row.own) for row in rows]
+                pairs = [wrong.in_scopes(row.scopes, own=row.own) for row in rows]
                 return [*found, Figures(_WRONG, [_not_finite(nans, infs) for nans, infs in pairs])]
         return found
 
@@ -304,6 +351,8 @@ class _Table:
         rows = [cell if isinstance(cell, tuple) else (cell,) for row in laid.grid.rows for cell in row]
         cells = [span.text for spans in rows for span in spans if span.text]
         told = key(cells)
+        if any(_SEVERAL.match(text) for text in cells):
+            told.append("0…N: layers that look alike, their sums")
         if any(text.startswith("(") and text.endswith(")") for text in cells):
             told.append("(N): counted above")
         titles = {column.title for column in laid.grid.columns}
