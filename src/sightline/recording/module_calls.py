@@ -82,7 +82,7 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
             return
         if state.top.call < 0:
             session.memory.look_at_all()
-        known = session.modules.of(module, state.calls)
+        known = session.modules.of(module, session.where)
         outer = state.top
         if isinstance(outer, OpenCall) and outer.module == known.number and outer.key != id(module):
             return  # what ``torch.compile`` returned for it is known as the module itself, and runs it

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import ref
 
 from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet
@@ -17,14 +17,6 @@ from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
 
 _MAX_EXTRA: Final = 500
-
-
-class CalledModule(Protocol):
-    """A module whose call is open."""
-
-    @property
-    def module(self) -> int:
-        """Its number."""
 
 
 class Known:
@@ -109,13 +101,13 @@ class Modules:
         if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
             values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
 
-    def of(self, module: Any, calls: Callable[[], Sequence[CalledModule]]) -> Known:
-        """What is known of a module that is called inside others; one not met before is placed."""
-        return self._find(module) or self._place(original(module), calls())
+    def of(self, module: Any, where: Callable[[], tuple[list[int], int]]) -> Known:
+        """What is known of a module that is called ``where`` others are; one not met before is placed."""
+        return self._find(module) or self._place(original(module), where()[0])
 
-    def _place(self, module: Any, calls: Sequence[CalledModule]) -> Known:
+    def _place(self, module: Any, around: Sequence[int]) -> Known:
         """A module that was not there before: made in the block, or attached since, or a root of its own."""
-        for outer in (self.all[call.module] for call in reversed(calls)):
+        for outer in (self.all[number] for number in reversed(around)):
             owner = outer.ref()
             for path, found in _walked(owner) if owner is not None else ():
                 if found is module:
@@ -159,7 +151,7 @@ class Modules:
         """What is known of tensors, each entry beginning with a weak reference."""
         return self._tensors, self._keys, {} if self._attributes is None else self._attributes
 
-    def attribute_name(self, tensor: Any, calls: Sequence[CalledModule]) -> tuple[str, str] | None:
+    def attribute_name(self, tensor: Any, running: Sequence[int]) -> tuple[str, str] | None:
         """Kind and name of the attribute under which a running module, or any of the model, holds a tensor.
 
         It may be a parameter that was assigned in the block: by ``load_state_dict(assign=True)``, by hand.
@@ -168,7 +160,7 @@ class Modules:
             self._attributes = {}
             for known in self.all:
                 self._read_attributes(known)
-        for known in (self.all[call.module] for call in reversed(calls)):
+        for known in (self.all[number] for number in reversed(running)):
             self._read_attributes(known)
             found = self._attributes.get(id(tensor))
             if found is not None and found[0]() is tensor:

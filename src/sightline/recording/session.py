@@ -22,11 +22,11 @@ from sightline.recording.modules import Modules
 from sightline.recording.operations import Facts, OpInfo
 from sightline.recording.rows import Stream, call_row, op_row
 from sightline.recording.session_base import SessionBase, clock
-from sightline.recording.stacks import Stacks, variable_name
+from sightline.recording.stacks import Stacks
 from sightline.recording.storages import Storages
 from sightline.recording.thread_state import Mark, OpenCall, OptimizerStep, ThreadState
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
-from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, Values
+from sightline.recording.values import KIND, Values
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END, OPTIMIZER
 from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.data import RAISED, UNFINISHED
@@ -50,7 +50,7 @@ class Session(SessionBase):
         self.calls = Stream()
         self.stacks = Stacks()
         self.values = Values()
-        self.values.explain = self._explain
+        self.values.explain = self.explain
         self.memory = self.values.memory = Storages(self.now)
         self.arguments = Arguments(self.values, Forms())
         self.modules = Modules(model, self.values)
@@ -255,29 +255,7 @@ class Session(SessionBase):
             if self.values.known(tensor) is None:
                 self.values.first_sight(tensor, _CONSTANT)
 
-    def _explain(self, tensor: Any) -> tuple[int, str, int]:
-        """Kind, name and producer of a tensor seen for the first time."""
-        named = self.modules.tensor_name(tensor)
-        if named is not None:
-            return KIND[named[0]], named[1], -1
-        state = self.state_here()
-        if self.level == "none":  # the ops between modules were not watched
-            return (ACTIVATION if state.top.call >= 0 else INPUT), "", -1
-        if self.regions:
-            held = self.before_region.get(id(tensor))
-            if held is None or held() is not tensor:
-                return ACTIVATION, "", self.regions[-1]
-        if state.top.call < 0:
-            return INPUT, "", -1
-        held_as = self.modules.attribute_name(tensor, state.calls())
-        if held_as is not None:
-            return KIND[held_as[0]], held_as[1], -1
-        name = variable_name(tensor, state.top.frame)
-        if name:
-            return _CONSTANT, name, -1
-        if self.level == "api":
-            # What runs in a backward pass shows only as the modules it calls.
-            inside = state.open_op is not None and self.infos[state.open_op.operation].backward
-            return (ACTIVATION if inside else EXTERNAL), "", -1
-        # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
-        return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
+    def is_of_region(self, tensor: Any) -> bool:
+        """Whether compiled code may have made a tensor: it was not there before."""
+        held = self.before_region.get(id(tensor))
+        return held is None or held() is not tensor

@@ -15,7 +15,9 @@ from sightline.recording.explain import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
 from sightline.recording.readings import Readings
-from sightline.recording.torchapi import Tensor, sequence_number
+from sightline.recording.stacks import variable_name
+from sightline.recording.torchapi import Tensor, current_node, sequence_number
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
 from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.assembly.raw import StepMark
 from sightline.trace.data import ModuleInfo
@@ -144,6 +146,36 @@ class SessionBase:
     def raised_by(self, error: BaseException) -> bool:
         """Whether an exception came out of the last op that failed."""
         raise NotImplementedError
+
+    # -- what a tensor is that no recorded op made ------------------------------------------------------
+
+    def explain(self, tensor: Any) -> tuple[int, str, int]:
+        """Kind, name and producer of a tensor seen for the first time."""
+        named = self.modules.tensor_name(tensor)
+        if named is not None:
+            return KIND[named[0]], named[1], -1
+        running = self.where()[0]
+        if self.level == "none":  # the ops between modules were not watched
+            return (ACTIVATION if running else INPUT), "", -1
+        if self.regions and self.is_of_region(tensor):
+            return ACTIVATION, "", self.regions[-1]
+        if not running:
+            return INPUT, "", -1
+        held_as = self.modules.attribute_name(tensor, running)
+        if held_as is not None:
+            return KIND[held_as[0]], held_as[1], -1
+        name = variable_name(tensor)
+        if name:
+            return KIND["constant"], name, -1
+        if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
+            return (EXTERNAL if current_node() is None else ACTIVATION), "", -1
+        # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
+        constant = tensor.dim() == 0 and not tensor.requires_grad
+        return (KIND["constant"] if constant else EXTERNAL), "", -1
+
+    def is_of_region(self, tensor: Any) -> bool:
+        """Whether compiled code may have made a tensor that nothing else explains."""
+        return True
 
     # -- faults ----------------------------------------------------------------------------------------
 

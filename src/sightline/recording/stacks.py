@@ -8,6 +8,7 @@ every frame above it is suspended in the same call. Most walks see one to three 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -70,12 +71,13 @@ class Stacks:
         return node
 
 
-def variable_name(tensor: Any, mark: FrameType | None) -> str:
-    """The global or enclosing variable under which the running functions know a tensor, or nothing."""
+def variable_name(tensor: Any) -> str:
+    """The global or enclosing variable under which the functions of a module know a tensor, or nothing."""
     at: FrameType | None = sys._getframe(1)
-    while at is not None and at is not mark:
+    while at is not None and at.f_code not in MODULE_CALL_CODES:
         if not is_hidden(at.f_code):
-            free = {name: value for name, value in at.f_locals.items() if name in at.f_code.co_freevars}
+            held: Mapping[str, Any] = at.f_locals
+            free = {name: held[name] for name in at.f_code.co_freevars if name in held}
             for name, value in (*free.items(), *at.f_globals.items()):
                 if value is tensor:
                     return str(name)

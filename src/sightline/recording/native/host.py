@@ -6,10 +6,8 @@ number afterwards, and asks no more.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from types import CodeType, FrameType, ModuleType
-from typing import Any, Final, NamedTuple
+from types import CodeType, ModuleType
+from typing import Any, Final
 
 import torch
 
@@ -41,7 +39,7 @@ from sightline.recording.observing import CallEvent, OpEvent, silence
 from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
-from sightline.recording.torchapi import MODULE_CALL_CODES, Tensor, current_node, quiet
+from sightline.recording.torchapi import Tensor, quiet
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Form
@@ -62,12 +60,6 @@ def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
     if len(table) >= _MOST_REMEMBERED:
         table.clear()
     table[key] = value
-
-
-class OpenModule(NamedTuple):
-    """A module whose call is open."""
-
-    module: int
 
 
 class Host(SessionBase):
@@ -234,13 +226,10 @@ class Host(SessionBase):
 
     def module(self, module: Any) -> int:
         """The number of a module that is called."""
-        number = self.modules.of(module, self._open_modules).number
+        number = self.modules.of(module, self.where).number
         if self.measurer is not None and self.measurer.some_modules and self.measurer.chooses_module(number):
             self.recording.choose_module(number)
         return number
-
-    def _open_modules(self) -> list[OpenModule]:
-        return [OpenModule(number) for number in self.where()[0]]
 
     # -- observers -------------------------------------------------------------------------------------
 
@@ -302,42 +291,3 @@ class Host(SessionBase):
     ) -> None:  # fmt: skip
         """A module call has ended, and observers are to be told."""
         self.observer.leave(CallEvent(module, number, phase, depth, args, kwargs, form, result, bool(raised)))
-
-    # -- what a tensor is that no recorded op made -----------------------------------------------------
-
-    def explain(self, tensor: Any) -> tuple[int, str, int]:
-        """Kind, name and producer of a tensor seen for the first time."""
-        named = self.modules.tensor_name(tensor)
-        if named is not None:
-            return KIND[named[0]], named[1], -1
-        calls = self._open_modules()
-        if self.level == "none":  # the ops between modules were not watched
-            return (ACTIVATION if calls else INPUT), "", -1
-        if self.regions:
-            return ACTIVATION, "", self.regions[-1]
-        if not calls:
-            return INPUT, "", -1
-        held_as = self.modules.attribute_name(tensor, calls)
-        if held_as is not None:
-            return KIND[held_as[0]], held_as[1], -1
-        name = _variable_name(tensor)
-        if name:
-            return _CONSTANT, name, -1
-        if self.level == "api":  # what runs in a backward pass shows only as the modules it calls
-            return (EXTERNAL if current_node() is None else ACTIVATION), "", -1
-        # Every op is seen, so a scalar that none has made is one of torch's own (of a scripted function).
-        return (_CONSTANT if tensor.dim() == 0 and not tensor.requires_grad else EXTERNAL), "", -1
-
-
-def _variable_name(tensor: Any) -> str:
-    """The global or enclosing variable under which the running functions know a tensor, or nothing."""
-    at: FrameType | None = sys._getframe(1)
-    while at is not None and at.f_code not in MODULE_CALL_CODES:
-        if not is_hidden(at.f_code):
-            held: Mapping[str, Any] = at.f_locals
-            free = {name: held[name] for name in at.f_code.co_freevars if name in held}
-            for name, value in (*free.items(), *at.f_globals.items()):
-                if value is tensor:
-                    return str(name)
-        at = at.f_back
-    return ""
