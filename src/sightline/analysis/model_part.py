@@ -47,8 +47,8 @@ def model_part(data: TraceData) -> ModelPart:
     """
     ops, calls = data.ops, data.calls
     nothing = np.zeros(len(ops), dtype=np.bool_)
-    if not len(calls) or not len(ops):
-        return ModelPart(nothing, nothing, np.zeros(len(data.frames.code), dtype=np.bool_))
+    if not (len(calls) and len(ops) and len(data.frames)):
+        return ModelPart(nothing, nothing, np.zeros(len(data.frames), dtype=np.bool_))
     builds, theirs, theirs_inside = _frames(data)
     outside = (ops.call < 0) & (ops.phase == _FORWARD)
     frames = shown_frames(data)

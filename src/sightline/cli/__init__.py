@@ -15,13 +15,13 @@ from sightline._version import __version__
 #: Verb → what it does. The verb ``a-b`` is the command ``command`` in the module ``sightline.cli.a_b``.
 VERBS: Final = {
     "run": "Run a script unchanged, and record what its model did.",
-    "show": "Show a recording: its code, log, call order, summary, source or problems.",
+    "show": "Show a recording: its code, log, call order, summary, memory, source or problems.",
     "ops": "List the operations, as a table, JSON or CSV.",
     "tensors": "List the kept tensors, or look at one of them.",
     "lineage": "Tell where a value came from.",
     "graph": "Draw the data-flow graph.",
     "validate": "Check that a recording is sound.",
-    "repair": "Finish the recording of a killed process.",
+    "repair": "Finish the recording of a killed process, and clear away what it left behind.",
     "sql": "Ask a recording in SQL, read-only.",
     "convert": "Write a recording for another tool: Perfetto, CSV, JSON, Parquet.",
     "trace-graph": "Draw a graph, top down, from the text torchspy's CallTracer writes.",
