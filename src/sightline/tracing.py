@@ -14,6 +14,7 @@ from sightline.api import Trace
 from sightline.errors import UsageError
 from sightline.given import checked
 from sightline.options import Capture, Check, Stats, one_of
+from sightline.ranks import path_of_rank
 
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder
@@ -160,7 +161,7 @@ def _folder(path: str | os.PathLike[str] | None, kept: Capture | None) -> Path |
         if kept is not None and kept.format == "pt":
             raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
         return None
-    return Path(path)
+    return path_of_rank(Path(path))
 
 
 def _judge(data: TraceData, check: Check) -> str | None:

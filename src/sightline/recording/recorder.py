@@ -16,6 +16,7 @@ from typing import Any
 
 from sightline.errors import NonFiniteError, UsageError
 from sightline.options import Capture, Check, Stats
+from sightline.ranks import this_rank
 from sightline.recording import installation
 from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
@@ -56,6 +57,12 @@ def check_model(model: Any) -> None:
         )
 
 
+def _name_here(name: str) -> str:
+    """The name of a recording; in a distributed job it says of which process."""
+    here = this_rank()
+    return name if here is None else f"{name}, rank {here.rank} of {here.world_size}"
+
+
 @dataclass(frozen=True)
 class Asked:
     """What is to be done beyond recording."""
@@ -79,7 +86,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self._model = model
         self._level = level
-        self._name = name or (type(model).__name__ if model is not None else "trace")
+        self._name = _name_here(name or (type(model).__name__ if model is not None else "trace"))
         self._compiled = compiled
         self._asked = asked or Asked()
         self._checker: Checker | None = None
