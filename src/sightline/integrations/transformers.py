@@ -32,8 +32,8 @@ class SightlineCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     After the training ``trace`` is the recording and ``path`` its folder, or None.
 
     ``Trainer`` does not tell its callbacks that training has raised. In a ``with`` block such a recording
-    ends with the block, and the exception gains its note; without one it ends with the next ``train()`` or with
-    the process:
+    ends with the block, and the exception gains its note; without one it ends with the next ``train()`` or
+    with the process:
 
         with SightlineCallback(steps="10:12") as callback:
             Trainer(model, args, train_dataset=data, callbacks=[callback]).train()

@@ -15,6 +15,7 @@ from sightline.notation import position_text
 from sightline.recording.inplace import MESSAGE, culprits
 from sightline.trace.data import TraceData
 from sightline.trace.file_owners import torch_file
+from sightline.trace.notebook_cells import cell_name
 from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
@@ -99,7 +100,7 @@ def _raised_at(error: BaseException) -> str:
         code = at.tb_frame.f_code
         if not torch_file(code.co_filename):
             line = at.tb_lineno or code.co_firstlineno
-            place = f" at {position_text(code.co_filename, line)} in {code.co_qualname}"
+            place = f" at {position_text(cell_name(code.co_filename), line)} in {code.co_qualname}"
         at = at.tb_next
     return place
 

@@ -12,6 +12,8 @@ import linecache
 import os
 from collections.abc import Collection, Mapping
 
+from sightline.trace.notebook_cells import cell_file
+
 __all__ = ["SourceLines", "indent_of"]
 
 
@@ -60,6 +62,7 @@ def indent_of(line: str) -> int:
 
 def _lines_here(file: str) -> list[str]:
     """The lines of a file of this machine as it is now; of one that has gone, what Python remembers."""
+    file = cell_file(file)
     try:
         if os.path.exists(file):
             linecache.checkcache(file)  # else an edited file would keep the text it was first read with
