@@ -45,7 +45,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
     ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
     are ``t.tensors``. ``path="run.sight"`` writes the recording, and those tensors, while it runs: what it
-    takes in memory does not grow, and a killed process leaves everything up to its last half second.
+    takes in memory does not grow, and a killed process leaves everything up to its last half second. A
+    recording that is there is replaced only with ``overwrite=True``.
     ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True``
     takes minimum, maximum, mean, deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating
     result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
@@ -68,6 +69,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         check: Literal["nonfinite"] | Check | None = None,
         last: int | None = None,
         path: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
         engine: Literal["auto", "native", "python"] = "auto",
@@ -90,7 +92,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             ops,
             name,
             compiled,
-            Asked(_watcher(live, ops), measured, guarded, _judge, kept, folder, last, engine),
+            Asked(_watcher(live, ops), measured, guarded, _judge, kept, folder, last, engine, overwrite),
         )
         self._recorder: Recorder | None = None
 

@@ -75,6 +75,7 @@ class Asked:
     folder: Path | None = None  #: where it is written while it runs
     last: int | None = None  #: how many ops are kept
     engine: str = "auto"
+    overwrite: bool = False  #: whether a recording that is in the folder is replaced
 
 
 class Recorder:
@@ -148,7 +149,7 @@ class Recorder:
         asked = self._asked
         file = -1
         if asked.folder is not None:
-            file = claim(asked.folder)
+            file = claim(asked.folder, asked.overwrite)
             # The program may go to another folder, and come to its end there.
             asked = self._asked = replace(asked, folder=asked.folder.absolute())
         try:

@@ -10,6 +10,7 @@ from sightline.errors import UsageError
 from sightline.ranks import path_of_rank
 from sightline.trace.bundle import schema
 from sightline.trace.bundle.journal import JOURNAL
+from sightline.trace.bundle.saving import alone
 
 
 def holds_recording(folder: Path) -> bool:
@@ -29,6 +30,25 @@ def free_path(folder: Path, name: str) -> Path:
         if not place.exists():
             return place
     raise UsageError(f"{folder / name}.sight and 9,998 more are there already; give another name.")
+
+
+def refuse_recording(folder: Path, fix: str) -> None:
+    """Refuse a folder with a recording in it: none takes the place of another unless that is asked for."""
+    if holds_recording(folder):
+        raise UsageError(f"{folder} already holds a recording: {fix}.")
+
+
+def make_room(folder: Path, fix: str) -> None:
+    """An empty folder where a finished recording was; of several processes that want it, one gets it."""
+    with alone(folder):
+        if (folder / JOURNAL).exists():
+            raise UsageError(
+                f"{folder} is still being recorded, or its process was killed; remove it, or {fix}."
+            )
+        if not (folder / schema.DATABASE).exists():
+            raise UsageError(f"{folder} is no recording and is not replaced; {fix}.")
+        shutil.rmtree(folder)
+        folder.mkdir()
 
 
 def remove_recording(folder: Path) -> None:
