@@ -1,8 +1,9 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← graph, views ← convert ← api ← tracing ← compat ← cli
+    recording → trace ← analysis ← graph, views ← convert ← api ← tracing ← compat, integrations ← cli
 
-``errors``, ``given``, ``notation``, ``options``, ``patterns``, ``spying`` and ``_version`` are below all.
+``errors``, ``given``, ``notation``, ``options``, ``patterns``, ``ranks``, ``spying``, ``step_range`` and
+``_version`` are below all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
@@ -18,7 +19,9 @@ from typing import Final
 
 PACKAGE: Final = "sightline"
 
-_BASE: Final = frozenset({"errors", "given", "notation", "options", "patterns", "spying", "_version"})
+_BASE: Final = frozenset(
+    {"errors", "given", "notation", "options", "patterns", "ranks", "spying", "step_range", "_version"}
+)
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
 _HELD: Final = _READERS | {"graph", "views", "convert"}
@@ -30,7 +33,9 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "given": frozenset({"errors"}),
     "options": frozenset({"errors", "given"}),
     "patterns": frozenset(),
+    "ranks": frozenset(),
     "spying": frozenset({"errors", "given"}),
+    "step_range": frozenset({"errors"}),
     "trace": _BASE,
     "recording": _DATA,
     "analysis": _DATA,
@@ -43,6 +48,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "__main__": frozenset({"cli"}),
     "cli": _HELD | {"recording", "api", "tracing", "compat", ""},
     "compat": _HELD | {"recording", "api", "tracing", ""},
+    "integrations": _READERS | {"api", "tracing"},
 }
 
 #: What may import torch: what runs or exports a model.

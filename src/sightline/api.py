@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.errors import TorchMissing, UsageError
@@ -391,13 +392,20 @@ class Trace:
                      module=module)  # fmt: skip
 
     @checked
-    def save(self, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True) -> str:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        source: bool = True,
+        environment: bool = True,
+        overwrite: bool = False,
+    ) -> str:
         """Write the recording to a folder ``run.sight``; returns the line that says what went in.
 
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
-        A bundle that is there is replaced without a question, whatever recording it holds: at once, or not
-        at all.
+        A recording that is there is replaced only with ``overwrite=True``: at once, or not at all. In a
+        distributed job each process saves to a folder of its own, ``run.rank0.sight``.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -407,9 +415,14 @@ class Trace:
         ...     [op.name for op in sl.load(f"{folder}/run.sight").ops.where(level="aten")]
         ['ones', 'relu']
         """
+        from sightline.ranks import path_of_rank
         from sightline.trace.bundle import save
+        from sightline.trace.on_disk import refuse_recording
 
-        return save(self.data, path, source=source, environment=environment)
+        folder = path_of_rank(Path(path))
+        if not overwrite:
+            refuse_recording(folder, "save under another name, or give overwrite=True to replace it")
+        return save(self.data, folder, source=source, environment=environment)
 
     @checked
     def to_perfetto(self, path: str | os.PathLike[str]) -> None:

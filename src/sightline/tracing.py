@@ -14,6 +14,7 @@ from sightline.api import Trace
 from sightline.errors import UsageError
 from sightline.given import checked
 from sightline.options import Capture, Check, Stats, one_of
+from sightline.ranks import path_of_rank
 
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder
@@ -44,9 +45,10 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
     ``capture`` keeps tensors: True for what every module returns, globs on module paths, or a `Capture`; they
     are ``t.tensors``. ``path="run.sight"`` writes the recording, and those tensors, while it runs: what it
-    takes in memory does not grow, and a killed process leaves everything up to its last half second.
-    ``source=False`` leaves the text of the source files out of it, ``environment=False`` versions, host name
-    and command line. ``last=N`` keeps the last N ops, like a flight recorder. ``stats=True``
+    takes in memory does not grow, and a killed process leaves everything up to its last half second. A
+    recording that is there is replaced only with ``overwrite=True``; ``source=False`` leaves the text of the
+    source files out of it, ``environment=False`` versions, host name and command line. ``last=N`` keeps the
+    last N ops, like a flight recorder. ``stats=True``
     takes minimum, maximum, mean, deviation, norm, zeros, NaNs, infinities and a fingerprint of every floating
     result. ``check="nonfinite"`` raises `NonFiniteError` at the op that makes the first NaN or infinity.
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
@@ -70,6 +72,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         path: str | os.PathLike[str] | None = None,
         source: bool = True,
         environment: bool = True,
+        overwrite: bool = False,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
         engine: Literal["auto", "native", "python"] = "auto",
@@ -108,6 +111,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
                 engine,
                 source,
                 environment,
+                overwrite,
             ),
         )
         self._recorder: Recorder | None = None
@@ -179,7 +183,7 @@ def _folder(path: str | os.PathLike[str] | None, kept: Capture | None) -> Path |
         if kept is not None and kept.format == "pt":
             raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
         return None
-    return Path(path)
+    return path_of_rank(Path(path))
 
 
 def _judge(data: TraceData, check: Check) -> str | None:

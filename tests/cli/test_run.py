@@ -106,7 +106,13 @@ def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
     assert (recorded.returncode, recorded.stdout) == (alone.returncode, "before\n") == (1, "before\n")
     assert alone.stderr.startswith("Traceback (most recent call last):\n")
     assert alone.stderr in recorded.stderr, "the same traceback, and then the note"
-    assert "fails.py:4" in recorded.stderr.split(alone.stderr)[1]
+    before, after = recorded.stderr.split(alone.stderr)
+    assert before == "", "the traceback comes first"
+    note, overview = after.split("\n\n", 1)
+    assert note.startswith("sightline: dot failed at fails.py:4 in f\n")
+    assert overview.startswith("trace fails  torch ")
+    assert overview.count("\n") <= 12
+    assert overview.endswith("Look at it: sightline show fails.sight\n")
     t = sl.load(tmp_path / "fails.sight")
     assert t.ops[-1].raised
     assert "RuntimeError" in t.info["exception"]
@@ -150,6 +156,7 @@ def test_a_script_with_processes_of_its_own(tmp_path: Path) -> None:
     )
     done = run(tmp_path, "pool.py")
     assert (done.returncode, done.stdout) == (0, "[(2, False), (4, False)]\n")
+    assert "sightline: processes that the script has spawned are not recorded; in the function" in done.stderr
 
 
 def test_what_is_not_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,9 @@ def test_a_second_recording_needs_another_name(tmp_path: Path) -> None:
     trace = sl.trace(path=tmp_path / "run.sight")
     with trace:
         torch.ones(2).relu()
-    with pytest.raises(UsageError, match="already holds a recording: give path= another name, or remove"):
+    with pytest.raises(
+        UsageError, match="already holds a recording: give path= another name, or overwrite=True"
+    ):
         trace.start()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")

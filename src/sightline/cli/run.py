@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from sightline.cli.launchers import instead_of
 from sightline.cli.program import Program, tell
 from sightline.cli.verb import Verb, examples, has_torch, safe
 from sightline.cli.words import spoken_asked, spoken_error, spoken_view
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
+from sightline.ranks import path_of_rank, this_rank
+from sightline.trace.on_disk import make_room, numbered
+from sightline.views.outline import Line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
     from sightline.cli.stepping import Stepping
+
+
+_HEAD_LINES: Final = 8  #: of the overview, after a failure
 
 
 @click.command(
@@ -73,6 +80,10 @@ def command(
     """
     if asked["module"] and not asked["stats"]:
         raise click.UsageError("--module says where statistics are taken: give --stats with it.")
+    own = context.meta["arguments"][: -len(arguments) - 1]
+    launcher = instead_of(script, as_module, arguments, own)
+    if launcher is not None:
+        raise UsageError(launcher)
     program = _found(script, arguments, as_module)
     place = _place(output, program.name, force)
     home = place.absolute()  # the script may go to another folder
@@ -84,9 +95,15 @@ def command(
         if os.getpid() == began:  # not in a child of the script
             _leave(home)
     if os.getpid() == began:
-        _report(recording, place, home, quiet)
+        failed = ended is not None and not isinstance(ended, SystemExit)
+        if ended is not None and failed:
+            with suppress(KeyboardInterrupt):  # a second one hides nothing of the first
+                _flush()
+            program.tell(ended)
+        here = this_rank()  # of several processes, one shows what it saw
+        _report(recording, place, home, quiet or bool(here and here.rank), failed)
     if ended is not None:
-        _end(context, program, ended)
+        _end(context, ended)
 
 
 def _found(script: str, arguments: tuple[str, ...], as_module: bool) -> Program:
@@ -105,7 +122,7 @@ def _place(output: str | None, name: str, force: bool) -> Path:
     The folder is made here, which decides between processes that want the same one, and says before the
     script runs that nothing can be written.
     """
-    places = [Path(output)] if output is not None else list(_numbered(name))
+    places = [path_of_rank(Path(output))] if output is not None else list(numbered(Path(), name))
     for place in places:
         try:
             with suppress(FileExistsError):  # a file: the next line says what is wrong with that
@@ -121,29 +138,9 @@ def _place(output: str | None, name: str, force: bool) -> Path:
     if output is None:
         raise UsageError(f"{places[0]} and {len(places) - 1} more are there already; give another -o.")
     if not force:
-        raise UsageError(f"{output} is there already; give another -o, or --force to replace it.")
-    _make_room(place)
+        raise UsageError(f"{place} is there already; give another -o, or --force to replace it.")
+    make_room(place, "give another -o")
     return place
-
-
-def _numbered(name: str) -> Iterator[Path]:
-    return (Path(f"{name}.sight" if number == 1 else f"{name}-{number}.sight") for number in range(1, 10_000))
-
-
-def _make_room(place: Path) -> None:
-    """An empty folder where a recording was; of several processes that want it, one gets it."""
-    from sightline.trace.bundle.journal import JOURNAL
-    from sightline.trace.bundle.saving import alone
-
-    with alone(place):
-        if (place / JOURNAL).exists():
-            raise UsageError(
-                f"{place} is still being recorded, or its process was killed; remove it, or give another -o."
-            )
-        if not any(place.glob("rank*.db")):
-            raise UsageError(f"{place} is no recording and is not replaced; give another -o.")
-        shutil.rmtree(place)
-        place.mkdir(0o700)
 
 
 def _leave(home: Path) -> None:
@@ -185,12 +182,16 @@ def _run(program: Program, recording: Stepping) -> BaseException | None:
     return None
 
 
-def _report(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
+def _flush() -> None:
+    with suppress(OSError, ValueError):  # a pipe that is closed is the script's own affair
+        sys.stdout.flush()
+
+
+def _report(recording: Stepping, place: Path, home: Path, quiet: bool, failed: bool) -> None:
     """Say how it went. The script has ended: whatever goes wrong here changes nothing about that."""
     try:
-        with suppress(OSError, ValueError):  # a pipe that is closed is the script's own affair
-            sys.stdout.flush()
-        _say(recording, place, home, quiet)
+        _flush()
+        _say(recording, place, home, quiet, failed)
     except KeyboardInterrupt:
         _tell(f"the report was interrupted; the recording is {place}.")
     except Exception as error:  # noqa: BLE001 — a script may leave anything behind
@@ -198,7 +199,7 @@ def _report(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
             _tell(f"the recording cannot be shown: {str(error) or type(error).__name__}")
 
 
-def _say(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
+def _say(recording: Stepping, place: Path, home: Path, quiet: bool, failed: bool) -> None:
     """Where the recording is, what was in it and what looks wrong."""
     if recording.trouble:
         _tell(spoken_error(recording.trouble))
@@ -215,7 +216,10 @@ def _say(recording: Stepping, place: Path, home: Path, quiet: bool) -> None:
     if quiet:
         _say_missing(trace)
     else:
-        _show(trace, where)
+        _show(trace, where, failed)
+    if _has_spawned():
+        _tell("processes that the script has spawned are not recorded; in the function they run, write "
+              "`with sl.trace(path=…):`.")  # fmt: skip
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
     _tell(f"{_counted(trace, home)} in {place}, {bytes_text(size)}.")
     click.echo(safe(f"Look at it: sightline show {where}"), err=True)
@@ -231,10 +235,22 @@ def _counted(trace: Trace, home: Path) -> str:
     return f"{len(load(home).ops):,} of {every:,} ops"
 
 
-def _show(trace: Trace, where: str) -> None:
+def _has_spawned() -> bool:
+    """Whether Python processes were started that begin anew; a forked one is the script's own."""
+    return any(f"multiprocessing.popen_{way}" in sys.modules for way in ("spawn_posix", "forkserver"))
+
+
+def _show(trace: Trace, where: str, failed: bool) -> None:
+    """The overview and what looks wrong; after a failure, which stands above, only the overview's head."""
     from sightline.views.overview import overview
 
-    for view in (overview(trace, more=f"sightline show {where}"), trace.problems()):
+    views = [overview(trace, more=f"sightline show {where}")]
+    if failed:
+        head = takewhile(lambda block: not isinstance(block, Line) or block.spans, views[0].blocks)
+        views = [replace(views[0], blocks=tuple(islice(head, _HEAD_LINES)), fit=None)]
+    else:
+        views.append(trace.problems())
+    for view in views:
         click.echo(err=True)
         spoken_view(view, after_run=True).print(file=sys.stderr)
     click.echo(err=True)
@@ -256,11 +272,10 @@ def _tell(text: str) -> None:
     click.echo(safe(f"sightline: {text}"), err=True)
 
 
-def _end(context: click.Context, program: Program, error: BaseException) -> None:
+def _end(context: click.Context, error: BaseException) -> None:
     """End as the script would have ended."""
     if isinstance(error, SystemExit):
         raise error
-    program.tell(error)
     if isinstance(error, KeyboardInterrupt):  # a shell wants to know that it was the signal
         sys.stderr.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -8,8 +8,9 @@ from contextlib import AbstractContextManager, ExitStack
 from types import FrameType, TracebackType
 
 from sightline.api import Trace
-from sightline.errors import NonFiniteError, UsageError
+from sightline.errors import NonFiniteError
 from sightline.spying import step
+from sightline.step_range import step_range
 from sightline.tracing import trace
 
 
@@ -21,15 +22,7 @@ def span_of(text: str | None) -> range | None:
     """
     if text is None:
         return None
-    first, colon, end = text.partition(":")
-    try:
-        start = int(first or 0)
-        stop = (int(end) if end else sys.maxsize) if colon else start + 1
-    except ValueError:
-        raise UsageError(f"--steps {text!r} must be a step or a range of them: 3, 0:5, 10: or `:`.") from None
-    if start < 0 or stop <= start:
-        raise UsageError(f"--steps {text!r} means no step; count from 0, and end after the first: 0:5.")
-    return range(start, stop)
+    return step_range(text, "--steps ")
 
 
 class Stepping:

@@ -27,6 +27,7 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Options that are said to choose one thing, such as a form, exclude each other."""
+        ctx.meta["arguments"] = list(args)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         chosen: dict[str | None, click.Parameter] = {}
         for option in order:

@@ -12,19 +12,25 @@ from pathlib import Path
 from typing import Final
 
 from sightline.errors import CaptureError, UsageError
-from sightline.trace.bundle import schema
 from sightline.trace.bundle.journal import HEAD, JOURNAL
+from sightline.trace.on_disk import holds_recording, make_room, refuse_recording
 
+_FIX: Final = "give path= another name, or overwrite=True to replace it"
 BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
 
 
-def claim(folder: Path) -> int:
-    """Make the folder of a recording and the file of its journal; refuse where a recording is already."""
+def claim(folder: Path, overwrite: bool = False) -> int:
+    """Make the folder of a recording and the file of its journal.
+
+    A recording that is there is refused, or removed if a finished one is to be overwritten.
+    """
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
         )
-    _refuse_recording(folder)
+    if overwrite and holds_recording(folder):
+        make_room(folder, "give path= another name")
+    refuse_recording(folder, _FIX)
     others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
     if others:
         raise UsageError(
@@ -42,7 +48,7 @@ def claim(folder: Path) -> int:
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
-        _refuse_recording(folder)  # one that has begun since we looked
+        refuse_recording(folder, _FIX)  # one that has begun since we looked
         hold(file)
         os.write(file, HEAD)
     except OSError as error:
@@ -60,15 +66,6 @@ def hold(file: int) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _refuse_recording(folder: Path) -> None:
-    """Refuse a folder with a recording in it."""
-    for name in (JOURNAL, schema.DATABASE):  # in this order: one takes the place of the other
-        if (folder / name).exists():
-            raise UsageError(
-                f"{folder} already holds a recording: give path= another name, or remove the folder first."
-            )
 
 
 def _unwritable(folder: Path, error: OSError) -> CaptureError:

@@ -16,6 +16,7 @@ from sightline.recording.inplace import MESSAGE, culprits
 from sightline.recording.out_of_memory import is_out_of_memory, out_of_memory_lines
 from sightline.trace.data import TraceData
 from sightline.trace.file_owners import torch_file
+from sightline.trace.notebook_cells import cell_name
 from sightline.trace.origins import argument_names, origin, place_text
 from sightline.trace.tables import Index, Op, Value
 
@@ -102,7 +103,7 @@ def _raised_at(error: BaseException) -> str:
         code = at.tb_frame.f_code
         if not torch_file(code.co_filename):
             line = at.tb_lineno or code.co_firstlineno
-            place = f" at {position_text(code.co_filename, line)} in {code.co_qualname}"
+            place = f" at {position_text(cell_name(code.co_filename), line)} in {code.co_qualname}"
         at = at.tb_next
     return place
 

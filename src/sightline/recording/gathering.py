@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sightline.ranks import this_rank
 from sightline.recording.costs import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo
 from sightline.recording.places import Sources, operator_names
@@ -120,4 +121,13 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "left_out": 0 if session.captures is None else session.captures.left_out,
         "allocator": session.allocator_readings(),
         "asked": {} if session.observer is None else session.observer.asked(),
+        **_rank(),
     }  # fmt: skip
+
+
+def _rank() -> dict[str, int]:
+    """Which process of a distributed job this is."""
+    here = this_rank()
+    if here is None:
+        return {}
+    return {"rank": here.rank, "local_rank": here.local_rank, "world_size": here.world_size}

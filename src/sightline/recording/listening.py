@@ -16,6 +16,7 @@ from sightline.recording.torchapi import quiet, sequence_number
 from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
 from sightline.trace.events import CallHappened, OpHappened, Place, Watcher
 from sightline.trace.forms import Form
+from sightline.trace.notebook_cells import cell_name
 from sightline.trace.origins import inside_engine
 from sightline.trace.source_lines import indent_of
 
@@ -112,6 +113,6 @@ class Listener(Observer):
         columns = (at[2], at[3]) if at[2] is not None and at[3] is not None else None
         text = linecache.getline(code.co_filename, line)
         return Place(
-            code.co_filename, line, at[1] or line, code.co_qualname, text.strip(), columns,
+            cell_name(code.co_filename), line, at[1] or line, code.co_qualname, text.strip(), columns,
             indent=indent_of(text),
         )  # fmt: skip

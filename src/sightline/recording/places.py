@@ -14,6 +14,7 @@ import torch
 from sightline.recording.stacks import Stacks
 from sightline.trace.assembly.raw import Place
 from sightline.trace.data import CodeInfo, FileInfo
+from sightline.trace.notebook_cells import cell_name
 
 _Position = tuple[int | None, int | None, int | None, int | None]
 _NOWHERE: Final = (None, None, None, None)
@@ -34,7 +35,7 @@ class Sources:
         stacks = self._stacks
         count = len(stacks.parents)  # nodes are only ever added: what is there now is whole
         for code in stacks.codes[len(self.codes) :]:
-            self.codes.append(CodeInfo(code.co_filename, code.co_qualname, code.co_firstlineno))
+            self.codes.append(CodeInfo(cell_name(code.co_filename), code.co_qualname, code.co_firstlineno))
         self.files |= _files({code.file for code in self.codes} - self.files.keys())
         nodes = range(len(self.places), count)
         units = [max(stacks.instructions[node], 0) // 2 for node in nodes]

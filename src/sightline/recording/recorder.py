@@ -16,6 +16,7 @@ from typing import Any
 
 from sightline.errors import NonFiniteError, UsageError
 from sightline.options import Capture, Check, Stats
+from sightline.ranks import this_rank
 from sightline.recording import installation
 from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
@@ -57,6 +58,12 @@ def check_model(model: Any) -> None:
         )
 
 
+def _name_here(name: str) -> str:
+    """The name of a recording; in a distributed job it says of which process."""
+    here = this_rank()
+    return name if here is None else f"{name}, rank {here.rank} of {here.world_size}"
+
+
 @dataclass(frozen=True)
 class Asked:
     """What is to be done beyond recording."""
@@ -71,6 +78,7 @@ class Asked:
     engine: str = "auto"
     source: bool = True  #: whether the text of source files goes into the folder
     environment: bool = True  #: and versions, host and command line
+    overwrite: bool = False  #: whether a recording that is in the folder is replaced
 
 
 class Recorder:
@@ -82,7 +90,7 @@ class Recorder:
     ) -> None:  # fmt: skip
         self._model = model
         self._level = level
-        self._name = name or (type(original(model)).__name__ if model is not None else "trace")
+        self._name = _name_here(name or (type(original(model)).__name__ if model is not None else "trace"))
         self._compiled = compiled
         self._asked = asked or Asked()
         self._checker: Checker | None = None
@@ -144,7 +152,7 @@ class Recorder:
         asked = self._asked
         file = -1
         if asked.folder is not None:
-            file = claim(asked.folder)
+            file = claim(asked.folder, asked.overwrite)
             # The program may go to another folder, and come to its end there.
             asked = self._asked = replace(asked, folder=asked.folder.absolute())
         try:

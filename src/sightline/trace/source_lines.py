@@ -15,6 +15,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from sightline.trace.notebook_cells import cell_file
+
 __all__ = ["SourceLines", "indent_of", "syntax_tree"]
 
 _LONGEST: Final = 1000  #: characters of a line that is shown by itself
@@ -82,6 +84,7 @@ def syntax_tree(text: str) -> ast.Module | None:
 
 def _lines_here(file: str) -> list[str]:
     """The lines of a file of this machine as it is now; of one that has gone, what Python remembers."""
+    file = cell_file(file)
     try:
         if os.path.exists(file):
             linecache.checkcache(file)  # else an edited file would keep the text it was first read with

@@ -2,7 +2,7 @@
 
 A view builds an `Outline`; text, terminal and HTML are three renderings of it. Whatever comes from
 the recording is data: the terminal rendering interprets no markup and drops control characters, the
-HTML rendering escapes at one place (`_html`).
+HTML rendering escapes at one place (`_html_spans`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Final
+from itertools import groupby
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from sightline.errors import UsageError
 from sightline.given import checked, said
@@ -200,7 +201,10 @@ class View:
             printer.write(block)
 
     def _repr_html_(self) -> str:
-        body = "".join(_html(block) for block in self.blocks)
+        body = "".join(
+            _html_lines(blocks) if lines else "".join(map(_html_table, blocks))
+            for lines, blocks in groupby(self.blocks, lambda block: isinstance(block, Line))
+        )
         return (
             '<div class="sightline" style="font-family:ui-monospace,Menlo,Consolas,monospace;'
             f'font-size:12px;line-height:1.45;overflow-x:auto">{body}</div>'
@@ -343,17 +347,23 @@ def _laid(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
     return tuple(parts)
 
 
-def _html(block: Block) -> str:
-    if isinstance(block, Line):
-        parts = (Span(block.prefix, "dim"), *block.spans)
-        return f'<div style="white-space:pre">{_html_spans(parts) or "&nbsp;"}</div>'
-    cell = 'style="padding:1px 10px 1px 0;white-space:pre;text-align:{align}{rule}"'
+#: Where styles are taken out of a page, its tags still keep the indentation.
+_PRE: Final = '<pre style="margin:0;padding:0;border:0;background:none;font:inherit;color:inherit">'
+
+
+def _html_lines(lines: Iterable[Any]) -> str:
+    made = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in lines)
+    return "\n".join([_PRE, *made]) + "</pre>"  # a newline after the tag is no line
+
+
+def _html_table(block: Any) -> str:
+    cell = 'style="padding:1px 10px 1px 0;text-align:{align}{rule}"'
 
     def cells(tag: str, row: Sequence[Cell], rule: str = "") -> str:
         made = []
         for column, part in zip(block.columns, row, strict=False):
             style = cell.format(align="right" if column.right else "left", rule=rule)
-            made.append(f"<{tag} {style}>{_html_spans(_spans(part))}</{tag}>")
+            made.append(f"<{tag} {style}>{_PRE}{_html_spans(_spans(part))}</pre></{tag}>")
         return f"<tr>{''.join(made)}</tr>"
 
     head = cells("th", [Span(column.title) for column in block.columns], ";border-bottom:1px solid #ccc")

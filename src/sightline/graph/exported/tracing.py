@@ -28,6 +28,7 @@ from sightline.errors import ExportError
 from sightline.graph.exported.returning import Returned
 from sightline.notation import position_text
 from sightline.trace.file_owners import inside_torch, torch_file
+from sightline.trace.notebook_cells import cell_name
 
 _OURS: Final = str(Path(__file__).parents[2]) + "/"
 #: Where torch says which sizes it fixed; it speaks only at this level.
@@ -160,7 +161,7 @@ def _running_line() -> str:
     layer = ""  # the line of torch.nn, where the model is one of its own layers
     while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
         file = frame.f_code.co_filename
-        text = f"{position_text(file, frame.f_lineno)} in {frame.f_code.co_qualname}"
+        text = f"{position_text(cell_name(file), frame.f_lineno)} in {frame.f_code.co_qualname}"
         if is_users(file):
             return text
         if not layer and is_layers(file) and frame.f_code.co_name == "forward":
@@ -232,7 +233,7 @@ def _explained(error: Exception) -> ExportError:
     for frame in traceback.extract_tb(error.__traceback__):  # it begins in this file
         if is_users(frame.filename):
             line = f" (`{frame.line}`)" if frame.line else ""
-            where = f"{position_text(frame.filename, frame.lineno or 0)} in {frame.name}{line}"
+            where = f"{position_text(cell_name(frame.filename), frame.lineno or 0)} in {frame.name}{line}"
     reason = _reason(error)
     place = f"{where}: {reason}" if where else reason
     failure = ExportError(

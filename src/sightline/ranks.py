@@ -1,0 +1,48 @@
+"""Which process of a distributed job this is, and the name its recording has.
+
+Launchers such as torchrun say it in the environment; nothing is initialised to find out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of several."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    restart: int = 0  #: how often the launcher has started the job again
+
+
+def this_rank() -> Rank | None:
+    """The rank of this process; None where it is the only one."""
+    world, rank = _number("WORLD_SIZE"), _number("RANK")
+    if world is None or rank is None or world < 2 or rank >= world:
+        return None
+    local = _number("LOCAL_RANK")
+    return Rank(rank, rank if local is None else local, world, _number("TORCHELASTIC_RESTART_COUNT") or 0)
+
+
+def path_of_rank(path: Path) -> Path:
+    """Where this process writes if all were told ``path``: ``x.rank1.sight`` for ``x.sight``.
+
+    After a restart the name says so, too, because the recording of the first attempt is there already.
+    A name that has the rank in it stays.
+    """
+    here = this_rank()
+    if here is None:
+        return path
+    mark = f".rank{here.rank}" + (f".restart{here.restart}" if here.restart else "")
+    stem = path.name.removesuffix(".sight")
+    return path if stem.endswith(mark) else path.with_name(f"{stem}{mark}.sight")
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() else None
