@@ -202,3 +202,19 @@ def test_of_a_decorated_function_too() -> None:
     with pytest.raises(Guarded) as caught:
         run()
     assert caught.value is error
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(
+    ("fails", "name"),
+    [
+        (lambda x: torch.ones(()) @ x, "@"),
+        (lambda x: torch.einsum("ij->k", x), "torch.einsum"),
+        (lambda x: torch.nn.functional.cross_entropy(x, torch.zeros(5, dtype=torch.long)), "F.cross_entropy"),
+    ],
+    ids=["matmul", "einsum", "cross_entropy"],
+)
+def test_an_op_that_fails_before_the_ops_it_is_made_of_is_named(engine: Any, fails: Any, name: str) -> None:
+    with pytest.raises((RuntimeError, ValueError)) as caught, sl.trace(engine=engine):
+        fails(torch.ones(3, 4))
+    assert caught.value.__notes__[0].startswith(f"sightline: {name} failed at ")

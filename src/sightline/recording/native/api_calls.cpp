@@ -517,7 +517,8 @@ void end_api_op(
     api.outputs.clear();
     api.results.clear();
     api.result = recording.no_form;
-    if (!recording.wants_aten) recording.raised_stack = api.stack;
+    // Else an op inside has raised: one that is written in terms of others may also do so before the first of them.
+    if (!recording.wants_aten || recording.raised_stack != state.stack) recording.raised_stack = api.stack;
     return;
   }
   if (!recording.wants_aten && op.traits->mutates != 0) {
