@@ -61,8 +61,12 @@ def flaky_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"ops": "aten", "stats": True}, {"ops": "api"}, {"ops": "none"}, {"capture": True}]
-)
+    "asked",
+    [
+        {}, {"ops": "aten", "stats": True}, {"stats": True, "check": "nonfinite"}, {"ops": "api"},
+        {"ops": "none"}, {"capture": True},
+    ],
+)  # fmt: skip
 @pytest.mark.usefixtures("often")
 def test_a_streamed_recording_says_what_one_in_memory_says(tmp_path: Path, asked: dict[str, Any]) -> None:
     inside, streamed = both_ways(awkward, asked, path=tmp_path / "run.sight")

@@ -179,12 +179,21 @@ void begin_op(
   state.ops.push_back(std::move(op));
 }
 
-void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, Lock& lock) {
+// An op that has ended, and the tensors it had. Whoever lets go of a tensor last may need the GIL for its Python object,
+// and a thread that has the GIL may be waiting for the mutex: this is let go of after the mutex.
+struct EndedOp {
+  OpenOp op;
+  Results results;
+};
+
+void end_op(
+    Recording& recording, ThreadState& state, const at::RecordFunction& event, int64_t end, EndedOp& ended, Lock& lock) {
   if (state.ops.empty() || state.ops.back().event != &event) return;
   recording.values.memory.time = end - recording.begin;
   // What is asked of Python meanwhile may run ops: this one is not among the open ones any more.
-  const OpenOp op = std::move(state.ops.back());
+  ended.op = std::move(state.ops.back());
   state.ops.pop_back();
+  const OpenOp& op = ended.op;
   // Some builds of torch have a C++ runtime of their own, whose exceptions ours does not count: then a result that
   // was never set tells.
   const bool unset = op.traits->returns > 0 && event.outputs().empty();
@@ -193,7 +202,7 @@ void end_op(Recording& recording, ThreadState& state, const at::RecordFunction& 
   c10::SmallVector<int32_t, 4> made;
   if (op.id >= 0) {
     const OpTraits& traits = *op.traits;
-    Results results;
+    Results& results = ended.results;
     if (!raised) {
       for (c10::TensorImpl* impl : op.changed) {
         const auto found = recording.values.known.find(impl);
@@ -281,6 +290,7 @@ void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
   if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return;
   const int64_t end = now();
   try {
+    EndedOp ended;
     Lock lock(recording.mutex);
     ThreadState* state = state_of(Slot, recording);
     if (state == nullptr) return;
@@ -295,7 +305,7 @@ void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
       }
       state->nodes.pop_back();
     } else {
-      end_op(recording, *state, event, end, lock);
+      end_op(recording, *state, event, end, ended, lock);
     }
   } catch (...) {
     recording.faults.fetch_add(1);

@@ -31,9 +31,9 @@ bool is_parameter(const Recording& recording, const at::TensorBase& tensor) {
 }
 
 void measure_on_device(Recording& recording, const at::TensorBase& tensor, int32_t value, Lock& lock) {
-  const at::Tensor alias = alias_of(tensor);
   ++recording.measurements.devices;
-  ask(lock, [&] {
+  ask(lock, [&] {  // the alias is let go of with the GIL: it has a Python object
+    const at::Tensor alias = alias_of(tensor);
     Owned told(PyObject_CallMethod(recording.host, "measure_on_device", "iN", value, THPVariable_Wrap(alias)));
     if (!told) recording.fault();
   });

@@ -13,21 +13,25 @@ class Allocations:
 
     >>> held = Allocations()
     >>> rows = np.array([0, 64, 10, 1, 32, 11, 0, -1, 15])
-    >>> [column.tolist() for column in held.add(rows, last=False).values()]
+    >>> [column.tolist() for column in held.add(rows, values=2, last=False).values()]
     [[0], [64], [10], [15]]
-    >>> [column.tolist() for column in held.add(NONE, last=True).values()]
+    >>> [column.tolist() for column in held.add(NONE, values=2, last=True).values()]
     [[1], [32], [11], [-1]]
     """
 
     def __init__(self) -> None:
         self._held = NONE
 
-    def add(self, rows: Numbers, last: bool) -> dict[str, Numbers]:
-        """The columns of what has come to its end; with ``last`` of what has not, too."""
+    def add(self, rows: Numbers, values: int, last: bool) -> dict[str, Numbers]:
+        """The columns of what has come to its end; with ``last`` of what has not, too.
+
+        Values from the id ``values`` on are not there yet: the op that makes one is still running. Of a
+        process that was killed they never come.
+        """
         every, over, after = _paired(joined([self._held, rows]))
-        is_size = every[:, 1] >= 0
-        self._held = NONE if last else every[is_size & ~over].reshape(-1)
-        wanted = is_size if last else is_size & over
+        is_size, is_there = every[:, 1] >= 0, every[:, 0] < values
+        self._held = NONE if last else every[(is_size & ~over) | ~is_there].reshape(-1)
+        wanted = is_there & is_size & (over | last)
         value, nbytes, start = every[wanted].T
         return {"value": value, "nbytes": nbytes, "start": start, "end": np.where(over, after, -1)[wanted]}
 

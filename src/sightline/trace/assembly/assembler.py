@@ -349,7 +349,7 @@ class Assembler:
         self._sink.add("stats", columns)
 
     def _write_allocations(self, rows: Numbers, last: bool) -> None:
-        columns = self._allocations.add(rows, last)
+        columns = self._allocations.add(rows, self._first_value, last)
         columns["value"] = self.place_of(columns["value"])
         self._sink.add("allocations", columns)
 
