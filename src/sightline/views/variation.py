@@ -36,11 +36,11 @@ def fold_alike(
     if a loop runs its ops again (``is_loop``, asked of two runs), or if whole numbers change by the same
     amount from run to run.
 
-    >>> looks = [("mm", ((size,), ())) for size in (5, 6, 7, 9)]
+    >>> looks = [("mm", ((size,), ())) for size in (5, 6, 7, 9, 4)]
     >>> fold_alike(looks, lambda ops: False)
-    [Repeat(body=(0,), count=3), 3]
+    [Repeat(body=(0,), count=3), 3, 4]
     >>> fold_alike(looks, lambda ops: True)
-    [Repeat(body=(0,), count=4)]
+    [Repeat(body=(0,), count=5)]
     """
 
     def settled(nodes: Iterable[Node]) -> list[Node]:
