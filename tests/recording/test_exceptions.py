@@ -18,6 +18,7 @@ import sightline as sl
 from sightline.errors import CaptureError
 from sightline.recording import recorder
 from sightline.recording.capturing import Capturer
+from tests.recording.engines import needs_native
 
 X = torch.ones(2, 3)
 
@@ -204,7 +205,7 @@ def test_of_a_decorated_function_too() -> None:
     assert caught.value is error
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "python"])
 @pytest.mark.parametrize(
     ("fails", "name"),
     [

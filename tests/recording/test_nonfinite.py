@@ -19,6 +19,7 @@ from sightline.notation import short_path
 from sightline.recording import checking
 from sightline.recording.readings import Readings, is_finite
 from tests.recording.architectures import ZOO, Architecture
+from tests.recording.engines import needs_native
 
 
 def log_of_a_negative() -> None:
@@ -352,6 +353,7 @@ def test_copies_of_what_was_looked_at_are_not_looked_at_again(monkeypatch: pytes
     assert t.info["checked"] == 5
 
 
+@needs_native
 def test_copies_count_as_looked_at_on_the_native_engine() -> None:
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     with sl.trace(ops="aten", check=sl.Check(nonfinite=True, on="report"), engine="native") as t:

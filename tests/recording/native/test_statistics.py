@@ -13,6 +13,9 @@ import sightline as sl
 from sightline.recording.native.build import load
 from sightline.recording.native.session import NativeSession
 from sightline.recording.readings import read
+from tests.recording.engines import needs_native
+
+pytestmark = needs_native
 
 BYTES = (torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz)
 REAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16, *BYTES)
