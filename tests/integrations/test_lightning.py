@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.integrations import lightning as ours
+from tests.recording.engines import BOTH_ENGINES
 
 
 class Net(lightning.LightningModule):  # type: ignore[misc]
@@ -54,7 +55,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_some_batches_are_recorded_over_epochs(tmp_path: Path, said: list[str], engine: str) -> None:
     plain, net, callback = Net(), Net(), ours.SightlineCallback("2:4", engine=engine)
     fit(tmp_path / "plain", plain)
@@ -70,7 +71,7 @@ def test_some_batches_are_recorded_over_epochs(tmp_path: Path, said: list[str], 
         assert torch.equal(one, other), "the same training, bit for bit"
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_the_first_nan_is_kept_and_the_training_goes_on(tmp_path: Path, said: list[str], engine: str) -> None:
     net = Net("nan")
     fit(tmp_path, net, ours.SightlineCallback(check="nonfinite", engine=engine))
@@ -81,7 +82,7 @@ def test_the_first_nan_is_kept_and_the_training_goes_on(tmp_path: Path, said: li
     assert "log made 1 NaN" in said[0]
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_a_training_that_raises(tmp_path: Path, said: list[str], engine: str) -> None:
     callback = ours.SightlineCallback("1:", engine=engine)
     with pytest.raises(RuntimeError) as caught:

@@ -15,6 +15,7 @@ from nbclient import NotebookClient
 from nbconvert import HTMLExporter
 
 import sightline as sl
+from tests.recording.engines import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]
 CELLS = [
@@ -59,7 +60,7 @@ def executed(folder: Path, engine: str, more: str) -> Any:
     return book
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 @pytest.mark.parametrize("more", ["path='run.sight'", "last=50"])
 def test_positions_name_the_cell_and_pages_keep_the_nesting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, more: str

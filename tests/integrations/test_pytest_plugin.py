@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
+from tests.recording.engines import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = "sightline.integrations.pytest"
@@ -55,7 +56,7 @@ def test_it_is_registered_where_sightline_is_installed() -> None:
     assert project["entry-points"]["pytest11"] == {"sightline": PLUGIN}
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_failing_tests_keep_their_recordings(
     pytester: pytest.Pytester, run: object, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:

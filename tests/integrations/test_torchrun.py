@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import sightline as sl
 from sightline.cli import main
 from sightline.ranks import Rank, path_of_rank, this_rank
+from tests.recording.engines import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]
 TRAIN = """
@@ -34,7 +35,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 @pytest.mark.parametrize("way", ["own", "run"])
 def test_each_process_has_its_recording(tmp_path: Path, engine: str, way: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)

@@ -12,6 +12,7 @@ import transformers
 
 import sightline as sl
 from sightline.integrations.transformers import SightlineCallback
+from tests.recording.engines import BOTH_ENGINES
 
 
 def tiny() -> Any:
@@ -45,7 +46,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_some_steps_are_recorded(tmp_path: Path, said: list[str], engine: str) -> None:
     plain = tiny()
     trainer(tmp_path / "plain", plain).train()
@@ -82,7 +83,7 @@ class Poison(transformers.TrainerCallback):  # type: ignore[misc]
                 model.lm_head.weight.fill_(3e38)
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_the_first_nan_is_kept_and_the_training_goes_on(tmp_path: Path, said: list[str], engine: str) -> None:
     callback = SightlineCallback(check="nonfinite", engine=engine)
     training = trainer(tmp_path, tiny(), Poison(), callback, max_grad_norm=0)
@@ -113,7 +114,7 @@ class Fails(transformers.TrainerCallback):  # type: ignore[misc]
             torch.ones(2) @ torch.ones(3)
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_a_training_that_raises_in_a_block(tmp_path: Path, said: list[str], engine: str) -> None:
     callback = SightlineCallback("1:4", engine=engine)
     with pytest.raises(RuntimeError) as caught, callback:

@@ -15,6 +15,8 @@ needs_native = pytest.mark.skipif(
     reason="the native engine cannot be built here, or the plain one was asked for",
 )
 
+BOTH_ENGINES = pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "python"])
+
 #: Both engines, and the ways in which what they record is kept.
 EVERY_WAY = pytest.mark.parametrize(
     ("engine", "kept"),

@@ -16,9 +16,9 @@ import sightline as sl
 from sightline.analysis.memory import Usage, usage_of
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.held_memory import held_memory
+from tests.recording.engines import BOTH_ENGINES
 
 Step = Callable[[], None]
-both_engines = pytest.mark.parametrize("engine", ["native", "python"])
 
 
 def small_cnn() -> tuple[nn.Module, Step]:
@@ -73,7 +73,7 @@ def profiled_peak(step: Step) -> int:
     return peak
 
 
-@both_engines
+@BOTH_ENGINES
 @pytest.mark.parametrize("make", [small_cnn, tiny_gpt2])
 def test_the_peak_is_the_allocators(make: Callable[[], tuple[nn.Module, Step]], engine: Any) -> None:
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def test_the_peak_is_the_allocators(make: Callable[[], tuple[nn.Module, Step]], 
     assert made == pytest.approx(expected, rel=0.02)
 
 
-@both_engines
+@BOTH_ENGINES
 @pytest.mark.parametrize("kept", ["memory", "path", "last"])
 def test_frees_are_seen_however_it_is_kept(engine: Any, kept: str, tmp_path: Path) -> None:
     ways: dict[str, dict[str, Any]] = {"path": {"path": tmp_path / "run.sight"}, "last": {"last": 3}}
@@ -112,7 +112,7 @@ def test_frees_are_seen_however_it_is_kept(engine: Any, kept: str, tmp_path: Pat
     assert t.validate().ops == len(t.ops)
 
 
-@both_engines
+@BOTH_ENGINES
 def test_a_view_keeps_its_storage(engine: Any) -> None:
     x = torch.ones(1000)
     with sl.trace(engine=engine) as t:
@@ -130,7 +130,7 @@ def test_a_view_keeps_its_storage(engine: Any) -> None:
     assert y.shape == z.shape
 
 
-@both_engines
+@BOTH_ENGINES
 def test_who_holds_what(engine: Any) -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
     step = training_step(model, lambda: model(torch.ones(512, 64)).sum())
@@ -155,7 +155,7 @@ def test_who_holds_what(engine: Any) -> None:
     assert "peak" in str(t.summary())
 
 
-@both_engines
+@BOTH_ENGINES
 def test_filters(engine: Any) -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64))
     with sl.trace(model, engine=engine) as t:
@@ -177,7 +177,7 @@ def test_filters(engine: Any) -> None:
         t.memory(module=3)  # type: ignore[arg-type]
 
 
-@both_engines
+@BOTH_ENGINES
 def test_a_storage_that_is_resized(engine: Any) -> None:
     x = torch.ones(1000)
     with sl.trace(engine=engine) as t:
@@ -190,7 +190,7 @@ def test_a_storage_that_is_resized(engine: Any) -> None:
     assert {4000, 8000} <= sizes or engine == "python"  # the plain engine looks when it meets the tensor anew
 
 
-@both_engines
+@BOTH_ENGINES
 def test_nothing_is_kept_alive(engine: Any) -> None:
     """The recorder holds no tensor, also while the block goes on: not by a method, not by a cycle."""
     model = nn.Linear(4, 4)
@@ -217,7 +217,7 @@ class Greedy(nn.Module):
         return hidden + torch.empty(1 << 50)
 
 
-@both_engines
+@BOTH_ENGINES
 def test_out_of_memory_says_who_has_it(engine: Any) -> None:
     model, x = Greedy(), torch.ones(64, 100)
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as caught, sl.trace(model, engine=engine):
@@ -241,7 +241,7 @@ def test_out_of_memory_on_a_device() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@both_engines
+@BOTH_ENGINES
 def test_the_peak_on_a_gpu_is_the_allocators(engine: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))] * 4).cuda()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import sightline as sl
+from tests.recording.engines import BOTH_ENGINES
 
 
 def recorded(**options: object) -> sl.Trace:
@@ -16,7 +17,7 @@ def recorded(**options: object) -> sl.Trace:
     return t
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 @pytest.mark.parametrize("last", [None, 5])
 def test_a_recording_is_replaced_only_if_that_is_asked_for(
     tmp_path: Path, engine: str, last: int | None
