@@ -68,6 +68,7 @@ def state() -> dict[str, Any]:
             call for call in gc.callbacks if "hypothesis" not in getattr(call, "__module__", "")
         ],
         "gc.isenabled": gc.isenabled(),
+        "our finders of modules": [one for one in sys.meta_path if _is_ours(one)],
     }
     monitoring = getattr(sys, "monitoring", None)  # from Python 3.12
     if monitoring is not None:
@@ -75,6 +76,10 @@ def state() -> dict[str, Any]:
     if "torch" in sys.modules:
         found |= _torch_state()
     return found
+
+
+def _is_ours(one: object) -> bool:
+    return (getattr(one, "__module__", None) or "").startswith("sightline")
 
 
 def _events(monitoring: Any, tool: int) -> int:
@@ -109,6 +114,8 @@ def _torch_state() -> dict[str, Any]:
         "the matmul precision": torch.get_float32_matmul_precision(),
         "the number of threads": torch.get_num_threads(),
         "the guard-complete hook": _guard_complete_hook(),
+        "torch.utils.swap_tensors": torch.utils.swap_tensors,
+        "our callbacks of Dynamo's": _dynamo_callbacks(),
         "the eval-frame callback": c._dynamo.eval_frame.get_eval_frame_callback(),
     }
     for flag in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
@@ -119,6 +126,13 @@ def _torch_state() -> dict[str, Any]:
     stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
     found["the compiler's stance"] = getattr(stance, "stance", "default")
     return found
+
+
+def _dynamo_callbacks() -> list[object]:
+    """Those of ours that are told when something is compiled; Dynamo may be imported by the test itself."""
+    handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    every = [] if handler is None else [*handler.start_callbacks, *handler.end_callbacks]
+    return [one for one in every if _is_ours(one)]
 
 
 def _guard_complete_hook() -> object:

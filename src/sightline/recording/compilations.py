@@ -22,19 +22,32 @@ if TYPE_CHECKING:
 _CALLBACKS: Final = "torch._dynamo.callback"
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Has a function called with a module: now if it is imported, else when it will have been."""
+#: The recordings that are to hear of something.
+Sessions = Callable[[], "Iterable[SessionBase]"]
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name, self._then = name, then
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Has a function called with a module: now if it is imported, else when it will have been.
+
+    What the function raises is a fault of the recordings, and not of the program that imports the module.
+    """
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None], sessions: Sessions) -> None:
+        self._name, self._then, self._sessions = name, then, sessions
 
     def install(self) -> None:
         """Begin to wait."""
         found = sys.modules.get(self._name)
         if found is not None:
-            self._then(found)
+            self._tell(found)
         else:
             sys.meta_path.insert(0, self)
+
+    def _tell(self, module: ModuleType) -> None:
+        try:
+            self._then(module)
+        except Exception as error:
+            note_faults(self._sessions, error)
 
     def remove(self) -> None:
         """Wait no more."""
@@ -55,7 +68,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._then(module)
+            self._tell(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
         return spec
@@ -64,13 +77,11 @@ class AfterImport(importlib.abc.MetaPathFinder):
 class Compilations:
     """Tells recordings of every compilation while they run."""
 
-    def __init__(
-        self, sessions: Callable[[], Iterable[SessionBase]], begins: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, sessions: Sessions, begins: Callable[[], None] | None = None) -> None:
         self._sessions, self._begins = sessions, begins
         self._handler: Any = None
         self._since = 0
-        self._import = AfterImport(_CALLBACKS, self._register)
+        self._import = AfterImport(_CALLBACKS, self._register, sessions)
 
     def install(self) -> None:
         """Begin to watch, as soon as Dynamo is there."""
@@ -93,12 +104,25 @@ class Compilations:
             self._handler.register_end_callback(self._end)
 
     def _start(self, *_: Any) -> None:
-        if self._begins is not None:
-            self._begins()
+        try:
+            if self._begins is not None:
+                self._begins()
+        except Exception as error:
+            note_faults(self._sessions, error)
         self._since = time.perf_counter_ns()
 
     def _end(self, *_: Any) -> None:
-        if self._since:  # else it began before we watched
-            taken, self._since = time.perf_counter_ns() - self._since, 0
-            for session in self._sessions():
+        if not self._since:  # it began before we watched
+            return
+        taken, self._since = time.perf_counter_ns() - self._since, 0
+        for session in self._sessions():
+            try:
                 session.note_compilation(taken)
+            except Exception as error:
+                session.note_fault(error)
+
+
+def note_faults(sessions: Sessions, error: Exception) -> None:
+    """Count a fault in every recording: the program has no part in it."""
+    for session in sessions():
+        session.note_fault(error)

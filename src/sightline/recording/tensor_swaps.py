@@ -36,13 +36,21 @@ class SwapWatch:
 
     def swap(self, t1: Any, t2: Any) -> None:
         """Swap two tensors, of which no recording knows meanwhile."""
-        held = [(session, [session.let_go(t1), session.let_go(t2)]) for session in _sessions()]
+        held: list[tuple[SessionBase, Any, Any]] = []
+        for session in _sessions():
+            for tensor in (t1, t2):
+                try:
+                    held.append((session, tensor, session.let_go(tensor)))
+                except Exception as error:
+                    session.note_fault(error)
         try:
             self._real(t1, t2)
         finally:
-            for session, both in held:
-                for tensor, known in zip((t1, t2), both, strict=True):
+            for session, tensor, known in held:
+                try:
                     session.take_back(tensor, known)
+                except Exception as error:
+                    session.note_fault(error)
 
 
 def _sessions() -> list[SessionBase]:

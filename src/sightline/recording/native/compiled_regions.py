@@ -35,8 +35,8 @@ class CompiledRegions:
         self._sessions, self._hide, self._show = sessions, hide, show
         self._patched: dict[str, tuple[Any, Any]] = {}  # names of Dynamo's: what was there, what is there now
         self._inside: dict[int, FrameType] = {}  # thread -> the frame of the outermost compiled function
-        self._import = AfterImport(_EVAL_FRAME, self._patch)
-        self._compilations = Compilations(lambda: [one for here in list(sessions.values()) for one in here])
+        self._import = AfterImport(_EVAL_FRAME, self._patch, self._all)
+        self._compilations = Compilations(self._all)
 
     def install(self) -> None:
         """Begin to watch; Dynamo from its import on."""
@@ -54,8 +54,11 @@ class CompiledRegions:
         self._patched.clear()
         self._inside.clear()
 
+    def _all(self) -> list[NativeSession]:
+        return [session for here in list(self._sessions.values()) for session in here]
+
     def _patch(self, module: ModuleType) -> None:
-        native = next((session.native for here in self._sessions.values() for session in here), None)
+        native = next((session.native for session in self._all()), None)
         if native is None or self._patched:
             return
         for name in _NAMES:
