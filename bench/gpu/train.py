@@ -1,11 +1,14 @@
 """What recording a training step costs on a GPU: GPT-2 of 350 million parameters in bf16; a compiled step.
 
-    PYTHONPATH=src python bench/gpu/train.py [--rounds N] [--engine native|python|all] [--compiled] [--tiny]
+    PYTHONPATH=src python bench/gpu/train.py [--rounds N] [--engine native|python|all]
+                                             [--numbers] [--compiled] [--tiny]
 
 A step is a forward pass, a backward pass and AdamW, on 8 × 1024 tokens, where the device is the bottleneck,
 and on 1 × 128, where the host is. While the block runs the clock covers the step alone: the first of a block,
 in which every line and shape is new, or a later one. With the Trace built it runs from before the start until
 the Trace has been read. Memory is the peak that torch's allocator saw in a step.
+
+``--numbers`` measures what is switched on beside the recording instead: the check, statistics.
 
 ``--compiled`` measures a small transformer under ``torch.compile`` instead: steps before any trace, twenty
 steps in a trace, steps after it, and what Dynamo counts meanwhile, which must be nothing. ``--tiny`` runs
@@ -49,6 +52,13 @@ LONG, SHORT = (8, 1024), (1, 128)
 #: The most a step may take under the native engine, × plain: while the block runs, and with the Trace built.
 RUNNING: Final = {tokens_title(LONG): 1.04, tokens_title(SHORT): 1.6}
 BUILT: Final = {tokens_title(LONG): 1.20}
+#: The same with what is switched on beside the recording, of a later step of a block.
+NUMBERS: Final[dict[str, tuple[dict[str, Any], float]]] = {
+    'check="nonfinite"': ({"check": sl.Check(on="report")}, 1.15),
+    "stats without fingerprints": ({"stats": sl.Stats(fingerprint=False)}, 1.25),
+    'time="device"': ({"time": "device"}, 1.15),
+    "stats and check": ({"stats": True, "check": sl.Check(on="report")}, 1.40),
+}
 #: The same of a compiled step in a trace, and of one after it.
 COMPILED, AFTERWARDS = 1.10, 1.02
 STEPS_IN_A_TRACE: Final = 20
@@ -117,6 +127,39 @@ def variants(model: Any, engines: tuple[Engine, ...]) -> list[Variant]:
             Variant(f"traced ({engine}), Trace built", make, "trace", targets=built),
         ]
     return found
+
+
+def number_variants(model: Any) -> list[Variant]:
+    """How a step is run with what costs more than a recording."""
+    found = [Variant("plain")]
+    for name, (options, most) in NUMBERS.items():
+
+        def make(options: dict[str, Any] = options) -> AbstractContextManager[Any]:
+            return sl.trace(model, **options)
+
+        found.append(Variant(name, make, warm=1, targets={tokens_title(LONG): most}))
+    return found
+
+
+def steps_with_numbers(sizes: Sizes, where: Place, rounds: int) -> None:
+    """Print what the check and statistics cost in an eager training step."""
+    model = gpt2(sizes, where)
+    found = number_variants(model)
+    compare(
+        tokens_title(sizes.long),
+        found,
+        training_step(model, sizes.long, sizes.vocabulary, where.device),
+        rounds,
+    )
+    step = training_step(model, sizes.short, sizes.vocabulary, where.device)
+    compare(tokens_title(sizes.short), found, step, 2 * rounds)
+    for options, _ in NUMBERS.values():
+        with sl.trace(model, **options) as trace:
+            step()
+        measured = sum(value.stats is not None for value in trace.values)
+        faults = trace.info["faults"] or "none"
+        print(f"  {measured:,} tensors measured in a step; faults of the recorder: {faults}")
+    count_waits(f"a step of {tokens_title(sizes.short)}", found, step)
 
 
 def steps(sizes: Sizes, where: Place, engines: tuple[Engine, ...], rounds: int) -> None:
@@ -274,6 +317,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--numbers", action="store_true", help="the check and statistics instead")
     parser.add_argument("--compiled", action="store_true", help="a compiled training step instead")
     parser.add_argument("--tiny", action="store_true", help="small sizes, also on a CPU")
     add_option(parser, default="native")
@@ -285,6 +329,8 @@ def main() -> None:
     if options.compiled:
         for engine in engines:
             compiled_steps(sizes, where, engine, options.rounds)
+    elif options.numbers:
+        steps_with_numbers(sizes, where, options.rounds)
     else:
         steps(sizes, where, engines, options.rounds)
 

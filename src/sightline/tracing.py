@@ -54,6 +54,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     ``live="code"`` or ``live="log"`` prints while it runs. ``compiled="eager"`` looks inside compiled code
     by running it eagerly, in the whole process, while the block runs.
 
+    ``time="device"`` adds what a CUDA device spent on each op, and when it had nothing to do.
+
     ``engine="native"`` observes from C++ and changes nothing of what runs; ``"python"`` is the plain
     recorder, which any machine can run; ``"auto"`` takes the first where it can be built.
     """
@@ -75,11 +77,13 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         overwrite: bool = False,
         name: str | None = None,
         compiled: Literal["opaque", "eager"] = "opaque",
+        time: Literal["host", "device"] = "host",
         engine: Literal["auto", "native", "python"] = "auto",
     ) -> None:
         one_of("ops", ops, ("none", "api", "aten", "both"))
         one_of("live", live, (None, "code", "log"))
         one_of("compiled", compiled, ("opaque", "eager"))
+        one_of("time", time, ("host", "device"))
         one_of("engine", engine, ("auto", "native", "python"))
         kept, measured, guarded = Capture.of(capture), Stats.of(stats), Check.of(check)
         folder = _folder(path, kept)
@@ -95,6 +99,10 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         from sightline.recording.recorder import Asked, Recorder, check_model
 
         check_model(model)
+        if time == "device":
+            from sightline.recording.device_time import check_device
+
+            check_device()
         self._make: Callable[[], Recorder] = lambda: Recorder(
             model,
             ops,
@@ -112,6 +120,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
                 source,
                 environment,
                 overwrite,
+                time,
             ),
         )
         self._recorder: Recorder | None = None

@@ -368,10 +368,10 @@ def test_copies_count_as_looked_at_on_the_native_engine() -> None:
 
 
 def test_a_copy_has_the_counts_of_what_it_was_made_from() -> None:
-    checker: Any = SimpleNamespace(_copies=[(5, 2), (6, 5), (9, 8)], readings=Readings())
+    checker: Any = SimpleNamespace(_copies=[(5, 2, False), (6, 5, True), (9, 8, False)], readings=Readings())
     counts = np.array([[2, 0, 7, 1], [3, 0, 0, 0]])
     floats, more = checking.Checker._with_copies(checker, np.arange(10.0).reshape(2, 5), counts)
-    assert more.tolist() == [*counts.tolist(), [5, 0, 7, 1], [6, 0, 7, 1]]
+    assert more.tolist() == [*counts.tolist(), [5, 0, 7, 1], [6, 0, 7, 0]]
     assert floats[2:].tolist() == [floats[0].tolist()] * 2
 
 

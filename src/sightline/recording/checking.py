@@ -28,11 +28,10 @@ from sightline.errors import NonFiniteError
 from sightline.options import Check
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.compiled import COMPILED_BACKWARD
-from sightline.recording.deferred import Deferred
 from sightline.recording.measuring import Measurer, joined, measurable, results_of
 from sightline.recording.observing import CallEvent, Observer, OpEvent
-from sightline.recording.operations import OP, OpInfo
-from sightline.recording.readings import Columns, Readings, is_finite, read
+from sightline.recording.operations import COPY, OP, OpInfo
+from sightline.recording.readings import Columns, Implied, Readings, is_finite, read
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 
@@ -60,7 +59,7 @@ class Checker(Observer):
         self._measurer = measurer
         self.fingerprint = measurer is not None and measurer.fingerprint
         self.readings: Readings = session.new_readings() if measurer is None else measurer.readings
-        self.deferred = Deferred("odd") if measurer is None else measurer.deferred
+        self.deferred = session.new_deferred("odd") if measurer is None else measurer.deferred
         self.allowed = list(wanted.allow or ())
         self._checked = 0
         self._aten = session.level in ("aten", "both")
@@ -69,7 +68,7 @@ class Checker(Observer):
         self._found = False
         self._alarm_at = 0  #: the alarm at which it is worth looking again
         self._patience = 1
-        self._copies: list[tuple[int, int]] = []  #: results that hold what was looked at, and what that is
+        self._copies: list[Implied] = []  #: results that hold what was looked at
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
         self._met: set[int | None] = set()  # values that were looked at here
         self._odd = 0  #: tensors found that are not finite and that no op made
@@ -107,7 +106,7 @@ class Checker(Observer):
             self._look_at_regions((event.args, event.kwargs or {}))
             if not self._may_change(info, event.ids):
                 return
-        if info.copies and self._is_a_copy(event):
+        if info.preserves == COPY and self._is_a_copy(event):
             return
         if info.mutates:
             self._note_rewritten(self._session.arguments.at(info.mutates, event.args, event.kwargs))
@@ -153,7 +152,7 @@ class Checker(Observer):
         if self._rewritten and storage_address(source) in self._rewritten:
             return False
         if self.readings.first_time(value):
-            self._copies.append((value, ids[0]))
+            self._copies.append((value, ids[0], False))
         self._checked += 1
         return True
 
@@ -270,6 +269,7 @@ class Checker(Observer):
         if alarm > self._alarm_at:
             self._alarm_at = alarm * self._patience  # masks may hold infinities: do not wait for each again
             self._patience = 2
+            self.deferred.heard(self._alarm_at)
             self._look_back()
 
     def _look_back(self) -> None:
@@ -315,11 +315,14 @@ class Checker(Observer):
         """Copies have the numbers of what they were made from."""
         copies = self._copies + self.readings.copies()
         rows = {value: row for row, value in enumerate(counts[:, 0].tolist())} if copies else {}
-        made = [(value, rows.setdefault(value, rows[of])) for value, of in copies if of in rows]
+        made = [
+            (value, rows.setdefault(value, rows[of]), bounded) for value, of, bounded in copies if of in rows
+        ]
         if not made:
             return floats, counts
-        values, sources = np.array(made, dtype=np.int64).T
+        values, sources, bounded = np.array(made, dtype=np.int64).T
         copied = counts[sources].copy()
+        copied[bounded == 1, 3] = 0
         copied[:, 0] = values
         return np.concatenate([floats, floats[sources]]), np.concatenate([counts, copied])
 

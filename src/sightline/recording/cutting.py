@@ -56,6 +56,8 @@ class Cutter:
         held = Rows(values.stream.take(), row.V_WIDTH)
         fresh = values.fresh.take().reshape(-1, row.FRESH_WIDTH)
         batch = Batch(steps=steps, captures=captures, memory=memory)
+        if last:
+            batch.device = session.device_work.rows
         before = self._values
         self._split(batch, ops, calls, held, fresh, floats, counts)
         if last:

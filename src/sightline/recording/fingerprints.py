@@ -92,6 +92,7 @@ def matrix_on(device: torch.device) -> Any:
 
 
 _weights: Final[dict[torch.device, Any]] = {}
+_outgrown: Final[list[Any]] = []  # kept: a kernel that was launched may still read them
 
 
 def row_weights_on(device: torch.device, count: int) -> Any:
@@ -100,6 +101,8 @@ def row_weights_on(device: torch.device, count: int) -> Any:
     if found is None or len(found) < count:
         size = max(1024, 1 << (count - 1).bit_length())
         drawn = scrambled(np.arange(1 << 40, (1 << 40) + size, dtype=np.uint64)).astype(np.uint32)
+        if found is not None:
+            _outgrown.append(found)
         found = _weights[device] = torch.from_numpy((drawn | np.uint32(1)).view(np.int32)).to(device)
     return found
 

@@ -60,6 +60,7 @@ class Telling:
             tables.modules = session.module_infos
         elif len(tables.modules) != len(session.modules.all):
             tables.modules = session.modules.infos()
+        tables.kernels = session.device_work.names
         tables.info = info_of(session)
         return tables
 
@@ -88,8 +89,8 @@ def batch_of(session: SessionBase) -> Batch:
         floats, counts = session.readings.columns()
     return Batch(
         rows=Streams(ops, calls, values.stream.numbers(), values.fresh.numbers(), floats, counts),
-        memory=memory, nbytes=pairs_of(values.storage_bytes), learned=learned_of(session),
-        steps=list(session.steps),
+        memory=memory, device=session.device_work.rows, nbytes=pairs_of(values.storage_bytes),
+        learned=learned_of(session), steps=list(session.steps),
         captures=[] if session.captures is None else list(session.captures.infos),
         open_ops=opened[0], open_calls=opened[1],
     )  # fmt: skip
@@ -120,6 +121,7 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "checked": 0 if session.check is None else session.check.checked,
         "left_out": 0 if session.captures is None else session.captures.left_out,
         "allocator": session.allocator_readings(),
+        "time": session.time, "device_own_ns": session.device_work.own,
         "asked": {} if session.observer is None else session.observer.asked(),
         **_rank(),
     }  # fmt: skip

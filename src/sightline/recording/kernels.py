@@ -11,17 +11,20 @@ from run to run; extremes, counts and the fingerprint are exact.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from sightline.recording.deferred import Cells
 from sightline.recording.fingerprints import LANES, ROW, matrix_on, plain_nan, row_weights_on
 
 _ROWS: Final = 4  # rows a program takes at a time
-#: Programs for each multiprocessor: as many as fit at once with the registers they take.
-_PROGRAMS: Final = {"count": 16, "numbers": 6, "fingerprints": 4}
+#: Programs for each multiprocessor, at least and at most: few for a small tensor, since each has an end that
+#: takes long, and for a large one as many as fit at once with the registers they take.
+_PROGRAMS: Final = {"odd": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
+_BLOCK: Final = _ROWS * ROW // 4  # words of that
 _WORDS: Final = 2048  # words that are looked at at a time, where only what is not finite is counted
 
 #: How numbers lie in a word: their bits, and what is added to their magnitude to carry into the sign exactly
@@ -51,18 +54,24 @@ def _number(words, part: tl.constexpr, form: tl.constexpr):  # type: ignore[no-u
         return ((words >> (8 * part)) & 255).to(tl.int8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
-def _count(  # type: ignore[no-untyped-def]
-    words, counts, alarm, size, at_row, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
-    parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
+@triton.jit
+def _ring(alarm, bell, odd):  # type: ignore[no-untyped-def]
+    """Add to the count of what is not finite, and let the host see it: the bell is memory of its own."""
+    before = tl.atomic_add(alarm, odd, sem="relaxed")
+    tl.store(bell, before + odd)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _count_words(  # type: ignore[no-untyped-def]
+    words, size, counts, alarm, bell, at_row, carry: tl.constexpr, magnitude: tl.constexpr,
+    form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    size = tl.cast(size, tl.int64)  # in words
     whole = size // block
     me, step = tl.cast(tl.program_id(0), tl.int64), tl.cast(tl.num_programs(0), tl.int64)
     local = tl.arange(0, block)
     carried = tl.zeros((block,), tl.int32)
-    for at in range(me, whole, step):
-        carried |= (tl.load(words + at * block + local) & magnitude) + carry
+    for at in range(me, whole, step):  # the end first: it was written last, and is still in the cache
+        carried |= (tl.load(words + (whole - 1 - at) * block + local) & magnitude) + carry
     if whole % step == me:  # what is left
         place = whole * block + local
         carried |= (tl.load(words + place, mask=place < size, other=0) & magnitude) + carry
@@ -70,8 +79,8 @@ def _count(  # type: ignore[no-untyped-def]
     if tl.max(((carried & sign) != 0).to(tl.int32), 0) > 0:  # once more, to count
         nans = tl.zeros((block,), tl.int32)
         odds = tl.zeros((block,), tl.int32)
-        for start in range(me * block, size, step * block):
-            place = start + local
+        for at in range(me, tl.cdiv(size, block), step):
+            place = tl.where(at < whole, whole - 1 - at, at) * block + local
             word = tl.load(words + place, mask=place < size, other=0)
             for part in tl.static_range(parts):
                 number = _number(word, part, form)
@@ -80,7 +89,39 @@ def _count(  # type: ignore[no-untyped-def]
         odd, nan = tl.sum(odds, 0).to(tl.int64), tl.sum(nans, 0).to(tl.int64)
         tl.atomic_add(counts + at_row * columns + 2, nan, sem="relaxed")
         tl.atomic_add(counts + at_row * columns + 3, odd - nan, sem="relaxed")
-        tl.atomic_add(alarm, odd, sem="relaxed")
+        _ring(alarm, bell, odd)
+
+
+@triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
+def sightline_count(  # type: ignore[no-untyped-def]
+    words, counts, alarm, bell, size: tl.int64, at_row: tl.int64, carry: tl.constexpr,
+    magnitude: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    """Count what is not finite in a tensor."""
+    _count_words(
+        words, size, counts, alarm, bell, at_row, carry, magnitude, form, parts, columns, block
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["first_row"])  # type: ignore[untyped-decorator]
+def sightline_count_many(  # type: ignore[no-untyped-def]
+    tensors, counts, alarm, bell, first_row: tl.int64, carry: tl.constexpr, magnitude: tl.constexpr,
+    form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """The same for tensors of a list."""
+    which = tl.cast(tl.program_id(1), tl.int64)
+    words, size = _listed(tensors, which)
+    _count_words(
+        words, size, counts, alarm, bell, first_row + which, carry, magnitude, form, parts, columns, block
+    )  # fmt: skip
+
+
+@triton.jit
+def _listed(tensors, which):  # type: ignore[no-untyped-def]
+    """A tensor of a list: where its words are, and how many."""
+    address = tl.load(tensors + 2 * which).to(tl.pointer_type(tl.int32))
+    return tl.multiple_of(address, 16), tl.load(tensors + 2 * which + 1)
 
 
 @triton.jit
@@ -119,9 +160,9 @@ def _flat(part, size: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.reshape(part, (size,), can_reorder=True)
 
 
-@triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
-def _measure(  # type: ignore[no-untyped-def]
-    words, matrix, weights, sums, counts, alarm, size, at_row,
+@triton.jit  # type: ignore[untyped-decorator]
+def _measure_words(  # type: ignore[no-untyped-def]
+    words, size, matrix, weights, sums, counts, alarm, bell, at_row,
     nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
     parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
     sum_columns: tl.constexpr, columns: tl.constexpr,
@@ -144,7 +185,6 @@ def _measure(  # type: ignore[no-untyped-def]
     matrix_3 = tl.load(matrix + 3 * per_row + column)
     local = tl.arange(0, rows)[:, None, None] * per_row + column
     block_size: tl.constexpr = rows * per_row
-    size = tl.cast(size, tl.int64)  # in words
     whole, blocks = size // block_size, tl.cdiv(size, block_size)
     me, step = tl.cast(tl.program_id(0), tl.int64), tl.cast(tl.num_programs(0), tl.int64)
     # Deviations from any one element sum up without losing the digits that a large mean would cost.
@@ -152,8 +192,14 @@ def _measure(  # type: ignore[no-untyped-def]
     pivot = tl.where(tl.abs(pivot) < infinity, pivot, 0.0)
     # Whole blocks as if every number were finite, and no mask to keep loads from being wide ...
     carried = tl.zeros((rows, quads, 4), tl.int32)
-    for block in range(me, whole, step):
-        word = tl.load(words + block * block_size + local)
+    # The end comes first: it was written last, and is still in the cache.
+    ahead = tl.load(
+        words + tl.maximum(whole - 1 - me, 0) * block_size + local, mask=(local >= 0) & (whole > me), other=0
+    )
+    for turn in range(me, whole, step):
+        block = whole - 1 - turn
+        word = ahead
+        ahead = tl.load(words + tl.maximum(block - step, 0) * block_size + local)
         carried |= (word & magnitude) + carry
         for part in tl.static_range(parts):
             number = _number(word, part, form)
@@ -187,7 +233,8 @@ def _measure(  # type: ignore[no-untyped-def]
     finite = seen * parts
     fines = tl.zeros((rows, quads), tl.int32)
     nans = tl.zeros((rows, quads), tl.int32)
-    for block in range(begin, blocks, step):
+    for turn in range(begin, blocks, step):
+        block = tl.where(turn < whole, whole - 1 - turn, turn)
         first = block * block_size
         left = tl.minimum(size - first, block_size).to(tl.int32)
         seen += left
@@ -244,7 +291,7 @@ def _measure(  # type: ignore[no-untyped-def]
         nan = nan_count.to(tl.int64)
         tl.atomic_add(counts + 2, nan, sem="relaxed")
         tl.atomic_add(counts + 3, odd - nan, sem="relaxed")
-        tl.atomic_add(alarm, odd, sem="relaxed")
+        _ring(alarm, bell, odd)
     if fingerprint:
         sum_0, sum_1, sum_2, sum_3 = tl.reduce(
             (_flat(lane_0, n), _flat(lane_1, n), _flat(lane_2, n), _flat(lane_3, n)), 0, _both_lanes
@@ -255,36 +302,134 @@ def _measure(  # type: ignore[no-untyped-def]
         tl.atomic_add(counts + 7, sum_3, sem="relaxed")
 
 
+@triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
+def sightline_measure(  # type: ignore[no-untyped-def]
+    words, matrix, weights, sums, counts, alarm, bell, size: tl.int64, at_row: tl.int64,
+    nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
+    parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
+    sum_columns: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """Take all numbers of a tensor."""
+    _measure_words(
+        words, size, matrix, weights, sums, counts, alarm, bell, at_row, nan_word, carry, magnitude, form,
+        parts, fingerprint, per_row, rows, sum_columns, columns,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["first_row"])  # type: ignore[untyped-decorator]
+def sightline_measure_many(  # type: ignore[no-untyped-def]
+    tensors, matrix, weights, sums, counts, alarm, bell, first_row: tl.int64,
+    nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
+    parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
+    sum_columns: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    """The same for tensors of a list."""
+    which = tl.cast(tl.program_id(1), tl.int64)
+    words, size = _listed(tensors, which)
+    if tl.program_id(0) * rows * per_row < size:  # else it has nothing to read
+        _measure_words(
+            words, size, matrix, weights, sums, counts, alarm, bell, first_row + which, nan_word, carry,
+            magnitude, form, parts, fingerprint, per_row, rows, sum_columns, columns,
+        )  # fmt: skip
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel, for whoever launches it by itself."""
+
+    function: int  #: a ``CUfunction``
+    shared: int  #: bytes of shared memory
+    threads: int
+    block: int  #: words that a program reads at a time
+    fewest: int  #: programs for a tensor, if it has as many blocks
+    most: int
+
+
 def fits(tensor: Any) -> bool:
     """Whether the kernels can read a dense tensor: whole words of numbers of a known form."""
     return tensor.dtype in _CARRIES and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 16 == 0
 
 
-def count(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int) -> None:
-    """Count what is not finite in a dense CUDA tensor, into a row of the tables of `deferred`."""
-    width = tensor.dtype.itemsize
-    words = tensor.numel() * width // 4
-    programs = min(-(-words // _WORDS), _PROGRAMS["count"] * _units(tensor.device))
-    _count[(programs,)](
-        _as_words(tensor), counts, alarm, words, at_row, carry=_CARRIES[tensor.dtype],
-        magnitude=_MAGNITUDE[width], form=_form(tensor.dtype), parts=4 // width, columns=counts.shape[1],
-        block=_WORDS, num_warps=4,
+def count(tensor: Any, cells: Cells, at_row: int) -> None:
+    """Count what is not finite in a dense CUDA tensor, into a row of a table."""
+    words = tensor.numel() * tensor.dtype.itemsize // 4
+    programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "odd"))
+    sightline_count[(programs,)](
+        _Words(tensor.data_ptr()), cells.counts, cells.alarm.count, cells.alarm.bell, words, at_row,
+        **_count_options(tensor.dtype, cells),
     )  # fmt: skip
 
 
-def measure(tensor: Any, sums: Any, counts: Any, alarm: Any, at_row: int, fingerprint: bool) -> None:
+def measure(tensor: Any, cells: Cells, at_row: int, fingerprint: bool) -> None:
     """Take all numbers of a dense CUDA tensor, into a row; a fingerprint is one of its memory as it lies."""
-    width = tensor.dtype.itemsize
-    words = tensor.numel() * width // 4
-    blocks = -(-words // (_ROWS * ROW // 4))
-    each = _PROGRAMS["fingerprints" if fingerprint else "numbers"]
-    programs = min(blocks, each * _units(tensor.device))
-    _measure[(programs,)](
-        _as_words(tensor), _word_matrix(tensor.device), row_weights_on(tensor.device, blocks * _ROWS), sums,
-        counts, alarm, words, at_row, nan_word=_nan_word(tensor.dtype), carry=_CARRIES[tensor.dtype],
-        magnitude=_MAGNITUDE[width], form=_form(tensor.dtype), parts=4 // width, fingerprint=fingerprint,
-        per_row=ROW // 4, rows=_ROWS, sum_columns=sums.shape[1], columns=counts.shape[1], num_warps=4,
+    words = tensor.numel() * tensor.dtype.itemsize // 4
+    blocks = -(-words // _BLOCK)
+    fill = "fingerprints" if fingerprint else "numbers"
+    programs = _programs(blocks, *_limits(tensor.device, fill))
+    sightline_measure[(programs,)](
+        _Words(tensor.data_ptr()), word_matrix(tensor.device), row_weights_on(tensor.device, blocks * _ROWS),
+        cells.sums, cells.counts, cells.alarm.count, cells.alarm.bell, words, at_row,
+        **_measure_options(tensor.dtype, cells, fingerprint),
     )  # fmt: skip
+
+
+def compiled(dtype: torch.dtype, cells: Cells, fill: str, many: bool) -> Kernel | None:
+    """The kernel that fills a row of a table on the current device, for a tensor; or rows, for many."""
+    if dtype not in _CARRIES:
+        return None
+    device, fingerprint = cells.device, fill == "fingerprints"
+    alarm = cells.alarm.count, cells.alarm.bell
+    # What stands for the tensor, or for the list of tensors, has to be of the right type alone.
+    given, kinds = (cells.counts, ["*i64"]) if many else (_Words(0), ["*i32"])
+    row, row_kinds = ((0,), ["i64"]) if many else ((1, 0), ["i64", "i64"])
+    if fill == "odd":
+        kernel, options = sightline_count_many if many else sightline_count, _count_options(dtype, cells)
+        found = kernel.warmup(given, cells.counts, *alarm, *row, grid=(1,), **options)
+        kinds += ["*i64"] * 3
+        block = _WORDS
+    else:
+        kernel = sightline_measure_many if many else sightline_measure
+        options = _measure_options(dtype, cells, fingerprint)
+        tables = word_matrix(device), row_weights_on(device, 1), cells.sums, cells.counts, *alarm
+        found = kernel.warmup(given, *tables, *row, grid=(1,), **options)
+        kinds += ["*i32", "*i32", "*fp64", *["*i64"] * 3]
+        block = _BLOCK
+    return _loaded(found, kinds + row_kinds, block, *_limits(device, fill))
+
+
+def _loaded(found: Any, expected: list[str], *shape: int) -> Kernel | None:
+    """What a launch needs, if the kernel takes just the arguments that are expected."""
+    taken = [kind for kind in found.src.signature.values() if kind != "constexpr"]
+    metadata = found.metadata
+    if taken != expected or metadata.num_ctas != 1 or metadata.global_scratch_size:
+        return None
+    if found.run is None:  # asking for it has loaded the kernel
+        return None
+    return Kernel(found.function, metadata.shared, 32 * metadata.num_warps, *shape)
+
+
+def _count_options(dtype: torch.dtype, cells: Cells) -> dict[str, Any]:
+    return {
+        "carry": _CARRIES[dtype], "magnitude": _MAGNITUDE[dtype.itemsize], "form": _form(dtype),
+        "parts": 4 // dtype.itemsize, "columns": cells.counts.shape[1], "block": _WORDS, "num_warps": 4,
+    }  # fmt: skip
+
+
+def _measure_options(dtype: torch.dtype, cells: Cells, fingerprint: bool) -> dict[str, Any]:
+    return {
+        "nan_word": _nan_word(dtype), "carry": _CARRIES[dtype], "magnitude": _MAGNITUDE[dtype.itemsize],
+        "form": _form(dtype), "parts": 4 // dtype.itemsize, "fingerprint": fingerprint, "per_row": ROW // 4,
+        "rows": _ROWS, "sum_columns": cells.sums.shape[1], "columns": cells.counts.shape[1], "num_warps": 4,
+    }  # fmt: skip
+
+
+def _programs(blocks: int, fewest: int, most: int) -> int:
+    """How many programs read so many blocks."""
+    return min(blocks, max(fewest, min(blocks // 8, most)))
+
+
+def _limits(device: torch.device, fill: str) -> tuple[int, int]:
+    fewest, most = _PROGRAMS[fill]
+    return fewest * _units(device), most * _units(device)
 
 
 class _Words:
@@ -292,15 +437,11 @@ class _Words:
 
     dtype = torch.int32
 
-    def __init__(self, tensor: Any) -> None:
-        self._pointer = tensor.data_ptr()
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
 
     def data_ptr(self) -> int:
-        return int(self._pointer)
-
-
-def _as_words(tensor: Any) -> Any:
-    return _Words(tensor)
+        return self._pointer
 
 
 @lru_cache(maxsize=16)
@@ -314,7 +455,7 @@ def _units(device: torch.device) -> int:
 
 
 @lru_cache(maxsize=16)
-def _word_matrix(device: torch.device) -> Any:
+def word_matrix(device: torch.device) -> Any:
     """The matrix with the four weights of each word together, lane by lane."""
     return matrix_on(device).view(ROW // 4, 4, LANES).permute(2, 0, 1).contiguous().view(torch.int32)
 

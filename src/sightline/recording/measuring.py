@@ -15,7 +15,6 @@ import torch
 
 from sightline.options import Stats
 from sightline.patterns import PathPattern, op_matches, segments_of
-from sightline.recording.deferred import Deferred
 from sightline.recording.observing import CallEvent, Observer, OpEvent
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.readings import Columns, read
@@ -56,7 +55,7 @@ class Measurer(Observer):
         self.ops = self.calls = not self.readings.native
         self.api = not self._aten
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
-        self.deferred = Deferred("fingerprints" if wanted.fingerprint else "numbers")
+        self.deferred = session.new_deferred("fingerprints" if wanted.fingerprint else "numbers")
 
     def wants(self, event: OpEvent) -> bool:
         """Not what an API call returns, which its ops have made, nor what shows what was read."""

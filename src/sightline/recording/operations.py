@@ -61,8 +61,13 @@ _KEEPS_OFFSET: Final = frozenset(
 #: Views that show every element of their base, and those of them that keep the order.
 _KEEPS_ORDER: Final = frozenset("view _unsafe_view unsqueeze squeeze detach alias _reshape_alias".split())
 _RELABELS: Final = _KEEPS_ORDER | frozenset("t transpose permute expand".split())
-#: What these make holds the elements of what they are given.
-_COPIES: Final = frozenset({"clone", "_to_copy"})
+#: What these make has a NaN just where their input has one, and how much is infinite can be told as well: the
+#: elements themselves, something bounded, a product with a plain number, a quotient, a sum.
+COPY, BOUNDED, PRODUCT, QUOTIENT, SUM = range(1, 6)
+_PRESERVES: Final = {
+    "clone": COPY, "_to_copy": COPY, "_unsafe_view": COPY, "tanh": BOUNDED, "sigmoid": BOUNDED,
+    "erf": BOUNDED, "mul": PRODUCT, "div": QUOTIENT, "add": SUM, "sub": SUM,
+}  # fmt: skip
 #: What these make holds whatever was in memory before.
 _UNINITIALIZED: Final = frozenset(
     "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize".split()
@@ -73,8 +78,8 @@ class Facts:
     """What is true of an operation in every recording."""
 
     __slots__ = (
-        "aliases", "backward", "constant", "copies", "flavour", "function", "keeps_order", "maybe",
-        "mirrored", "moves", "mutates", "name", "noise", "overload", "relabels", "slices", "uninitialized",
+        "aliases", "backward", "constant", "flavour", "function", "keeps_order", "maybe", "mirrored", "moves",
+        "mutates", "name", "noise", "overload", "preserves", "relabels", "slices", "uninitialized",
     )  # fmt: skip
 
     def __init__(self, function: Any) -> None:
@@ -85,7 +90,7 @@ class Facts:
         self.mutates: tuple[int | str, ...] = ()
         #: position of the argument its result may share memory with; -1 if it never does
         self.aliases = -1
-        self.copies = False  #: its result holds the elements of its input, perhaps in another dtype
+        self.preserves = 0  #: how its result tells what is not finite in its input, if it does
         self.maybe = False  #: it may also return a copy
         self.mirrored = False  #: it is given the right side of an operator before the left one
         self.moves = False  #: its result may begin elsewhere in the storage
@@ -148,7 +153,7 @@ def _read_schema(function: Any) -> Facts:
     facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
     facts.relabels, facts.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
     facts.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
-    facts.uninitialized, facts.copies = name in _UNINITIALIZED, name in _COPIES
+    facts.uninitialized, facts.preserves = name in _UNINITIALIZED, _PRESERVES.get(name, 0)
     return facts
 
 

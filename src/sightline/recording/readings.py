@@ -37,6 +37,8 @@ class Reading(NamedTuple):
     lanes: list[int]
 
 
+#: A value, the one it follows from, and whether it is bounded: then it has only the other's NaNs.
+Implied = tuple[int, int, bool]
 Columns = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
@@ -96,8 +98,8 @@ class Readings:
     def stop_telling(self) -> None:
         """Nobody wants to hear of what is not finite any more."""
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Values that hold the elements of others, as far as somebody else has found them."""
+    def copies(self) -> list[Implied]:
+        """Values whose NaNs and infinities follow from those of others, as somebody else has found."""
         return []
 
 

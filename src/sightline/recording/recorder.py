@@ -22,6 +22,7 @@ from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
 from sightline.recording.checking import Checker, Judge
 from sightline.recording.claiming import claim, unclaim
+from sightline.recording.device_time import DeviceTimer
 from sightline.recording.explain import exception_text, explain, fault_text
 from sightline.recording.keeping import Keeper
 from sightline.recording.listening import Listener
@@ -79,6 +80,7 @@ class Asked:
     source: bool = True  #: whether the text of source files goes into the folder
     environment: bool = True  #: and versions, host and command line
     overwrite: bool = False  #: whether a recording that is in the folder is replaced
+    time: str = "host"
 
 
 class Recorder:
@@ -98,6 +100,7 @@ class Recorder:
         self._index: Index | None = None
         self._seen: Any = None
         self._stance: Any = None
+        self._timer: DeviceTimer | None = None
         self._lock = threading.RLock()
 
     @property
@@ -113,9 +116,12 @@ class Recorder:
         with undisturbed():
             caller = frame.f_back if frame and stays else None
             session = self._session_of(caller, above)
-        session.compiled = self._compiled
+        session.compiled, session.time = self._compiled, self._asked.time
         try:
             self._keep(session)
+            if session.time == "device":
+                with undisturbed():
+                    self._timer = DeviceTimer(session.begin)
         except BaseException:
             session.abandon()
             raise
@@ -238,6 +244,8 @@ class Recorder:
         except Exception as own:
             session.note_fault(own)
         try:
+            if self._timer is not None:
+                session.device_work, self._timer = self._timer.stop(), None
             session.finish()
             if session.observer is not None:
                 session.observer.finish()

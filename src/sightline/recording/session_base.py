@@ -10,7 +10,9 @@ from typing import Any, ClassVar, Final
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
 from sightline.recording.calibration import Passage
+from sightline.recording.deferred import Deferred
 from sightline.recording.device_memory import Reading, before_and_after, read_allocators
+from sightline.recording.device_time import NO_WORK
 from sightline.recording.explain import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
@@ -60,6 +62,8 @@ class SessionBase:
         self.module_infos: list[ModuleInfo] | None = None
         self.exception: str | None = None
         self.compiled = "opaque"
+        self.time = "host"
+        self.device_work = NO_WORK  #: what devices did, once they were asked
         self.compilations = 0  #: how often Dynamo has compiled something meanwhile
         self.compile_time = 0  #: nanoseconds that took
         self.first_sequence = sequence_number()
@@ -124,6 +128,10 @@ class SessionBase:
 
     def abandon(self) -> None:
         """It will never begin: give back what it holds."""
+
+    def new_deferred(self, fill: str) -> Deferred:
+        """Where numbers of tensors on devices are kept."""
+        return Deferred(fill)
 
     def new_readings(self) -> Readings:
         """Where the numbers of tensors are kept."""

@@ -65,6 +65,11 @@ below_autograd = _private("torch._C._AutoDispatchBelowAutograd")
 #: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.
 jit_tracing = _private("torch._C._get_tracing_state")
 
+#: Torch's own profiler: whether it runs, and to end it with what it has seen.
+profiler_enabled = _private("torch._C._autograd._profiler_enabled")
+disable_profiler = _private("torch._C._autograd._disable_profiler")
+DeviceType = _private("torch._C._autograd.DeviceType")
+
 push_dispatch_mode = _private("torch._C._push_on_torch_dispatch_stack")
 pop_dispatch_mode = partial(_private("torch._C._pop_torch_dispatch_stack"), None)
 dispatch_depth = _private("torch._C._len_torch_dispatch_stack")

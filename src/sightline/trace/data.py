@@ -264,6 +264,33 @@ class AllocationColumns:
         return cls(np.zeros(0, dtype=np.int32), none, none, none)
 
 
+#: What a device does.
+WORK_KINDS: Final = ("kernel", "copy", "fill")
+
+
+@dataclass(frozen=True)
+class DeviceWorkColumns:
+    """What devices did (``time="device"``), in the order it began; times are ns since the recording began."""
+
+    name: I32  #: into ``TraceData.names``
+    kind: I8  #: into `WORK_KINDS`
+    device: I8
+    stream: I32
+    launch: I64  #: when the host asked for it
+    start: I64
+    duration: I64
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @classmethod
+    def none(cls) -> DeviceWorkColumns:
+        """Nobody looked."""
+        ids, small = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int8)
+        none = np.zeros(0, dtype=np.int64)
+        return cls(ids, small, small, ids, none, none, none)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInfo:
     """A named stretch of the run: ``with sl.step("step0"):``."""
@@ -323,6 +350,7 @@ class TraceData:
     info: dict[str, Any] = field(default_factory=dict)  #: name, ops level, versions, faults, exception …
     stats: StatColumns = field(default_factory=StatColumns.none)
     allocations: AllocationColumns = field(default_factory=AllocationColumns.none)
+    device_work: DeviceWorkColumns = field(default_factory=DeviceWorkColumns.none)
     steps: list[StepInfo] = field(default_factory=list)
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are

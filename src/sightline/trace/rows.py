@@ -206,6 +206,12 @@ class Op(Row):
         return int(self._data.raw.ops.duration[self.id])
 
     @property
+    def device_duration(self) -> int | None:
+        """Nanoseconds that devices spent on it, and on the ops it ran; None without ``time="device"``."""
+        spent = self._data.device_durations
+        return None if spent is None else int(spent[self.id])
+
+    @property
     def flops(self) -> int | None:
         flops = int(self._data.raw.ops.flops[self.id])
         return flops if flops >= 0 else None
@@ -300,6 +306,11 @@ class ModuleCall(Row):
     @property
     def duration(self) -> int:
         return int(self._data.raw.calls.duration[self.id])
+
+    @property
+    def device_duration(self) -> int | None:
+        """Nanoseconds that devices spent on its ops; None without ``time="device"``."""
+        return self._data.device_duration_of_call(self.id)
 
     @property
     def order(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sightline.trace import data as d
+from sightline.trace.device_time import durations, owners
 from sightline.trace.forms import SLOT, Record
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
 from sightline.trace.table import Row, Table
@@ -60,6 +61,30 @@ class Index:
             float(stats.l2[at]), int(stats.zeros[at]), int(stats.nans[at]), int(stats.infs[at]),
             int(stats.fingerprint[at]),
         )  # fmt: skip
+
+    @cached_property
+    def device_work_ops(self) -> d.I32:
+        """The op that asked for each piece of device work; -1 where none did."""
+        return owners(self.raw)
+
+    @cached_property
+    def device_durations(self) -> d.I64 | None:
+        """What devices spent on each op, in ns; None where nobody looked."""
+        if self.raw.info.get("time") != "device":
+            return None
+        return durations(self.raw, self.device_work_ops)
+
+    @cached_property
+    def _device_sums(self) -> d.I64 | None:
+        spent = self.device_durations
+        if spent is None:
+            return None
+        return np.concatenate([[0], np.cumsum(np.where(self.raw.ops.parent < 0, spent, 0))])
+
+    def device_duration_of_call(self, call: int) -> int | None:
+        """What devices spent on the ops of a module call, in ns."""
+        sums, calls = self._device_sums, self.raw.calls
+        return None if sums is None else int(sums[calls.end_op[call]] - sums[calls.first_op[call]])
 
     @cached_property
     def _consumers(self) -> tuple[d.I64, d.I32]:

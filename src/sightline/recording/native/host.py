@@ -80,7 +80,7 @@ class Host(SessionBase):
         info = OpInfo(facts, len(self.infos))
         self.infos.append(info)
         chosen = self.measurer is None or self.measurer.chooses_op(info)
-        measured = facts.uninitialized, facts.relabels, facts.keeps_order, facts.maybe, facts.copies
+        measured = facts.uninitialized, facts.relabels, facts.keeps_order, facts.maybe, facts.preserves
         return info.number, not facts.noise, facts.constant, facts.aliases, mutates, chosen, *measured
 
     def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
@@ -256,9 +256,14 @@ class Host(SessionBase):
         )  # fmt: skip
 
     def measure_on_device(self, value: int, tensor: Any) -> None:
-        """The result of an op on a device: its numbers are taken there."""
+        """The result of an op on a device, nothing for the kernels that C++ launches."""
         with silence():
             self.readings.deferred.add(value, tensor)
+
+    def prepare_device(self, device: int, stream: int, scalar_type: int, many: int, size: int) -> None:
+        """What C++ needs to measure tensors of a dtype on a device."""
+        with silence():
+            self.readings.deferred.prepare(device, stream, scalar_type, bool(many), size)
 
     def api_call_ended(
         self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],

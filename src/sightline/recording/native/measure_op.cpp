@@ -3,6 +3,14 @@
 #include "observers.h"
 #include "python_values.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 namespace sightline {
 namespace {
 
@@ -30,21 +38,95 @@ bool is_parameter(const Recording& recording, const at::TensorBase& tensor) {
   return object != nullptr && Py_TYPE(object) == recording.measurements.parameter_type;
 }
 
-void measure_on_device(Recording& recording, const at::TensorBase& tensor, int32_t value, Lock& lock) {
-  ++recording.measurements.devices;
+using DeviceResults = c10::SmallVector<DeviceResult, 8>;
+
+// Python measures a tensor that is nothing for the kernels here.
+void measure_in_python(Recording& recording, const DeviceResult& result, Lock& lock) {
+  if (!result.tensor->is_cuda()) ++recording.measurements.devices;
   ask(lock, [&] {  // the alias is let go of with the GIL: it has a Python object
-    const at::Tensor alias = alias_of(tensor);
-    Owned told(PyObject_CallMethod(recording.host, "measure_on_device", "iN", value, THPVariable_Wrap(alias)));
+    const at::Tensor alias = alias_of(*result.tensor);
+    Owned told(PyObject_CallMethod(recording.host, "measure_on_device", "iN", result.value, THPVariable_Wrap(alias)));
     if (!told) recording.fault();
   });
 }
 
-// Look at a tensor, if nobody has: take its numbers, or only see whether it is finite.
-void take(Recording& recording, const at::TensorBase& tensor, int32_t value, bool numbers, Lock& lock) {
+// Python makes what is missing for tensors like this: a kernel, a table, weights.
+void prepare_device(Recording& recording, const at::TensorBase& tensor, bool many, Lock& lock) {
+  const int device = tensor.device().index(), dtype = static_cast<int>(tensor.scalar_type());
+  const auto bytes = static_cast<long long>(tensor.nbytes());
+  void* stream;
+  if (!DeviceTables::current_stream(device, stream)) return;
+  ask(lock, [&] {
+    Owned made(PyObject_CallMethod(recording.host, "prepare_device", "iKiiL", device, stream, dtype, many, bytes));
+    if (!made) recording.fault();
+  });
+}
+
+DeviceTables::Outcome launch(Recording& recording, const DeviceResult* results, size_t count, size_t& done, Lock& lock) {
+  DeviceTables& tables = recording.measurements.tables;
+  const DeviceTables::Outcome outcome = tables.launch(results, count, done);
+  if (outcome != DeviceTables::kMissing) return outcome;
+  const auto* largest = std::max_element(results, results + count, [](const auto& one, const auto& other) {
+    return one.tensor->nbytes() < other.tensor->nbytes();
+  });
+  prepare_device(recording, *largest->tensor, count > 1, lock);
+  return tables.launch(results, count, done);
+}
+
+// A tensor with gaps, or in another order than a fingerprint's, is copied first; nobody else sees the copy made.
+DeviceTables::Outcome measure_copy(Recording& recording, const DeviceResult& result, Lock& lock) {
+  const at::TensorBase& tensor = *result.tensor;
+  if (tensor.is_neg() || tensor.is_complex() || tensor.is_contiguous()) return DeviceTables::kUnfit;
+  try {
+    const at::RecordFunctionGuard unobserved(false);
+    const c10::impl::ExcludeDispatchKeyGuard plain(
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+        c10::functorch_transforms_ks | c10::python_ks |
+        c10::DispatchKeySet({c10::DispatchKey::Functionalize, c10::DispatchKey::PythonTLSSnapshot}));
+    const at::Tensor copy = at::Tensor(tensor).contiguous();
+    if (!recording.measurements.tables.fits(copy)) return DeviceTables::kUnfit;
+    size_t done;
+    const DeviceResult copied{&copy, result.value};
+    return launch(recording, &copied, 1, done, lock);
+  } catch (const std::exception&) {  // out of memory: Python says so
+    return DeviceTables::kUnfit;
+  }
+}
+
+// A list of tensors has to be copied to the device first, which takes longer than a few launches.
+constexpr size_t kMany = 4;
+
+// Tensors on devices, those alike by one launch.
+void measure_on_devices(Recording& recording, DeviceResults& results, Lock& lock) {
+  DeviceTables& tables = recording.measurements.tables;
+  const auto is_alike = [&](const DeviceResult& one, const DeviceResult& other) {
+    return one.tensor->scalar_type() == other.tensor->scalar_type() && one.tensor->device() == other.tensor->device();
+  };
+  for (size_t at = 0; at < results.size();) {
+    size_t end = at, done = 0;
+    while (end < results.size() && is_alike(results[at], results[end]) && tables.fits(*results[end].tensor)) ++end;
+    if (end - at < kMany) end = std::min(end, at + 1);
+    DeviceTables::Outcome outcome = DeviceTables::kUnfit;
+    if (end == at && results[at].tensor->is_cuda()) {
+      outcome = measure_copy(recording, results[at], lock);
+      done = 1;
+    } else if (end > at) {
+      outcome = launch(recording, &results[at], end - at, done, lock);
+    }
+    if (outcome == DeviceTables::kMeasured) {
+      at += done;
+    } else {
+      measure_in_python(recording, results[at++], lock);
+    }
+  }
+}
+
+// Look at a tensor, if nobody has: take its numbers, or only see whether it is finite. One on a device comes later.
+void take(Recording& recording, const at::TensorBase& tensor, int32_t value, bool numbers, DeviceResults& later) {
   Measurements& found = recording.measurements;
   if (value < 0 || !is_measurable(tensor) || !found.first_time(value)) return;
   if (!tensor.is_cpu()) {
-    measure_on_device(recording, tensor, value, lock);
+    later.push_back({&tensor, value});
   } else if (numbers) {
     found.add(value, read_numbers(tensor, found.depth == Measurements::kFingerprints));
   } else if (!is_finite(tensor)) {
@@ -53,8 +135,10 @@ void take(Recording& recording, const at::TensorBase& tensor, int32_t value, boo
 }
 
 void take_all(Recording& recording, const Results& results, bool numbers, Lock& lock) {
-  for (const auto& [tensor, value] : results.returned) take(recording, *tensor, value, numbers, lock);
-  for (const auto& [tensor, value] : results.changed) take(recording, tensor, value, numbers, lock);
+  DeviceResults later;
+  for (const auto& [tensor, value] : results.returned) take(recording, *tensor, value, numbers, later);
+  for (const auto& [tensor, value] : results.changed) take(recording, tensor, value, numbers, later);
+  if (!later.empty()) measure_on_devices(recording, later, lock);
 }
 
 // What an op was given, tensor by tensor with its value, as far as it is known.
@@ -112,28 +196,62 @@ void take_numbers(Recording& recording, const OpenOp& op, const Results& results
   if (!results.changed.empty()) {
     note_rewritten(found, results);
   } else if (found.odd.size() > odd) {  // a parameter, or what was made before the block, may explain it
+    DeviceResults later;
     each_input(recording, op, [&](const at::TensorBase& tensor, int32_t value) {
       if (tensor.is_view()) {
         const at::TensorBase& base = tensor._base();
-        take(recording, base, recording.values.find(base.unsafeGetTensorImpl()), true, lock);
+        take(recording, base, recording.values.find(base.unsafeGetTensorImpl()), true, later);
       }
-      take(recording, tensor, value, true, lock);
+      take(recording, tensor, value, true, later);
     });
+    if (!later.empty()) measure_on_devices(recording, later, lock);
   }
 }
 
 // -- the check -------------------------------------------------------------------------------------------------------
 
-// Whether a result holds the elements of what was looked at and is finite, none of them out of range.
-bool is_a_copy(Recording& recording, const OpenOp& op, const Results& results) {
+// The plain number that an op was given beside its tensor; NaN if it was given anything else.
+double plain_number(const OpenOp& op) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  if (op.given.size() < 2) return kNone;
+  const auto number = [](const c10::IValue& value) {
+    if (value.isDouble()) return value.toDouble();
+    if (value.isInt()) return static_cast<double>(value.toInt());
+    if (!value.isTensor() || !value.toTensor().defined()) return kNone;
+    const at::TensorBase& tensor = value.toTensor();
+    if (!is_number(tensor)) return kNone;
+    if (tensor.scalar_type() == at::kDouble) return *static_cast<const double*>(tensor.const_data_ptr());
+    if (tensor.scalar_type() == at::kLong) return static_cast<double>(*static_cast<const int64_t*>(tensor.const_data_ptr()));
+    return kNone;
+  };
+  const double factor = op.given.size() > 2 && (op.given[2].isDouble() || op.given[2].isInt()) ? number(op.given[2]) : 1;
+  return number(op.given[1]) * factor;
+}
+
+// Whether a result is finite where its input is and nowhere else, unless it is bounded. A product with a number of at
+// most one cannot overflow, nor a sum with one that is lost in the largest number of the dtype.
+bool is_implied(const OpenOp& op, const at::TensorBase& source, const at::TensorBase& result) {
+  const Preserves how = op.traits->measured.preserves;
+  if (how == Preserves::kCopy) return holds(result.scalar_type(), source.scalar_type());
+  if (result.scalar_type() != source.scalar_type() || !source.is_floating_point() || result.numel() != source.numel()) return false;
+  if (how == Preserves::kBounded) return true;
+  if (how == Preserves::kQuotient && op.given.size() > 2) return false;  // rounded to a whole number
+  const double number = std::abs(plain_number(op));
+  if (how == Preserves::kProduct) return number > 0 && number <= 1;
+  if (how == Preserves::kQuotient) return number >= 1 && std::isfinite(number);
+  return number <= (source.scalar_type() == at::kHalf ? 8 : 1e30);
+}
+
+// Whether it follows from what was looked at, and is not known to be anything but finite, what a result is.
+bool follows(Recording& recording, const OpenOp& op, const Results& results) {
   Measurements& found = recording.measurements;
   const at::TensorBase* source = first_tensor(op);
-  if (op.inputs.size() != 1 || source == nullptr || results.returned.size() != 1) return false;
+  if (op.inputs.size() != 1 || source == nullptr || results.returned.size() != 1 || !results.changed.empty()) return false;
   const auto& [result, value] = results.returned[0];
   const int32_t from = op.inputs[0];
   if (!found.known(from) || found.odd.find(from) != found.odd.end() || source->device() != result->device()) return false;
-  if (!holds(result->scalar_type(), source->scalar_type()) || is_rewritten(found, *source)) return false;
-  if (found.first_time(value)) found.copies.emplace_back(value, from);
+  if (!is_measurable(*source) || !is_implied(op, *source, *result) || is_rewritten(found, *source)) return false;
+  if (found.first_time(value)) found.copies.push_back({value, from, op.traits->measured.preserves == Preserves::kBounded});
   ++found.checked;
   return true;
 }
@@ -142,11 +260,13 @@ bool is_a_copy(Recording& recording, const OpenOp& op, const Results& results) {
 bool look_at_regions(Recording& recording, const OpenOp& op, Lock& lock) {
   bool odd = false;
   Measurements& found = recording.measurements;
+  DeviceResults later;
   each_input(recording, op, [&](const at::TensorBase& tensor, int32_t value) {
     if (value < 0 || found.known(value)) return;
-    take(recording, tensor, value, false, lock);
+    take(recording, tensor, value, false, later);
     odd |= found.odd.find(value) != found.odd.end();
   });
+  if (!later.empty()) measure_on_devices(recording, later, lock);
   return odd;
 }
 
@@ -162,7 +282,7 @@ bool check(Recording& recording, const OpenOp& op, const Results& results, Lock&
     had_nan |= odd->second.first != 0;
   }
   const bool view_of_fine = op.traits->aliases >= 0 && !kind.maybe_view && !had_any;
-  if (view_of_fine || (kind.copies && is_a_copy(recording, op, results))) return tell;
+  if (view_of_fine || (kind.preserves != Preserves::kNothing && follows(recording, op, results))) return tell;
   note_rewritten(found, results);
   take_all(recording, results, false, lock);
   const auto count = [&](const at::TensorBase& tensor, int32_t value) {
@@ -205,7 +325,7 @@ bool has_new_inputs(Recording& recording, const OpenCall& call) {
 bool is_checkpoint(const Recording& recording, const Ids& outputs) {
   const Measurements& found = recording.measurements;
   if (!found.checks || !found.tells) return false;
-  if (found.devices != 0) return true;
+  if (found.devices != 0 || found.tables.rings()) return true;
   return recording.last_region >= 0 && std::any_of(outputs.begin(), outputs.end(), [&](int32_t value) {
     return value >= 0 && !found.known(value);
   });

@@ -22,6 +22,8 @@ PyObject* recording_measure(PyObject* self, PyObject* args) {
   found.checks = checks != 0;
   found.tells = tells != 0;
   found.some_modules = some_modules != 0;
+  found.tables.numbers = found.depth != Measurements::kNothing;
+  found.tables.fingerprints = found.depth == Measurements::kFingerprints;
   found.parameter_type = type;  // one of torch's: it stays
   Py_RETURN_NONE;
 }
@@ -97,6 +99,95 @@ PyObject* recording_add_reading(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// add_kernel(device, dtype, many, function, shared, threads, block, fewest, most): a kernel for tensors of a dtype.
+PyObject* recording_add_kernel(PyObject* self, PyObject* args) {
+  int device, dtype, many;
+  unsigned long long function;
+  long long block, fewest, most;
+  DeviceKernel kernel;
+  if (!PyArg_ParseTuple(
+          args, "iipKIILLL", &device, &dtype, &many, &function, &kernel.shared, &kernel.threads, &block, &fewest, &most)) {
+    return nullptr;
+  }
+  kernel.function = reinterpret_cast<void*>(function);
+  kernel.block = block;
+  kernel.fewest = fewest;
+  kernel.most = most;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->measurements.tables.add_kernel(device, dtype, many != 0, kernel);
+  }
+  Py_RETURN_NONE;
+}
+
+// add_table(device, stream, capacity, sums, counts, alarm, bell, matrix, list, list_here): its number.
+PyObject* recording_add_table(PyObject* self, PyObject* args) {
+  int device;
+  unsigned long long stream, numbers[7];
+  long long capacity;
+  if (!PyArg_ParseTuple(
+          args, "iKLKKKKKKK", &device, &stream, &capacity, &numbers[0], &numbers[1], &numbers[2], &numbers[3],
+          &numbers[4], &numbers[5], &numbers[6])) {
+    return nullptr;
+  }
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) Py_RETURN_NONE;
+  DeviceTable table{};
+  table.sums = numbers[0];
+  table.counts = numbers[1];
+  table.alarm = numbers[2];
+  table.bell = numbers[3];
+  table.matrix = numbers[4];
+  table.list = numbers[5];
+  table.list_here = reinterpret_cast<int64_t*>(numbers[6]);
+  table.capacity = capacity;
+  const Lock lock(recording->mutex);
+  return PyLong_FromSize_t(recording->measurements.tables.add_table(device, reinterpret_cast<void*>(stream), std::move(table)));
+}
+
+// set_weights(device, address, count): the weights of a fingerprint's rows.
+PyObject* recording_set_weights(PyObject* self, PyObject* args) {
+  int device;
+  unsigned long long address;
+  long long count;
+  if (!PyArg_ParseTuple(args, "iKL", &device, &address, &count)) return nullptr;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->measurements.tables.set_weights(device, address, count);
+  }
+  Py_RETURN_NONE;
+}
+
+// table_rows(number): value and elements of each row of a table.
+PyObject* recording_table_rows(PyObject* self, PyObject* number) {
+  const auto at = static_cast<size_t>(PyLong_AsSize_t(number));
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return PyBytes_FromStringAndSize(nullptr, 0);
+  const Lock lock(recording->mutex);
+  const std::vector<int64_t>& rows = recording->measurements.tables.rows(at);
+  return PyBytes_FromStringAndSize(
+      reinterpret_cast<const char*>(rows.data()), static_cast<Py_ssize_t>(rows.size() * sizeof(int64_t)));
+}
+
+// watch_bell(address): memory in which a device says how much was not finite.
+PyObject* recording_watch_bell(PyObject* self, PyObject* address) {
+  const auto* bell = reinterpret_cast<const volatile int64_t*>(PyLong_AsUnsignedLongLong(address));
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->measurements.tables.bells.push_back(bell);
+  }
+  Py_RETURN_NONE;
+}
+
+// heard(count): so much of it was looked into.
+PyObject* recording_heard(PyObject* self, PyObject* count) {
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    recording->measurements.tables.heard = PyLong_AsLongLong(count);
+  }
+  Py_RETURN_NONE;
+}
+
 // read_numbers(tensor, fingerprint): the numbers of a tensor in CPU memory, or None if it has none of its own.
 PyObject* recording_read_numbers(PyObject* self, PyObject* args) {
   PyObject* object;
@@ -123,6 +214,12 @@ std::vector<PyMethodDef> measurement_methods() {
       {"looked_at", recording_looked_at, METH_VARARGS, "looked_at(value, first): whether a value was looked at."},
       {"odd", recording_odd, METH_O, "odd(value): its NaNs and infinities, or None."},
       {"add_reading", recording_add_reading, METH_VARARGS, "add_reading(value, numbers…): what Python has read."},
+      {"add_kernel", recording_add_kernel, METH_VARARGS, "add_kernel(device, dtype, many, function, …): how to measure."},
+      {"add_table", recording_add_table, METH_VARARGS, "add_table(device, stream, capacity, addresses…): its number."},
+      {"set_weights", recording_set_weights, METH_VARARGS, "set_weights(device, address, count): of fingerprints."},
+      {"table_rows", recording_table_rows, METH_O, "table_rows(number): value and elements of each row."},
+      {"watch_bell", recording_watch_bell, METH_O, "watch_bell(address): where a device tells of what is not finite."},
+      {"heard", recording_heard, METH_O, "heard(count): so much of it was looked into."},
       {"read_numbers", recording_read_numbers, METH_VARARGS, "read_numbers(tensor, fingerprint): a tensor's numbers."},
       {"checked", recording_checked, METH_NOARGS, "checked(): how many tensors were looked at."},
   };

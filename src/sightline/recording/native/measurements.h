@@ -1,6 +1,7 @@
 // `stats=` and `check=`: which results of ops are measured, and what was found.
 #pragma once
 
+#include "device_tables.h"
 #include "statistics.h"
 
 #define PY_SSIZE_T_CLEAN
@@ -16,6 +17,16 @@
 
 namespace sightline {
 
+// How the result of an operator tells what is not finite in its input: by the elements themselves, by something bounded,
+// by a product with a plain number, a quotient, a sum. Python's numbers.
+enum class Preserves { kNothing, kCopy, kBounded, kProduct, kQuotient, kSum };
+
+// A result that has its NaNs where another has them, and its infinities too unless it is bounded.
+struct Implied {
+  int32_t value, from;
+  bool bounded;
+};
+
 // What an operator is to those who measure; told once for each.
 struct Measured {
   bool chosen = false;  // among those whose numbers are taken
@@ -23,7 +34,7 @@ struct Measured {
   bool relabels = false;  // its result is a view of every element of its input
   bool keeps_order = false;  // and in the same order
   bool maybe_view = false;  // it may return a view, or a copy
-  bool copies = false;  // its result holds the elements of its input, perhaps in another dtype
+  Preserves preserves = Preserves::kNothing;
 };
 
 class Measurements {
@@ -39,9 +50,10 @@ class Measurements {
   std::vector<uint8_t> modules;  // by number: whether it is one of them
   PyTypeObject* parameter_type = nullptr;
   int64_t checked = 0;  // tensors looked at
-  size_t devices = 0;  // tensors measured on a device
+  size_t devices = 0;  // tensors measured on a device that rings no bell
+  DeviceTables tables;
   ska::flat_hash_map<int32_t, std::pair<int64_t, int64_t>> odd;  // NaNs and infinities of values that have any
-  std::vector<std::pair<int32_t, int32_t>> copies;  // results that hold what was looked at, and what that is
+  std::vector<Implied> copies;  // results that follow from what was looked at
   ska::flat_hash_set<const void*> rewritten;  // storages that were changed through a view of them
 
   bool on() const { return depth != kNothing || checks; }

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sightline.recording.native.tables import NativeStream
-from sightline.recording.readings import Columns, Reading, Readings
+from sightline.recording.readings import Columns, Implied, Reading, Readings
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 from sightline.trace.assembly.numbers import Numbers
 
@@ -23,7 +23,7 @@ class NativeReadings(Readings):
         self._recording = recording
         self.stream = NativeStream(recording, "readings")
         self.bad: Any = _Odd(recording)
-        self._frozen: tuple[int, list[tuple[int, int]]] | None = None
+        self._frozen: tuple[int, list[Implied]] | None = None
 
     def first_time(self, value: int) -> bool:
         """Whether a value has not been read; from now on it has."""
@@ -51,12 +51,12 @@ class NativeReadings(Readings):
         """How many tensors C++ has looked at."""
         return int(self._recording.checked()) if self._frozen is None else self._frozen[0]
 
-    def copies(self) -> list[tuple[int, int]]:
-        """Values that hold the elements of others."""
+    def copies(self) -> list[Implied]:
+        """Values whose NaNs and infinities follow from those of others."""
         if self._frozen is not None:
             return self._frozen[1]
-        pairs = np.frombuffer(self._recording.rows("copies", False), dtype=np.int64).reshape(-1, 2)
-        return [(value, source) for value, source in pairs.tolist()]
+        pairs = np.frombuffer(self._recording.rows("copies", False), dtype=np.int64).reshape(-1, 3)
+        return [(value, source, bool(bounded)) for value, source, bounded in pairs.tolist()]
 
     def freeze(self) -> None:
         """Hold what there is: C++ is about to forget it."""

@@ -186,9 +186,8 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
       recording->measurements.append_to(out);
       if (take) recording->measurements.forget_rows();
     } else if (wanted == "copies") {
-      for (const auto& [value, from] : recording->measurements.copies) {
-        out.push_back(value);
-        out.push_back(from);
+      for (const Implied& one : recording->measurements.copies) {
+        out.insert(out.end(), {one.value, one.from, one.bounded ? 1 : 0});
       }
     } else if (wanted == "alive") {
       for (const auto& [impl, tensor] : recording->values.known) {

@@ -81,19 +81,20 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   const std::string asked_name = traits->name, asked_overload = traits->overload;
   const bool asked = ask(lock, [&] {
     Owned told(PyObject_CallMethod(host, "new_op", "ss", asked_name.c_str(), asked_overload.c_str()));
-    int seen, constant, chosen, uninitialized, relabels, keeps_order, maybe_view, copies;
+    int seen, constant, chosen, uninitialized, relabels, keeps_order, maybe_view, preserves;
     unsigned long long mutates;
     if (!told ||
         !PyArg_ParseTuple(
-            told.get(), "ippiKpppppp", &traits->number, &seen, &constant, &traits->aliases, &mutates, &chosen,
-            &uninitialized, &relabels, &keeps_order, &maybe_view, &copies)) {
+            told.get(), "ippiKpppppi", &traits->number, &seen, &constant, &traits->aliases, &mutates, &chosen,
+            &uninitialized, &relabels, &keeps_order, &maybe_view, &preserves)) {
       fault();
       return;
     }
     traits->seen = seen != 0;
     traits->constant = constant != 0;
     traits->mutates = mutates;
-    traits->measured = {chosen != 0, uninitialized != 0, relabels != 0, keeps_order != 0, maybe_view != 0, copies != 0};
+    traits->measured = {chosen != 0, uninitialized != 0, relabels != 0, keeps_order != 0, maybe_view != 0,
+                        static_cast<Preserves>(preserves)};
   });
   if (!asked) return nullptr;
   const void* key = overload[0] == '\0' ? static_cast<const void*>(name) : overload;

@@ -19,9 +19,11 @@ import torch
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.calibration import Passage
+from sightline.recording.deferred import Deferred
 from sightline.recording.explain import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
+from sightline.recording.native.device_tables import NativeDeferred
 from sightline.recording.native.host import Host
 from sightline.recording.native.measurements import NativeReadings
 from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
@@ -98,6 +100,12 @@ class NativeSession(Host):
         """Where the numbers of tensors are kept: C++ reads the results of ops, where it sees them."""
         return NativeReadings(self.recording) if self.level in ("aten", "both") else Readings()
 
+    def new_deferred(self, fill: str) -> Deferred:
+        """Where numbers on devices are kept."""
+        if self.level not in ("aten", "both"):
+            return Deferred(fill)
+        return NativeDeferred(fill, self.recording, self.native.scalar_type_name)
+
     def _measure(self) -> None:
         """Have C++ measure what was asked for."""
         if self.readings is None or not self.readings.readings.native:
@@ -133,6 +141,7 @@ class NativeSession(Host):
             stream.freeze()
         if self.readings is not None:
             self.readings.readings.freeze()
+            self.readings.deferred.freeze()
         self.recording.release()
 
     def refresh(self) -> None:

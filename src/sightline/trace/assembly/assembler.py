@@ -7,7 +7,7 @@ patch. A recording in memory is one batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -109,6 +109,7 @@ class Assembler:
         ops.find_forward_ops(recomputes, self._living)
         self._write(ops, first, rows)
         self._write_allocations(joined([batch.memory for batch in batches]), last)
+        self._write_device_work(joined([batch.device for batch in batches]))
         self.calls.end(end, ops, self._living, self.place_of, recomputes)
         self._write_calls()
         self._steps.place(end, ops, began, self.calls.count - len(began))
@@ -352,6 +353,12 @@ class Assembler:
         columns = self._allocations.add(rows, self._first_value, last)
         columns["value"] = self.place_of(columns["value"])
         self._sink.add("allocations", columns)
+
+    def _write_device_work(self, rows: Numbers) -> None:
+        columns = rows.reshape(-1, len(fields(d.DeviceWorkColumns))).T
+        names = np.array([self.names.id(name) for name in self._tables.kernels], dtype=np.int64)
+        named = dict(zip((one.name for one in fields(d.DeviceWorkColumns)), columns, strict=True))
+        self._sink.add("device_work", named | {"name": names[columns[0]] if len(names) else columns[0]})
 
     def _write_calls(self) -> None:
         columns = self.calls.ready()

@@ -27,6 +27,7 @@ def merged(batches: list[Batch]) -> Batch:
     last = batches[-1] if batches else Batch()
     return Batch(
         rows=rows, learned=list(learned.values()), memory=joined([batch.memory for batch in batches]),
+        device=joined([batch.device for batch in batches]),
         nbytes=joined([part for batch in batches for part in (batch.nbytes, batch.late_nbytes)]),
         steps=[mark for batch in batches for mark in batch.steps],
         captures=[info for batch in batches for info in batch.captures], open_ops=last.open_ops,
@@ -58,7 +59,7 @@ def evicted(batch: Batch, count: int, gone: int = 0) -> tuple[Batch, int]:
             _rows_of(batch.rows.ops, first, row.O_WIDTH), _ended_after(batch.rows.calls, first),
             values.reshape(-1), NONE, batch.rows.floats[measured], batch.rows.counts[measured],
         ),
-        memory=batch.memory, nbytes=batch.nbytes, learned=_still_true(learned, values),
+        memory=batch.memory, device=batch.device, nbytes=batch.nbytes, learned=_still_true(learned, values),
         steps=_steps(batch.steps, first), captures=batch.captures,
         open_ops=_rows_of(batch.open_ops, first, row.O_WIDTH), open_calls=batch.open_calls, end=batch.end,
     )  # fmt: skip

@@ -79,6 +79,7 @@ class Tables:
     files: dict[str, FileInfo] = field(default_factory=dict)
     modules: list[ModuleInfo] = field(default_factory=list)
     schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    kernels: list[str] = field(default_factory=list)  #: what devices ran, by name
     info: dict[str, Any] = field(default_factory=dict)
     one_tensor: int = 0  #: the form of a single tensor
     begin: int = 0  #: the clock when the recording began
@@ -132,6 +133,7 @@ class Batch:
     nbytes: Numbers = field(default_factory=lambda: NONE)  #: (value, bytes) of storages not made in the block
     late_nbytes: Numbers = field(default_factory=lambda: NONE)  #: the same, of values of earlier batches
     memory: Numbers = field(default_factory=lambda: NONE)  #: when storages are taken, resized and freed
+    device: Numbers = field(default_factory=lambda: NONE)  #: what devices did; names by `Tables.kernels`
     alive: Numbers | None = None  #: values that may be used again; None: all
     end: int = 1 << 62  #: ids of ops and calls from here on are in later batches
     learned: list[Learned] = field(default_factory=list)

@@ -25,7 +25,7 @@ KINDS: Final[dict[str, dict[str, str]]] = {
         name: {column: DTYPES[str(kind)] for column, kind in columns.__annotations__.items()}
         for name, columns in (("ops", d.OpColumns), ("values", d.ValueColumns), ("calls", d.CallColumns),
                               ("stats", d.StatColumns), ("versions", d.ValueColumns),
-                              ("allocations", d.AllocationColumns))
+                              ("allocations", d.AllocationColumns), ("device_work", d.DeviceWorkColumns))
     },
     "storages": {"nbytes": "<i8"},
 }  # fmt: skip
@@ -114,6 +114,7 @@ def assemble(
         schemas=tables.schemas, info=final_info(tables, assembler),
         stats=d.StatColumns(**sink.columns("stats")),
         allocations=d.AllocationColumns(**sink.columns("allocations")),
+        device_work=d.DeviceWorkColumns(**sink.columns("device_work")),
         steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=captures,
         store=store if captures or store is not None else None,
     )  # fmt: skip

@@ -51,6 +51,8 @@ _IDS: Final[dict[tuple[str, str], tuple[int, str | int]]] = {
     ("frames", "code"): (0, "codes"),
     ("stats", "value"): (0, "values"),
     ("allocations", "value"): (-1, "values"),
+    ("device_work", "name"): (0, "names"),
+    ("device_work", "kind"): (0, len(d.WORK_KINDS)),
 }
 #: Links that point back: following them comes to an end.
 _BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),

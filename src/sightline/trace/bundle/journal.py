@@ -42,7 +42,7 @@ _TRIES: Final = 1000  #: marks that may turn out to begin no frame
 _STREAM_COST: Final = 32  #: bytes that a number of a stream takes, with what is assembled from it
 _STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
 _NUMBERS: Final = (
-    "outputs", "absent", "nbytes", "late_nbytes", "memory", "alive", "open_ops", "open_calls",
+    "outputs", "absent", "nbytes", "late_nbytes", "memory", "device", "alive", "open_ops", "open_calls",
 )  # fmt: skip
 _LATE: Final = frozenset({*(f"late.{name}" for name in _STREAMS), "outputs", "absent", "late_nbytes"})
 #: What a small table adds in one frame.
@@ -89,10 +89,11 @@ def news_of(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int
         "schemas": [
             [name, *names] for name, names in list(tables.schemas.items())[since.get("schemas", 0) :]
         ],
+        "kernels": tables.kernels[since.get("kernels", 0) :],
         "operators": [list(one) for one in operators],
         "flops": [list(one) for one in flops],
     }
-    for name in ("operations", "metas", "forms", "places", "codes", "modules", "files", "schemas"):
+    for name in ("operations", "metas", "forms", "places", "codes", "modules", "files", "schemas", "kernels"):
         since[name] = since.get(name, 0) + len(found[name])
     return {name: rows for name, rows in found.items() if rows}
 
@@ -302,6 +303,7 @@ def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, 
         tables.files[str(file)] = FileInfo(int(mtime), int(size))
     for name, *names in news.get("schemas", ()):
         tables.schemas[str(name)] = tuple(map(str, names))
+    tables.kernels += map(str, news.get("kernels", ()))
     for stack, info, symbol in news.get("operators", ()):
         operators[int(stack), int(info)] = str(symbol)
     for info, form, given, made, count in news.get("flops", ()):

@@ -64,9 +64,10 @@ KINDS: Final[dict[str, type]] = {
     "frames": d.FrameColumns,
     "stats": d.StatColumns,
     "allocations": d.AllocationColumns,
+    "device_work": d.DeviceWorkColumns,
 }
 #: Tables that bundles of earlier versions do not have: they are empty there.
-ADDED: Final = frozenset({"allocations"})
+ADDED: Final = frozenset({"allocations", "device_work"})
 #: The dtype of a column by the name its annotation has.
 DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
 #: The one column that stands alone.

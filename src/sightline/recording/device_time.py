@@ -1,0 +1,121 @@
+"""``time="device"``: what the devices did and when, as CUPTI tells torch's own profiler.
+
+Only the device's side of the profiler is switched on: nothing of it runs for an op. CUPTI has the true start
+and end of every kernel, copy and fill, and the moment the host asked for it, by which it is found later in
+which op that was. Events around each op would also count the time in which the device waits for the host.
+
+The profiler's clock is the time of day, ours is the process's own: both are read together, at the start and
+at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch.autograd import profiler
+
+from sightline.errors import UsageError
+from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
+from sightline.trace.assembly.numbers import NONE, Numbers
+from sightline.trace.data import WORK_KINDS
+
+_OWN: Final = "sightline_"  # how the kernels that measure tensors begin
+_KERNEL, _COPY, _FILL = range(len(WORK_KINDS))
+
+
+class DeviceWork(NamedTuple):
+    """What devices did: rows as `Batch.device` has them, and the names they refer to."""
+
+    rows: Numbers
+    names: list[str]
+    own: int  #: nanoseconds that devices spent for the recorder
+
+
+NO_WORK: Final = DeviceWork(NONE, [], 0)
+
+
+class DeviceTimer:
+    """Torch's profiler from start to stop."""
+
+    def __init__(self, begin: int) -> None:
+        self._begin = begin  # the process's clock when the recording began
+        self._profile: Any = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
+        self._profile._prepare_trace()
+        self._profile._start_trace()
+        self._start = _both_clocks()
+
+    def stop(self) -> DeviceWork:
+        """Waits for the devices, and reads what they did."""
+        torch.cuda.synchronize()
+        end = _both_clocks()
+        events = disable_profiler().events()
+        (day, own), (later, last) = self._start, end
+        rate = (last - own) / max(later - day, 1)
+        found, names, spent = read_events(events)
+        rows = np.array(found, dtype=np.int64).reshape(-1, 7)
+        times = rows[:, 4:6]  # when it was asked for, when it began
+        rows[:, 4:6] = np.rint((times - day) * rate).astype(np.int64) + own - self._begin
+        return DeviceWork(rows[np.argsort(rows[:, 5], kind="stable")].reshape(-1), names, spent)
+
+
+def check_device() -> None:
+    """Say what is missing."""
+    if not torch.cuda.is_available():
+        raise UsageError(
+            'time="device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
+            "record where torch.cuda.is_available()."
+        )
+    if profiler_enabled():
+        raise UsageError(
+            'time="device" uses torch\'s profiler, which is running already: stop it first, or leave '
+            "time= out."
+        )
+
+
+def read_events(events: Iterable[Any]) -> tuple[list[tuple[int, ...]], list[str], int]:
+    """Rows of name, kind, device, stream, launch, start and duration; names; and what was our own.
+
+    Times are the profiler's. Without a launch a kernel was asked for as it began: one of a graph, say.
+    """
+    launches: dict[int, int] = {}
+    works: list[Any] = []
+    for event in events:
+        if event.device_type() == DeviceType.CPU:
+            if event.correlation_id():
+                launches.setdefault(event.correlation_id(), event.start_ns())
+        elif not event.is_user_annotation():
+            works.append(event)
+    names: dict[str, int] = {}
+    rows: list[tuple[int, ...]] = []
+    own = 0
+    for event in works:
+        name = event.name()
+        if name.startswith(_OWN):
+            own += event.duration_ns()
+            continue
+        start = event.start_ns()
+        launch = min(launches.get(event.correlation_id(), start), start)
+        rows.append((
+            names.setdefault(name, len(names)), _kind(name), event.device_index(),
+            event.device_resource_id(), launch, start, event.duration_ns(),
+        ))  # fmt: skip
+    return rows, list(names), own
+
+
+def _kind(name: str) -> int:
+    if name.startswith("Memcpy "):
+        return _COPY
+    return _FILL if name.startswith("Memset ") else _KERNEL
+
+
+def _both_clocks() -> tuple[int, int]:
+    """The time of day and the process's clock, read as close together as can be."""
+    best = (1 << 62, 0, 0)
+    for _ in range(20):
+        before, day, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        best = min(best, (after - before, day, (before + after) // 2))
+    return best[1:]
