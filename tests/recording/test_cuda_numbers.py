@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,11 +131,33 @@ def test_nothing_waits_for_the_device_while_it_is_measured() -> None:
 
 
 @cuda
-def test_captured_tensors_come_over_as_they_were() -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+def test_captured_tensors_come_over_as_they_were(tmp_path: Path, streamed: bool) -> None:
+    layer = torch.nn.Linear(512, 2048).cuda()
+    xs = [torch.randn(256, 512, device="cuda") for _ in range(20)]
+    layer(xs[0])
+    kept = []
+    recorder = sl.trace(layer, capture=True, path=tmp_path / "run.sight" if streamed else None)
+    recorder.start()
+    layer(xs[0]).detach().zero_()  # the first makes a stream
+    torch.cuda.set_sync_debug_mode("error")  # nothing waits
+    try:
+        for x in xs:
+            y = layer(x)
+            kept.append(y.detach().clone())
+            y.detach().zero_()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        t = recorder.stop()
+    assert not t.info["faults"]
+    for captured, expected in zip(t.tensors["Linear"][1:], kept, strict=True):
+        assert torch.equal(captured.torch(), expected.cpu())
+
+
+@cuda
+def test_a_tensor_is_captured_sampled_and_cast_on_its_device() -> None:
     layer = torch.nn.Linear(8, 8).cuda()
-    x = torch.randn(2, 8, device="cuda")
-    with sl.trace(layer, capture=True) as t:
+    x = torch.randn(4, 8, device="cuda")
+    with sl.trace(layer, capture=sl.Capture(dtype=torch.bfloat16, sample=10)) as t:
         y = layer(x)
-        kept = y.detach().clone()
-        y.detach().zero_()
-    assert torch.equal(t.tensors["Linear"][0].torch(), kept.cpu())
+    assert torch.equal(t.tensors["Linear"][0].torch(), y.detach().flatten()[::4].bfloat16().cpu())

@@ -1,8 +1,8 @@
 """``capture=``: tensors are kept as they were when they passed, in memory or written to disk behind the run.
 
-Every tensor is copied at once, compactly and on its own device, so that nothing that happens to it later
-changes what was kept, and a slice never drags its storage along. What goes to disk is handed to the
-writer's thread, which is also the one that waits for a device.
+Every tensor is copied at once and compactly, so that nothing that happens to it later changes what was kept,
+and a slice never drags its storage along; from a CUDA device it comes to pinned memory, and nobody waits for
+it. What goes to disk is handed to the writer's thread, which is also the one that waits for a device.
 """
 
 from __future__ import annotations
@@ -247,16 +247,18 @@ class Capturer(Observer):
         return True
 
     def _copied(self, tensor: Any) -> tuple[Any, Any]:
-        """A copy of its own; on its way to the disk in memory that was used before, with its bytes."""
+        """A copy of its own; its bytes too where it is on its way to the disk, or comes from a device."""
         wanted = self._wanted
-        if self._writer is None or self._files is not None or not tensor.is_cpu or wanted.device is not None:
+        on_cpu = tensor.is_cpu and self._writer is not None
+        if self._files is not None or wanted.device is not None or not (on_cpu or tensor.is_cuda):
             return kept_copy(tensor, wanted), None
         kept = to_keep(tensor, wanted)
-        return self._pool.copy(kept, wanted.dtype or kept.dtype)
+        copy = self._pool.copy if tensor.is_cpu else self._pool.fetch
+        return copy(kept, wanted.dtype or kept.dtype)
 
     def _put(self, info: CaptureInfo, copy: Any, octets: Any) -> None:
         if self._writer is None:
-            self._held[info.key] = copy
+            self._held[info.key] = copy if octets is None else octets
         elif self._files is not None:
             name = self._writer.put_file(file_name(info.key), save_one(copy), copy.nbytes)
             self._files.names[info.key] = name
@@ -290,9 +292,8 @@ class Capturer(Observer):
                 self._writer.flush()
             return ShardStore(self._folder)
         for key, held in self._held.items():
-            if isinstance(held, Tensor):
-                read = as_bytes(held)
-                self._held[key] = read() if callable(read) else read
+            read = as_bytes(held) if isinstance(held, Tensor) else held
+            self._held[key] = read() if callable(read) else read
         return MemoryStore(dict(self._held))
 
     def captures(self, dense: Callable[[list[int]], list[int]]) -> list[CaptureInfo]:

@@ -25,6 +25,8 @@ def kept_size(tensor: Any, wanted: Capture) -> int | None:
         hasattr(type(tensor), "__torch_dispatch__") and not _is_plain(tensor)
     ):
         return None
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None  # the copy would become a part of the graph
     count = tensor.numel() if wanted.sample is None else min(tensor.numel(), wanted.sample)
     return int(
         count * (tensor if wanted.dtype is None else torch.empty(0, dtype=wanted.dtype)).element_size()
@@ -42,27 +44,57 @@ class Pool:
     """
 
     def __init__(self, most: int = 256 << 20) -> None:
-        self._free: defaultdict[int, list[Any]] = defaultdict(list)
+        self._free: defaultdict[tuple[int, bool], list[Any]] = defaultdict(list)  # by size, and if pinned
         self._room = most  # bytes that may lie idle
+        self._streams: dict[torch.device, Any] = {}
 
     def copy(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Bytes]:
-        """A dense copy on the CPU, and its bytes."""
-        size = tensor.numel() * dtype.itemsize
-        free = self._free[size]
+        """A dense copy of a tensor in CPU memory, and its bytes."""
+        buffer, octets = self._taken(tensor.numel() * dtype.itemsize, pinned=False)
+        return buffer.view(dtype).view(tensor.shape).copy_(tensor), octets
+
+    def fetch(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Callable[[], Bytes]]:
+        """The same of a CUDA tensor, into pinned memory; its bytes are there once the function returns.
+
+        Nothing waits here: the tensor is copied on its device, so that what happens to it next changes
+        nothing, and that copy comes over on a stream of its own, beside what the program does.
+        """
+        device = tensor.device
+        dense = tensor.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
+        buffer, octets = self._taken(dense.nbytes, pinned=True)
+        host = buffer.view(dtype).view(tensor.shape)
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        side = self._streams[device]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            host.copy_(dense, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(side)
+        dense.record_stream(side)
+
+        def wait() -> Bytes:
+            arrived.synchronize()
+            return octets
+
+        return host, wait
+
+    def _taken(self, size: int, pinned: bool) -> tuple[Any, Bytes]:
+        """A buffer that nobody uses, and its bytes; it comes back when those are let go of."""
+        free = self._free[size, pinned]
         if free:
             buffer = free.pop()
             self._room += size
         else:
-            buffer = torch.empty(size, dtype=torch.uint8)
-        copy = buffer.view(dtype).view(tensor.shape).copy_(tensor)
+            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         octets: Bytes = buffer.numpy()
-        weakref.finalize(octets, self._give_back, buffer).atexit = False
-        return copy, octets
+        weakref.finalize(octets, self._give_back, buffer, pinned).atexit = False
+        return buffer, octets
 
-    def _give_back(self, buffer: Any) -> None:
+    def _give_back(self, buffer: Any, pinned: bool) -> None:
         if buffer.nbytes <= self._room:  # called by whichever thread dropped the bytes: each step is atomic
             self._room -= buffer.nbytes
-            self._free[buffer.nbytes].append(buffer)
+            self._free[buffer.nbytes, pinned].append(buffer)
 
 
 def kept_copy(tensor: Any, wanted: Capture) -> Any:
@@ -84,23 +116,7 @@ def to_keep(tensor: Any, wanted: Capture) -> Any:
 
 def as_bytes(copy: Any) -> Bytes | Callable[[], Bytes]:
     """The bytes of a copy; of one on a device a function that waits for them, for another thread to call."""
-    if copy.is_cpu:
-        return _bytes(copy)
-    if not copy.is_cuda:
-        return lambda: _bytes(copy.cpu())
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(copy.device))
-
-    def fetch() -> Bytes:
-        with torch.cuda.device(copy.device):
-            side = torch.cuda.Stream()
-            side.wait_event(done)
-            with torch.cuda.stream(side):
-                host = copy.to("cpu", non_blocking=False)
-        copy.record_stream(side)
-        return _bytes(host)
-
-    return fetch
+    return _bytes(copy) if copy.is_cpu else lambda: _bytes(copy.cpu())
 
 
 def _bytes(copy: Any) -> Bytes:
