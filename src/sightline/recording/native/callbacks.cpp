@@ -327,8 +327,15 @@ std::pair<StartCallback, EndCallback> callbacks_of(size_t slot, std::index_seque
 void listen(size_t slot) {
   const auto [start, end] = callbacks_of(slot, std::make_index_sequence<kSlots>());
   slots[slot].handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes(
-          {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+      at::RecordFunctionCallback(start, end).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+void listen_to_nodes(size_t slot) {
+  Recording& recording = slots[slot];
+  if (recording.node_handle != 0 || recording.handle == 0) return;
+  const auto [start, end] = callbacks_of(slot, std::make_index_sequence<kSlots>());
+  recording.node_handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(start, end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 void stop_listening() {
@@ -340,7 +347,9 @@ void stop_listening() {
   for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {
     for (size_t slot = 0; slot < kSlots; ++slot) {
       const auto ours = callbacks_of(slot, std::make_index_sequence<kSlots>());
-      const bool current = slots[slot].running && slots[slot].handle == entry.handle_;
+      const Recording& recording = slots[slot];
+      const bool current =
+          recording.running && (recording.handle == entry.handle_ || recording.node_handle == entry.handle_);
       if (entry.callback_.start() == ours.first && !current) stale.push_back(entry.handle_);
     }
   }

@@ -13,6 +13,8 @@ from threading import get_ident
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from sightline.recording.compilations import AfterImport, Compilations
 from sightline.recording.compiled import is_wrapper
 from sightline.recording.operations import OPAQUE, Facts, OpInfo
@@ -97,6 +99,11 @@ class CompiledRegions:
                 session.note_fault(error)
         if not self._inside:
             self._show()
+
+
+def has_compiled_code() -> bool:
+    """Whether anything with a backward pass was compiled so far: each has a class of its own."""
+    return any(one.__name__ == "CompiledFunction" for one in torch.autograd.Function.__subclasses__())
 
 
 def enter_region(session: NativeSession, wrapper: FrameType) -> None:

@@ -20,9 +20,10 @@ void each_here(Visit visit) {
     Lock lock(recording.mutex);  // whoever holds it gives it up before asking for the GIL, which this thread has
     if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
     ThreadState* state = state_of(slot, recording);
-    if (state == nullptr || !(state->own || !state->nodes.empty())) continue;
+    const bool in_backward = current_node() != -1;
+    if (state == nullptr || !(state->own || in_backward)) continue;
     try {
-      recording.in_backward = current_node() != -1;
+      recording.in_backward = in_backward;
       visit(recording, *state, lock, dead);
     } catch (...) {  // of torch's, about a tensor that is like no other: it must not reach the interpreter
       recording.faults.fetch_add(1);

@@ -61,7 +61,7 @@ PyObject* recording_new(PyTypeObject* type, PyObject* args, PyObject*) {
     recording.one_tensor = one_tensor;
     recording.types.tensor_offset = static_cast<size_t>(tensor_offset);
     recording.kwargs_slot = kwargs_slot;
-    recording.handle = 0;
+    recording.handle = recording.node_handle = 0;
     recording.owner = 0;
     return reinterpret_cast<PyObject*>(self);
   }
@@ -100,6 +100,12 @@ PyObject* recording_start(PyObject* self, PyObject* args) {
     listen(slot);
   }
   recording->running = true;
+  Py_RETURN_NONE;
+}
+
+// listen_to_nodes(): see compiled backward passes on this thread.
+PyObject* recording_listen_to_nodes(PyObject* self, PyObject*) {
+  if (recording_of(self) != nullptr) listen_to_nodes(reinterpret_cast<RecordingObject*>(self)->slot);
   Py_RETURN_NONE;
 }
 
@@ -456,6 +462,7 @@ PyObject* recording_enter_region(PyObject* self, PyObject* args) {
   ThreadState* state = state_of(reinterpret_cast<RecordingObject*>(self)->slot, *recording);
   if (state == nullptr || state->region.id >= 0) Py_RETURN_NONE;
   end_api_call(*recording, *state, lock);
+  listen_to_nodes(reinterpret_cast<RecordingObject*>(self)->slot);
   const int32_t stack = PyFrame_Check(frame) ? recording->stack_of(*state, frame_of(frame), lock) : -1;
   state->region = {recording->next_id++, info, form, stack, now(), nullptr, {}, state->spent};
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); ++at) {
@@ -513,6 +520,7 @@ const PyMethodDef own_methods[] = {
     {"start", recording_start, METH_VARARGS, "start(frame, above): record on this thread."},
     {"halt", recording_halt, METH_NOARGS, "halt(): record nothing more."},
     {"finish", recording_finish, METH_NOARGS, "finish(): close what is open."},
+    {"listen_to_nodes", recording_listen_to_nodes, METH_NOARGS, "listen_to_nodes(): see compiled backward passes."},
     {"stack", recording_stack, METH_O, "stack(frame): the number of its stack."},
     {"rows", recording_rows, METH_VARARGS, "rows(name, take): a stream of numbers."},
     {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of what has not ended."},

@@ -189,7 +189,7 @@ class Recording {
   bool wants_api = false, wants_aten = false;
   bool observes_ops = false, observes_api = false, observes_calls = false;  // observers are told
   int64_t begin = 0;
-  at::CallbackHandle handle = 0;
+  at::CallbackHandle handle = 0, node_handle = 0;
   uint64_t owner = 0;  // the thread it was started on
   int32_t next_id = 0;
   Stacks stacks;

@@ -23,6 +23,7 @@ from sightline.recording.deferred import Deferred
 from sightline.recording.explain import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
+from sightline.recording.native.compiled_regions import has_compiled_code
 from sightline.recording.native.device_tables import NativeDeferred
 from sightline.recording.native.host import Host
 from sightline.recording.native.measurements import NativeReadings
@@ -94,6 +95,8 @@ class NativeSession(Host):
             self.recording.observe(self.observer.ops, self.observer.api, self.observer.calls)
         self._measure()
         self.recording.start(self._caller, self._above)
+        if has_compiled_code():
+            self.recording.listen_to_nodes()
         self._caller = None
 
     def new_readings(self) -> Readings:
