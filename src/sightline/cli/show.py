@@ -52,6 +52,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
         "sightline show run.sight",
         "sightline show run.sight --view code --module 'blocks.0' --fold",
         "sightline show run.sight --phase backward --tail 40",
+        "sightline show run.sight --step 3 --view code",
         "sightline show run.sight --view log --op '*matmul*' | less",
         "sightline show run.sight --view summary --depth 2",
         "sightline show run.sight --view source --only net.py",
@@ -60,7 +61,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @recording
 @click.option("--view", type=click.Choice(list(VIEWS)),
               help="Which view.  [default: overview, or code if there are filters]")  # fmt: skip
-@filters("module", "op", "phase", "depth", "tail")
+@filters("step", "module", "op", "phase", "depth", "tail")
 @click.option("--level", type=click.Choice(["api", "aten"]),
               help="code, source: calls as written, or aten ops.")  # fmt: skip
 @click.option(
@@ -81,7 +82,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
               help="nonfinite: ops and modules that may make them; may be given several times.")  # fmt: skip
 @click.option("--width", metavar="N", type=click.IntRange(20), help="summary, source: columns to fill.")
 @screen_options
-def command(file: str, view: str | None, screen: Screen, **options: Any) -> None:
+def command(file: str, view: str | None, step: str | None, screen: Screen, **options: Any) -> None:
     """Show a recording: its code, log, call order, summary, memory, source or problems.
 
     A filter that matches nothing is an error that names what is near. On a terminal the text is paged; on a
@@ -92,7 +93,7 @@ def command(file: str, view: str | None, screen: Screen, **options: Any) -> None
     for name in given:
         if name not in VIEWS[view]:
             raise click.UsageError(_misplaced(name, view))
-    trace = opened(file)
+    trace = opened(file, step)
     blocks = _blocks(trace, view, given, screen)
     if "allow" in given:
         _say_unmatched(trace, given["allow"])

@@ -165,7 +165,7 @@ class Variation:
         first = metas[0]
         if len({len(meta.shape) for meta in metas}) > 1:
             return f"{dtype_name(first.dtype)}[…]"
-        sizes: list[Any] = [_spread(column) for column in zip(*(meta.shape for meta in metas), strict=True)]
+        sizes: list[Any] = [spread(column) for column in zip(*(meta.shape for meta in metas), strict=True)]
         return tensor_text(sizes, first.dtype, first.device, first.layout)
 
     def _form(self, form: int, result: bool) -> tuple[Hashable, Varying]:
@@ -203,7 +203,7 @@ def _merged(items: Sequence[Any]) -> Any:
     """Arguments that differ in numbers only, as one."""
     one = items[0]
     if type(one) in (int, float):
-        return one if len(set(items)) == 1 else Symbol(_spread(items))
+        return one if len(set(items)) == 1 else Symbol(spread(items))
     if isinstance(one, list | tuple):
         return type(one)(_merged(parts) for parts in zip(*items, strict=True))
     if isinstance(one, dict):
@@ -213,14 +213,14 @@ def _merged(items: Sequence[Any]) -> Any:
     return one
 
 
-def _spread(numbers: Sequence[Any]) -> str:
+def spread(numbers: Sequence[Any], text: Callable[[Any], str] = constant_text) -> str:
     """The first and the last of numbers that only rise or fall, else the least and the most.
 
-    >>> _spread([5, 6, 9]), _spread([0.3, 0.2, 0.1]), _spread([8, 31, 12]), _spread([4, 4])
+    >>> spread([5, 6, 9]), spread([0.3, 0.2, 0.1]), spread([8, 31, 12]), spread([4, 4])
     ('5…9', '0.3…0.1', '8…31', '4')
     """
     steps = {(b > a) - (b < a) for a, b in pairwise(numbers)} - {0}
     if not steps and numbers[0] == numbers[0]:
-        return constant_text(numbers[0])
+        return text(numbers[0])
     ends = (numbers[0], numbers[-1]) if len(steps) == 1 else (min(numbers), max(numbers))
-    return "…".join(map(constant_text, ends))
+    return "…".join(map(text, ends))
