@@ -233,13 +233,17 @@ class Trace:
         inside: bool = False,
         tensor: Callable[[TensorMeta], str] | None = None,
         stats: bool | None = None,
+        fold: bool = True,
+        everything: bool = False,
         step: StepRange | None = None,
     ) -> View:
         """Module calls and operations as blocks, with what went in and what came out.
 
         A module without module calls inside is one block; ``inside=True`` also shows the ops that ran in it.
         Without ``phase`` it is the forward pass. ``tensor=str`` writes tensors as ``f32[2, 3]``. Where
-        statistics were taken they follow each tensor; ``stats=False`` hides them.
+        statistics were taken they follow each tensor; ``stats=False`` hides them. Layers and runs of a loop
+        that look alike are one block with ×N and the ranges of what differs, unless ``fold=False``. What is
+        not the model is left out as in `code`, unless ``everything=True`` or ``op`` asks for it.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -257,7 +261,8 @@ class Trace:
             raise UsageError(f"tensor={said(tensor)} must be a function that writes a tensor, such as str.")
 
         return log(self._at(step), module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
-                   tensor=tensor or tensor_block_text, stats=stats)  # fmt: skip
+                   tensor=tensor or tensor_block_text, stats=stats, fold=fold,
+                   everything=everything)  # fmt: skip
 
     @checked
     def call_order(
@@ -391,7 +396,13 @@ class Trace:
 
     @checked
     def lineage(
-        self, value: Any, *, depth: int | None = None, ops: str | None = None, step: StepRange | None = None
+        self,
+        value: Any,
+        *,
+        depth: int | None = None,
+        ops: str | None = None,
+        everything: bool = False,
+        step: StepRange | None = None,
     ) -> LineageView:
         """Where a value came from: the chain of ops, lines and modules, the most recent first.
 
@@ -407,7 +418,7 @@ class Trace:
         """
         from sightline.views.lineage import lineage
 
-        return lineage(self._at(step), value, depth=depth, ops=ops)
+        return lineage(self._at(step), value, depth=depth, ops=ops, everything=everything)
 
     @checked
     def graph(
@@ -419,6 +430,7 @@ class Trace:
         prune: str | Sequence[str] = (),
         phase: str = "forward",
         module: str | None = None,
+        everything: bool = False,
         step: StepRange | None = None,
     ) -> Graph:
         """What flowed where, as a graph: of API calls, aten ops, or modules.
@@ -439,7 +451,7 @@ class Trace:
 
         return graph(self._at(step).index, level=level, depth=depth, fold=fold,
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
-                     module=module)  # fmt: skip
+                     module=module, everything=everything)  # fmt: skip
 
     @checked
     def save(

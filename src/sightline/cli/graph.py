@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from sightline.analysis.model_part import SHOWS_ALL
 from sightline.cli.screen import waiting
 from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
 
@@ -37,10 +38,12 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
               show_default=True, help="Which pass.")  # fmt: skip
 @click.option("--prune", multiple=True, type=click.Choice(["views", "parameters", "constants", "leaves"]),
               help="Leave these out; may be given several times.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True,
+              help="Also what builds the model, and what a trainer does around it.")  # fmt: skip
 @click.option("--fold", is_flag=True, help="Equal layers once, with ×N, and a recurrence as a loop.")
 @click.option("--depth", metavar="N", type=click.IntRange(0), help="Collapse modules below this depth.")
 def command(file: str, output: str | None, form: str | None, level: str | None, step: str | None,
-            module: str | None, phase: str, prune: tuple[str, ...], fold: bool,
+            module: str | None, phase: str, prune: tuple[str, ...], everything: bool, fold: bool,
             depth: int | None) -> None:  # fmt: skip
     """Draw the data-flow graph.
 
@@ -51,7 +54,10 @@ def command(file: str, output: str | None, form: str | None, level: str | None, 
         raise click.UsageError("--to is for printing; with -o the end of the file name says the format.")
     trace = opened(file, step)
     with waiting():
-        made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module)
+        made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module,
+                           everything=everything)  # fmt: skip
+    if "left_out" in made.info:
+        click.echo(made.info["left_out"].replace(SHOWS_ALL, "--all shows them"), err=True)
     if output is not None:
         with waiting("drawing …"):
             made.save(output)

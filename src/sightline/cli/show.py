@@ -31,7 +31,7 @@ VIEWS: Final = {
         "stats",
         "everything",
     ),
-    "log": ("module", "op", "phase", "depth", "tail", "inside", "stats"),
+    "log": ("module", "op", "phase", "depth", "tail", "inside", "stats", "fold", "everything"),
     "order": ("module", "phase", "depth", "tail", "fold", "order"),
     "summary": ("module", "phase", "depth", "width", "stats", "fold"),
     "source": ("only", "level", "module", "op", "phase", "depth", "tail", "width", "stats"),
@@ -67,12 +67,12 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="code, order: repeats once, with ×N; summary: layers that look alike.",
+    help="code, log, order: repeats once, with ×N; summary: layers that look alike.",
 )
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
 @click.option("--all", "everything", is_flag=True, default=None,
-              help="code: also what builds the model, and what a trainer does around it.")  # fmt: skip
+              help="code, log: also what builds the model, and what a trainer does around it.")  # fmt: skip
 @click.option("--torch-frames", is_flag=True, default=None, help="code: lines of torch's own source, too.")
 @click.option("--inside", is_flag=True, default=None, help="log: what ran inside leaf modules, too.")
 @click.option("--order", type=click.Choice(["entry", "completion"]), help="order: by entry or completion.")
@@ -138,6 +138,10 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
         from sightline.views.code import code_lines
 
         yield from code_lines(trace, **given, more="--all shows them")
+    elif view == "log":
+        from sightline.views.log import log_lines
+
+        yield from log_lines(trace, **{"fold": True, "everything": False, **given}, more="--all shows them")
     elif view == "overview":
         from sightline.views.overview import overview
 

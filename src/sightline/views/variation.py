@@ -2,7 +2,7 @@
 
 `fold_alike` folds ops that are the same but for such numbers, and `Variation` writes several of them as one:
 ``f32[1, 5…9, 64]``, ``lr=5e-05…4e-06``. Sizes of weights are no such numbers: layers of different widths stay
-apart. For the view of the code.
+apart. For the views of the code and of the log.
 """
 
 from __future__ import annotations
@@ -140,6 +140,20 @@ class Variation:
                 sizes += meta.shape
         key = (int(ops.name[op]), int(ops.phase[op]), int(ops.flags[op]), given, made, tuple(kinds))
         return key, (tuple(sizes), (*other, *returned))
+
+    def call_look(self, call: int) -> tuple[Hashable, Varying]:
+        """A module call without the numbers in what it was given and what it returned, and those."""
+        calls, values, metas = self._data.calls, self._data.values, self._data.metas
+        given, (whole, other) = self._form(int(calls.input_form[call]), result=False)
+        made, (_, returned) = self._form(int(calls.output_form[call]), result=True)
+        kinds: list[Hashable] = []
+        sizes = [*whole]
+        for flat, offsets in ((calls.inputs, calls.input_offsets), (calls.outputs, calls.output_offsets)):
+            for value in flat[offsets[call] : offsets[call + 1]].tolist():
+                meta = metas[values.meta[value]]
+                kinds.append((meta.dtype, meta.device, meta.layout, meta.type, len(meta.shape)))
+                sizes += meta.shape
+        return (given, made, tuple(kinds)), (tuple(sizes), (*other, *returned))
 
     def inputs(self, op: int) -> list[int]:
         """The values an op was given."""
