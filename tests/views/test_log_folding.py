@@ -94,14 +94,22 @@ def test_steps_of_a_training_fold_and_statistics_are_over_all_of_them() -> None:
     assert len(text.splitlines()) < len(str(t.log(fold=False)).splitlines()) / 3
 
 
-def test_every_layer_of_a_real_model_is_one_block() -> None:
-    model = GPT2LMHeadModel(GPT2Config(n_layer=6, n_head=2, n_embd=16, vocab_size=50, n_positions=16)).eval()
-    with sl.trace(model) as t, torch.no_grad():
-        model(torch.arange(8)[None])
+@pytest.fixture(scope="module")
+def gpt2() -> nn.Module:  # transformers leaves a method on nn.Module when it makes its first model
+    model: nn.Module = GPT2LMHeadModel(
+        GPT2Config(n_layer=6, n_head=2, n_embd=16, vocab_size=50, n_positions=16)
+    )
+    return model.eval()
+
+
+def test_every_layer_of_a_real_model_is_one_block(gpt2: nn.Module) -> None:
+    with sl.trace(gpt2) as t, torch.no_grad():
+        gpt2(torch.arange(8)[None])
     heads = [line.strip(" │") for line in str(t.log()).splitlines() if "(GPT2Block)" in line]
     assert heads == ["● transformer.h.0…5 (GPT2Block) ×6"]
 
 
+@pytest.mark.usefixtures("gpt2")
 def test_eighty_layers_without_memory_are_one_block() -> None:
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(

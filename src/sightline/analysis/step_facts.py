@@ -27,6 +27,9 @@ _BACKWARD, _OPTIMIZER = PHASES.index("backward"), PHASES.index("optimizer")
 _SAME: Final = frozenset(
     "_to_copy clone detach alias view squeeze reshape mean sum to float item lift_fresh contiguous".split()
 )
+_SUMS: Final = frozenset({"add", "add_", "+", "+="})
+_DIFFERENCES: Final = frozenset({"sub", "sub_", "-", "-="})
+_ZEROS: Final = frozenset({"zeros", "zeros_like", "zero_", "new_zeros"})
 _MULTIPLES: Final = frozenset({"mul", "div", "mul_", "div_", "*", "/"})
 _NORMS: Final = frozenset({"linalg_vector_norm", "norm", "vector_norm"})
 _CLIPPING: Final = frozenset({"clip_grad_norm_", "get_total_norm", "_get_total_norm"})
@@ -138,11 +141,39 @@ class _Numbers:
                 break
             name = bare_name(self._data.names[ops.name[producer]], LEVELS[ops.level[producer]])
             given = ops.inputs[ops.input_offsets[producer] : ops.input_offsets[producer + 1]].tolist()
-            first = next((each for each in given if metas[values.meta[each]].numel == 1), -1)
-            if name not in through or first < 0 or first in found or metas[values.meta[given[0]]].numel != 1:
+            if name in _SUMS:  # a running sum that begins at zero
+                given = [each for each in given if not self._is_zero(each)]
+                name = "to" if len(given) == 1 else name
+            if name not in through or not given or any(metas[values.meta[each]].numel != 1 for each in given):
                 break
-            found.append(first if name in _SAME else self._with_gradient(given))
+            earlier = given[0] if name in _SAME else self._with_gradient(given)
+            if earlier in found:
+                break
+            found.append(earlier)
         return found
+
+    def _is_zero(self, value: int) -> bool:
+        """Whether a single number is known to be 0: it was made so, or taken from itself."""
+        ops = self._data.ops
+        producer = int(self._data.values.producer[value])
+        if producer < 0:
+            return value in self._made_zero
+        name = bare_name(self._data.names[ops.name[producer]], LEVELS[ops.level[producer]])
+        given = ops.inputs[ops.input_offsets[producer] : ops.input_offsets[producer + 1]].tolist()
+        return (
+            value in self._made_zero
+            or name in _ZEROS
+            or (name in _DIFFERENCES and len(given) == 2 and given[0] == given[1])
+        )
+
+    @cached_property
+    def _made_zero(self) -> set[int]:
+        """What ``torch.tensor(0.0)`` returned."""
+        ops, forms = self._data.ops, self._data.forms
+        made = self._ops_named(frozenset({"tensor"}), "api")
+        made = made[np.diff(ops.output_offsets)[made] == 1]
+        zeros = [op for op in made.tolist() if forms[int(ops.form[op])].args[:1] == (0,)]
+        return set(ops.outputs[ops.output_offsets[zeros]].tolist())
 
     def _with_gradient(self, given: Sequence[int]) -> int:
         """Of the factors of a product the one that is no constant."""

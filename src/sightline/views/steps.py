@@ -105,4 +105,5 @@ def _chosen(steps: Sequence[StepFacts], notes: Sequence[str]) -> list[int]:
     if count <= _ROWS + 1:
         return list(range(count))
     odd = [at for at in range(count) if notes[at] or _wrong(steps[at])]
-    return sorted({0, 1, 2, count - 2, count - 1, *odd[: _ODD - 1], *odd[-1:]})
+    shown = {0, 1, 2, count - 2, count - 1, *odd[: _ODD - 1], *odd[-1:]}
+    return [at for at in range(count) if at in shown or {at - 1, at + 1} <= shown]  # one has no need of a gap
