@@ -9,9 +9,9 @@ two steps are in neither.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
+_LONGEST: Final = 1 << 51  #: nanoseconds
 #: What a gradient scaler runs at the end of each step, whether the optimizer stepped or not.
-SCALER_UPDATE = "_amp_update_scale_"
+SCALER_UPDATE: Final = "_amp_update_scale_"
 
 
 def steps_of(index: Index) -> list[StepInfo]:
     """Every step in order of its beginning; those that nobody named are called ``step0``, ``step1`` …"""
-    named = [step for step in index.raw.steps if step.name != OPTIMIZER_STEP]
+    named = [_bounded(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
     found = [StepInfo("", *span) for span in _Search(index, named).spans()]
     every = sorted([*named, *found], key=lambda step: (step.first_op, step.first_call, step.start))
     made, number = [], 0
     for at, step in enumerate(every):
-        made.append(step if step.name else _called(step, f"step{number}"))
+        made.append(step if step.name else replace(step, name=f"step{number}"))
         number += not holds_another(every, at)
     return made
 
@@ -54,9 +55,13 @@ def holds_another(steps: Sequence[StepInfo], at: int) -> bool:
     return following.first_call < step.end_call
 
 
-def _called(step: StepInfo, name: str) -> StepInfo:
-    return StepInfo(
-        name, step.first_op, step.end_op, step.first_call, step.end_call, step.start, step.duration
+def _bounded(step: StepInfo) -> StepInfo:
+    """A step out of a damaged file, with times that can be reckoned with."""
+    start, duration = (min(max(time, 0), _LONGEST) for time in (step.start, step.duration))
+    return (
+        step
+        if (start, duration) == (step.start, step.duration)
+        else replace(step, start=start, duration=duration)
     )
 
 
@@ -122,7 +127,7 @@ class _Search:
         """The ends of the steps in order; optimizers that take turns have one together."""
         marks = [
             _Ending(step.first_op, step.end_op, step.end_call, step.start + step.duration)
-            for step in self._data.steps
+            for step in map(_bounded, self._data.steps)
             if step.name == OPTIMIZER_STEP and not _inside(step.first_op, step.end_op, self._named)
         ]
         for mark in marks:
@@ -186,7 +191,7 @@ class _Search:
         at = at if first <= at < end else first
         while at > first:
             before = self._outermost(at - 1)
-            if before < first or not self._is_read(before, at, end):
+            if not first <= before < at or not self._is_read(before, at, end):
                 break
             at = before
         return at
