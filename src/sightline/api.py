@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from sightline.views.outline import View
 
 
+#: Which steps are meant: 3, "3:5", slice(3, 5), "last", or a name.
+StepRange = int | str | slice
+
+
 class Trace:
     """What a recording saw, and every view of it.
 
@@ -80,8 +84,36 @@ class Trace:
 
     @property
     def steps(self) -> Table[Step]:
-        """The stretches of the run that were named by `sightline.step`."""
+        """The steps of the run: training steps, each of which ends with ``optimizer.step()``, and the
+        stretches that were named by `sightline.step`.
+        """
         return self.index.steps
+
+    def step(self, step: StepRange) -> Trace:
+        """A step as a recording of its own, with every view and numbers of its own.
+
+        ``step`` is a number, counted from 0, a range ``"3:5"`` or ``slice(3, 5)``, ``"last"``, or the name of
+        a step. ``t.code(step=3)`` is ``t.step(3).code()``, and so with every view. What was made before the
+        step and is read in it is an input.
+
+        >>> import torch, sightline as sl
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with sl.trace(model) as t:
+        ...     for _ in range(4):
+        ...         model(torch.ones(2, 3)).sum().backward()
+        ...         optimizer.step()
+        >>> len(t.steps), len(t.module_calls), len(t.step(3).module_calls), len(t.step("1:3").module_calls)
+        (4, 4, 1, 2)
+        """
+        from sightline.analysis.excerpt import excerpt
+        from sightline.analysis.steps import step_span
+
+        index = self.index
+        return Trace(excerpt(index, step_span(index, step)))
+
+    def _at(self, step: StepRange | None) -> Trace:
+        return self if step is None else self.step(step)
 
     @property
     def tensors(self) -> Tensors:
@@ -131,6 +163,7 @@ class Trace:
         names: bool = False,
         stats: bool | None = None,
         everything: bool = False,
+        step: StepRange | None = None,
     ) -> View:
         """Ops and shapes under the chain of source lines that ran them.
 
@@ -151,8 +184,9 @@ class Trace:
         """
         from sightline.views.code import code
 
-        return code(self, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail, fold=fold,
-                    torch_frames=torch_frames, names=names, stats=stats, everything=everything)  # fmt: skip
+        return code(self._at(step), ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
+                    fold=fold, torch_frames=torch_frames, names=names, stats=stats,
+                    everything=everything)  # fmt: skip
 
     @checked
     def source(
@@ -167,6 +201,7 @@ class Trace:
         tail: int | None = None,
         width: int = 100,
         stats: bool | None = None,
+        step: StepRange | None = None,
     ) -> View:
         """Your own files with, per line, the ops that ran there, their shapes, runs and time.
 
@@ -183,8 +218,8 @@ class Trace:
         """
         from sightline.views.source import source
 
-        return source(self, file=file, ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
-                      width=width, stats=stats)  # fmt: skip
+        return source(self._at(step), file=file, ops=ops, module=module, op=op, phase=phase, depth=depth,
+                      tail=tail, width=width, stats=stats)  # fmt: skip
 
     @checked
     def log(
@@ -198,12 +233,17 @@ class Trace:
         inside: bool = False,
         tensor: Callable[[TensorMeta], str] | None = None,
         stats: bool | None = None,
+        fold: bool = True,
+        everything: bool = False,
+        step: StepRange | None = None,
     ) -> View:
         """Module calls and operations as blocks, with what went in and what came out.
 
         A module without module calls inside is one block; ``inside=True`` also shows the ops that ran in it.
         Without ``phase`` it is the forward pass. ``tensor=str`` writes tensors as ``f32[2, 3]``. Where
-        statistics were taken they follow each tensor; ``stats=False`` hides them.
+        statistics were taken they follow each tensor; ``stats=False`` hides them. Layers and runs of a loop
+        that look alike are one block with ×N and the ranges of what differs, unless ``fold=False``. What is
+        not the model is left out as in `code`, unless ``everything=True`` or ``op`` asks for it.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -220,8 +260,9 @@ class Trace:
         if tensor is not None and not callable(tensor):
             raise UsageError(f"tensor={said(tensor)} must be a function that writes a tensor, such as str.")
 
-        return log(self, module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
-                   tensor=tensor or tensor_block_text, stats=stats)  # fmt: skip
+        return log(self._at(step), module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
+                   tensor=tensor or tensor_block_text, stats=stats, fold=fold,
+                   everything=everything)  # fmt: skip
 
     @checked
     def call_order(
@@ -233,6 +274,7 @@ class Trace:
         depth: int | None = None,
         tail: int | None = None,
         fold: bool = True,
+        step: StepRange | None = None,
     ) -> View:
         """Module calls in the order of "entry" or "completion", indented by depth.
 
@@ -251,7 +293,9 @@ class Trace:
         """
         from sightline.views.call_order import call_order
 
-        return call_order(self, order=order, module=module, phase=phase, depth=depth, tail=tail, fold=fold)
+        return call_order(
+            self._at(step), order=order, module=module, phase=phase, depth=depth, tail=tail, fold=fold
+        )
 
     @checked
     def summary(
@@ -263,6 +307,7 @@ class Trace:
         width: int | None = 100,
         stats: bool | None = None,
         fold: bool = True,
+        step: StepRange | None = None,
     ) -> View:
         """Per module: calls, shapes, parameters, FLOPs, time and activation memory, as a table.
 
@@ -282,12 +327,17 @@ class Trace:
         """
         from sightline.views.summary import summary
 
-        return summary(self, module=module, phase=phase, depth=depth, width=width, stats=stats,
+        return summary(self._at(step), module=module, phase=phase, depth=depth, width=width, stats=stats,
                        fold=fold)  # fmt: skip
 
     @checked
     def memory(
-        self, *, module: str | None = None, phase: str | None = None, depth: int | None = None
+        self,
+        *,
+        module: str | None = None,
+        phase: str | None = None,
+        depth: int | None = None,
+        step: StepRange | None = None,
     ) -> View:
         """The peak of memory, who holds it then, and the curve over time.
 
@@ -306,10 +356,12 @@ class Trace:
         """
         from sightline.views.memory import memory
 
-        return memory(self, module=module, phase=phase, depth=depth)
+        return memory(self._at(step), module=module, phase=phase, depth=depth)
 
     @checked
-    def problems(self, *, module: str | None = None, kind: str | None = None) -> View:
+    def problems(
+        self, *, module: str | None = None, kind: str | None = None, step: StepRange | None = None
+    ) -> View:
         """What looks wrong in this run, the most serious first, each with its line and why it matters.
 
         ``module`` chooses modules by a glob, ``kind`` one kind of problem.
@@ -323,10 +375,10 @@ class Trace:
         """
         from sightline.views.problems import problems
 
-        return problems(self, module=module, kind=kind)
+        return problems(self._at(step), module=module, kind=kind)
 
     @checked
-    def nonfinite(self, *, allow: str | Sequence[str] = ()) -> View:
+    def nonfinite(self, *, allow: str | Sequence[str] = (), step: StepRange | None = None) -> View:
         """The op that made the first NaN or infinity, its inputs, and how far it went.
 
         Needs statistics, ``stats=True`` or ``check="nonfinite"``. ``allow`` are globs on ops and modules that
@@ -340,10 +392,18 @@ class Trace:
         """
         from sightline.views.nonfinite import nonfinite
 
-        return nonfinite(self, allow=allow)
+        return nonfinite(self._at(step), allow=allow)
 
     @checked
-    def lineage(self, value: Any, *, depth: int | None = None, ops: str | None = None) -> LineageView:
+    def lineage(
+        self,
+        value: Any,
+        *,
+        depth: int | None = None,
+        ops: str | None = None,
+        everything: bool = False,
+        step: StepRange | None = None,
+    ) -> LineageView:
         """Where a value came from: the chain of ops, lines and modules, the most recent first.
 
         ``value`` is a row, ``"$12"``, the name of a parameter, a module (its last output), a variable in one
@@ -358,7 +418,7 @@ class Trace:
         """
         from sightline.views.lineage import lineage
 
-        return lineage(self, value, depth=depth, ops=ops)
+        return lineage(self._at(step), value, depth=depth, ops=ops, everything=everything)
 
     @checked
     def graph(
@@ -370,6 +430,8 @@ class Trace:
         prune: str | Sequence[str] = (),
         phase: str = "forward",
         module: str | None = None,
+        everything: bool = False,
+        step: StepRange | None = None,
     ) -> Graph:
         """What flowed where, as a graph: of API calls, aten ops, or modules.
 
@@ -387,9 +449,9 @@ class Trace:
         """
         from sightline.graph.runtime import graph
 
-        return graph(self.index, level=level, depth=depth, fold=fold,
+        return graph(self._at(step).index, level=level, depth=depth, fold=fold,
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
-                     module=module)  # fmt: skip
+                     module=module, everything=everything)  # fmt: skip
 
     @checked
     def save(
@@ -425,7 +487,7 @@ class Trace:
         return save(self.data, folder, source=source, environment=environment)
 
     @checked
-    def to_perfetto(self, path: str | os.PathLike[str]) -> None:
+    def to_perfetto(self, path: str | os.PathLike[str], *, step: StepRange | None = None) -> None:
         """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
         Module calls hold API calls, which hold aten ops; phases, steps and the memory in use have tracks of
@@ -443,7 +505,7 @@ class Trace:
         """
         from sightline.convert.perfetto import to_perfetto
 
-        to_perfetto(self.index, path)
+        to_perfetto(self._at(step).index, path)
 
     @checked
     def print(self, color: bool | None = None) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sightline.analysis.makers import NOBODY, Makers
+from sightline.analysis.model_part import model_part
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import listed
 from sightline.errors import NothingMatched, UsageError
@@ -55,6 +56,12 @@ class Lineage:
     value: int
     level: str
     makings: tuple[Making, ...]  #: empty if nothing recorded made the value
+
+    @property
+    def left_out(self) -> int:
+        """How many of its leaves were made in the recording, by what is not told of."""
+        producer = self.index.raw.values.producer
+        return sum(producer[leaf] >= 0 for leaf in {leaf for each in self.makings for leaf in each.leaves})
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
@@ -103,16 +110,22 @@ def _node(index: Index, id: int, making: Making | None) -> dict[str, Any]:
 
 
 def lineage_of(
-    index: Index, value: int, *, depth: int | None = None, ops: str | None = None, most: int | None = None
-) -> Lineage:
+    index: Index, value: int, *, depth: int | None = None, ops: str | None = None, most: int | None = None,
+    everything: bool = True,
+) -> Lineage:  # fmt: skip
     """What a value came from, at most ``depth`` ops back and at most ``most`` ops in all.
 
-    ``ops`` is "api" (where recorded) or "aten".
+    ``ops`` is "api" (where recorded) or "aten". ``everything=False`` stops at what builds the model and at
+    what installed packages run around it, unless the value itself is of these.
     """
     if depth is not None and (type(depth) is not int or depth < 1):
         raise UsageError(f"depth={said(depth)} must be a whole number from 1 up.")
     level = lineage_level(index, ops)
-    makers = Makers(index, level)
+    left_out = None if everything else model_part(index.raw).left_out
+    producer = int(index.raw.values.producer[value])
+    if left_out is not None and producer >= 0 and left_out[producer]:
+        left_out = None
+    makers = Makers(index, level, left_out)
     if makers.of(value) == NOBODY:
         return Lineage(index, value, level, ())
     return Lineage(index, value, level, tuple(_Telling(index, makers, value, depth, most).makings()))

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES
 from sightline.trace.tables import Index
@@ -21,9 +22,12 @@ _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 
 
 class Makers:
-    """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not."""
+    """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not.
 
-    def __init__(self, index: Index, level: str) -> None:
+    What the ops in ``left_out`` made has no maker.
+    """
+
+    def __init__(self, index: Index, level: str, left_out: NDArray[np.bool_] | None = None) -> None:
         data = index.raw
         ops, values = data.ops, data.values
         self._data = data
@@ -38,8 +42,10 @@ class Makers:
         self._phases: list[int] = ops.phase.tolist()
         self._first_value = self._first_call + len(data.calls)
         made = values.producer >= 0
+        if left_out is not None:  # what such ops made is taken as it is
+            made &= ~np.append(left_out, False)[values.producer]
         by = np.where(made, self._groups[values.producer] if len(ops) else 0, NOBODY)
-        alias = ~made & ((values.base >= 0) | (values.previous >= 0))
+        alias = (values.producer < 0) & ((values.base >= 0) | (values.previous >= 0))
         by[alias] = self._first_value + np.flatnonzero(alias)
         for value, call in _returned(index).items():
             if by[value] == NOBODY and values.kind[value] == _ACTIVATION:

@@ -39,6 +39,18 @@ class ModelPart:
         both: Bools = self.building | self.around
         return both
 
+    def told(self, mask: Bools, more: str) -> str:
+        """What is not shown of the chosen ops, in one line; empty where all of them are."""
+        building, around = int((self.building & mask).sum()), int((self.around & mask).sum())
+        builds = f"{building:,} op{' that builds' if building == 1 else 's that build'} the model"
+        runs = f"{around:,} op{'' if around == 1 else 's'} that installed packages run around it"
+        told = [text for text, count in ((builds, building), (runs, around)) if count]
+        return f"left out: {', '.join(told)}; {more}" if told else ""
+
+
+#: How everything is asked for.
+SHOWS_ALL: Final = "everything=True shows them"
+
 
 def model_part(data: TraceData) -> ModelPart:
     """What is left out of a recording.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from sightline.cli.progress import bar
-from sightline.cli.verb import Verb, examples, opened, recording, safe
+from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 
@@ -54,8 +54,11 @@ _SUFFIXES: Final = {
     multiple=True,
     help="Only this table (csv, json, parquet); can be repeated. `sightline sql FILE` lists them.",
 )
+@filters("step")
 @click.option("--force", is_flag=True, help="Replace what is there.")  # fmt: skip
-def command(file: str, output: str, format: str | None, tables: tuple[str, ...], force: bool) -> None:
+def command(
+    file: str, output: str, format: str | None, tables: tuple[str, ...], step: str | None, force: bool
+) -> None:
     """Write a recording for another tool: Perfetto, CSV, JSON, Parquet.
 
     perfetto is a timeline in Chrome's JSON: modules, ops, phases, steps and memory. csv and parquet are a
@@ -72,7 +75,7 @@ def command(file: str, output: str, format: str | None, tables: tuple[str, ...],
         raise click.UsageError(safe(str(error))) from None
     needs(chosen)
     _free(target, Path(file), force)
-    index = opened(file).index
+    index = opened(file, step).index
     with bar("writing") as progress:
         files = _written(index, chosen, picked, target, progress)
     size = sum(path.stat().st_size for path in files if path.is_file())

@@ -7,8 +7,9 @@ from typing import Final
 
 import click
 
+from sightline.analysis.model_part import SHOWS_ALL
 from sightline.cli.screen import waiting
-from sightline.cli.verb import Verb, examples, opened, recording, safe
+from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
 
 _TEXTS: Final = ("mermaid", "dot", "json", "list")
 
@@ -31,15 +32,19 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
 )
 @click.option("--level", type=click.Choice(["api", "aten", "module"]),
               help="Calls as written, aten ops, or modules.")  # fmt: skip
+@filters("step")
 @click.option("--module", metavar="GLOB", help="Only what ran in these modules: 'blocks.0'.")
 @click.option("--phase", type=click.Choice(["forward", "backward", "both"]), default="forward",
               show_default=True, help="Which pass.")  # fmt: skip
 @click.option("--prune", multiple=True, type=click.Choice(["views", "parameters", "constants", "leaves"]),
               help="Leave these out; may be given several times.")  # fmt: skip
+@click.option("--all", "everything", is_flag=True,
+              help="Also what builds the model, and what a trainer does around it.")  # fmt: skip
 @click.option("--fold", is_flag=True, help="Equal layers once, with ×N, and a recurrence as a loop.")
 @click.option("--depth", metavar="N", type=click.IntRange(0), help="Collapse modules below this depth.")
-def command(file: str, output: str | None, form: str | None, level: str | None, module: str | None,
-            phase: str, prune: tuple[str, ...], fold: bool, depth: int | None) -> None:  # fmt: skip
+def command(file: str, output: str | None, form: str | None, level: str | None, step: str | None,
+            module: str | None, phase: str, prune: tuple[str, ...], everything: bool, fold: bool,
+            depth: int | None) -> None:  # fmt: skip
     """Draw the data-flow graph.
 
     With -o the end of the file name says what is written. Without it, a text is printed: Mermaid, which
@@ -47,9 +52,12 @@ def command(file: str, output: str | None, form: str | None, level: str | None, 
     """
     if output is not None and form is not None:
         raise click.UsageError("--to is for printing; with -o the end of the file name says the format.")
-    trace = opened(file)
+    trace = opened(file, step)
     with waiting():
-        made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module)
+        made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module,
+                           everything=everything)  # fmt: skip
+    if "left_out" in made.info:
+        click.echo(made.info["left_out"].replace(SHOWS_ALL, "--all shows them"), err=True)
     if output is not None:
         with waiting("drawing …"):
             made.save(output)

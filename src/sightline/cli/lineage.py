@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, opened, recording
+from sightline.cli.verb import Verb, examples, filters, opened, recording
 from sightline.errors import NothingMatched
 
 if TYPE_CHECKING:
@@ -27,17 +27,24 @@ if TYPE_CHECKING:
 )
 @recording
 @click.argument("key", metavar="KEY")
+@filters("step")
 @click.option("--depth", metavar="N", type=click.IntRange(1), help="How many ops to go back.")
 @click.option("--level", type=click.Choice(["api", "aten"]), help="Calls as written, or aten ops.")
+@click.option("--all", "everything", is_flag=True, help="Also how the model was built, and a trainer's ops.")
 @screen_options
-def command(file: str, key: str, depth: int | None, level: str | None, screen: Screen) -> None:
+def command(file: str, key: str, step: str | None, depth: int | None, level: str | None, everything: bool,
+            screen: Screen) -> None:  # fmt: skip
     """Tell where a value came from.
 
     KEY is a value ('$12'), the number of an op, the name of a parameter, a module, a variable in a module or
     of the script, or the key of a kept tensor. The most recent op comes first.
     """
-    trace = opened(file)
-    screen.show(trace.lineage(_meant(trace, key), depth=depth, ops=level).within(screen.room))
+    from sightline.views.lineage import lineage
+
+    trace = opened(file, step)
+    view = lineage(trace, _meant(trace, key), depth=depth, ops=level, everything=everything,
+                   more="--all shows it")  # fmt: skip
+    screen.show(view.within(screen.room))
 
 
 def _meant(trace: Trace, key: str) -> Any:

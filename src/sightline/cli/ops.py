@@ -47,12 +47,12 @@ _IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "rai
 )
 @recording
 @click.option("--level", type=click.Choice(["api", "aten"]), help="Only calls as written, or only aten ops.")
-@filters("module", "op", "phase", "depth", "head", "tail")
+@filters("step", "module", "op", "phase", "depth", "head", "tail")
 @click.option("--sort", type=click.Choice(["time", "flops"]), help="The most expensive first.")
 @formats
 @screen_options
-def command(file: str, level: str | None, head: int | None, tail: int | None, sort: str | None,
-            form: str | None, screen: Screen, **chosen: Any) -> None:  # fmt: skip
+def command(file: str, level: str | None, step: str | None, head: int | None, tail: int | None,
+            sort: str | None, form: str | None, screen: Screen, **chosen: Any) -> None:  # fmt: skip
     """List the operations, as a table, JSON or CSV.
 
     A row is a call of torch as it was written, or an aten op, which stands indented under the call it came
@@ -60,7 +60,7 @@ def command(file: str, level: str | None, head: int | None, tail: int | None, so
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail do not go together; give one of them.")
-    trace = opened(file)
+    trace = opened(file, step)
     ids = _chosen(trace, level, sort, chosen)
     ids = ids[:head] if head is not None else ids[-tail:] if tail is not None else ids
     names = NAMES if form is not None else _IN_TABLE

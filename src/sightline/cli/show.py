@@ -31,7 +31,7 @@ VIEWS: Final = {
         "stats",
         "everything",
     ),
-    "log": ("module", "op", "phase", "depth", "tail", "inside", "stats"),
+    "log": ("module", "op", "phase", "depth", "tail", "inside", "stats", "fold", "everything"),
     "order": ("module", "phase", "depth", "tail", "fold", "order"),
     "summary": ("module", "phase", "depth", "width", "stats", "fold"),
     "source": ("only", "level", "module", "op", "phase", "depth", "tail", "width", "stats"),
@@ -52,6 +52,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
         "sightline show run.sight",
         "sightline show run.sight --view code --module 'blocks.0' --fold",
         "sightline show run.sight --phase backward --tail 40",
+        "sightline show run.sight --step 3 --view code",
         "sightline show run.sight --view log --op '*matmul*' | less",
         "sightline show run.sight --view summary --depth 2",
         "sightline show run.sight --view source --only net.py",
@@ -60,18 +61,18 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @recording
 @click.option("--view", type=click.Choice(list(VIEWS)),
               help="Which view.  [default: overview, or code if there are filters]")  # fmt: skip
-@filters("module", "op", "phase", "depth", "tail")
+@filters("step", "module", "op", "phase", "depth", "tail")
 @click.option("--level", type=click.Choice(["api", "aten"]),
               help="code, source: calls as written, or aten ops.")  # fmt: skip
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="code, order: repeats once, with ×N; summary: layers that look alike.",
+    help="code, log, order: repeats once, with ×N; summary: layers that look alike.",
 )
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
 @click.option("--all", "everything", is_flag=True, default=None,
-              help="code: also what builds the model, and what a trainer does around it.")  # fmt: skip
+              help="code, log: also what builds the model, and what a trainer does around it.")  # fmt: skip
 @click.option("--torch-frames", is_flag=True, default=None, help="code: lines of torch's own source, too.")
 @click.option("--inside", is_flag=True, default=None, help="log: what ran inside leaf modules, too.")
 @click.option("--order", type=click.Choice(["entry", "completion"]), help="order: by entry or completion.")
@@ -81,7 +82,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
               help="nonfinite: ops and modules that may make them; may be given several times.")  # fmt: skip
 @click.option("--width", metavar="N", type=click.IntRange(20), help="summary, source: columns to fill.")
 @screen_options
-def command(file: str, view: str | None, screen: Screen, **options: Any) -> None:
+def command(file: str, view: str | None, step: str | None, screen: Screen, **options: Any) -> None:
     """Show a recording: its code, log, call order, summary, memory, source or problems.
 
     A filter that matches nothing is an error that names what is near. On a terminal the text is paged; on a
@@ -92,7 +93,7 @@ def command(file: str, view: str | None, screen: Screen, **options: Any) -> None
     for name in given:
         if name not in VIEWS[view]:
             raise click.UsageError(_misplaced(name, view))
-    trace = opened(file)
+    trace = opened(file, step)
     blocks = _blocks(trace, view, given, screen)
     if "allow" in given:
         _say_unmatched(trace, given["allow"])
@@ -137,6 +138,10 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
         from sightline.views.code import code_lines
 
         yield from code_lines(trace, **given, more="--all shows them")
+    elif view == "log":
+        from sightline.views.log import log_lines
+
+        yield from log_lines(trace, **{"fold": True, "everything": False, **given}, more="--all shows them")
     elif view == "overview":
         from sightline.views.overview import overview
 

@@ -15,7 +15,7 @@ import click
 from sightline.cli.listing import Column, Row, formats, write
 from sightline.cli.progress import bar
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, opened, recording
+from sightline.cli.verb import Verb, examples, filters, opened, recording
 from sightline.views.outline import Block, line, printable, width
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
 )
 @recording
 @click.argument("query", required=False)
+@filters("step")
 @click.option("--tables", is_flag=True, help="List the tables with all their columns.")
 @click.option(
     "--timeout",
@@ -60,15 +61,15 @@ _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
 )
 @formats
 @screen_options
-def command(file: str, query: str | None, tables: bool, timeout: float, limit: int | None, form: str | None,
-            screen: Screen) -> None:  # fmt: skip
+def command(file: str, query: str | None, step: str | None, tables: bool, timeout: float,
+            limit: int | None, form: str | None, screen: Screen) -> None:  # fmt: skip
     """Ask a recording in SQL, read-only.
 
     QUERY is one SELECT in the SQL of SQLite, or - to read it from standard input. The tables are in memory
     and hold what the query mentions: nothing can be changed, attached or loaded. Without a query the tables
     are listed.
     """
-    index = opened(file).index
+    index = opened(file, step).index
     if query is None or tables:
         screen.show(list(_listed(index, tables)))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -38,7 +39,7 @@ _NUMBERS: Final = ("min", "max", "mean", "std", "nans", "infs")
 @click.argument("key", metavar="[KEY]", required=False)
 @filters("module")
 @click.option("--name", metavar="GLOB", help="Only of these names: 'output', 'q', '*.grad'.")
-@click.option("--step", metavar="GLOB", help="Only of these steps.")
+@filters("step")
 @click.option(
     "--role", type=click.Choice(["input", "output", "op", "spy", "gradient"]), help="Only this role."
 )
@@ -64,6 +65,8 @@ def command(file: str, key: str | None, head: int | None, tail: int | None, stat
     if chosen is not None and key is None:
         raise click.UsageError("--slice goes with a KEY: it says which part of that tensor to draw.")
     trace = opened(file)
+    if not any(fnmatchcase(info.step, asked["step"] or "*") for info in trace.data.captures):
+        trace = opened(file, asked.pop("step"))  # no name that a tensor has, or a glob of them
     found = _meant(trace, key, asked)
     found = found[:head] if head is not None else found[-tail:] if tail is not None else found
     if key is not None and len(found) == 1 and form is None:

@@ -63,11 +63,12 @@ def recording(function: F) -> F:
     return click.argument("file", metavar="FILE", type=click.Path())(function)
 
 
-def opened(file: str) -> Trace:
-    """The recording at a path, read as it is asked for; what is wrong with it is said in one sentence."""
+def opened(file: str, step: str | None = None) -> Trace:
+    """The recording at a path, read as it is asked for, or a step of it; what is wrong is one sentence."""
     from sightline.api import load
 
-    return load(file)
+    trace = load(file)
+    return trace if step is None else trace.step(step)
 
 
 def examples(*lines: str) -> str:
@@ -87,6 +88,11 @@ def filters(*names: str) -> Callable[[F], F]:
 
 
 _FILTERS: dict[str, Callable[[Any], Any]] = {
+    "step": click.option(
+        "--step",
+        metavar="N",
+        help="Only this training step, with numbers of its own: 3, 3:5, last, or a name.",
+    ),
     "module": click.option(
         "--module", metavar="GLOB", help="Only in these modules: 'blocks.*.attn', '**.mlp'."
     ),

@@ -29,6 +29,7 @@ _PHRASES: Final = {
     ": t.nonfinite()": ": --view nonfinite",
     ": t.problems()": ": --view problems",
     "give path= a": "give -o a",
+    "; step=": "; --step ",
     "width=None shows all": "a larger --width shows all",
 }
 _PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))

@@ -115,14 +115,16 @@ class Facts:
     def op_steps(self) -> d.I32:
         """The innermost named step of each op."""
         found = np.full(len(self.raw.ops), -1, dtype=np.int32)
-        inner_last = sorted(enumerate(self.raw.steps), key=lambda pair: pair[1].first_op - pair[1].end_op)
+        inner_last = sorted(
+            enumerate(self.index.step_infos), key=lambda pair: pair[1].first_op - pair[1].end_op
+        )
         for id, step in inner_last:
             found[step.first_op : step.end_op] = id
         return found
 
     @cached_property
     def step_names(self) -> Objects:
-        return texts([step.name for step in self.raw.steps])
+        return texts([step.name for step in self.index.step_infos])
 
     @cached_property
     def parameters(self) -> list[tuple[str, d.ParameterInfo]]:

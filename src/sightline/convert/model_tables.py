@@ -119,12 +119,12 @@ FRAMES: Final = Table(
 
 
 def _step(read: Callable[[d.StepInfo], Any]) -> Reader:
-    return plain(lambda facts: facts.raw.steps, read)
+    return plain(lambda facts: facts.index.step_infos, read)
 
 
 STEPS: Final = Table(
     "steps",
-    "stretches of the run that were named by sl.step",
+    "training steps, and the stretches that were named by sl.step",
     (
         Column("id", _INT, "", row_id),
         Column("name", _TEXT, "", _step(lambda s: s.name)),
@@ -135,7 +135,7 @@ STEPS: Final = Table(
         Column("start_ns", _INT, "since the recording began", _step(lambda s: s.start)),
         Column("duration_ns", _INT, "the recorder's own time included", _step(lambda s: s.duration)),
     ),
-    lambda facts: len(facts.raw.steps),
+    lambda facts: len(facts.index.step_infos),
 )
 
 

@@ -64,7 +64,7 @@ class Writer:
         """Write everything."""
         data = self._data
         made = slices(data)
-        named, stages = steps(data), phases(data, made)
+        named, stages = steps(self._facts.index.step_infos), phases(data, made)
         separator = ""
         file.write('{"traceEvents":[\n')
         for events in self._parts(made, named, stages, progress):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.lifetimes import LONGEST, clock
-from sightline.trace.data import I8, I32, I64, LEVELS, PHASES, TraceData
+from sightline.trace.data import I8, I32, I64, LEVELS, PHASES, StepInfo, TraceData
 
 CALL, API, ATEN = range(3)  #: kinds of slices; also their order where two begin at once
 _PASSES: Final = 64  #: levels of nesting through which an end is handed up
@@ -144,12 +144,12 @@ def phases(data: TraceData, made: Slices) -> list[Stretch]:
     return found
 
 
-def steps(data: TraceData) -> list[Stretch]:
-    """The named steps; where two overlap and neither holds the other, the later one has its own lane."""
+def steps(found: Sequence[StepInfo]) -> list[Stretch]:
+    """The steps; where two overlap and neither holds the other, the later one has its own lane."""
     lanes: list[list[int]] = []
-    found: list[Stretch] = []
+    made: list[Stretch] = []
     timed = []
-    for step in data.steps:
+    for step in found:
         start, long = (min(max(time, 0), LONGEST) for time in (step.start, step.duration))
         timed.append((start, start + long, step))
     for start, end, step in sorted(timed, key=lambda one: (one[0], -one[1])):
@@ -160,8 +160,8 @@ def steps(data: TraceData) -> list[Stretch]:
         if lane == len(lanes):
             lanes.append([])
         lanes[lane].append(end)
-        found.append(Stretch(step.name, start, end, lane, step.end_op - step.first_op))
-    return found
+        made.append(Stretch(step.name, start, end, lane, step.end_op - step.first_op))
+    return made
 
 
 def _runs(keys: NDArray[Any]) -> Sequence[tuple[int, int]]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
+
+from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.select import listed
 from sightline.errors import UsageError
 from sightline.given import said
@@ -39,6 +42,7 @@ def graph(
     prune: str | Iterable[str] = (),
     phase: str = "forward",
     module: str | None = None,
+    everything: bool = False,
 ) -> Graph:
     """The data-flow graph of a recording.
 
@@ -50,7 +54,9 @@ def graph(
 
     ``level`` is "api" (the calls as written; the default where they were recorded), "aten" or "module" (calls
     of modules that call no other, and what ran between them). ``module`` is a glob: only what ran there.
-    ``prune``, ``fold`` and ``depth`` are `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
+    What builds the model, and in training what installed packages run around it, is left out unless
+    ``everything=True``; ``info["left_out"]`` says how much it is. ``prune``, ``fold`` and ``depth`` are
+    `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
     """
     if phase not in SHOWN:
         raise UsageError(f"phase={phase!r} is not shown as a graph; choose {listed(SHOWN)}.")
@@ -59,7 +65,8 @@ def graph(
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth={said(depth)} must be a whole number from 0 up.")
     with collector_paused():
-        made = _Builder(index, level or _recorded(index), SHOWN[phase]).build()
+        part = None if everything else model_part(index.raw)
+        made = _Builder(index, level or _recorded(index), SHOWN[phase], part).build()
     if module is not None:
         made = made.subgraph(module)
     wanted = (prune,) if isinstance(prune, str) else tuple(prune)
@@ -80,10 +87,17 @@ def _recorded(index: Index) -> str:
 class _Builder:
     """One walk over the units in the order they ran; who holds a value now is kept as it goes."""
 
-    def __init__(self, index: Index, level: str, phases: tuple[str, ...]) -> None:
+    def __init__(self, index: Index, level: str, phases: tuple[str, ...], part: ModelPart | None) -> None:
         data = index.raw
         self._index, self._data, self._level = index, data, level
         units = unit_of_op(index, level)
+        self._left_out = ""
+        if part is not None:
+            shown = (units == np.arange(len(units))) & np.isin(
+                data.ops.phase, list(map(PHASES.index, phases))
+            )
+            self._left_out = part.told(shown, SHOWS_ALL)
+            units = np.where(part.left_out, -1, units)
         self._order = ordered_units(index, units, level, phases)
         self._included = set(self._order)
         self._units: list[int] = units.tolist()
@@ -132,6 +146,8 @@ class _Builder:
             )
         ]
         info: dict[str, Any] = {"level": self._level, "calls": self._facts.calls()}
+        if self._left_out:
+            info["left_out"] = self._left_out
         name = str(self._data.info.get("name") or "")
         return Graph(tuple(nodes), tuple(self._edges), name, self._facts.modules(), info)
 

@@ -28,6 +28,7 @@ from sightline.trace.assembly.evicting import known_after
 from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
 from sightline.trace.assembly.numbers import NONE, Numbers, Rows
 from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams, Tables
+from sightline.trace.assembly.steps import opening
 from sightline.trace.bundle import plain
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.finishing import finish, in_memory
@@ -251,8 +252,8 @@ class Keeper:
         for mark in batch.steps:
             if mark.begins:
                 self._steps.append(mark)
-            elif self._steps:
-                self._steps.pop()
+            elif (at := opening(self._steps, mark)) >= 0:
+                self._steps.pop(at)
 
     def _held(self) -> list[bytes]:
         """The frames that are needed, the first one with all tables so far."""

@@ -26,6 +26,7 @@ from sightline.recording.tensor_swaps import SwapWatch
 from sightline.recording.thread_state import states_here
 from sightline.recording.torchapi import optimizer_hooks, quiet
 from sightline.trace.assembly.raw import StepMark
+from sightline.trace.data import OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -70,13 +71,16 @@ spying.ears.append(RecorderEar())
 
 def note_step(session: SessionBase, begins: bool) -> None:
     """Write the current step into a recording."""
-    mark = StepMark(spying.current_step(), session.next_id(), time.perf_counter_ns(), begins)
-    session.steps.append(mark)
+    _mark(session, spying.current_step(), begins)
     try:
         if session.observer is not None:
             session.observer.step()
     except Exception as error:
         session.fault(error)
+
+
+def _mark(session: SessionBase, name: str, begins: bool) -> None:
+    session.steps.append(StepMark(name, session.next_id(), time.perf_counter_ns(), begins))
 
 
 # -- optimizers ----------------------------------------------------------------------------------------------
@@ -138,6 +142,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             with quiet():
                 session.label_gradients()
                 session.label_state(optimizer)
+            _mark(session, OPTIMIZER_STEP, begins=True)
             session.begin_optimizer_step(sys._getframe(1), code_of_closure(args, kwargs))
         except Exception as error:
             session.fault(error)
@@ -148,6 +153,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for session in sessions_here():
         try:
             session.end_optimizer_step()
+            _mark(session, OPTIMIZER_STEP, begins=False)
             with quiet():
                 if code_of_closure(args, kwargs) is not None:  # which has computed the gradients
                     session.label_gradients()

@@ -291,11 +291,15 @@ class DeviceWorkColumns:
         return cls(ids, small, small, ids, none, none, none)
 
 
+#: As the name of a stretch, which nobody can give: an optimizer stepped in it.
+OPTIMIZER_STEP: Final = ""
+
+
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """A named stretch of the run: ``with sl.step("step0"):``."""
+    """A stretch of the run: ``with sl.step("step0"):``, or the step of an optimizer."""
 
-    name: str
+    name: str  #: `OPTIMIZER_STEP` where an optimizer stepped
     first_op: int  #: ops [first_op, end_op) ran in it
     end_op: int
     first_call: int  #: and module calls [first_call, end_call)

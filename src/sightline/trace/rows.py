@@ -330,13 +330,13 @@ class ModuleCall(Row):
 
 
 class Step(Row):
-    """A named stretch of the run: ``with sl.step("step0"):``."""
+    """A stretch of the run: named, ``with sl.step("step0"):``, or a training step that was found."""
 
     __slots__ = ()
 
     @property
     def _info(self) -> d.StepInfo:
-        return self._data.raw.steps[self.id]
+        return self._data.step_infos[self.id]
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ from sightline.trace.device_time import durations, owners
 from sightline.trace.forms import SLOT, Record
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
 from sightline.trace.table import Row, Table
+from sightline.trace.training_steps import steps_of
 
 __all__ = ["Frame", "Index", "Module", "ModuleCall", "Numbers", "Op", "Row", "Step", "Table", "Value"]
 
@@ -47,8 +48,13 @@ class Index:
         return Table(self, Frame, range(len(self.raw.frames)))
 
     @cached_property
+    def step_infos(self) -> list[d.StepInfo]:
+        """The steps that were named, and the training steps that were found."""
+        return steps_of(self)
+
+    @cached_property
     def steps(self) -> Table[Step]:
-        return Table(self, Step, range(len(self.raw.steps)))
+        return Table(self, Step, range(len(self.step_infos)))
 
     def numbers(self, value: int) -> Numbers | None:
         """The statistics of a value, if they were taken."""

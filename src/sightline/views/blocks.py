@@ -71,6 +71,7 @@ class ModuleEvent:
     root: bool = False
     input_numbers: Numbers = ()
     output_numbers: Numbers = ()
+    times: int = 1  #: how often it ran, where several calls that look alike are one block
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class OpEvent:
     note: str = ""  #: what else is to be said: ``backward of fc``
     input_numbers: Numbers = ()
     output_numbers: Numbers = ()
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,14 @@ class BlockStyle:
     def rail(self, depth: int) -> Line:
         """The line between two blocks."""
         return Line((), f"{self._inner(depth)}│")
+
+    def repeat(self, depth: int, count: int) -> Line:
+        """What stands before blocks that were run again in this order."""
+        return Line((Span(f"×{count}", "number"),), f"{self._inner(depth)}┌ ")
+
+    def repeated(self, depth: int) -> Line:
+        """And after them."""
+        return Line((), f"{self._inner(depth)}└")
 
     def opened(self, event: ModuleEvent) -> list[Line]:
         """The head of a container with its inputs; its children follow, one deeper."""
@@ -285,7 +295,7 @@ def _module_head(event: ModuleEvent) -> tuple[Span, ...]:
     spans = [Span(event.path, "module")]
     if not event.root:
         spans.append(Span(f" ({event.type})"))
-    return (*spans, Span(f" ({settings})", "dim")) if settings else tuple(spans)
+    return (*spans, *([Span(f" ({settings})", "dim")] if settings else []), *_times(event.times))
 
 
 def _op_head(event: OpEvent, binary: bool) -> tuple[Span, ...]:
@@ -297,7 +307,11 @@ def _op_head(event: OpEvent, binary: bool) -> tuple[Span, ...]:
         arguments = f"({arguments})"
     place = f" @ [{short_function(event.function)}]" if event.function else ""
     note = f" ({event.note})" if event.note else ""
-    return (Span(name, "op"), Span(arguments), Span(place, "dim"), Span(note, "dim"))
+    return (Span(name, "op"), Span(arguments), Span(place, "dim"), Span(note, "dim"), *_times(event.times))
+
+
+def _times(count: int) -> tuple[Span, ...]:
+    return (Span(f" ×{count}", "number"),) if count > 1 else ()
 
 
 def short_function(qualname: str) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sightline.analysis.fold import Node, Repeat
 from sightline.analysis.loops import Loop, header_text, loops_around
-from sightline.analysis.model_part import ModelPart, model_part
+from sightline.analysis.model_part import SHOWS_ALL, model_part
 from sightline.analysis.names import value_names
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Selection
@@ -60,7 +60,7 @@ def code_lines(
     trace: Trace, *, ops: str | None = None, module: str | None = None, op: str | None = None,
     phase: str | None = None, depth: int | None = None, tail: int | None = None, fold: bool = False,
     torch_frames: bool = False, names: bool = False, stats: bool | None = None, everything: bool = False,
-    window: int | None = _WINDOW, more: str = "everything=True shows them",
+    window: int | None = _WINDOW, more: str = SHOWS_ALL,
 ) -> Iterator[Line]:  # fmt: skip
     """The same line by line, the first before the last are made: for a pager, over millions of ops.
 
@@ -74,7 +74,8 @@ def code_lines(
     mask = selection.ops(index, level)
     part = None if everything or op is not None else model_part(index.raw)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.left_out)
-    left_out = [] if part is None else _left_out(part, mask, more)
+    told = "" if part is None else part.told(mask, more)
+    left_out = [line((f"# {told}", "dim"))] if told else []
     if not len(chosen):
         return iter(left_out or (line(("(no ops were recorded)", "dim")),))
     hides = part is not None and not torch_frames and part.hidden_frames.any()
@@ -84,20 +85,6 @@ def code_lines(
         return chain(left_out, listing.lines([chosen], fold=fold))
     windows = (chosen[at : at + window] for at in range(0, len(chosen), window))
     return chain(left_out, listing.lines(windows))
-
-
-def _left_out(part: ModelPart, mask: NDArray[np.bool_], more: str) -> list[Line]:
-    """What is not shown of the chosen ops, in one line."""
-    building, around = int((part.building & mask).sum()), int((part.around & mask).sum())
-    told = (
-        [f"{building:,} op{' that builds' if building == 1 else 's that build'} the model"]
-        if building
-        else []
-    )
-    told += (
-        [f"{around:,} op{'' if around == 1 else 's'} that installed packages run around it"] if around else []
-    )
-    return [line((f"# left out: {', '.join(told)}; {more}", "dim"))] if told else []
 
 
 def chosen_level(index: Index, ops: str | None) -> str | None:

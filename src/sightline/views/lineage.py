@@ -59,19 +59,31 @@ class LineageView(View):
         return str(self)
 
 
-def lineage(trace: Trace, value: Any, *, depth: int | None = None, ops: str | None = None) -> LineageView:
+def lineage(
+    trace: Trace, value: Any, *, depth: int | None = None, ops: str | None = None, everything: bool = False,
+    more: str = "everything=True shows it",
+) -> LineageView:  # fmt: skip
     """What a value came from; see `Trace.lineage` for the options."""
     wanted = find_wanted(trace.index, value)
     row = wanted.value
     index = row._data  # a row of an earlier snapshot belongs to that one
     most = MOST if depth is None else None
-    told = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, ops=ops, most=most)
+    told = lineage_of(index, row.id, depth=DEPTH if depth is None else depth, ops=ops, most=most,
+                      everything=everything)  # fmt: skip
     head = [] if wanted.set_by is None else [_set_text(str(value), wanted.set_by)]
 
+    foot = [] if not told.left_out else [_left_out(told.left_out, more)]
+
     def made(room: int) -> list[Line]:
-        return [*head, *lineage_lines(told, room)]
+        return [*head, *lineage_lines(told, room), *foot]
 
     return LineageView(tuple(made(WIDTH)), told, fit=made)
+
+
+def _left_out(count: int, more: str) -> Line:
+    """That some values are taken as they are."""
+    values = f"{count:,} value{'' if count == 1 else 's'}"
+    return line((f"# left out: what made {values}, outside the model; {more}", "dim"), hang=2)
 
 
 def _set_text(name: str, frame: Frame) -> Line:

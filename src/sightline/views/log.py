@@ -6,15 +6,31 @@ operation outside leaves has a block: as the user wrote it, or the aten op where
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
+from sightline.views.block_folding import (
+    CLOSE,
+    LEAF,
+    OP,
+    OPEN,
+    REPEAT,
+    REPEATED,
+    Drawn,
+    Look,
+    Step,
+    drawn_blocks,
+)
 from sightline.views.blocks import (
     OK,
     RAISED,
@@ -27,62 +43,100 @@ from sightline.views.blocks import (
 )
 from sightline.views.numbers import Readings
 from sightline.views.outline import Line, Span, View, line
+from sightline.views.variation import Variation, spread
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-_OPEN, _CLOSE, _LEAF, _OP = range(4)
 _FORWARD: Final = d.PHASES.index("forward")
+#: Blocks that are looked at together: what is asked of a long recording is mostly its beginning.
+_WINDOW: Final = 4096
+_NUMBERED: Final = re.compile(r"(?<![^.])\d+(?![^.])")  #: in the path of a module: its place in a list
 
-Step = tuple[int, int, int]  #: what happens, to which call or op, how deep
+
+def log(trace: Trace, **options: Any) -> View:
+    """The blocks of a trace; see `Trace.log` and `log_lines` for the options."""
+    return View(tuple(log_lines(trace, **options)))
 
 
-def log(
+def log_lines(
     trace: Trace, *, module: str | None = None, op: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, inside: bool = False, root: bool = True,
     title: str | None = None, tensor: TensorText = tensor_block_text, margin: str = "",
-    stats: bool | None = None,
-) -> View:  # fmt: skip
-    """The blocks of a trace; without ``phase``, those of the forward pass."""
+    stats: bool | None = None, fold: bool = False, everything: bool = True, more: str = SHOWS_ALL,
+) -> Iterator[Line]:  # fmt: skip
+    """The lines of the blocks, the first before the last are made; without ``phase``, of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
     readings = Readings(trace.data, stats)
-    story = _Story(trace, selection, readings, inside=inside or op is not None, root=root)
-    steps = list(story.steps())
-    if not steps and selection.given:
+    part = None if everything or op is not None else model_part(trace.data)
+    story = _Story(trace, selection, readings, inside=inside or op is not None, root=root, part=part)
+    steps = story.steps()
+    first = next(steps, None)
+    told = "" if part is None else part.told(story.chosen_ops, more)
+    head = [line((f"# {told}", "dim"))] if told else []
+    if first is None and selection.given and not head:
         given = ", ".join(f"{name}={value!r}" for name, value in selection.given.items())
         raise NothingMatched(f"{given} matches no module call and no op outside leaf modules of this trace.")
-    if not steps and title is None:
-        return View((line("(no module call and no op of a forward pass was recorded)"),))
+    if first is None and title is None:
+        return iter(head or (line("(no module call and no op of a forward pass was recorded)"),))
+    every: Iterator[Step] = chain([first] if first is not None else [], steps)
     if tail is not None:
-        steps = _tail(steps, tail)
+        every = iter(_tail(list(every), tail))
     style = BlockStyle(tensor, margin)
-    return View(tuple(_lines(story, steps, style, title)))
+    return chain(head, _lines(story, every, style, title, fold))
 
 
-def _lines(story: _Story, steps: Sequence[Step], style: BlockStyle, title: str | None) -> Iterator[Line]:
-    last: int | None = None
+def _lines(
+    story: _Story, steps: Iterator[Step], style: BlockStyle, title: str | None, fold: bool
+) -> Iterator[Line]:
+    between = _Rails(style)
     if title is not None:
         yield style.banner(f"TRACING {title} STARTED")
-        last = 0
-    for step in steps:
-        if last is not None:
-            yield style.rail(min(last, step[2]))
-        yield from story.block(step, style)
-        last = step[2]
+        between.last = 0
+    for part in _windows(steps):
+        for drawn in drawn_blocks(part, story.look, story.loop_start, fold):
+            yield from between.before(drawn)
+            yield from story.lines(drawn, style)
     if title is not None:
         yield style.rail(0)
         yield style.banner(f"TRACING {title} COMPLETE")
 
 
+class _Rails:
+    """The lines between blocks."""
+
+    def __init__(self, style: BlockStyle) -> None:
+        self._style = style
+        self.last: int | None = None
+
+    def before(self, drawn: Drawn) -> Iterator[Line]:
+        """The line before a block, if there is one."""
+        if self.last is not None and drawn.what != REPEATED:
+            yield self._style.rail(min(self.last, drawn.depth))
+        self.last = drawn.depth
+
+
+def _windows(steps: Iterator[Step]) -> Iterator[list[Step]]:
+    """The blocks in parts that are looked at together, none of them in the middle of a container."""
+    part: list[Step] = []
+    for step in steps:
+        part.append(step)
+        if len(part) >= _WINDOW and step[2] == 0 and step[0] != OPEN:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
 def _tail(steps: Sequence[Step], count: int) -> list[Step]:
     """The last blocks, inside the containers that were open when the first of them came."""
-    places = [at for at, step in enumerate(steps) if step[0] in (_LEAF, _OP)][-count:]
+    places = [at for at, step in enumerate(steps) if step[0] in (LEAF, OP)][-count:]
     cut = places[0] if places else 0
     open_: list[Step] = []
     for step in steps[:cut]:
-        if step[0] == _OPEN:
+        if step[0] == OPEN:
             open_.append(step)
-        elif step[0] == _CLOSE:
+        elif step[0] == CLOSE:
             open_.pop()
     return [*open_, *steps[cut:]]
 
@@ -91,8 +145,9 @@ class _Story:
     """What happened in a trace, as steps, and the block of each step."""
 
     def __init__(
-        self, trace: Trace, selection: Selection, readings: Readings, *, inside: bool, root: bool
-    ) -> None:
+        self, trace: Trace, selection: Selection, readings: Readings, *, inside: bool, root: bool,
+        part: ModelPart | None = None,
+    ) -> None:  # fmt: skip
         self._index = trace.index
         self._readings = readings
         self._data = data = trace.data
@@ -100,11 +155,17 @@ class _Story:
         self._inside = inside
         self._calls = self._call_mask(selection)
         self._ops = self._op_mask(selection)
+        self.chosen_ops = self._ops.copy()  #: also those that are left out
+        if part is not None:
+            self._ops &= ~part.left_out
         self._shown = self._calls & (np.asarray(data.calls.parent >= 0) | root)
         self._leaf = self._leaves(selection)
-        self._ops &= ~self._in_leaf()
+        hidden = self._in_leaf()
+        self._ops &= ~hidden
+        self.chosen_ops &= ~hidden
         self._chains = Chains(data, torch_file)
         self._frames = shown_frames(data)
+        self._variation = Variation(data)
         self._blocks: dict[tuple[object, ...], list[Line]] = {}
 
     # -- which -----------------------------------------------------------------------------------
@@ -168,52 +229,115 @@ class _Story:
             nonlocal at
             while at < len(ops) and ops[at] < limit:
                 while stack and ends[stack[-1]] <= ops[at]:
-                    yield (_CLOSE, stack.pop(), len(stack))
-                yield (_OP, ops[at], len(stack))
+                    yield (CLOSE, stack.pop(), len(stack))
+                yield (OP, ops[at], len(stack))
                 at += 1
 
         for call in np.flatnonzero(self._shown).tolist():
             yield from until(firsts[call])
             while stack and not _holds(parents, stack[-1], call):
-                yield (_CLOSE, stack.pop(), len(stack))
-            yield (_LEAF if self._leaf[call] else _OPEN, call, len(stack))
+                yield (CLOSE, stack.pop(), len(stack))
+            yield (LEAF if self._leaf[call] else OPEN, call, len(stack))
             if not self._leaf[call]:
                 stack.append(call)
         yield from until(len(self._data.ops))
         while stack:
-            yield (_CLOSE, stack.pop(), len(stack))
+            yield (CLOSE, stack.pop(), len(stack))
 
     # -- what each looks like --------------------------------------------------------------------
 
-    def block(self, step: Step, style: BlockStyle) -> list[Line]:
-        """The lines of a step; steps that look alike share them."""
-        what, id, depth = step
-        columns = self._data.ops if what == _OP else self._data.calls
+    def look(self, step: Step) -> Look:
+        """What makes blocks the same to a reader but for their numbers, the numbers, and whose it is."""
+        what, id, _ = step
+        if what == OP:
+            frame = int(self._frames[id])
+            look, numbers = self._variation.look(id)
+            call = int(self._data.ops.call[id]) if self._phase != _FORWARD else -1
+            module = self._label(call)
+            return Look((frame, look, _NUMBERED.sub("#", module)), numbers, (frame, module), frame)
+        calls = self._data.calls
+        module = self._data.modules[calls.module[id]]
+        look, numbers = self._variation.call_look(id)
+        named = _NUMBERED.sub("#", module.path)
+        key = (look, module.type, module.extra, named, int(calls.flags[id]))
+        return Look(key, numbers, int(calls.module[id]), int(calls.frame[id]))
+
+    def loop_start(self, frames: Sequence[int]) -> int:
+        """Where a loop begins in the source: where, line by line, it goes back the furthest."""
+        chains = [self._chains.of(frame) for frame in frames]
+        depth = 0
+        while all(len(chain) > depth + 1 for chain in chains) and len({c[depth] for c in chains}) == 1:
+            depth += 1
+        if any(len(chain) <= depth for chain in chains):
+            return 0
+        lines = [int(self._data.frames.line[chain[depth]]) for chain in chains]
+        return int(np.argmax(np.roll(lines, 1) - lines))
+
+    def _label(self, call: int) -> str:
+        return self._data.modules[self._data.calls.module[call]].path if call >= 0 else ""
+
+    def lines(self, drawn: Drawn, style: BlockStyle) -> list[Line]:
+        """The lines of a block, or of the end of a bracket."""
+        if drawn.what == REPEAT:
+            return [style.repeat(drawn.depth, drawn.times)]
+        if drawn.what == REPEATED:
+            return [style.repeated(drawn.depth)]
+        if len(drawn.runs) == 1:
+            return self._known(drawn, style)
+        return self._drawn(drawn, style)
+
+    def _known(self, drawn: Drawn, style: BlockStyle) -> list[Line]:
+        """The lines of one call or op; those that look alike share them."""
+        what, id = drawn.what, drawn.runs[0]
+        columns = self._data.ops if what == OP else self._data.calls
         inputs = columns.inputs[columns.input_offsets[id] : columns.input_offsets[id + 1]]
         outputs = columns.outputs[columns.output_offsets[id] : columns.output_offsets[id + 1]]
-        key: tuple[object, ...] = (what, depth, int(columns.flags[id]))
+        key: tuple[object, ...] = (what, drawn.depth, int(columns.flags[id]))
         for values in (inputs, outputs):
             seen = values if self._readings else self._data.values.meta[values]
             key = (*key, seen.tobytes())
-        key += self._op_key(id) if what == _OP else self._call_key(id)
+        key += self._op_key(id) if what == OP else self._call_key(id)
         known = self._blocks.get(key)
         if known is None:
-            if what == _OP:
-                known = style.op(self._op_event(id, depth, inputs, outputs))
-            else:
-                event = self._module_event(id, depth, inputs, outputs)
-                known = (style.opened, style.closed, style.leaf)[what](event)
-            self._blocks[key] = known
+            known = self._blocks[key] = self._drawn(drawn, style)
         return known
 
-    def _metas(self, values: d.I32) -> list[d.TensorMeta]:
-        return [self._data.metas[meta] for meta in self._data.values.meta[values].tolist()]
+    def _drawn(self, drawn: Drawn, style: BlockStyle) -> list[Line]:
+        if drawn.what == OP:
+            return style.op(self._op_event(drawn))
+        event = self._module_event(drawn)
+        return {OPEN: style.opened, CLOSE: style.closed, LEAF: style.leaf}[drawn.what](event)
 
-    def _numbers(self, values: d.I32) -> list[tuple[Span, ...]]:
-        """The statistics of each value, where there are any."""
+    def _values(self, drawn: Drawn, what: str) -> list[tuple[int, ...]]:
+        """The values that went in or came out, in order; of several runs those of each."""
+        columns = self._data.ops if drawn.what == OP else self._data.calls
+        flat, offsets = getattr(columns, f"{what}s"), getattr(columns, f"{what}_offsets")
+        return list(zip(*(flat[offsets[run] : offsets[run + 1]].tolist() for run in drawn.runs), strict=True))
+
+    def _metas(self, values: Sequence[tuple[int, ...]]) -> list[d.TensorMeta]:
+        """What they look like; sizes that differ are ranges."""
+        return [self._meta(each) for each in values]
+
+    def _meta(self, values: tuple[int, ...]) -> d.TensorMeta:
+        ids = dict.fromkeys(self._data.values.meta[list(values)].tolist())
+        metas: list[d.TensorMeta] = [self._data.metas[meta] for meta in ids]
+        first = metas[0]
+        if len(metas) == 1:
+            return first
+        if len({len(meta.shape) for meta in metas}) > 1:  # an optimizer does the same to weights of any rank
+            rank: Any = ("…",)
+            return replace(first, shape=rank)
+        sizes: tuple[Any, ...] = tuple(
+            column[0] if len(set(column)) == 1 else spread(column)
+            for column in zip(*(meta.shape for meta in metas), strict=True)
+        )
+        return replace(first, shape=sizes)
+
+    def _numbers(self, values: Sequence[tuple[int, ...]]) -> list[tuple[Span, ...]]:
+        """The statistics of each, where there are any; of several runs together."""
         if not self._readings:
             return []
-        readings = map(self._readings.one, values.tolist())
+        readings = map(self._readings.of, values)
         return [reading.spans if reading else () for reading in readings]
 
     def _op_key(self, op: int) -> tuple[object, ...]:
@@ -225,28 +349,48 @@ class _Story:
         calls = self._data.calls
         return (int(calls.module[call]), int(calls.input_form[call]), int(calls.output_form[call]))
 
-    def _op_event(self, op: int, depth: int, inputs: d.I32, outputs: d.I32) -> OpEvent:
+    def _op_event(self, drawn: Drawn) -> OpEvent:
+        op, ops = drawn.runs[0], self._data.ops
         row = self._index.ops[op]
         chain = self._chains.of(int(self._frames[op]))
         function = self._index.frames[chain[-1]].function if chain else ""
         note = "" if self._phase == _FORWARD else row.phase
         if note and row.module is not None:
-            note += f" of {row.module.label}"
+            labels = (self._index.ops[run].module for run in drawn.runs)
+            note += f" of {_range_text([module.label for module in labels if module is not None])}"
         state = RAISED if row.raised else OK
+        form, result = (self._variation.form(column, drawn.runs) for column in (ops.form, ops.result))
+        inputs, outputs = self._values(drawn, "input"), self._values(drawn, "output")
         return OpEvent(
-            row.name, row.flavour, function, depth, row.form, self._metas(inputs), row.result,
-            self._metas(outputs), state, note, self._numbers(inputs), self._numbers(outputs),
+            row.name, row.flavour, function, drawn.depth, form, self._metas(inputs), result,
+            self._metas(outputs), state, note, self._numbers(inputs), self._numbers(outputs), drawn.times,
         )  # fmt: skip
 
-    def _module_event(self, call: int, depth: int, inputs: d.I32, outputs: d.I32) -> ModuleEvent:
+    def _module_event(self, drawn: Drawn) -> ModuleEvent:
+        call, calls = drawn.runs[0], self._data.calls
         row = self._index.module_calls[call]
         module = row.module
         state = RAISED if row.raised else UNFINISHED if row.unfinished else OK
+        modules = dict.fromkeys(calls.module[list(drawn.runs)].tolist())
+        label = _range_text([self._index.modules[each].label for each in modules])
+        form, result = (self._variation.form(column, drawn.runs)
+                        for column in (calls.input_form, calls.output_form))  # fmt: skip
+        inputs, outputs = self._values(drawn, "input"), self._values(drawn, "output")
         return ModuleEvent(
-            module.label, module.type, module.extra, depth, bool(self._leaf[call]), row.input_form,
-            self._metas(inputs), row.output_form, self._metas(outputs), state, not module.path,
-            self._numbers(inputs), self._numbers(outputs),
+            label, module.type, module.extra, drawn.depth, bool(self._leaf[call]), form,
+            self._metas(inputs), result, self._metas(outputs), state, not module.path,
+            self._numbers(inputs), self._numbers(outputs), drawn.times,
         )  # fmt: skip
+
+
+def _range_text(labels: Sequence[str]) -> str:
+    """Paths that differ in places of lists, as one.
+
+    >>> _range_text(["h.0.attn", "h.1.attn", "h.2.attn"])
+    'h.0…2.attn'
+    """
+    ends = zip(labels[0].split("."), labels[-1].split("."), strict=False)
+    return ".".join(first if first == last else f"{first}…{last}" for first, last in ends)
 
 
 def _holds(parents: Sequence[int], outer: int, inner: int) -> bool:

@@ -12,8 +12,8 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -203,7 +203,7 @@ class View:
     def _repr_html_(self) -> str:
         body = "".join(
             _html_lines(blocks) if lines else "".join(map(_html_table, blocks))
-            for lines, blocks in groupby(self.blocks, lambda block: isinstance(block, Line))
+            for lines, blocks in groupby(_html_part(self.blocks), lambda block: isinstance(block, Line))
         )
         return (
             '<div class="sightline" style="font-family:ui-monospace,Menlo,Consolas,monospace;'
@@ -345,6 +345,34 @@ def _laid(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
         if index < len(widths) - 1:
             parts.append(Span("  "))
     return tuple(parts)
+
+
+#: Lines and rows of a page, and the characters in them: with more, a notebook is slow or does not open.
+_HTML_LINES: Final = 4000
+_HTML_CHARACTERS: Final = 1 << 20
+
+
+def _html_part(blocks: Sequence[Block]) -> Iterator[Block]:
+    """What a page shows of a view: all of it, or the beginning and a line that says how much is left out."""
+    lines = characters = 0
+    for at, block in enumerate(blocks):
+        room = _HTML_LINES - lines if characters <= _HTML_CHARACTERS else 0
+        if _rows(block) > room:
+            shown = 0
+            if isinstance(block, Grid) and room:
+                yield replace(block, rows=block.rows[:room], footer=())
+                shown = room
+            left = sum(map(_rows, blocks[at:])) - shown
+            yield line((f"… {left:,} more lines are left out here; print() shows all, filters fewer", "warn"))
+            return
+        lines += _rows(block)
+        if isinstance(block, Line):
+            characters += len(block.prefix) + sum(len(span.text) for span in block.spans)
+        yield block
+
+
+def _rows(block: Block) -> int:
+    return 1 if isinstance(block, Line) else len(block.rows)
 
 
 #: Where styles are taken out of a page, its tags still keep the indentation.

@@ -21,6 +21,7 @@ from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
+from sightline.analysis.step_facts import step_facts
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.dtypes import nbytes_of
@@ -42,6 +43,7 @@ from sightline.views.outline import (
     wrapped,
 )
 from sightline.views.shapes import Exchanges, key
+from sightline.views.steps import step_table, steps_told
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -66,8 +68,17 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     data = trace.data
     costs = cost_of(data)
     whole = _Time.of(costs)
-    facts = [*_head(data), *_counts(data), *_taken(data), *whole.told(), *_uncounted(data, costs)]
+    steps = step_facts(trace.index)
+    facts = [
+        *_head(data),
+        *_counts(data),
+        *steps_told(steps),
+        *_taken(data),
+        *whole.told(),
+        *_uncounted(data, costs),
+    ]
     facts += [*_trouble(data), *_unmatched(data), *_problems(trace)]
+    stepped = step_table(steps)
     modules = _modules(trace, costs, whole.total)
     heaviest = _heaviest(trace, whole.total)
 
@@ -76,7 +87,8 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
         tables = [table(room) for table in (modules, heaviest) if table is not None]
         texts = [span.text for table in tables[:1] for row in table.rows for span in _spans(row)]
         told = wrapped("key", key(texts if modules else []), _MARGIN, room)
-        set_off = [block for table in tables for block in (line(), table)]
+        every = [*([stepped] if stepped is not None else []), *tables]
+        set_off = [block for table in every for block in (line(), table)]
         return [*facts, *set_off, line(), *told, _fact("more", more)]
 
     return View(tuple(made(_WIDTH)), fit=made)
@@ -142,10 +154,7 @@ def _fact(title: str, text: str, warning: str = "") -> Line:
 
 
 def _taken(data: TraceData) -> Iterator[Line]:
-    """What was asked for besides the ops: steps, statistics, checks, tensors."""
-    if data.steps:
-        names = ", ".join(step.name for step in data.steps)
-        yield _fact("steps", cut(f"{len(data.steps):,}: {names}", _WIDTH - _MARGIN))
+    """What was asked for besides the ops: statistics, checks, tensors."""
     yield from _measured(data)
     if data.captures or data.info.get("left_out"):
         size = sum(nbytes_of(kept.dtype, kept.shape) or 0 for kept in data.captures)

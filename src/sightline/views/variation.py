@@ -2,7 +2,7 @@
 
 `fold_alike` folds ops that are the same but for such numbers, and `Variation` writes several of them as one:
 ``f32[1, 5…9, 64]``, ``lr=5e-05…4e-06``. Sizes of weights are no such numbers: layers of different widths stay
-apart. For the view of the code.
+apart. For the views of the code and of the log.
 """
 
 from __future__ import annotations
@@ -141,6 +141,20 @@ class Variation:
         key = (int(ops.name[op]), int(ops.phase[op]), int(ops.flags[op]), given, made, tuple(kinds))
         return key, (tuple(sizes), (*other, *returned))
 
+    def call_look(self, call: int) -> tuple[Hashable, Varying]:
+        """A module call without the numbers in what it was given and what it returned, and those."""
+        calls, values, metas = self._data.calls, self._data.values, self._data.metas
+        given, (whole, other) = self._form(int(calls.input_form[call]), result=False)
+        made, (_, returned) = self._form(int(calls.output_form[call]), result=True)
+        kinds: list[Hashable] = []
+        sizes = [*whole]
+        for flat, offsets in ((calls.inputs, calls.input_offsets), (calls.outputs, calls.output_offsets)):
+            for value in flat[offsets[call] : offsets[call + 1]].tolist():
+                meta = metas[values.meta[value]]
+                kinds.append((meta.dtype, meta.device, meta.layout, meta.type, len(meta.shape)))
+                sizes += meta.shape
+        return (given, made, tuple(kinds)), (tuple(sizes), (*other, *returned))
+
     def inputs(self, op: int) -> list[int]:
         """The values an op was given."""
         ops = self._data.ops
@@ -165,7 +179,7 @@ class Variation:
         first = metas[0]
         if len({len(meta.shape) for meta in metas}) > 1:
             return f"{dtype_name(first.dtype)}[…]"
-        sizes: list[Any] = [_spread(column) for column in zip(*(meta.shape for meta in metas), strict=True)]
+        sizes: list[Any] = [spread(column) for column in zip(*(meta.shape for meta in metas), strict=True)]
         return tensor_text(sizes, first.dtype, first.device, first.layout)
 
     def _form(self, form: int, result: bool) -> tuple[Hashable, Varying]:
@@ -203,7 +217,7 @@ def _merged(items: Sequence[Any]) -> Any:
     """Arguments that differ in numbers only, as one."""
     one = items[0]
     if type(one) in (int, float):
-        return one if len(set(items)) == 1 else Symbol(_spread(items))
+        return one if len(set(items)) == 1 else Symbol(spread(items))
     if isinstance(one, list | tuple):
         return type(one)(_merged(parts) for parts in zip(*items, strict=True))
     if isinstance(one, dict):
@@ -213,14 +227,14 @@ def _merged(items: Sequence[Any]) -> Any:
     return one
 
 
-def _spread(numbers: Sequence[Any]) -> str:
+def spread(numbers: Sequence[Any], text: Callable[[Any], str] = constant_text) -> str:
     """The first and the last of numbers that only rise or fall, else the least and the most.
 
-    >>> _spread([5, 6, 9]), _spread([0.3, 0.2, 0.1]), _spread([8, 31, 12]), _spread([4, 4])
+    >>> spread([5, 6, 9]), spread([0.3, 0.2, 0.1]), spread([8, 31, 12]), spread([4, 4])
     ('5…9', '0.3…0.1', '8…31', '4')
     """
     steps = {(b > a) - (b < a) for a, b in pairwise(numbers)} - {0}
     if not steps and numbers[0] == numbers[0]:
-        return constant_text(numbers[0])
+        return text(numbers[0])
     ends = (numbers[0], numbers[-1]) if len(steps) == 1 else (min(numbers), max(numbers))
-    return "…".join(map(constant_text, ends))
+    return "…".join(map(text, ends))

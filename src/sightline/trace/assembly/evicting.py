@@ -12,6 +12,7 @@ import numpy as np
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense, joined
 from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams
+from sightline.trace.assembly.steps import opening
 from sightline.trace.assembly.values import ACTIVATION, KIND, LASTING
 
 _END: Final = 1 << 62
@@ -177,8 +178,8 @@ def _steps(marks: list[StepMark], first: int) -> list[StepMark]:
     for mark in marks:
         if mark.begins:
             opened.append(mark)
-        elif opened:
-            begin = opened.pop()
+        elif (at := opening(opened, mark)) >= 0:
+            begin = opened.pop(at)
             if mark.op > first:
                 kept += (begin, mark)
     return sorted([*kept, *opened], key=lambda mark: mark.op)

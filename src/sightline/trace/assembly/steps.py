@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,14 @@ class Placed(NamedTuple):
     mark: StepMark
     op: int
     call: int
+
+
+def opening(opened: Sequence[StepMark], end: StepMark) -> int:
+    """Which of the open marks one ends: the last of its name, -1 for none.
+
+    An optimizer whose step raised leaves its mark open.
+    """
+    return next((at for at in range(len(opened) - 1, -1, -1) if opened[at].name == end.name), -1)
 
 
 class Steps:
@@ -44,8 +53,9 @@ class Steps:
         for placed in self._placed:
             if placed.mark.begins:
                 opened.append(placed)
-            elif opened:
-                found.append((opened.pop(), placed))
+            else:
+                at = opening([each.mark for each in opened], placed.mark)
+                found += [(opened.pop(at), placed)] if at >= 0 else []
         end = Placed(StepMark("", _END, begin + elapsed, begins=False), ops, calls)
         found += ((placed, end) for placed in opened)
         steps = []

@@ -1,0 +1,238 @@
+"""The steps of a run: the stretches that `sightline.step` names, and the training steps outside of them.
+
+A training step ends when an optimizer has stepped; optimizers of different weights that take turns, as in a
+GAN, end one together. A step that a gradient scaler skips ends where the scaler is updated. It begins with
+what its first forward pass was made from, so that building the model, an evaluation and a log line between
+two steps are in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from sightline.trace.data import I32, KINDS, LEVELS, OPTIMIZER_STEP, PHASES, StepInfo, TraceData
+
+if TYPE_CHECKING:
+    from sightline.trace.tables import Index
+
+_FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))
+_WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
+_PARAMETER = KINDS.index("parameter")
+_LONGEST: Final = 1 << 51  #: nanoseconds
+#: What a gradient scaler runs at the end of each step, whether the optimizer stepped or not.
+SCALER_UPDATE: Final = "_amp_update_scale_"
+
+
+def steps_of(index: Index) -> list[StepInfo]:
+    """Every step in order of its beginning; those that nobody named are called ``step0``, ``step1`` …"""
+    named = [_bounded(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
+    found = [StepInfo("", *span) for span in _Search(index, named).spans()]
+    every = sorted([*named, *found], key=lambda step: (step.first_op, step.first_call, step.start))
+    made, number = [], 0
+    for at, step in enumerate(every):
+        made.append(step if step.name else replace(step, name=f"step{number}"))
+        number += not holds_another(every, at)
+    return made
+
+
+def innermost(steps: Sequence[StepInfo]) -> list[StepInfo]:
+    """The steps that hold no other: of epochs and the steps in them, the steps."""
+    return [step for at, step in enumerate(steps) if not holds_another(steps, at)]
+
+
+def holds_another(steps: Sequence[StepInfo], at: int) -> bool:
+    """Whether the step that begins next does so before this one ends."""
+    if at + 1 == len(steps):
+        return False
+    step, following = steps[at], steps[at + 1]
+    if step.end_op > step.first_op or following.end_op > following.first_op:
+        return following.first_op < step.end_op
+    return following.first_call < step.end_call
+
+
+def _bounded(step: StepInfo) -> StepInfo:
+    """A step out of a damaged file, with times that can be reckoned with."""
+    start, duration = (min(max(time, 0), _LONGEST) for time in (step.start, step.duration))
+    return (
+        step
+        if (start, duration) == (step.start, step.duration)
+        else replace(step, start=start, duration=duration)
+    )
+
+
+def _inside(first: int, end: int, steps: Sequence[StepInfo]) -> bool:
+    return any(step.first_op <= first and end <= step.end_op for step in steps)
+
+
+@dataclass(slots=True)
+class _Ending:
+    """Where a step ends: an optimizer's step, or a scaler that has skipped one."""
+
+    first_op: int
+    end_op: int
+    end_call: int
+    time: int
+    weights: set[int] = field(default_factory=set)  #: the storages of the weights that were changed
+
+
+#: First and last op, first and last call, start and duration.
+_Span = tuple[int, int, int, int, int, int]
+
+
+class _Search:
+    """Looks for the training steps of a recording."""
+
+    def __init__(self, index: Index, named: Sequence[StepInfo]) -> None:
+        self._index = index
+        self._data = index.raw
+        self._named = named
+
+    def spans(self) -> Iterator[_Span]:
+        endings = self._endings()
+        first, call = 0, 0
+        for at, ending in enumerate(endings):
+            for step in self._named:
+                if first < step.end_op <= ending.first_op:
+                    first, call = step.end_op, max(call, step.end_call)
+            limit = endings[at + 1].first_op if at + 1 < len(endings) else len(self._data.ops)
+            if not len(self._data.ops):  # module calls alone
+                yield self._timed(0, 0, call, ending.end_call, ending.time)
+                call = ending.end_call
+                continue
+            start = self._start(first, ending.end_op)
+            end = self._end(start, ending.end_op, limit)
+            calls = self._data.calls.first_op
+            first_call = max(call, int(np.searchsorted(calls, start)))
+            call = max(first_call, int(np.searchsorted(calls, end)))
+            yield self._timed(start, end, first_call, call, ending.time)
+            first = end
+
+    def _timed(self, start: int, end: int, first_call: int, end_call: int, over: int) -> _Span:
+        ops, calls = self._data.ops, self._data.calls
+        begins = [int(ops.start[start])] if end > start else []
+        begins += [int(calls.start[first_call])] if end_call > first_call else []
+        begin = min(begins, default=over)
+        if end > start:
+            over = max(over, int(ops.start[end - 1] + ops.duration[end - 1]))
+        return start, end, first_call, end_call, begin, max(over - begin, 0)
+
+    # -- where steps end ---------------------------------------------------------------------------------
+
+    def _endings(self) -> list[_Ending]:
+        """The ends of the steps in order; optimizers that take turns have one together."""
+        marks = [
+            _Ending(step.first_op, step.end_op, step.end_call, step.start + step.duration)
+            for step in map(_bounded, self._data.steps)
+            if step.name == OPTIMIZER_STEP and not _inside(step.first_op, step.end_op, self._named)
+        ]
+        for mark in marks:
+            mark.weights = self._changed(mark.first_op, mark.end_op)
+        skipped = [
+            each for each in self._skipped(marks) if not _inside(each.first_op, each.end_op, self._named)
+        ]
+        made: list[_Ending] = []
+        for ending in sorted([*marks, *skipped], key=lambda each: each.end_op):
+            last = made[-1] if made else None
+            if last is None or not last.weights or not ending.weights or last.weights & ending.weights:
+                made.append(ending)
+            else:
+                ending.weights |= last.weights
+                made[-1] = ending
+        return made
+
+    def _changed(self, first: int, end: int) -> set[int]:
+        """The storages of the weights that an optimizer read."""
+        ops, values = self._data.ops, self._data.values
+        reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
+        readers = np.repeat(ops.phase[first:end], np.diff(ops.input_offsets[first : end + 1]))
+        weights = reads[(values.kind[reads] == _PARAMETER) & (readers == _OPTIMIZER)]
+        return set(values.storage[weights].tolist())
+
+    def _skipped(self, marks: Sequence[_Ending]) -> Iterator[_Ending]:
+        """Updates of a gradient scaler after a backward pass that no optimizer's step followed."""
+        ops = self._data.ops
+        stepped = np.array([mark.end_op for mark in marks], dtype=np.int64)
+        before = 0
+        for op in scaler_updates(self._data):
+            backward = (ops.phase[before:op] == _BACKWARD).any()
+            if backward and not ((stepped > before) & (stepped <= op)).any():
+                call = int(np.searchsorted(self._data.calls.first_op, op))
+                yield _Ending(op, op + 1, call, int(ops.start[op] + ops.duration[op]))
+            before = op
+
+    def _end(self, start: int, end: int, limit: int) -> int:
+        """After an optimizer's step, what reads results of the step still belongs to it: ``loss.item()``."""
+        ops, values = self._data.ops, self._data.values
+        while end < limit and ops.phase[end] == _FORWARD and ops.call[end] < 0:
+            reads = ops.inputs[ops.input_offsets[end] : ops.input_offsets[end + 1]]
+            own = (values.producer[reads] >= start) & ~np.isin(values.kind[reads], _WEIGHTS)
+            if not own.any() and not (ops.parent[end] >= start and ops.parent[end] < end):
+                break
+            end += 1
+        return end
+
+    # -- where they begin --------------------------------------------------------------------------------
+
+    def _start(self, first: int, end: int) -> int:
+        """The first op of a step that ends at ``end`` and begins at ``first`` at the earliest."""
+        ops, calls = self._data.ops, self._data.calls
+        linked = ops.forward[first:end][ops.phase[first:end] == _BACKWARD]
+        linked = linked[linked >= first]
+        if len(linked):
+            at = self._outermost(int(linked.min()))
+        else:
+            call = int(np.searchsorted(calls.first_op, first))
+            at = int(calls.first_op[call]) if call < len(calls) else first
+        at = at if first <= at < end else first
+        while at > first:
+            before = self._outermost(at - 1)
+            if not first <= before < at or not self._is_read(before, at, end):
+                break
+            at = before
+        return at
+
+    def _outermost(self, op: int) -> int:
+        """The first op of the module call that an op is in, of the outermost; the op itself outside of all.
+
+        Of an aten op the API call it came from.
+        """
+        call = int(self._data.ops.call[op])
+        if call >= 0:
+            return int(self._data.calls.first_op[self._roots[call]])
+        parent = int(self._data.ops.parent[op])
+        return parent if parent >= 0 else op
+
+    @cached_property
+    def _roots(self) -> I32:
+        """The outermost call around each module call."""
+        roots = np.arange(len(self._data.calls), dtype=np.int32)
+        for call, parent in enumerate(self._data.calls.parent.tolist()):  # a parent always comes first
+            if parent >= 0:
+                roots[call] = roots[parent]
+        return roots
+
+    def _is_read(self, first: int, at: int, end: int) -> bool:
+        """Whether what the ops from ``first`` to before ``at`` made is read between there and ``end``."""
+        ops, values = self._data.ops, self._data.values
+        made = ops.outputs[ops.output_offsets[first] : ops.output_offsets[at]]
+        made = made[~np.isin(values.kind[made], _WEIGHTS)]
+        return any(
+            at <= reader < end
+            for value in np.unique(made).tolist()
+            for reader in self._index.consumers(value)
+        )
+
+
+def scaler_updates(data: TraceData) -> list[int]:
+    """The ops that update a gradient scaler: the aten ops where they were recorded."""
+    ops = data.ops
+    numbers = [number for number, name in enumerate(data.names) if name.rpartition(".")[2] == SCALER_UPDATE]
+    meant = np.isin(ops.name, numbers)
+    aten = meant & (ops.level == LEVELS.index("aten"))
+    found: list[int] = np.flatnonzero(aten if aten.any() else meant).tolist()
+    return found

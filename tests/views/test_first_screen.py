@@ -1,0 +1,54 @@
+"""The first screen of a long run is there before the last line is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from sightline.views import code, log
+from sightline.views.outline import Line
+from tests.views.long_run import long_run
+
+OPS = 8_000
+SCREEN = 40
+
+
+def screen(lines: Iterator[Line]) -> list[str]:
+    return [line.text for line in islice(lines, SCREEN)]
+
+
+def test_the_code_of_a_long_run_reads_the_ops_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    read = code._Ops.__init__
+
+    def counted(self: Any, data: Any, ids: Any) -> None:
+        seen.append(len(ids))
+        read(self, data, ids)
+
+    monkeypatch.setattr(code._Ops, "__init__", counted)
+    assert len(screen(code.code_lines(long_run(OPS)))) == SCREEN
+    assert sum(seen) < OPS / 10
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_the_log_of_a_long_run_draws_the_blocks_it_shows(monkeypatch: pytest.MonkeyPatch, fold: bool) -> None:
+    drawn = []
+    lines = log._Story.lines
+
+    def counted(self: Any, block: Any, style: Any) -> Any:
+        drawn.append(block)
+        return lines(self, block, style)
+
+    monkeypatch.setattr(log._Story, "lines", counted)
+    story = log.log_lines(long_run(OPS), fold=fold, inside=True)
+    assert len(screen(story)) == SCREEN
+    assert len(drawn) <= SCREEN
+    assert next(story, None) is not None  # and it goes on
+
+
+def test_a_folded_log_of_a_long_run_is_short() -> None:
+    text = str(long_run(OPS).log())
+    assert len(text.splitlines()) < 2000

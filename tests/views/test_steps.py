@@ -1,0 +1,121 @@
+"""The steps in the overview, and what is told of each."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import sightline as sl
+from sightline.analysis.step_facts import StepFacts, step_facts
+from sightline.trace.data import StepInfo
+from sightline.views.steps import step_table, steps_told
+from tests.recording import training_loops as loops
+from tests.recording.engines import BOTH_ENGINES
+
+
+def text(steps: list[StepFacts]) -> list[str]:
+    from sightline.views.outline import View
+
+    made = step_table(steps)
+    assert made is not None
+    return str(View((made,))).splitlines()[2:]
+
+
+def facts(number: int, time: int = 1_000_000, **given: object) -> StepFacts:
+    info = StepInfo(f"step{number}", 10 * number, 10 * number + 10, 0, 0, 0, time)
+    kept = {"ops": 10, "losses": (), "norm": None, "peak": 0, "skipped": False} | given
+    return StepFacts(number, info, **kept)  # type: ignore[arg-type]  # the fields of it
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("ops", ["both", "aten", "api"])
+def test_the_loss_and_the_norm_are_the_numbers_that_were_read(engine: str, ops: str) -> None:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    read = []
+    with sl.trace(model, engine=engine, ops=ops) as t:  # type: ignore[arg-type]  # one of the words
+        for _ in range(3):
+            loss = model(torch.randn(5, 4)).pow(2).mean()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            read.append((loss.detach().item(), float(norm)))
+    found = [(step.losses[0][0], step.norm) for step in step_facts(t.index)]
+    assert found == read
+
+
+def test_a_loss_that_nobody_read_is_not_told_unless_statistics_know_it() -> None:
+    model = loops.net()
+    with sl.trace(model) as t:
+        loops.plain(model, 2, read=False)
+    assert [(step.losses, step.norm) for step in step_facts(t.index)] == [((), None)] * 2
+    assert not any(line.startswith("step ") and "loss" in line for line in str(t).splitlines())
+    with sl.trace(model, stats=True) as t:
+        loops.plain(model, 2, read=False)
+    for step in step_facts(t.index):
+        assert math.isfinite(step.losses[0][0])
+        assert step.norm is not None
+        assert step.norm > 0
+
+
+def test_the_loss_is_the_one_before_it_was_scaled() -> None:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with sl.trace(model) as t:
+        loss = model(torch.randn(5, 4)).pow(2).mean()
+        scaler.scale(loss / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        read = loss.item()
+    assert [step.losses for step in step_facts(t.index)] == [((read,),)]
+
+
+def test_accumulated_losses_are_a_range_and_those_of_two_models_stand_beside_each_other() -> None:
+    assert text([facts(0, losses=((0.5, 0.25),)), facts(1, losses=((0.5,), (1.0,)))]) == [
+        "0     1.00 ms  0.5…0.25",
+        "1     1.00 ms    0.5, 1",
+    ]
+
+
+def test_a_skipped_step_says_so() -> None:
+    model = loops.net()
+    with sl.trace(model) as t:
+        loops.scaled(model, 4, overflow=2)
+    assert [step.skipped for step in step_facts(t.index)] == [False, False, True, False]
+    assert "skipped by the scaler" in str(t)
+
+
+def test_many_steps_show_the_first_the_last_and_the_odd_ones() -> None:
+    steps = [facts(number) for number in range(40)]
+    steps[20] = facts(20, time=9_000_000)
+    steps[30] = facts(30, losses=((math.nan,),))
+    steps[31] = facts(31, ops=17)
+    shown = text(steps)
+    assert [line.split()[0] for line in shown if "more" not in line] == [
+        *"0 1 2 20 30 31 38 39".split(),
+    ]
+    assert "… 17 more" in shown
+    assert any(line.startswith("20 ") and line.endswith("9× the median") for line in shown)
+    assert any(line.startswith("31 ") and line.endswith("17 ops, the others 10") for line in shown)
+
+
+def test_one_step_is_a_line_and_none_is_nothing() -> None:
+    assert step_table([facts(0)]) is None
+    assert steps_told([]) == []
+    assert (
+        steps_told([facts(0, losses=((2.0,),))])[0].text == "steps     1, 1.00 ms; loss 2; step=0 shows one"
+    )
+
+
+def test_the_peak_of_a_step_is_its_own() -> None:
+    model = nn.Linear(64, 64)
+    with sl.trace(model) as t:
+        loops.plain_of(model, [8, 512, 8])
+    peaks = [step.peak for step in step_facts(t.index)]
+    assert peaks[1] > 2 * peaks[0]
+    assert "peak memory" in str(t)
