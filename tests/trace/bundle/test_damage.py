@@ -9,7 +9,6 @@ import random
 import shutil
 import sqlite3
 import struct
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from sightline.trace.bundle.columns import encode
 from sightline.trace.bundle.tensorfiles import ListedShards
 from sightline.trace.validate import validate
 from tests.builders import make_trace
+from tests.growth import calls_of
 from tests.trace.bundle.bundles import all_views, altered, captured, saved
 
 
@@ -77,7 +77,6 @@ def test_cut_short_anywhere(bundle: Path, copy: Path) -> None:
 def test_flipped_bits_are_found_or_do_no_harm(bundle: Path, copy: Path) -> None:
     whole = (bundle / "rank0.db").read_bytes()
     chance = random.Random(0)
-    began = time.monotonic()
     found = 0
     for _ in range(300):
         raw = bytearray(whole)
@@ -88,7 +87,6 @@ def test_flipped_bits_are_found_or_do_no_harm(bundle: Path, copy: Path) -> None:
             read_everything(copy)
         except DamagedFile:
             found += 1
-        assert time.monotonic() - began < 120
     assert found > 100  # the rest hit free space in pages
 
 
@@ -348,9 +346,7 @@ def test_a_tree_of_tables_that_runs_in_circles(bundle: Path, copy: Path) -> None
                 struct.pack_into(">H", raw, start + 12 + 2 * cell, 3000)
             raw[start + 3000 : start + 3005] = struct.pack(">IB", page + 1, 1)
     (copy / "rank0.db").write_bytes(raw)
-    began = time.monotonic()
-    refused(copy)
-    assert time.monotonic() - began < 10
+    assert calls_of(lambda: refused(copy)) < 100_000  # each page once, not each way to it
 
 
 def test_many_shards_are_looked_at_once_each(tmp_path: Path) -> None:
