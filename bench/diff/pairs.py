@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from editing import edited
-from models import Change, Inputs, made
+from tiny_models import Change, Inputs, made
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -107,7 +107,9 @@ def _mask_sense(model: Any) -> None:
 
 
 def _no_mask(model: Any) -> None:
-    edited(model.transformer.h[1].attn, "if attention_mask is not None:", "if False:", "eager_attention_forward")
+    edited(
+        model.transformer.h[1].attn, "if attention_mask is not None:", "if False:", "eager_attention_forward"
+    )
 
 
 def _no_scaling(model: Any) -> None:
@@ -138,7 +140,9 @@ def _no_tanh(model: Any) -> None:
 
 
 def _no_one(model: Any) -> None:
-    edited(model.model.layers[1].post_attention_layernorm, "(1.0 + self.weight.float())", "self.weight.float()")
+    edited(
+        model.model.layers[1].post_attention_layernorm, "(1.0 + self.weight.float())", "self.weight.float()"
+    )
 
 
 def _quantized(model: Any) -> None:
@@ -247,7 +251,10 @@ def _linear_layout(model: Any) -> None:
         for parent, name in ((block.attn, "c_proj"), (block.mlp, "c_fc"), (block.mlp, "c_proj")):
             conv = getattr(parent, name)
             layer = nn.Linear(*conv.weight.shape)
-            layer.weight.data, layer.bias.data = conv.weight.detach().t().contiguous(), conv.bias.detach().clone()
+            layer.weight.data, layer.bias.data = (
+                conv.weight.detach().t().contiguous(),
+                conv.bias.detach().clone(),
+            )
             setattr(parent, name, layer)
 
 
@@ -397,21 +404,21 @@ PAIRS: Final[tuple[Pair, ...]] = (
     Pair("positions off by one", "bert", _position_offset, "bert.embeddings|bert.embeddings.position_embeddings",
          r"slice|\[\]|start"),
     Pair("another activation", "llama", _silu, "model.layers.1.mlp.act_fn", r"silu.*relu"),
-    Pair("gate and up swapped", "llama", _gate_and_up, "model.layers.0.mlp(.act_fn)?", r"silu"),
+    Pair("gate and up swapped", "llama", _gate_and_up, "model.layers.0.mlp(.act_fn)?", r"takes.*gate.*up"),
     Pair("sense of the mask", "llama", _mask_sense, "model.layers.0.self_attn", r"masked_fill|=="),
-    Pair("mask not applied", "gpt2", _no_mask, "transformer.h.1.attn", r"\badd\b|\+"),
-    Pair("scores not scaled", "gpt2", _no_scaling, "transformer.h.0.attn", r"\bmul\b|\*"),
+    Pair("mask not applied", "gpt2", _no_mask, "transformer.h.1.attn", r"^\+ "),
+    Pair("scores not scaled", "gpt2", _no_scaling, "transformer.h.0.attn", r"^\* "),
     Pair("extra scaling", "llama", _extra_scaling, "model.layers.2", r"(\bmul\b|\*).*0\.5"),
-    Pair("residual left out", "gpt2", _no_residual, "transformer.h.1", r"\badd\b|\+"),
-    Pair("norm before the residual", "gpt2", _norm_moved, "transformer.h.2", r"\+|add"),
-    Pair("token types left out", "bert", _no_token_types, "bert.embeddings", r"\+|add"),
+    Pair("residual left out", "gpt2", _no_residual, "transformer.h.1", r"^\+ "),
+    Pair("norm before the residual", "gpt2", _norm_moved, "transformer.h.2", r"^\+ "),
+    Pair("token types left out", "bert", _no_token_types, "bert.embeddings", r"^\+ "),
     Pair("tanh left out", "bert", _no_tanh, "bert.pooler(.activation)?", r"tanh"),
-    Pair("1 + weight left out", "gemma", _no_one, "model.layers.1.post_attention_layernorm", r"\+|add"),
+    Pair("1 + weight left out", "gemma", _no_one, "model.layers.1.post_attention_layernorm", r"^\+ "),
     Pair("rounded to 8 bits", "llama", _quantized, "model.layers.1.mlp", r"float8|f8e4m3|Tensor.to"),
     Pair("heads viewed wrongly", "llama", _wrong_heads, "model.layers.0.self_attn", r"view|transpose"),
     Pair("heads repeated in turn", "llama", _repeated_heads, "model.layers.1.self_attn", r"expand|\[\]|unsqueeze"),
-    Pair("rotation reversed", "llama", _rotated_wrong, "model.layers.0.self_attn", r"neg|cat|\-"),
-    Pair("position bias left out", "t5", _no_position_bias, "encoder.block.0.layer.0.SelfAttention", r"add|\+"),
+    Pair("rotation reversed", "llama", _rotated_wrong, "model.layers.0.self_attn", r"^-.*takes"),
+    Pair("position bias left out", "t5", _no_position_bias, "encoder.block.0.layer.0.SelfAttention", r"^\+ "),
     Pair("router not normalised", "mixtral", _no_router_norm, "model.layers.0.mlp.gate", r"div|/"),
     Pair("dropout left on", "gpt2", _dropout_on, "transformer.h.1.mlp.dropout", r"dropout"),
     Pair("a layer missing", "llama", _layer_missing, "model.layers.1", r"layers\.1"),
@@ -419,7 +426,7 @@ PAIRS: Final[tuple[Pair, ...]] = (
     Pair("bias left out", "llama", _bias_missing, "model.layers.1.self_attn.k_proj", r"bias",
          settings=(_BIASED, _BIASED)),
     Pair("bias left out of BERT", "bert", _bias_missing_gpt2, "bert.encoder.layer.1.intermediate.dense", r"bias"),
-    Pair("tied weights untied", "gpt2", _untied, "lm_head", r"lm_head\.weight|wte\.weight"),
+    Pair("tied weights untied", "gpt2", _untied, "lm_head", r"lm_head\.weight"),
     Pair("another rotary base", "llama", _rotary_base, "model.rotary_emb", r"inv_freq"),
     Pair("a changed running mean", "resnet", _running_mean,
          "resnet.encoder.stages.0.layers.0.layer.2.normalization", r"running_mean"),

@@ -96,7 +96,7 @@ class Stats:
     """
 
     fingerprint: bool | Literal["views"] = True
-    parameters: bool = False
+    parameters: bool = True
     modules: Globs = None
     ops: Globs = None
 

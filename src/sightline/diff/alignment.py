@@ -17,7 +17,7 @@ import numpy as np
 
 from sightline.diff.constants import floats, same
 from sightline.diff.module_calls import ModulePairs
-from sightline.diff.op_names import MAKERS
+from sightline.diff.op_names import MAKERS, ONE_RESULT, UNSET
 from sightline.diff.sequences import Ints, aligned
 from sightline.diff.side import Side
 from sightline.diff.values import State, Values
@@ -43,14 +43,15 @@ class Alignment:
         self._fed_b = self._by_inputs(b)
         self._follow(partners)
         self._pair_by_numbers()
-        self._follow({})
+        self._follow({})  # again, with what the numbers have told
 
     # -- what is compared ----------------------------------------------------------------------
 
     def checked(self) -> Iterator[tuple[int, int]]:
         """The pairs of values whose numbers are compared: what ops make, what calls return, and leaves."""
+        spare = self._spare()
         for one, other in enumerate(self.values_a):
-            if other >= 0 and (self.a.origin[one] == one or self.b.origin[other] == other):
+            if other >= 0 and one not in spare and (self.a.origin[one] == one or self.b.origin[other] == other):
                 yield one, other
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
@@ -58,6 +59,15 @@ class Alignment:
             for one, other in zip(*self.exchanged(x, y, "outputs"), strict=False):
                 if self.values_a[one] != other:
                     yield one, other
+
+    def _spare(self) -> set[int]:
+        """Results that only serve the backward pass, and memory that nobody has set yet."""
+        first = np.array([1 if name in ONE_RESULT else 0 if name in UNSET else -1 for name in self.a.names] or [-1])
+        firsts = first[self.a.data.ops.name]
+        found: set[int] = set()
+        for op in np.flatnonzero((firsts >= 0) & self.a.compared).tolist():
+            found.update(self.a.outputs(op)[int(firsts[op]) :])
+        return found
 
     def place(self, one: int, other: int) -> int:
         """Where in the order of the first run a pair stands: when it was made, or first used."""
@@ -173,14 +183,22 @@ class Alignment:
                 found[int(home[part[0]]), int(phase[part[0]])] = chosen[part]
         return found
 
-    def _inner_calls(self) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], dict[tuple[int, int], list[tuple[int, int]]]]:
+    def _inner_calls(
+        self,
+    ) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], dict[tuple[int, int], list[tuple[int, int]]]]:
         """Per paired call and phase, the paired calls inside it: where each begins, and its token."""
-        made: tuple[dict[tuple[int, int], list[tuple[int, int]]], ...] = (defaultdict(list), defaultdict(list))
+        made: tuple[dict[tuple[int, int], list[tuple[int, int]]], ...] = (
+            defaultdict(list),
+            defaultdict(list),
+        )
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
                 continue
             token = self.a.word(("calls", x, y))
-            for side, call, homes, found in ((self.a, x, self._home_a, made[0]), (self.b, y, self._home_b, made[1])):
+            for side, call, homes, found in (
+                (self.a, x, self._home_a, made[0]),
+                (self.b, y, self._home_b, made[1]),
+            ):
                 calls = side.data.calls
                 parent = int(calls.parent[call])
                 home = int(homes[parent]) if parent >= 0 else -1
@@ -203,7 +221,9 @@ class Alignment:
         names, origin, producer = side.name.tolist(), side.origin, side.producer
         for op in np.flatnonzero(side.compared & ~side.layout).tolist():
             fed = {origin[value] for value in side.inputs(op)}
-            found[names[op], tuple(sorted(v for v in fed if producer[v] >= 0 or v in side.parameter_names))].append(op)
+            found[
+                names[op], tuple(sorted(v for v in fed if producer[v] >= 0 or v in side.parameter_names))
+            ].append(op)
         return found
 
     def _follow(self, partners: dict[int, int]) -> None:
@@ -211,7 +231,9 @@ class Alignment:
         a, layout = self.a, self.a.layout.tolist()
         for op in np.flatnonzero(a.compared).tolist():
             if self.ops_a[op] >= 0:
-                continue
+                if partners or layout[op] or not self._contradicts(op, self.ops_a[op]):
+                    continue
+                self._part(op)
             if layout[op]:
                 self._follow_layout(op)
                 continue
@@ -227,7 +249,11 @@ class Alignment:
         if source < 0:
             return
         size = len(self.a.outputs(op))
-        free = [other for other in self._layouts_b.get((source, int(self.a.name[op])), ()) if self.ops_b[other] < 0]
+        free = [
+            other
+            for other in self._layouts_b.get((source, int(self.a.name[op])), ())
+            if self.ops_b[other] < 0
+        ]
         for other in free:
             if len(self.b.outputs(other)) == size and self._shape(self.a, op) == self._shape(self.b, other):
                 self._pair(op, other)
@@ -281,6 +307,14 @@ class Alignment:
         self.ops_a[op], self.ops_b[other] = other, op
         for one, its in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
             self._join(one, its)
+
+    def _part(self, op: int) -> None:
+        """Undo a pair."""
+        other = self.ops_a[op]
+        self.ops_a[op] = self.ops_b[other] = -1
+        for one, its in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
+            if self.values_a[one] == its:
+                self.values_a[one] = self.values_b[its] = -1
 
     # -- by numbers ----------------------------------------------------------------------------
 
@@ -351,7 +385,9 @@ def _all_keys(side: Side, bits: bool) -> list[Ints]:
     return made
 
 
-def _tokens(ops: Ints, keys: list[Ints], inner: list[tuple[int, int]], side: Side) -> tuple[list[Ints], list[int]]:
+def _tokens(
+    ops: Ints, keys: list[Ints], inner: list[tuple[int, int]], side: Side
+) -> tuple[list[Ints], list[int]]:
     """Keys of ops and of the calls between them, and what each place stands for: an op, or -1."""
     if not inner:
         return [each[ops] for each in keys], ops.tolist()

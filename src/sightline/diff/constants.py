@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from sightline.diff.op_names import MAKERS
 from sightline.trace.forms import SLOT, Elided, Record, Symbol
 from sightline.trace.tables import Op
 
@@ -18,6 +17,11 @@ _STORAGE: Final = frozenset(
     "compute_log_sumexp need_attn_weights momentum".split()
 )
 _HUGE: Final = 6e4  #: what masks are filled with in any precision
+#: What code asks of a dtype, in each: the distance of neighbours around one, and the smallest normal number.
+_LIMITS: Final = (
+    (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7),
+    (2.2250738585072014e-308, 2.0**-126, 2.0**-14),
+)
 _ROUNDED: Final = 8e-3  #: a constant that was rounded to bfloat16
 
 
@@ -78,7 +82,10 @@ def floats(op: Op) -> list[float]:
     return [
         float(item)
         for _, item in constants(op)
-        if isinstance(item, float) and math.isfinite(item) and abs(item) not in (0.0, 1.0) and abs(item) < _HUGE
+        if isinstance(item, float)
+        and math.isfinite(item)
+        and abs(item) not in (0.0, 1.0)
+        and abs(item) < _HUGE
     ]
 
 
@@ -115,12 +122,13 @@ def same(x: Any, y: Any, rank: int = 0) -> bool:
             return True
         if abs(x) >= _HUGE and abs(y) >= _HUGE and (x < 0) == (y < 0):
             return True
+        if any(_among(x, limits) and _among(y, limits) for limits in _LIMITS):
+            return True
         return math.isclose(x, y, rel_tol=_ROUNDED)
     if isinstance(x, Symbol) and isinstance(y, Symbol):
         return x.text == y.text or (" at 0x" in x.text and " at 0x" in y.text)
     return False
 
 
-def is_making(op: Op, name: str) -> bool:
-    """Whether an op makes a tensor out of nothing: its sizes are no constants to compare."""
-    return name in MAKERS and not len(op.inputs)
+def _among(number: float, limits: tuple[float, ...]) -> bool:
+    return any(math.isclose(number, limit, rel_tol=1e-6) for limit in limits)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.diff.alignment import Alignment
+from sightline.diff.op_names import DECIDING
 from sightline.diff.reasons import Reason, Reasons, is_coarser
 from sightline.diff.regions import Region, Regions
 from sightline.diff.values import State, Verdict
@@ -18,7 +19,9 @@ from sightline.diff.values import State, Verdict
 _GROWTH: Final = 3.0
 #: The same where nothing explains it: some ops let the error of their inputs grow.
 _GROWTH_ALONE: Final = 12.0
-_COARSE: Final = 2.0**-12  #: with roundings coarser than this, near values do not tell a constant from another
+_COARSE: Final = (
+    2.0**-12
+)  #: with roundings coarser than this, near values do not tell a constant from another
 _BEYOND: Final = 3  #: values that agree only by statistics, on the way to a reason
 _MOST: Final = 64  #: candidates that are looked into
 _ISOLATED: Final = 4  #: casts to a coarser precision; where there are more it is how the run is meant
@@ -39,13 +42,17 @@ class Divergence:
     def text(self) -> str:
         """One sentence: what, where on both sides, and how well the inputs agree."""
         reason = self.reason
-        one, other = reason.a, reason.b
-        name = (one or other).name if one or other else "a value"
-        if one and other and one.name != other.name:
-            name = f"{one.name} | {other.name}"
-        where = one.where if one else ""
-        against = f"; second side{other.where}" if other and other.where != where else ""
-        return f"{name}{where}: {reason.text}{against}; {self.inputs_text}"
+        one, other = (None, reason.b) if reason.side == "b" else (reason.a, reason.b)
+        if reason.side == "a":
+            other = None
+        place = one or other
+        if place is None:
+            return f"{reason.text}; {self.inputs_text}"
+        name = place.name if one is None or other is None or one.name == other.name else f"{one.name} | {other.name}"
+        against = ""
+        if one is not None and other is not None and one.where != other.where:
+            against = other.where if " against " in reason.text else f"; second side{other.where}"
+        return f"{name}{place.where}: {reason.text}{against}; {self.inputs_text}"
 
     @property
     def inputs_text(self) -> str:
@@ -65,6 +72,11 @@ class Divergence:
 def number(value: float) -> float | str:
     """A number for JSON, which has neither NaN nor infinity."""
     return value if math.isfinite(value) else str(value)
+
+
+def _size(norm: float, count: int) -> float:
+    """The root of the mean square."""
+    return norm / math.sqrt(max(1, count)) if math.isfinite(norm) else 0.0
 
 
 class Divergences:
@@ -101,12 +113,34 @@ class Divergences:
                 return None
             if reason.kind == "unexplained":
                 region, reason = self._further(one, other, region, reason)
+            if reason.kind == "unexplained" and self._is_rounding(one, other, verdict, region):
+                return None
         else:
-            known = self.reasons.strong(region) if strong and self._tells(one, other, verdict, region) else None
+            known = (
+                self.reasons.strong(region) if strong and self._tells(one, other, verdict, region) else None
+            )
             if known is None:
                 return None
             reason = known
         return Divergence(one, other, verdict, reason, region, region.error)
+
+    def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
+        """Whether the rounding of inputs explains what the same ops make of them.
+
+        What is left of a sum that nearly cancels is as far off as its terms are, and a decision between two
+        numbers that are nearly the same may go either way.
+        """
+        made = self._made
+        if any(made.a.op_name(op) in DECIDING for op in region.ops_a):
+            pairs = [(value, made.values_a[value]) for value in region.edge_a]
+            return any(made.compare.rounding(*pair) >= _COARSE for pair in [*pairs, (one, other)])
+        numbers = made.a.numbers(one)
+        if numbers is None or not math.isfinite(verdict.error):
+            return False
+        size = _size(numbers.l2, made.a.numel[one])
+        given = [(made.a.numbers(value), made.a.numel[value]) for value in region.edge_a]
+        largest = max((_size(found.l2, count) for found, count in given if found is not None), default=0.0)
+        return verdict.error * size <= made.compare.tolerances(one, other)[0] * largest
 
     def _further(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
         """The nearest reason beyond inputs that agree by their statistics alone."""
@@ -206,4 +240,3 @@ class Divergences:
                 one, other = (value, partners[value]) if first else (partners[value], value)
                 yield made.place(one, other), one, other, True
                 return
-

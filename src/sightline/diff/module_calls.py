@@ -56,7 +56,10 @@ class ModulePairs:
                     for calls, known in zip((ours, theirs), met, strict=True)]  # fmt: skip
             if not (lone[0] and lone[1]):
                 break
-            opened = _opened(ours, set(lone[0]), self._a.children), _opened(theirs, set(lone[1]), self._b.children)
+            opened = (
+                _opened(ours, set(lone[0]), self._a.children),
+                _opened(theirs, set(lone[1]), self._b.children),
+            )
             if opened == (ours, theirs):
                 break
             ours, theirs = opened

@@ -40,7 +40,17 @@ MAKERS: Final = frozenset(
     "zeros ones empty full arange linspace eye zeros_like ones_like empty_like full_like new_zeros new_ones "
     "new_full new_empty empty_strided tensor fill zero scalar_tensor".split()
 )
-MATMULS: Final = frozenset("mm bmm addmm matmul linear baddbmm addbmm einsum".split())
+#: Ops that make a tensor of whatever the memory held.
+UNSET: Final = frozenset("empty empty_like new_empty empty_strided resize new_empty_strided".split())
+#: Ops whose further results only serve the backward pass: of means that are nearly zero all digits are rounding.
+ONE_RESULT: Final = frozenset(
+    "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()
+)
+#: Ops that decide: a rounding may turn their result over.
+DECIDING: Final = frozenset(
+    "topk argmax argmin sort argsort max min gt ge lt le eq ne nonzero unique searchsorted bucketize round floor "
+    "ceil sign multinomial kthvalue median mode".split()
+)
 
 
 @lru_cache(maxsize=65536)

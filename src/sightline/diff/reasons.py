@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +33,7 @@ class Reason:
     text: str  #: ``eps 1e-05 against 1e-06``
     a: Place | None = None
     b: Place | None = None
+    side: str = ""  #: "a" or "b" where only one side has what the text is about
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "text": self.text, "a": self.a.to_dict() if self.a else None,
@@ -92,10 +92,16 @@ class Reasons:
         call, op = calls
         kind = side.module(call).type
         text = f"{side.label(call)} ({kind}) ran only on the {'first' if first else 'second'} side"
-        places = self._places(region, op if first else -1, -1 if first else op)
-        return Reason("module", text, *places)
+        one, other = self._places(region, op if first else -1, -1 if first else op)
+        if first and one is not None:
+            one = replace(one, name=side.label(call), module=side.label(call))
+        elif other is not None:
+            other = replace(other, name=side.label(call), module=side.label(call))
+        return Reason("module", text, one, other, "a" if first else "b")
 
-    def _lone_call(self, ops: list[int], side: Side, paired: Any, partners: list[int]) -> tuple[int, int] | None:
+    def _lone_call(
+        self, ops: list[int], side: Side, paired: Any, partners: list[int]
+    ) -> tuple[int, int] | None:
         """The outermost call without a partner that ran one of the ops, and the op."""
         parents = side.data.calls.parent
         for op in ops:
@@ -122,13 +128,11 @@ class Reasons:
             first = lone[0] >= 0
             side, value = (made.a, lone[0]) if first else (made.b, lone[1])
             text = f"{side.parameter_names[value]} is used only on the {'first' if first else 'second'} side"
-            return self._at_first(region, "parameter", text, lone[0], lone[1])
+            return self._at_first(region, "parameter", text, lone[0], lone[1], "a" if first else "b")
         return None
 
     def _lone_parameter(self, leaves: list[int], side: Side, partners: list[int]) -> int:
         """A parameter of a region that the other side does not use there."""
-        other = self._made.values_b if side is self._made.a else self._made.values_a
-        del other
         for value in leaves:
             if value in side.parameter_names and partners[value] < 0:
                 return value
@@ -138,7 +142,7 @@ class Reasons:
         for x, y in self._pairs(region):
             found = self._semantic(x, y)
             if found:
-                shown = ", ".join(_constant_text(each) for each in found[:3])
+                shown = ", ".join(_constant_text(each, self._made.a.op_name(x)) for each in found[:3])
                 return Reason("constant", shown, self.places[0].of(x), self.places[1].of(y))
         return self._lone_constants(region)
 
@@ -170,12 +174,12 @@ class Reasons:
                  for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
         if max(drawn) < 0:
             return None
-        both = min(drawn) >= 0
         first, second = self._places(region, *drawn)
-        place = first if drawn[0] >= 0 else second
-        assert place is not None
-        where = "both sides draw random numbers" if both else f"{place.name} draws random numbers only on the {'first' if drawn[0] >= 0 else 'second'} side"
-        return Reason("random", where, first, second)
+        if min(drawn) >= 0:
+            return Reason("random", "both sides draw random numbers", first, second)
+        which = "a" if drawn[0] >= 0 else "b"
+        text = f"draws random numbers, only on the {_SIDES[which]} side"
+        return Reason("random", text, first, second, which)
 
     def _op(self, region: Region) -> Reason | None:
         """Ops that only one side has, or others in their place."""
@@ -187,7 +191,11 @@ class Reasons:
         places = self._places(region, left[0] if left else -1, right[0] if right else -1)
         if left and right:
             return Reason("op", f"{texts[0]} against {texts[1]}", *places)
-        text = f"{texts[0]} is missing on the second side" if left else f"{texts[1]} is missing on the first side"
+        text = (
+            f"{texts[0]} is missing on the second side"
+            if left
+            else f"{texts[1]} is missing on the first side"
+        )
         return Reason("op", text, *places)
 
     def _harmful(self, ops: list[int], side: Side) -> list[int]:
@@ -209,10 +217,12 @@ class Reasons:
             (False, self._made.b, region.ops_b, self._made.ops_b),
         ):
             for op in ops:
-                if is_coarser(side, op) and partners[op] < 0:
+                if partners[op] < 0 and is_coarser(side, op):
                     dtype = side.index.ops[op].outputs[0].dtype
                     text = f"only the {'first' if first else 'second'} side rounds to {dtype_name(dtype)} ({dtype})"
-                    return Reason("precision", text, *self._places(region, op if first else -1, -1 if first else op))
+                    return Reason(
+                        "precision", text, *self._places(region, op if first else -1, -1 if first else op)
+                    )
         return None
 
     def _layout(self, region: Region) -> Reason | None:
@@ -220,7 +230,9 @@ class Reasons:
         a, b = self._made.a, self._made.b
         texts, firsts = [], []
         for side, ops, partners in ((a, region.ops_a, self._made.ops_a), (b, region.ops_b, self._made.ops_b)):
-            lone = [op for op in ops if side.layout[op] and partners[op] < 0 and side.op_name(op) not in _SILENT]
+            lone = [
+                op for op in ops if side.layout[op] and partners[op] < 0 and side.op_name(op) not in _SILENT
+            ]
             texts.append(" ".join(_layout_text(side, op) for op in lone[:4]))
             firsts.append(lone[0] if lone else -1)
         paired = [(x, self._made.ops_a[x]) for x in region.ops_a if a.layout[x] and self._made.ops_a[x] >= 0]
@@ -235,23 +247,34 @@ class Reasons:
         return Reason("layout", text, *self._places(region, *firsts))
 
     def _wiring(self, region: Region) -> Reason | None:
-        """Other values go in."""
+        """Other values go in: other parts of the same, or of others."""
         made = self._made
+        for x, y in self._pairs(region):
+            for one, other in zip(made.a.inputs(x), made.b.inputs(y), strict=False):
+                its, mine = made.values_a[one], made.values_b[other]
+                crossed = its >= 0 and mine >= 0 and its != other and its not in made.b.inputs(y)
+                if crossed and made.a.origin[one] == made.a.origin[mine]:
+                    text = f"takes {self._source(made.a, one, 0)} against {self._source(made.b, other, 1)}"
+                    return Reason("wiring", text, self.places[0].of(x), self.places[1].of(y))
         ours = {made.values_a[value] for value in region.edge_a}
         theirs = set(region.edge_b)
         if ours == theirs or not ours or not theirs:
             return None
         lone = sorted(ours - theirs), sorted(theirs - ours)
         texts = [
-            f"takes {self._source(made.a, made.values_b[lone[0][0]], 0)}" if lone[0] else "takes nothing else",
-            f"takes {self._source(made.b, lone[1][0], 1)}" if lone[1] else "not",
+            f"takes {self._source(made.a, made.values_b[lone[0][0]], 0)}"
+            if lone[0]
+            else "takes nothing else",
+            self._source(made.b, lone[1][0], 1) if lone[1] else "nothing else",
         ]
         ops = region.ops_a[-1] if region.ops_a else -1, region.ops_b[-1] if region.ops_b else -1
         return Reason("wiring", f"{texts[0]} against {texts[1]}", *self._places(region, *ops))
 
     def _source(self, side: Side, value: int, which: int) -> str:
         maker = side.producer[value]
-        return str(self.places[which].of(maker)) if maker >= 0 else side.index.values[value].name or "an input"
+        return (
+            str(self.places[which].of(maker)) if maker >= 0 else side.index.values[value].name or "an input"
+        )
 
     def _unexplained(self, region: Region) -> Reason:
         a, b = self._made.a, self._made.b
@@ -289,34 +312,45 @@ class Reasons:
         pairs = self._pairs(region)
         ours, theirs = {x for x, _ in pairs}, {y for _, y in pairs}
         left, right = self._lone(region)
-        return [op for op in left if op not in ours], [op for op in right if op not in theirs]
+        made = self._made
+        return (
+            [op for op in left if op not in ours and made.ops_a[op] < 0],
+            [op for op in right if op not in theirs and made.ops_b[op] < 0],
+        )
 
-    def _at_first(self, region: Region, kind: str, text: str, value: int, other: int) -> Reason:
+    def _at_first(
+        self, region: Region, kind: str, text: str, value: int, other: int, which: str = ""
+    ) -> Reason:
         """A reason that is a value: placed where it is first used."""
         found = []
         for side, ops, wanted in ((self._made.a, region.ops_a, value), (self._made.b, region.ops_b, other)):
-            using = [op for op in ops if wanted in side.inputs(op) or any(side.origin[v] == wanted for v in side.inputs(op))]
+            using = [
+                op
+                for op in ops
+                if wanted in side.inputs(op) or any(side.origin[v] == wanted for v in side.inputs(op))
+            ]
             computing = [op for op in using if not side.layout[op]]
-            found.append((computing or using or ops or [-1])[0])
-        return Reason(kind, text, *self._places(region, *found))
+            found.append((computing or using or [-1])[0])
+        return Reason(kind, text, *self._places(region, *found), which)
 
     def _places(self, region: Region, x: int, y: int) -> tuple[Place | None, Place | None]:
         """Places of two ops; where a side has none, that of the last op of its region."""
-        if x < 0 and region.ops_a:
-            x = region.ops_a[-1]
-        if y < 0 and region.ops_b:
-            y = region.ops_b[-1]
+        x = x if x >= 0 else _last(self._made.a, region.ops_a)
+        y = y if y >= 0 else _last(self._made.b, region.ops_b)
         return self.places[0].of(x) if x >= 0 else None, self.places[1].of(y) if y >= 0 else None
 
-    @cached_property
-    def _nothing(self) -> None:
-        return None
 
-
+_SIDES: Final = {"a": "first", "b": "second"}
 #: Layout ops that change nothing that an order or a shape could show.
 _SILENT: Final = frozenset("contiguous clone detach alias to lift_fresh".split())
 #: Layout ops whose constants say which elements are shown.
 _CUTS: Final = frozenset("slice select narrow split unbind permute transpose expand".split())
+
+
+def _last(side: Side, ops: list[int]) -> int:
+    """The last op that computes, or the last of all; -1 where there is none."""
+    computing = [op for op in ops if not side.layout[op]]
+    return (computing or ops or [-1])[-1]
 
 
 def is_coarser(side: Side, op: int) -> bool:
@@ -324,7 +358,9 @@ def is_coarser(side: Side, op: int) -> bool:
     if side.op_name(op) != "to":
         return False
     given, made = side.inputs(op), side.outputs(op)
-    return bool(given and made) and side.rounding[made[0]] > side.history[given[0]] > 0
+    if not given or not made or side.rounding[made[0]] <= side.usual_rounding:
+        return False
+    return side.rounding[made[0]] > side.history[given[0]] > 0
 
 
 def _layout_text(side: Side, op: int) -> str:
@@ -332,8 +368,13 @@ def _layout_text(side: Side, op: int) -> str:
     return f"{side.op_name(op)}→[{shape}]"
 
 
-def _constant_text(found: Constant) -> str:
-    return f"{found.name} {_number_text(found.a)} against {_number_text(found.b)}"
+def _constant_text(found: Constant, op: str = "") -> str:
+    name = _OPERANDS.get(op, found.name) if found.name in ("other", "argument 1", "exponent") else found.name
+    return f"{name} {_number_text(found.a)} against {_number_text(found.b)}"
+
+
+#: What the second operand of an op is called.
+_OPERANDS: Final = {"mul": "factor", "div": "divisor", "add": "term", "sub": "term", "pow": "exponent"}
 
 
 def _number_text(value: Any) -> str:

@@ -21,7 +21,9 @@ class Region:
     ops_b: list[int] = field(default_factory=list)
     edge_a: list[int] = field(default_factory=list)  #: values that agree, which the ops begin with
     edge_b: list[int] = field(default_factory=list)
-    leaves_a: list[int] = field(default_factory=list)  #: values that no op made: parameters, inputs, constants
+    leaves_a: list[int] = field(
+        default_factory=list
+    )  #: values that no op made: parameters, inputs, constants
     leaves_b: list[int] = field(default_factory=list)
     error: float = 0.0  #: how far apart the values at the edge are, at most
     begins_earlier: bool = False  #: an input differs already
@@ -73,7 +75,11 @@ class Regions:
             if maker < 0:
                 leaves.append(at)
                 continue
-            if verdict is not None and verdict.state is not State.UNKNOWN and self._is_solid(at, partner, first):
+            if (
+                verdict is not None
+                and verdict.state is not State.UNKNOWN
+                and self._is_solid(at, partner, first)
+            ):
                 if verdict.agrees and (verdict.state is State.SAME or not left):
                     edge.append(at)
                     region.error = max(region.error, verdict.error)
@@ -99,4 +105,3 @@ class Regions:
 
 def _computed(side: Side, value: int) -> bool:
     return side.origin[value] == value
-

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.diff.op_names import LAYOUT, plain_name
+from sightline.diff.spans import Span
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
 from sightline.trace.tables import Index, Numbers
 
@@ -28,9 +29,10 @@ ROUNDING: Final = {
 class Side:
     """A recording with what a comparison looks up: plain lists, one entry per op or value."""
 
-    def __init__(self, index: Index, level: str, words: dict[Any, int]) -> None:
+    def __init__(self, index: Index, level: str, words: dict[Any, int], span: Span) -> None:
         self.index = index
         self.data: TraceData = index.raw
+        self.span = span
         self._words = words  # shared by both sides: equal keys have equal numbers
         ops = self.data.ops
         self.input_offsets: list[int] = ops.input_offsets.tolist()
@@ -70,6 +72,7 @@ class Side:
             chosen = ops.level != _ATEN
         else:
             chosen[:] = False
+        chosen[: self.span.first_op] = chosen[self.span.end_op :] = False
         counts = np.diff(ops.output_offsets)
         chosen &= counts > 0
         if level != "none":
@@ -189,15 +192,25 @@ class Side:
         name = self.name[ops]
         plain = np.array([self.word(("op", n)) for n in name.tolist()], dtype=np.int64)
         sized = np.array(
-            [self.word(key) for key in zip(name.tolist(), sizes.tolist(), self._forms[ops].tolist(), strict=True)],
+            [
+                self.word(key)
+                for key in zip(name.tolist(), sizes.tolist(), self._forms[ops].tolist(), strict=True)
+            ],
             dtype=np.int64,
         )
         strict = np.full(len(ops), -1, dtype=np.int64)
         if fingerprints:
             rows = np.array(self.stat_row, dtype=np.int64)[made]
-            bits = np.where(rows >= 0, self.data.stats.fingerprint[np.maximum(rows, 0)], 0) if len(self.data.stats) else rows * 0
+            bits = (
+                np.where(rows >= 0, self.data.stats.fingerprint[np.maximum(rows, 0)], 0)
+                if len(self.data.stats)
+                else rows * 0
+            )
             strict = np.array(
-                [self.word((n, "bits", b)) if b else -1 for n, b in zip(name.tolist(), bits.tolist(), strict=True)],
+                [
+                    self.word((n, "bits", b)) if b else -1
+                    for n, b in zip(name.tolist(), bits.tolist(), strict=True)
+                ],
                 dtype=np.int64,
             )
         return [strict, sized, plain]
@@ -232,6 +245,11 @@ class Side:
         return found
 
     @cached_property
+    def usual_rounding(self) -> float:
+        """The rounding of the dtype that the parameters have, the coarsest of them."""
+        return max((ROUNDING.get(info.dtype, 0.0) for info, _ in self.parameters.values()), default=0.0)
+
+    @cached_property
     def parameter_names(self) -> dict[int, str]:
         """The value of a parameter or buffer and its path."""
         return {value: path for path, (_, value) in reversed(self.parameters.items()) if value >= 0}
@@ -240,7 +258,15 @@ class Side:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        return self.index.calls_of_parent
+        """The calls inside each call that are compared; -1 has the outermost."""
+        first, end = self.span.first_call, self.span.end_call
+        if (first, end) == (0, len(self.data.calls)):
+            return self.index.calls_of_parent
+        found: dict[int, list[int]] = {}
+        for call in range(first, end):
+            parent = int(self.data.calls.parent[call])
+            found.setdefault(parent if parent >= first else -1, []).append(call)
+        return found
 
     def module(self, call: int) -> ModuleInfo:
         return self.data.modules[int(self.data.calls.module[call])]

@@ -144,7 +144,9 @@ class Values:
             if self._rtol is not None or self._atol is not None:
                 fits = bool((apart <= (self._atol or 0.0) + (self._rtol or 0.0) * size).all())
             else:
-                fits = float(np.linalg.norm(apart)) <= self.tolerances(one, other)[0] * float(np.linalg.norm(size))
+                fits = float(np.linalg.norm(apart)) <= self.tolerances(one, other)[0] * float(
+                    np.linalg.norm(size)
+                )
             norm = float(np.linalg.norm(size))
             error = float(np.linalg.norm(apart)) / norm if norm else math.inf
         return Verdict(State.CLOSE if fits else State.DIFFERENT, error, "tensor")
