@@ -19,6 +19,7 @@ from sightline.diff.values import State, Verdict
 _GROWTH: Final = 3.0
 #: The same where nothing explains it: some ops let the error of their inputs grow.
 _GROWTH_ALONE: Final = 12.0
+_WEAK: Final = ("unexplained", "layout", "wiring")  #: reasons that an error has to be large for
 _COARSE: Final = (
     2.0**-12
 )  #: with roundings coarser than this, near values do not tell a constant from another
@@ -107,13 +108,15 @@ class Divergences:
         verdict = self._made.compare(one, other)
         if verdict.state is State.DIFFERENT:
             reason = self.reasons.of(region)
-            growth = _GROWTH_ALONE if reason.kind == "unexplained" else _GROWTH
-            grown = verdict.error > growth * region.error or not math.isfinite(verdict.error)
-            if not grown and reason.kind in ("unexplained", "layout", "wiring"):
+            far = not math.isfinite(verdict.error)
+            if reason.kind in _WEAK and not far and verdict.error <= _GROWTH * region.error:
                 return None
             if reason.kind == "unexplained":
                 region, reason = self._further(one, other, region, reason)
-            if reason.kind == "unexplained" and self._is_rounding(one, other, verdict, region):
+            if reason.kind == "unexplained" and (
+                (not far and verdict.error <= _GROWTH_ALONE * region.error)
+                or self._is_rounding(one, other, verdict, region)
+            ):
                 return None
         else:
             known = (
@@ -149,7 +152,7 @@ class Divergences:
             if wider.begins_earlier:
                 break
             found = self.reasons.of(wider)
-            if found.kind not in ("unexplained", "wiring"):
+            if found.kind not in _WEAK:
                 wider.error = region.error
                 return wider, found
         return region, reason
