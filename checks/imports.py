@@ -1,6 +1,7 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← diff, graph ← views ← convert ← api ← tracing ← diffs, compat, integrations ← cli
+    recording → trace ← analysis ← diff, graph ← views ← convert ← api ← tracing
+    tracing ← diffs, compat, integrations ← cli
 
 ``errors``, ``given``, ``notation``, ``options``, ``patterns``, ``ranks``, ``spying``, ``step_range`` and
 ``_version`` are below all.

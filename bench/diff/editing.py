@@ -1,7 +1,7 @@
 """One instance of a module runs an edited copy of its source: how differences are planted.
 
-``edited(layer, "scaling", "scaling * 2")`` gives the layer a ``forward`` with that change and leaves its class
-alone. With the name of a function the change is in that, which ``forward`` calls.
+``edited(layer, "scaling", "scaling * 2")`` gives the layer a ``forward`` with that change and leaves
+its class alone. With the name of a function the change is in that, which ``forward`` calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def edited(module: nn.Module, old: str, new: str, *functions: str) -> nn.Module:
         _define(inspect.unwrap(namespace[function]), old, new, namespace)
         old = new = ""
     _define(forward, old, new, namespace)
-    module.forward = MethodType(namespace["forward"], module)  # type: ignore[method-assign]  # of this one
+    module.forward = MethodType(namespace["forward"], module)
     return module
 
 

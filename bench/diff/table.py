@@ -2,8 +2,9 @@
 
     python bench/diff/table.py [--only TEXT] [--verbose]
 
-Every pair is compared twice: both models in float32, and the first in float32 with the second in bfloat16. Right
-is a verdict that names the module and the reason; of pairs that are equal up to rounding, that there is none.
+Every pair is compared twice: both models in float32, and the first in float32 with the second in bfloat16.
+Right is a verdict that names the module and the reason; of pairs that are equal up to rounding, that there is
+none.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from tiny_models import Inputs
 from pairs import PAIRS, Pair
+from tiny_models import Inputs
 
 import sightline as sl
 

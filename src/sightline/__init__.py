@@ -126,7 +126,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This module, with ``sl.trace`` and ``sl.diff`` always the functions and never the folders of these names.
+    """This module, with ``sl.trace`` and ``sl.diff`` never the folders of these names.
 
     Importing a subpackage binds it as an attribute of its parent. Without this, ``sl.trace`` would
     turn into the package of trace data as soon as any view is imported.

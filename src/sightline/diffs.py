@@ -41,7 +41,7 @@ class Diff:
 
     @property
     def verdict(self) -> str:
-        """ "same", "close", "different" or "unknown"."""
+        """One of "same", "close", "different" and "unknown"."""
         return self.comparison.verdict
 
     @property
@@ -102,7 +102,7 @@ class Diff:
 
     @checked
     def source(self, *, everything: bool = False) -> View:
-        """Both sources side by side with their ops; around the divergence, or all with ``everything=True``."""
+        """Both sources side by side: around the divergence, or all of them with ``everything=True``."""
         from sightline.views.diff_source import source_view
 
         return source_view(self, everything=everything)
@@ -165,18 +165,26 @@ def diff(
     from sightline.diff.comparison import VALUES, compare
 
     one_of("values", values, VALUES)
-    for name, number in (("rtol", rtol), ("atol", atol)):
-        if number is not None and (
-            isinstance(number, bool) or not isinstance(number, int | float) or number < 0
-        ):
-            raise UsageError(f"{name}={said(number)} must be a number from 0 up, or None.")
-    if rename is not None and not (
-        isinstance(rename, Mapping) and all(isinstance(part, str) for pair in rename.items() for part in pair)
-    ):
-        raise UsageError(f'rename={said(rename)} must be a dict of names: {{"mixer": "attn"}}.')
+    _check_numbers({"rtol": rtol, "atol": atol})
+    _check_names(rename)
     first, second = _recordings(a, b, args, dict(kwargs or {}))
     found = compare(first.index, second.index, rename=rename, rtol=rtol, atol=atol, values=values, step=step)
     return Diff(first, second, found)
+
+
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    for name, number in given.items():
+        if number is not None and (type(number) not in (int, float) or number < 0):
+            raise UsageError(f"{name}={said(number)} must be a number from 0 up, or None.")
+
+
+def _check_names(rename: Any) -> None:
+    if rename is None:
+        return
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(part, str) for pair in rename.items() for part in pair
+    ):
+        raise UsageError(f'rename={said(rename)} must be a dict of names: {{"mixer": "attn"}}.')
 
 
 def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
@@ -192,10 +200,11 @@ def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             )
     from sightline.tracing import recorded
 
-    if len(args) == 1 and isinstance(args[0], tuple | list):
-        args = tuple(args[0])
-    elif len(args) == 1 and isinstance(args[0], dict):
-        args, kwargs = (), {**args[0], **kwargs}
+    only = args[0] if len(args) == 1 else None
+    if isinstance(only, tuple | list):
+        args = tuple(only)
+    elif isinstance(only, dict):
+        args, kwargs = (), {**only, **kwargs}
     return recorded(a, args, kwargs, "a"), recorded(b, args, kwargs, "b")
 
 

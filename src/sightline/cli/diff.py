@@ -36,7 +36,8 @@ _FAILURES = {
 )
 @click.argument("a", metavar="A", type=click.Path())
 @click.argument("b", metavar="B", type=click.Path())
-@click.option("--view", type=click.Choice(["verdict", "modules", "source"]), default="verdict", show_default=True,
+@click.option("--view", type=click.Choice(["verdict", "modules", "source"]), default="verdict",
+              show_default=True,
               help="The verdict, the table of modules, or both sources side by side.")  # fmt: skip
 @click.option(
     "--all", "everything", is_flag=True, help="source: all lines, not only those around the divergence."
@@ -53,18 +54,20 @@ _FAILURES = {
 @click.option("--step", metavar="NAME", help="Only this step.")
 @click.option("--step-b", metavar="NAME", help="The step of B, where it is another.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
-@click.option("--fail-on", type=click.Choice(list(_FAILURES)), help="Exit code 3 if the runs diverge, are not the "
-              "same to the bit, or diverge or cannot be compared.")  # fmt: skip
+@click.option("--fail-on", type=click.Choice(list(_FAILURES)),
+              help="Exit code 3 if the runs diverge; rounding: also if they are not the same to the bit; "
+              "unknown: also if no values could be compared.")  # fmt: skip
 @screen_options
 def command(
-    a: str, b: str, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None, atol: float | None,
-    values: str, step: str | None, step_b: str | None, as_json: bool, fail_on: str | None, screen: Screen,
+    a: str, b: str, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,
+    atol: float | None, values: str, step: str | None, step_b: str | None, as_json: bool,
+    fail_on: str | None, screen: Screen,
 ) -> None:  # fmt: skip
     """Tell where two recordings part.
 
     The first true divergence is the first value that differs although all that it was made of agrees: it is
-    named with its line and module on both sides and the likely reason. Record both with statistics: `sightline
-    run --stats`.
+    named with its line and module on both sides and the likely reason. Record both with statistics:
+    `sightline run --stats`.
     """
     from sightline.diffs import diff
 

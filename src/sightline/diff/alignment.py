@@ -1,9 +1,9 @@
 """Which op and which value of one recording is which of the other.
 
-Modules are paired first. The ops of a pair of calls are then two sequences, aligned by name, size, constants and
-fingerprint. One pass in the order of the run follows the data: layout ops go with their inputs, and a pair whose
-values differ although other inputs go in is taken apart and tried again by what goes in. What is left is paired
-by its numbers: one matrix product in place of three, a fused op in place of its parts.
+Modules are paired first. The ops of a pair of calls are then two sequences, aligned by name, size, constants
+and fingerprint. One pass in the order of the run follows the data: layout ops go with their inputs, and a
+pair whose values differ although other inputs go in is taken apart and tried again by what goes in. What is
+left is paired by its numbers: one matrix product in place of three, a fused op in place of its parts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Alignment:
         self._fed_b = self._by_inputs(b)
         self._follow(partners)
         self._pair_by_numbers()
-        self._follow({})  # again, with what the numbers have told
+        if self.by_numbers:
+            self._follow({})  # again, with what the numbers have told
 
     # -- what is compared ----------------------------------------------------------------------
 
@@ -51,7 +52,11 @@ class Alignment:
         """The pairs of values whose numbers are compared: what ops make, what calls return, and leaves."""
         spare = self._spare()
         for one, other in enumerate(self.values_a):
-            if other >= 0 and one not in spare and (self.a.origin[one] == one or self.b.origin[other] == other):
+            if (
+                other >= 0
+                and one not in spare
+                and (self.a.origin[one] == one or self.b.origin[other] == other)
+            ):
                 yield one, other
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
@@ -62,15 +67,17 @@ class Alignment:
 
     def _spare(self) -> set[int]:
         """Results that only serve the backward pass, and memory that nobody has set yet."""
-        first = np.array([1 if name in ONE_RESULT else 0 if name in UNSET else -1 for name in self.a.names] or [-1])
+        first = np.array(
+            [1 if name in ONE_RESULT else 0 if name in UNSET else -1 for name in self.a.names] or [-1]
+        )
         firsts = first[self.a.data.ops.name]
         found: set[int] = set()
         for op in np.flatnonzero((firsts >= 0) & self.a.compared).tolist():
             found.update(self.a.outputs(op)[int(firsts[op]) :])
         return found
 
-    def place(self, one: int, other: int) -> int:
-        """Where in the order of the first run a pair stands: when it was made, or first used."""
+    def place(self, one: int) -> int:
+        """Where in the order of the first run a value stands: when it was made, or first used."""
         maker = self.a.producer[one]
         if maker < 0:
             return self.users.get(one, [len(self.a.data.ops)])[0]
@@ -110,7 +117,7 @@ class Alignment:
     # -- leaves --------------------------------------------------------------------------------
 
     def _pair_leaves(self) -> None:
-        """What goes into paired module calls from outside, their parameters, and the others by their names."""
+        """What goes into paired calls from outside, their parameters, and all others by their names."""
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
                 continue
@@ -161,8 +168,8 @@ class Alignment:
             its = theirs.get((other, phase))
             if its is None:
                 continue
-            tokens_a, places_a = _tokens(mine, keys_a, inner_a.get((home, phase), []), self.a)
-            tokens_b, places_b = _tokens(its, keys_b, inner_b.get((other, phase), []), self.b)
+            tokens_a, places_a = _tokens(mine, keys_a, inner_a.get((home, phase), []))
+            tokens_b, places_b = _tokens(its, keys_b, inner_b.get((other, phase), []))
             for x, y in aligned(tokens_a, tokens_b):
                 if places_a[x] >= 0 and places_b[y] >= 0:
                     partners[places_a[x]] = places_b[y]
@@ -212,7 +219,7 @@ class Alignment:
         found: dict[tuple[int, int], list[int]] = defaultdict(list)
         names = side.name.tolist()
         for op in np.flatnonzero(side.compared & side.layout).tolist():
-            found[side.inputs(op)[0], names[op]].append(op)
+            found[side.flat_inputs[side.input_offsets[op]], names[op]].append(op)
         return found
 
     def _by_inputs(self, side: Side) -> dict[tuple[int, tuple[int, ...]], list[int]]:
@@ -300,8 +307,8 @@ class Alignment:
         if self.a.numel[self.a.outputs(op)[0]] != self.b.numel[self.b.outputs(other)[0]]:
             return True
         mine = {self.a.origin[value] for value in self.a.inputs(op)}
-        return any(self.values_b[v] >= 0 and self.values_b[v] not in mine and self.a.origin[self.values_b[v]] not in mine
-                   for v in theirs)  # fmt: skip
+        known_here = [self.values_b[v] for v in theirs if self.values_b[v] >= 0]
+        return any(v not in mine and self.a.origin[v] not in mine for v in known_here)
 
     def _pair(self, op: int, other: int) -> None:
         self.ops_a[op], self.ops_b[other] = other, op
@@ -321,13 +328,13 @@ class Alignment:
     def _pair_by_numbers(self) -> None:
         """Values left over on both sides of a pair of calls that are the same by their numbers."""
         groups: dict[tuple[int, int, int], list[tuple[float, int]]] = defaultdict(list)
-        for value, home, phase in self._leftover(self.b, self._home_b, self.values_b):
+        for value, home, phase in self._leftover(self.b, self._home_b, self.ops_b, self.values_b):
             numbers = self.b.numbers(value)
             if numbers is not None and numbers.l2 > 0:
                 groups[home, phase, self.b.numel[value]].append((numbers.l2, value))
         for found in groups.values():
             found.sort()
-        for value, home, phase in self._leftover(self.a, self._home_a, self.values_a):
+        for value, home, phase in self._leftover(self.a, self._home_a, self.ops_a, self.values_a):
             numbers = self.a.numbers(value)
             other = int(self.calls.of_a[home]) if home >= 0 else -1
             near = groups.get((other, phase, self.a.numel[value]))
@@ -352,10 +359,12 @@ class Alignment:
                 best, smallest = other, verdict.error
         return best
 
-    def _leftover(self, side: Side, homes: Ints, known: list[int]) -> list[tuple[int, int, int]]:
+    def _leftover(
+        self, side: Side, homes: Ints, partners: list[int], known: list[int]
+    ) -> list[tuple[int, int, int]]:
         """Values without a partner that an op has computed or cut out, with their call and phase."""
         ops, found = side.data.ops, []
-        for op in np.flatnonzero(side.compared).tolist():
+        for op in np.flatnonzero(side.compared & (np.array(partners, dtype=np.int64) < 0)).tolist():
             if side.layout[op] and side.numel[side.outputs(op)[0]] == side.numel[side.inputs(op)[0]]:
                 continue
             if side.op_name(op) in MAKERS:
@@ -385,9 +394,7 @@ def _all_keys(side: Side, bits: bool) -> list[Ints]:
     return made
 
 
-def _tokens(
-    ops: Ints, keys: list[Ints], inner: list[tuple[int, int]], side: Side
-) -> tuple[list[Ints], list[int]]:
+def _tokens(ops: Ints, keys: list[Ints], inner: list[tuple[int, int]]) -> tuple[list[Ints], list[int]]:
     """Keys of ops and of the calls between them, and what each place stands for: an op, or -1."""
     if not inner:
         return [each[ops] for each in keys], ops.tolist()

@@ -75,7 +75,7 @@ class Comparison:
 
     @cached_property
     def verdict(self) -> str:
-        """ "same", "close" (equal up to rounding), "different", or "unknown" where no values were compared."""
+        """Whether they are "same", "close" (up to rounding), "different", or "unknown" without values."""
         if self.divergences:
             return "different"
         states = Counter(self.alignment.compare(one, other).state for one, other in self.alignment.checked())
@@ -93,7 +93,8 @@ class Comparison:
             if y >= 0:
                 outputs = zip(self.a.outputs(x), self.b.outputs(y), strict=False)
                 verdicts = [made.compare(one, other) for one, other in outputs]
-                found.append(OpPair(x, y, max(verdicts, key=lambda each: each.state)))
+                worst = verdicts[0] if len(verdicts) == 1 else max(verdicts, key=lambda each: each.state)
+                found.append(OpPair(x, y, worst))
         return found
 
     @cached_property
@@ -139,9 +140,7 @@ class Comparison:
             1 for op in np.flatnonzero(self.a.compared & ~self.a.layout).tolist() if made.ops_a[op] >= 0
         )
         if min(computed) and paired < _STRANGERS * min(computed):
-            return [
-                f"these look like recordings of different models: {paired} of {computed[0]} ops have a partner"
-            ]
+            return [f"these look like different models: {paired} of {computed[0]} ops have a partner"]
         return []
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,8 +177,9 @@ def compare(
     notes += _about(a.raw, "a") + _about(b.raw, "b") + _measured(a.raw, b.raw, values)
     first, second = step if isinstance(step, tuple) else (step, step)
     words: dict[Any, int] = {}
-    sides = [Side(index, level, words, span_of(index.raw, part)) for index, part in ((a, first), (b, second))]
-    alignment = Alignment(*sides, Values(*sides, rtol, atol, values), rename)
+    one = Side(a, level, words, span_of(a.raw, first))
+    other = Side(b, level, words, span_of(b.raw, second))
+    alignment = Alignment(one, other, Values(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, Divergences(alignment), notes)
 
 
@@ -223,8 +223,8 @@ def _measured(a: TraceData, b: TraceData, values: str) -> list[str]:
 
 def _parting(found: Comparison) -> Parting | None:
     a, b, made = found.a, found.b, found.alignment
-    ours = [op for op in np.flatnonzero(a.compared & ~a.layout).tolist()]
-    theirs = [op for op in np.flatnonzero(b.compared & ~b.layout).tolist()]
+    ours: list[int] = np.flatnonzero(a.compared & ~a.layout).tolist()
+    theirs: list[int] = np.flatnonzero(b.compared & ~b.layout).tolist()
     lone_a = next((op for op in ours if made.ops_a[op] < 0), -1)
     lone_b = next((op for op in theirs if made.ops_b[op] < 0), -1)
     if lone_a < 0 and lone_b < 0:

@@ -49,7 +49,11 @@ class Divergence:
         place = one or other
         if place is None:
             return f"{reason.text}; {self.inputs_text}"
-        name = place.name if one is None or other is None or one.name == other.name else f"{one.name} | {other.name}"
+        name = (
+            place.name
+            if one is None or other is None or one.name == other.name
+            else f"{one.name} | {other.name}"
+        )
         against = ""
         if one is not None and other is not None and one.where != other.where:
             against = other.where if " against " in reason.text else f"; second side{other.where}"
@@ -95,6 +99,8 @@ class Divergences:
         for at, (_, one, other, strong) in enumerate(candidates):
             if looked >= _MOST:
                 return found, len(candidates) - at
+            if self._inputs_differ(one):
+                continue
             region = self._regions.behind(one, other)
             if region.begins_earlier:
                 continue
@@ -103,6 +109,18 @@ class Divergences:
             if divergence is not None:
                 found.append(divergence)
         return found, 0
+
+    def _inputs_differ(self, one: int) -> bool:
+        """Whether what goes right into a value differs already: the usual case after a divergence."""
+        made = self._made
+        maker = made.a.producer[one]
+        for value in made.a.inputs(maker) if maker >= 0 else ():
+            source = made.a.origin[value]
+            partner = made.values_a[source]
+            if partner >= 0 and made.a.producer[source] >= 0:
+                if made.compare(source, partner).state is State.DIFFERENT:
+                    return True
+        return False
 
     def _judged(self, one: int, other: int, region: Region, strong: bool) -> Divergence | None:
         verdict = self._made.compare(one, other)
@@ -183,7 +201,7 @@ class Divergences:
                 if one in made.a.parameter_names:
                     yield from self._users(one)
                 else:
-                    yield made.place(one, other), one, other, False
+                    yield made.place(one), one, other, False
 
     def _users(self, parameter: int) -> Iterator[tuple[int, int, int, bool]]:
         """What the first op makes that a parameter goes into."""
@@ -202,7 +220,7 @@ class Divergences:
             y = made.ops_a[x]
             if y >= 0 and self.reasons._semantic(x, y):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):
-                    yield made.place(one, other), one, other, True
+                    yield made.place(one), one, other, True
         yield from self._fused()
         for first, side, partners in ((True, a, made.ops_a), (False, b, made.ops_b)):
             casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()
@@ -225,7 +243,7 @@ class Divergences:
             if x in lone or one_sided:
                 returned = list(zip(*made.exchanged(x, y, "outputs"), strict=False))[:1]
                 for one, other in [*made.by_numbers.get(x, []), *returned]:
-                    yield made.place(one, other), one, other, True
+                    yield made.place(one), one, other, True
 
     def _after_cast(self, first: bool, op: int) -> Iterator[tuple[int, int, int, bool]]:
         """The first values that are computed of what was cast."""
@@ -241,5 +259,5 @@ class Divergences:
             value = side.outputs(later)[0]
             if partners[value] >= 0:
                 one, other = (value, partners[value]) if first else (partners[value], value)
-                yield made.place(one, other), one, other, True
+                yield made.place(one), one, other, True
                 return

@@ -1,8 +1,9 @@
 """Which module call of one recording is which of the other.
 
-Calls inside a pair are paired by what their modules are called, their class, the sizes of their parameters and,
-where they were measured, the weights themselves: a layer that is missing shifts the names of those after it,
-not their weights. A module that only one side has is looked through: what it calls is paired with what is left.
+Calls inside a pair are paired by what their modules are called, their class, the sizes of their parameters
+and, where they were measured, the weights themselves: a layer that is missing shifts the names of those after
+it, not their weights. A module that only one side has is looked through: what it calls is paired with what is
+left.
 """
 
 from __future__ import annotations
@@ -72,9 +73,8 @@ class ModulePairs:
         if names == others:
             return list(zip(ours, theirs, strict=True))
         if len(ours) * len(theirs) > _LARGEST:
-            keys = [self._exact_keys(side, calls, found)
-                    for side, calls, found in ((self._a, ours, names), (self._b, theirs, others))]  # fmt: skip
-            return [(ours[x], theirs[y]) for x, y in aligned([keys[0]], [keys[1]])]
+            mine, its = self._exact_keys(self._a, ours, names), self._exact_keys(self._b, theirs, others)
+            return [(ours[x], theirs[y]) for x, y in aligned([mine], [its])]
         score = np.array(
             [[self._score(x, y, name == other) for y, other in zip(theirs, others, strict=True)]
              for x, name in zip(ours, names, strict=True)],
@@ -92,10 +92,10 @@ class ModulePairs:
         rest = [(-int(score[x, y]), x, y) for x in np.flatnonzero(left) for y in np.flatnonzero(right)
                 if score[x, y] >= _NAME]  # fmt: skip
         moved = []
-        for _, x, y in sorted(rest):
-            if left[x] and right[y]:
-                left[x] = right[y] = False
-                moved.append((int(x), int(y)))
+        for _, row, column in sorted(rest):
+            if left[row] and right[column]:
+                left[row] = right[column] = False
+                moved.append((int(row), int(column)))
         return moved
 
     def _score(self, x: int, y: int, same_name: bool) -> int:
@@ -119,7 +119,7 @@ class ModulePairs:
         key = (one, other)
         if key not in self._alike:
             mine, its = self._a.weights(one), self._b.weights(other)
-            if not len(mine) or not len(its) or np.isnan(mine).all(axis=0)[1] or np.isnan(its).all(axis=0)[1]:
+            if not len(mine) or not len(its) or bool(np.isnan(mine[:, 1]).all() or np.isnan(its[:, 1]).all()):
                 self._alike[key] = None
             elif mine[:, 0].sum() != its[:, 0].sum():
                 self._alike[key] = False

@@ -31,7 +31,8 @@ class ModuleRow:
 
     def to_dict(self) -> dict[str, Any]:
         return {"a": self.a, "b": self.b, "call_a": self.call_a, "call_b": self.call_b,
-                "state": self.state.name.lower(), "error": self.error if math.isfinite(self.error) else None}  # fmt: skip
+                "state": self.state.name.lower(),
+                "error": self.error if math.isfinite(self.error) else None}  # fmt: skip
 
 
 def module_rows(made: Alignment) -> list[ModuleRow]:

@@ -7,7 +7,8 @@ from typing import Final
 
 _SAME: Final = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "**": "pow", "//": "floor_divide",
-    "%": "remainder", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "&": "bitwise_and",
+    "%": "remainder", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
+    "&": "bitwise_and",
     "|": "bitwise_or", "^": "bitwise_xor", "~": "bitwise_not", "[]": "index", "unary -": "neg",
     "_unsafe_view": "view", "_reshape_alias": "view", "reshape": "view", "view_as": "view", "flatten": "view",
     "unflatten": "view", "reshape_as": "view", "expand_as": "expand", "t": "transpose", "T": "transpose",
@@ -18,8 +19,9 @@ _SAME: Final = {
     "_batch_norm_impl_index": "batch_norm", "miopen_batch_norm": "batch_norm", "native_dropout": "dropout",
     "_to_copy": "to", "type": "to", "float": "to", "half": "to", "bfloat16": "to",
     "double": "to", "type_as": "to", "cuda": "to", "cpu": "to", "_convolution": "convolution",
-    "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution", "mkldnn_convolution": "convolution",
-    "cudnn_convolution": "convolution", "_unsafe_index": "index", "true_divide": "div", "divide": "div",
+    "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",
+    "mkldnn_convolution": "convolution", "cudnn_convolution": "convolution",
+    "_unsafe_index": "index", "true_divide": "div", "divide": "div",
     "multiply": "mul", "subtract": "sub", "concat": "cat", "concatenate": "cat", "split_with_sizes": "split",
     "tensor_split": "split", "chunk": "split", "unsafe_chunk": "split", "unsafe_split": "split",
     "clamp_min": "clamp", "clamp_max": "clamp", "scalar_tensor": "full", "where": "where",
@@ -32,8 +34,8 @@ LAYOUT: Final = frozenset(
 )
 #: Ops whose result is not decided by their inputs.
 RANDOM: Final = frozenset(
-    "dropout rand rand_like randn randn_like randint randperm normal uniform exponential multinomial bernoulli "
-    "random rrelu_with_noise geometric log_normal cauchy poisson".split()
+    "dropout rand rand_like randn randn_like randint randperm normal uniform exponential multinomial "
+    "bernoulli random rrelu_with_noise geometric log_normal cauchy poisson".split()
 )
 #: Ops that make a tensor out of nothing but numbers.
 MAKERS: Final = frozenset(
@@ -42,14 +44,14 @@ MAKERS: Final = frozenset(
 )
 #: Ops that make a tensor of whatever the memory held.
 UNSET: Final = frozenset("empty empty_like new_empty empty_strided resize new_empty_strided".split())
-#: Ops whose further results only serve the backward pass: of means that are nearly zero all digits are rounding.
+#: Ops whose further results only serve the backward pass: of a mean near zero all digits are rounding.
 ONE_RESULT: Final = frozenset(
     "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()
 )
 #: Ops that decide: a rounding may turn their result over.
 DECIDING: Final = frozenset(
-    "topk argmax argmin sort argsort max min gt ge lt le eq ne nonzero unique searchsorted bucketize round floor "
-    "ceil sign multinomial kthvalue median mode".split()
+    "topk argmax argmin sort argsort max min gt ge lt le eq ne nonzero unique searchsorted bucketize round "
+    "floor ceil sign multinomial kthvalue median mode".split()
 )
 
 
@@ -57,8 +59,8 @@ DECIDING: Final = frozenset(
 def plain_name(name: str) -> str:
     """What an op is called here.
 
-    >>> [plain_name(name) for name in ("add_.Tensor", "torch.add", "+", "_scaled_dot_product_flash_attention")]
-    ['add', 'add', 'add', 'scaled_dot_product_attention']
+    >>> [plain_name(name) for name in ("add_.Tensor", "torch.add", "+", "_unsafe_view")]
+    ['add', 'add', 'add', 'view']
     """
     if name in _SAME:
         return _SAME[name]

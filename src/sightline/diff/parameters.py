@@ -68,8 +68,9 @@ class ParameterDiff:
         return f"same weights ({told})" if self.same else told
 
     def to_dict(self) -> dict[str, Any]:
-        return {"same": self.same, "pairs": [pair.to_dict() for pair in self.pairs], "only_a": list(self.only_a),
-                "only_b": list(self.only_b), "untied": list(self.untied)}  # fmt: skip
+        return {"same": self.same, "pairs": [pair.to_dict() for pair in self.pairs],
+                "only_a": list(self.only_a), "only_b": list(self.only_b),
+                "untied": list(self.untied)}  # fmt: skip
 
 
 def compare_parameters(made: Alignment) -> ParameterDiff:
@@ -130,8 +131,9 @@ def _in_parts(
                     and whole_side.parameters[path][0].shape == parts_side.parameters[group[0]][0].shape
                 ):
                     relation = "close"
-                names = ((path,), tuple(group)) if first else (tuple(group), (path,))
-                found.append(ParameterPair(*names, relation, 0.0))
+                whole_name, part_names = (path,), tuple(group)
+                ours, theirs = (whole_name, part_names) if first else (part_names, whole_name)
+                found.append(ParameterPair(ours, theirs, relation, 0.0))
                 whole.remove(path)
                 for each in group:
                     parts.remove(each)

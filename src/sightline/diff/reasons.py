@@ -1,4 +1,4 @@
-"""Why a region makes different values of the same inputs: the likeliest reason, with its place on both sides."""
+"""Why a region makes different values of the same inputs: the likeliest reason, with its places."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ class Reasons:
 
     def _module(self, region: Region) -> Reason | None:
         """A module that only one side has called."""
-        lone = [self._lone_call(region.ops_a, self._made.a, self._made.calls.of_a, self._made.ops_a),
-                self._lone_call(region.ops_b, self._made.b, self._made.calls.of_b, self._made.ops_b)]  # fmt: skip
+        made = self._made
+        lone = [self._lone_call(region.ops_a, made.a, made.calls.of_a, made.ops_a),
+                self._lone_call(region.ops_b, made.b, made.calls.of_b, made.ops_b)]  # fmt: skip
         if (lone[0] is None) == (lone[1] is None):
             return None
         first = lone[0] is not None
@@ -219,7 +220,7 @@ class Reasons:
             for op in ops:
                 if partners[op] < 0 and is_coarser(side, op):
                     dtype = side.index.ops[op].outputs[0].dtype
-                    text = f"only the {'first' if first else 'second'} side rounds to {dtype_name(dtype)} ({dtype})"
+                    text = f"rounds to {dtype_name(dtype)}, only on the {_SIDES['a' if first else 'b']} side"
                     return Reason(
                         "precision", text, *self._places(region, op if first else -1, -1 if first else op)
                     )

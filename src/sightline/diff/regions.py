@@ -1,4 +1,4 @@
-"""What lies between values that agree and one that differs: the ops of both sides, and what went into them."""
+"""What lies between values that agree and one that differs: the ops of both sides and their inputs."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -24,8 +25,8 @@ _WINDOW: Final = 256  #: so many at a time where a stretch is larger and nothing
 def aligned(first: Sequence[Ints], second: Sequence[Ints]) -> Pairs:
     """Pairs of positions, ascending on both sides.
 
-    ``first`` and ``second`` are keys at several levels, the strictest first; what differs at the last level is
-    never paired. A key of -1 is no key.
+    ``first`` and ``second`` are keys at several levels, the strictest first; what differs at the last level
+    is never paired. A key of -1 is no key.
 
     >>> a, b = np.array([1, 2, 3, 4]), np.array([1, 9, 2, 4])
     >>> aligned([a], [b])
@@ -50,7 +51,7 @@ def aligned(first: Sequence[Ints], second: Sequence[Ints]) -> Pairs:
         if anchors:
             found += ((low + x, start + y) for x, y in anchors)
             edges = [(-1, -1), *anchors, (high - low, end - start)]
-            for (left, down), (right, up) in zip(edges, edges[1:], strict=False):
+            for (left, down), (right, up) in pairwise(edges):
                 waiting.append((low + left + 1, low + right, start + down + 1, start + up, level))
         elif level + 1 < len(first):
             waiting.append((low, high, start, end, level + 1))

@@ -1,7 +1,7 @@
 """`Side`: one of the two recordings, laid out for comparison.
 
-The ops that are compared are the ones that compute: aten ops where they were recorded, else API calls. Ops that
-only show their input in another shape, order or precision are *layout* and are followed, not compared.
+The ops that are compared are the ones that compute: aten ops where they were recorded, else API calls. Ops
+that only show their input in another shape, order or precision are *layout* and are followed, not compared.
 """
 
 from __future__ import annotations
@@ -172,9 +172,13 @@ class Side:
         row = self.stat_row[value]
         return None if row < 0 else Numbers(*(column[row] for column in self._stats))
 
-    def fingerprint(self, value: int) -> int:
-        row = self.stat_row[value]
-        return 0 if row < 0 else int(self._stats[8][row])
+    @cached_property
+    def fingerprints(self) -> list[int]:
+        """The fingerprint of each value; 0 where none was taken."""
+        bits = np.zeros(len(self.data.values), dtype=np.uint64)
+        bits[self.data.stats.value] = self.data.stats.fingerprint
+        found: list[int] = bits.tolist()
+        return found
 
     def kind(self, value: int) -> str:
         return KINDS[int(self.data.values.kind[value])]

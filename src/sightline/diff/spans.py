@@ -23,7 +23,7 @@ def span_of(data: TraceData, step: str | int | None) -> Span:
     """The span of a step, by its name or its number; all of the recording without one."""
     if step is None:
         return Span(0, len(data.ops), 0, len(data.calls))
-    if not isinstance(step, str | int) or isinstance(step, bool):
+    if type(step) not in (str, int):
         raise UsageError(f"step={said(step)} must be the name or the number of a step, or a pair of them.")
     names = [info.name for info in data.steps]
     if isinstance(step, int) and 0 <= step < len(names):

@@ -36,13 +36,13 @@ class Verdict(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        return self.state in (State.SAME, State.CLOSE)
+        return self.state is State.SAME or self.state is State.CLOSE
 
 
 UNKNOWN: Final = Verdict(State.UNKNOWN, math.nan, "")
 _SAME: Final = Verdict(State.SAME, 0.0, "fingerprint")
 
-#: How many roundings may show, in single elements and in averages: to begin with, and per root of the ops behind.
+#: How many roundings may show, in elements and in averages: to begin with, and per root of the ops behind.
 _ELEMENTS: Final = (16.0, 4.0)
 _AVERAGES: Final = (2.0, 0.75)
 _FILLED: Final = 6e4  #: what masks are filled with, in any precision
@@ -57,10 +57,15 @@ class Values:
         self._a, self._b = a, b
         self._rtol, self._atol = rtol, atol
         self._by = by
+        self._bits_a, self._bits_b = a.fingerprints, b.fingerprints
+        self._fast = by in ("auto", "statistics", "fingerprints")
         self._known: dict[tuple[int, int], Verdict] = {}
 
     def __call__(self, one: int, other: int) -> Verdict:
         """What a pair of values is."""
+        bits = self._bits_a[one]
+        if bits and bits == self._bits_b[other] and self._fast:
+            return _SAME
         key = (one, other)
         found = self._known.get(key)
         if found is None:
@@ -72,18 +77,16 @@ class Values:
             found = self._by_tensor(one, other)
             if found is not None:
                 return found
-        if self._by == "tensors":
+        if self._by in ("tensors", "none"):
             return UNKNOWN
         if self._a.stat_row[one] < 0 or self._b.stat_row[other] < 0:
             return UNKNOWN
-        bits = self._a.fingerprint(one)
-        if bits and bits == self._b.fingerprint(other):
-            return _SAME
         if self._by == "fingerprints":
-            both = bits and self._b.fingerprint(other)
+            both = self._bits_a[one] and self._bits_b[other]
             return Verdict(State.DIFFERENT, math.nan, "fingerprint") if both else UNKNOWN
         first, second = self._a.numbers(one), self._b.numbers(other)
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         return self._by_statistics(one, other, first, second)
 
     # -- statistics ----------------------------------------------------------------------------
@@ -96,12 +99,12 @@ class Values:
         error = distance(first, second, self._a.numel[one], self._b.numel[other])
         if math.isinf(error.elements):
             return Verdict(State.DIFFERENT, error.worst, "statistics")
-        fits = self._fits(error, one, other, first, second)
+        fits = self._fits(error, one, other, first)
         if fits and _is_masked(first):  # what a mask fills in hides all other elements
             return UNKNOWN
         return Verdict(State.CLOSE if fits else State.DIFFERENT, error.worst, "statistics")
 
-    def _fits(self, error: Distance, one: int, other: int, first: Numbers, second: Numbers) -> bool:
+    def _fits(self, error: Distance, one: int, other: int, first: Numbers) -> bool:
         if self._rtol is not None or self._atol is not None:
             scale = max(first.l2 / math.sqrt(max(1, self._a.numel[one])), 0.0)
             return error.worst <= (self._rtol or 0.0) + ((self._atol or 0.0) / scale if scale else 0.0)
@@ -109,7 +112,7 @@ class Values:
         return error.elements <= elements and error.averages <= averages
 
     def tolerances(self, one: int, other: int) -> tuple[float, float]:
-        """What rounding explains, of elements and of averages, after all that two values have been through."""
+        """What rounding explains, of elements and of averages, after all that values have been through."""
         unit = self.rounding(one, other)
         way = math.sqrt(max(self._a.depth[one], self._b.depth[other]))
         few = 1 + _FEW / math.sqrt(max(1, self._a.numel[one]))

@@ -1,4 +1,4 @@
-"""One forward of a model, for a comparison: without gradients, with random numbers that are always the same."""
+"""One forward of a model, for a comparison: without gradients, and with the same random numbers each time."""
 
 from __future__ import annotations
 

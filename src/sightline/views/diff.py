@@ -1,4 +1,4 @@
-"""The verdict of a `Diff` on one screen: whether two runs part, where, why, and how the error grows from there."""
+"""The verdict of a `Diff` on one screen: whether two runs part, where and why, and how the error grows."""
 
 from __future__ import annotations
 
