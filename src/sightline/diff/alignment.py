@@ -50,7 +50,7 @@ class Alignment:
 
     def checked(self) -> Iterator[tuple[int, int]]:
         """The pairs of values whose numbers are compared: what ops make, what calls return, and leaves."""
-        spare = self._spare()
+        spare = self.spare
         for one, other in enumerate(self.values_a):
             if (
                 other >= 0
@@ -65,7 +65,8 @@ class Alignment:
                 if self.values_a[one] != other:
                     yield one, other
 
-    def _spare(self) -> set[int]:
+    @cached_property
+    def spare(self) -> set[int]:
         """Results that only serve the backward pass, and memory that nobody has set yet."""
         first = np.array(
             [1 if name in ONE_RESULT else 0 if name in UNSET else -1 for name in self.a.names] or [-1]

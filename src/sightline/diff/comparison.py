@@ -18,7 +18,7 @@ from sightline.diff.parameters import ParameterDiff, compare_parameters
 from sightline.diff.places import Place
 from sightline.diff.side import Side
 from sightline.diff.spans import span_of
-from sightline.diff.values import State, Values, Verdict
+from sightline.diff.values import UNKNOWN, State, Values, Verdict
 from sightline.trace.data import LEVELS, TraceData
 from sightline.trace.tables import Index
 
@@ -86,13 +86,13 @@ class Comparison:
     @cached_property
     def pairs(self) -> list[OpPair]:
         """Every op with a partner, in the order of the first run."""
-        made = self.alignment
+        made, spare = self.alignment, self.alignment.spare
         found = []
         for x in np.flatnonzero(self.a.compared).tolist():
             y = made.ops_a[x]
             if y >= 0:
                 outputs = zip(self.a.outputs(x), self.b.outputs(y), strict=False)
-                verdicts = [made.compare(one, other) for one, other in outputs]
+                verdicts = [made.compare(*pair) for pair in outputs if pair[0] not in spare] or [UNKNOWN]
                 worst = verdicts[0] if len(verdicts) == 1 else max(verdicts, key=lambda each: each.state)
                 found.append(OpPair(x, y, worst))
         return found

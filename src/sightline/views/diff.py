@@ -11,6 +11,7 @@ from sightline.diff.places import Place
 from sightline.diff.side import Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
+from sightline.views.fitting import fitted
 from sightline.views.outline import Block, Column, Line, Span, View, cut, cut_end, grid, line
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def verdict_view(diff: Diff) -> View:
         room = min(room, _WIDTH)
         return [*_head(diff, room), line(), *_answer(diff, room), *_growth(diff, room), *_facts(diff)]
 
-    return View(tuple(made(_WIDTH)), fit=made)
+    return View(tuple(fitted(made(_WIDTH), _WIDTH)), fit=made)
 
 
 def error_text(error: float) -> str:

@@ -42,7 +42,7 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
         room = min(room, _WIDTH)
         if not shown:
             return [line("(no lines to compare)")]
-        half = (room - 12) // 2
+        half = (room - 17) // 2
         lines: list[Block] = []
         modules = ""
         for row in shown:
