@@ -59,6 +59,7 @@ def inputs() -> Tensor:
 
 def recorded(model: nn.Module, x: Tensor | None = None, **options: Any) -> sl.Trace:
     """One forward, with statistics unless the options say otherwise."""
+    x = inputs() if x is None else x
     with sl.trace(model, **{"stats": True, **options}) as trace, torch.no_grad():
-        model(inputs() if x is None else x)
+        model(x)
     return trace

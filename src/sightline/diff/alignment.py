@@ -22,6 +22,7 @@ from sightline.diff.sequences import Ints, aligned
 from sightline.diff.side import Side
 from sightline.diff.values import State, Values
 
+_ROUNDS: Final = 2  #: of pairing by numbers, each of which may take a wrong pair apart
 _NEAR: Final = 0.02  #: norms this close, relatively, may be of one value in two precisions
 
 
@@ -42,8 +43,9 @@ class Alignment:
         self._layouts_b = self._by_input(b)
         self._fed_b = self._by_inputs(b)
         self._follow(partners)
-        self._pair_by_numbers()
-        if self.by_numbers:
+        for _ in range(_ROUNDS):
+            if not self._pair_by_numbers():
+                break
             self._follow({})  # again, with what the numbers have told
 
     # -- what is compared ----------------------------------------------------------------------
@@ -295,21 +297,24 @@ class Alignment:
                 break
         if self.a.op_name(op) in MAKERS and self._shape(self.a, op) != self._shape(self.b, other):
             return True
-        theirs = {self.b.origin[value] for value in self.b.inputs(other)}
-        known = 0
-        for value in self.a.inputs(op):
-            source = self.values_a[self.a.origin[value]]
-            if source >= 0:
-                known += 1
-                if source not in theirs and self.b.origin[source] not in theirs:
-                    return True
-        if known == len(self.a.inputs(op)):
+        a, b = self.a, self.b
+        theirs = {value for given in b.inputs(other) for value in b.shown_by(given)}
+        unknown = False
+        for given in a.inputs(op):
+            sources = [self.values_a[value] for value in a.shown_by(given) if self.values_a[value] >= 0]
+            unknown |= not sources
+            if sources and theirs.isdisjoint(sources):
+                return True
+        if not unknown:
             return False
-        if self.a.numel[self.a.outputs(op)[0]] != self.b.numel[self.b.outputs(other)[0]]:
+        if a.numel[a.outputs(op)[0]] != b.numel[b.outputs(other)[0]]:
             return True
-        mine = {self.a.origin[value] for value in self.a.inputs(op)}
-        known_here = [self.values_b[v] for v in theirs if self.values_b[v] >= 0]
-        return any(v not in mine and self.a.origin[v] not in mine for v in known_here)
+        mine = {value for given in a.inputs(op) for value in a.shown_by(given)}
+        for given in b.inputs(other):
+            sources = [self.values_b[value] for value in b.shown_by(given) if self.values_b[value] >= 0]
+            if sources and mine.isdisjoint(sources):
+                return True
+        return False
 
     def _pair(self, op: int, other: int) -> None:
         self.ops_a[op], self.ops_b[other] = other, op
@@ -326,8 +331,9 @@ class Alignment:
 
     # -- by numbers ----------------------------------------------------------------------------
 
-    def _pair_by_numbers(self) -> None:
-        """Values left over on both sides of a pair of calls that are the same by their numbers."""
+    def _pair_by_numbers(self) -> bool:
+        """Pair values left over in a pair of calls that are the same by their numbers; whether there were any."""
+        paired = False
         groups: dict[tuple[int, int, int], list[tuple[float, int]]] = defaultdict(list)
         for value, home, phase in self._leftover(self.b, self._home_b, self.ops_b, self.values_b):
             numbers = self.b.numbers(value)
@@ -343,7 +349,9 @@ class Alignment:
                 continue
             best = self._nearest(value, numbers.l2, near)
             if best >= 0 and self._join(value, best):
+                paired = True
                 self.by_numbers.setdefault(home, []).append((value, best))
+        return paired
 
     def _nearest(self, value: int, norm: float, near: list[tuple[float, int]]) -> int:
         from bisect import bisect_left

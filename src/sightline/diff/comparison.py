@@ -139,7 +139,9 @@ class Comparison:
         paired = sum(
             1 for op in np.flatnonzero(self.a.compared & ~self.a.layout).tolist() if made.ops_a[op] >= 0
         )
-        if min(computed) and paired < _STRANGERS * min(computed):
+        few = paired < _STRANGERS * min(computed)
+        other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
+        if min(computed) and (few or (other_root and paired < _STRANGERS * max(computed))):
             return [f"these look like different models: {paired} of {computed[0]} ops have a partner"]
         return []
 
@@ -282,6 +284,10 @@ def _metadata(found: Comparison) -> list[str]:
     modes = {(x.module, y.module) for x, y in _modes(found)}
     told = [f"{what} of {count} value{'s' if count > 1 else ''}" for what, count in counts.most_common()]
     return told + ([f"training mode of {len(modes)} module{'s' if len(modes) > 1 else ''}"] if modes else [])
+
+
+def _roots(data: TraceData) -> set[str]:
+    return {info.type for id, info in enumerate(data.modules) if info.root == id}
 
 
 @dataclass(frozen=True, slots=True)

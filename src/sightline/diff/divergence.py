@@ -64,6 +64,8 @@ class Divergence:
         """How well the inputs agree."""
         if self.reason.kind == "input":
             return "it came from outside"
+        if self.verdict.state is State.UNKNOWN:
+            return "values were not compared"
         if not self.region.edge_a and not self.region.edge_b:
             return "nothing before it differs"
         return "inputs are the same" if not self.inputs_error else f"inputs agree to {self.inputs_error:.0e}"
@@ -179,6 +181,8 @@ class Divergences:
         """Whether ops that differ have made values that are near, but not for rounding alone."""
         if verdict.state is State.SAME or verdict.error == 0.0:
             return False
+        if verdict.state is State.UNKNOWN:  # where nothing was measured, what ops were given is all there is
+            return not self._made.compare.measured
         if self._made.compare.rounding(one, other) >= _COARSE:
             return True
         return verdict.error > 8 * 2.0**-24 and verdict.error > 2 * region.error

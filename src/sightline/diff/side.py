@@ -115,6 +115,15 @@ class Side:
                     origin[value] = origin[given[0]]
         return origin
 
+    def shown_by(self, value: int) -> list[int]:
+        """A value and those whose elements it shows, through layout ops."""
+        found = [value]
+        origin = self.origin[value]
+        while value != origin:
+            value = self.inputs(self.producer[value])[0]
+            found.append(value)
+        return found
+
     @cached_property
     def numel(self) -> list[int]:
         sizes = np.array([meta.numel for meta in self.data.metas] or [0], dtype=np.int64)

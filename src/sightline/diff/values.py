@@ -60,6 +60,8 @@ class Values:
         self._bits_a, self._bits_b = a.fingerprints, b.fingerprints
         self._fast = by in ("auto", "statistics", "fingerprints")
         self._known: dict[tuple[int, int], Verdict] = {}
+        #: whether there is anything to compare values by
+        self.measured = by != "none" and all(len(side.data.stats) or side.data.captures for side in (a, b))
 
     def __call__(self, one: int, other: int) -> Verdict:
         """What a pair of values is."""
