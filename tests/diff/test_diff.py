@@ -113,7 +113,10 @@ def test_three_projections_and_a_fused_attention_are_the_same_computation() -> N
     diff = sl.diff(recorded(net()), recorded(model))
     assert diff.verdict == "close", str(diff)
     split = [str(pair) for pair in diff.parameters.of("split")]
-    assert "blocks.0.attn.qkv.weight | blocks.0.attn.q.weight + blocks.0.attn.k.weight + blocks.0.attn.v.weight" in split
+    assert (
+        "blocks.0.attn.qkv.weight | blocks.0.attn.q.weight + blocks.0.attn.k.weight + blocks.0.attn.v.weight"
+        in split
+    )
     assert diff.parameters.same
 
 
@@ -221,7 +224,11 @@ def _python(script: str, folder: Path, more: dict[str, str] | None = None) -> st
     import os
 
     ran = subprocess.run(
-        [sys.executable, script], cwd=folder, env={**os.environ, **(more or {})}, capture_output=True, text=True
+        [sys.executable, script],
+        cwd=folder,
+        env={**os.environ, **(more or {})},
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
