@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-
-from .models import WIDTH, Net, inputs, net, recorded
+from tests.diff.models import WIDTH, Net, inputs, net, recorded
 
 
 def _place(diff: sl.Diff) -> tuple[str, str]:
@@ -72,7 +71,7 @@ def test_a_layer_that_is_missing_is_named_though_all_names_after_it_have_moved()
 
 
 def test_a_weight_that_differs_is_named_at_its_first_use() -> None:
-    model = net()
+    model: Any = net()
     with torch.no_grad():
         model.blocks[1].attn.out.weight[0, 0] += 2
     diff = sl.diff(recorded(net()), recorded(model))
@@ -109,7 +108,7 @@ class Split(nn.Module):
 def test_three_projections_and_a_fused_attention_are_the_same_computation() -> None:
     model = net()
     for block in model.blocks:
-        block.attn = Split(block.attn)  # type: ignore[arg-type, union-attr]  # of the blocks above
+        block.attn = Split(block.attn)
     diff = sl.diff(recorded(net()), recorded(model))
     assert diff.verdict == "close", str(diff)
     split = [str(pair) for pair in diff.parameters.of("split")]
@@ -146,7 +145,7 @@ def test_tolerances_can_be_given() -> None:
 
 
 def test_kept_tensors_are_compared_element_by_element() -> None:
-    options = {"stats": None, "capture": sl.Capture(inputs=True)}
+    options: dict[str, Any] = {"stats": None, "capture": sl.Capture(inputs=True)}
     diff = sl.diff(recorded(net(), **options), recorded(net(1.0, 2.0, 1.0), **options))
     assert diff.verdict == "different"
     assert {pair.verdict.by for pair in diff.pairs} >= {"tensor"}
@@ -229,6 +228,7 @@ def _python(script: str, folder: Path, more: dict[str, str] | None = None) -> st
         env={**os.environ, **(more or {})},
         capture_output=True,
         text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -241,8 +241,10 @@ def test_without_statistics_ops_and_constants_are_still_compared() -> None:
     diff = sl.diff(recorded(net(), stats=None), recorded(net(), stats=None))
     assert diff.verdict == "unknown"
     assert diff.notes == [
-        "neither recording has statistics: ops, constants and shapes are compared, values are not; "
-        "record both with stats=True"
+        (
+            "neither recording has statistics: ops, constants and shapes are compared, values are not; "
+            "record both with stats=True"
+        )
     ]
     one = sl.diff(recorded(net()), recorded(net(), stats=None))
     assert one.notes[0].startswith("b has no statistics or kept tensors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def _aligned(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 def test_pairs_rise_on_both_sides_and_are_of_one_key(a: list[int], b: list[int]) -> None:
     pairs = _aligned(a, b)
     assert all(a[x] == b[y] for x, y in pairs)
-    assert all(x < u and y < v for (x, y), (u, v) in zip(pairs, pairs[1:], strict=False))
+    assert all(x < u and y < v for (x, y), (u, v) in pairwise(pairs))
 
 
 @given(_KEYS)

@@ -55,7 +55,7 @@ def bar(error: float) -> str:
     """An error as a sign, by its power of ten.
 
     >>> [bar(error) for error in (0.0, 1e-8, 1e-4, 1.0)]
-    [' ', '▁', '▄', '█']
+    [' ', '▁', '▅', '█']
     """
     if not error > 0:
         return " "
