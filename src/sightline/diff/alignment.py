@@ -332,7 +332,7 @@ class Alignment:
     # -- by numbers ----------------------------------------------------------------------------
 
     def _pair_by_numbers(self) -> bool:
-        """Pair values left over in a pair of calls that are the same by their numbers; whether there were any."""
+        """Pair what is left in a pair of calls and the same by its numbers; whether there was any."""
         paired = False
         groups: dict[tuple[int, int, int], list[tuple[float, int]]] = defaultdict(list)
         for value, home, phase in self._leftover(self.b, self._home_b, self.ops_b, self.values_b):
