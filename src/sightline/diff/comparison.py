@@ -19,7 +19,7 @@ from sightline.diff.places import Place
 from sightline.diff.side import Side
 from sightline.diff.spans import span_of
 from sightline.diff.values import UNKNOWN, State, Values, Verdict
-from sightline.trace.data import LEVELS, TraceData
+from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.tables import Index
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
@@ -96,6 +96,15 @@ class Comparison:
                 worst = verdicts[0] if len(verdicts) == 1 else max(verdicts, key=lambda each: each.state)
                 found.append(OpPair(x, y, worst))
         return found
+
+    @property
+    def compared_by(self) -> list[str]:
+        """What values are compared by, the best first."""
+        sides = (self.a.data, self.b.data)
+        if not self.alignment.compare.measured:
+            return []
+        kept = ["kept tensors"] if all(data.captures for data in sides) else []
+        return [*kept, "statistics and fingerprints"] if all(len(data.stats) for data in sides) else kept
 
     @cached_property
     def differing(self) -> list[OpPair]:
@@ -258,32 +267,33 @@ def _names_text(side: Side, ops: list[int], name: str) -> str:
 
 def _metadata(found: Comparison) -> list[str]:
     """Differences of shape, dtype, device, stride, training and grad mode, counted."""
-    made = found.alignment
     counts: Counter[str] = Counter()
-    looks: dict[tuple[int, int], list[str]] = {}
     a, b = found.a.data, found.b.data
-    metas_a, metas_b = a.values.meta.tolist(), b.values.meta.tolist()
-    for one, other in enumerate(made.values_a):
-        if other < 0:
-            continue
-        key = (metas_a[one], metas_b[other])
-        if key not in looks:
-            x, y = a.metas[key[0]], b.metas[key[1]]
-            looks[key] = [
-                f"{what} {left} | {right}"
-                for what, left, right in (("dtype", x.dtype, y.dtype), ("device", x.device, y.device))
-                if left != right
-            ] + (["shapes"] if x.shape != y.shape else ["strides"] if x.stride != y.stride else [])
-        counts.update(looks[key])
-    grads = sum(
-        1 for one, other in enumerate(made.values_a)
-        if other >= 0 and (a.values.flags[one] ^ b.values.flags[other]) & 1
-    )  # fmt: skip
+    theirs = np.array(found.alignment.values_a, dtype=np.int64)
+    ours = np.flatnonzero(theirs >= 0)
+    theirs = theirs[ours]
+    looks = a.values.meta[ours].astype(np.int64) * max(1, len(b.metas)) + b.values.meta[theirs]
+    for look, count in zip(*(each.tolist() for each in np.unique(looks, return_counts=True)), strict=True):
+        one, other = divmod(look, max(1, len(b.metas)))
+        for what in _look_differences(a.metas[one], b.metas[other]):
+            counts[what] += count
+    grads = int(((a.values.flags[ours] ^ b.values.flags[theirs]) & REQUIRES_GRAD).sum())
     if grads:
         counts["requires_grad"] = grads
     modes = {(x.module, y.module) for x, y in _modes(found)}
     told = [f"{what} of {count} value{'s' if count > 1 else ''}" for what, count in counts.most_common()]
     return told + ([f"training mode of {len(modes)} module{'s' if len(modes) > 1 else ''}"] if modes else [])
+
+
+def _look_differences(one: TensorMeta, other: TensorMeta) -> list[str]:
+    told = [
+        f"{what} {left} | {right}"
+        for what, left, right in (("dtype", one.dtype, other.dtype), ("device", one.device, other.device))
+        if left != right
+    ]
+    if one.shape != other.shape:
+        return [*told, "shapes"]
+    return [*told, "strides"] if one.stride != other.stride else told
 
 
 def _roots(data: TraceData) -> set[str]:

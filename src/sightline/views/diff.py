@@ -94,13 +94,10 @@ def _unique(data: TraceData) -> tuple[list[int], list[int]]:
 def _compared(diff: Diff) -> str:
     found = diff.comparison
     ops = [int(side.compared.sum()) for side in (found.a, found.b)]
-    paired = len(found.pairs)
+    paired = sum(other >= 0 for other in found.alignment.ops_a)
     calls = int((found.alignment.calls.of_a >= 0).sum())
-    how = sorted({pair.verdict.by for pair in found.pairs} - {""})
-    by = ", ".join(name if name != "fingerprint" else "fingerprints" for name in how)
-    return f"{paired:,} of {ops[0]:,} ops with {paired:,} of {ops[1]:,} · {calls:,} module calls" + (
-        f" · by {by}" if by else ""
-    )
+    by = " · by " + " and ".join(found.compared_by) if found.compared_by else ""
+    return f"{paired:,} of {ops[0]:,} ops with {paired:,} of {ops[1]:,} · {calls:,} module calls{by}"
 
 
 def _answer(diff: Diff, room: int) -> Iterator[Line]:
