@@ -1,6 +1,7 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← graph, views ← convert ← api ← tracing ← compat, integrations ← cli
+    recording → trace ← analysis ← diff, graph ← views ← convert ← api ← tracing
+    tracing ← diffs, compat, integrations ← cli
 
 ``errors``, ``given``, ``notation``, ``options``, ``patterns``, ``ranks``, ``spying``, ``step_range`` and
 ``_version`` are below all.
@@ -24,7 +25,7 @@ _BASE: Final = frozenset(
 )
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
-_HELD: Final = _READERS | {"graph", "views", "convert"}
+_HELD: Final = _READERS | {"diff", "graph", "views", "convert"}
 #: Each part of the package, and the other parts it may import. "" is the package's own ``__init__``.
 MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
@@ -39,14 +40,16 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "trace": _BASE,
     "recording": _DATA,
     "analysis": _DATA,
+    "diff": _READERS,
     "graph": _READERS,
-    "views": _READERS,
+    "views": _READERS | {"diff"},
     "convert": _READERS | {"views"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},
-    "": _HELD | {"api", "tracing"},
+    "diffs": _HELD | {"api", "tracing"},
+    "": _HELD | {"api", "tracing", "diffs"},
     "__main__": frozenset({"cli"}),
-    "cli": _HELD | {"recording", "api", "tracing", "compat", ""},
+    "cli": _HELD | {"recording", "api", "tracing", "diffs", "compat", ""},
     "compat": _HELD | {"recording", "api", "tracing", ""},
     "integrations": _READERS | {"api", "tracing"},
 }
@@ -158,7 +161,7 @@ def _is_module(dotted: str, root: Path) -> bool:
     top, *rest = dotted.split(".")
     if top != PACKAGE:
         return False
-    if len(rest) == 1 and rest[0] == "trace":
+    if len(rest) == 1 and rest[0] in ("trace", "diff"):
         return False  # `from sightline import trace` is the recorder: see the package's __init__
     path = root.joinpath(*rest)
     return path.with_suffix(".py").is_file() or path.is_dir()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sightline.api import Trace, load
+    from sightline.diffs import Diff, diff
     from sightline.errors import (
         CaptureError,
         DamagedFile,
@@ -52,6 +53,7 @@ __all__ = [
     "CaptureError",
     "Check",
     "DamagedFile",
+    "Diff",
     "ExportError",
     "InvalidGraph",
     "InvalidTrace",
@@ -67,6 +69,7 @@ __all__ = [
     "UnsupportedTorch",
     "UsageError",
     "__version__",
+    "diff",
     "export",
     "load",
     "load_graph",
@@ -81,6 +84,7 @@ _HOMES = {
     "CaptureError": "sightline.errors",
     "Check": "sightline.options",
     "DamagedFile": "sightline.errors",
+    "Diff": "sightline.diffs",
     "ExportError": "sightline.errors",
     "InvalidGraph": "sightline.errors",
     "InvalidTrace": "sightline.errors",
@@ -95,6 +99,7 @@ _HOMES = {
     "Trace": "sightline.api",
     "UnsupportedTorch": "sightline.errors",
     "UsageError": "sightline.errors",
+    "diff": "sightline.diffs",
     "export": "sightline.graph.exported",
     "load": "sightline.api",
     "load_graph": "sightline.graph.exported",
@@ -121,7 +126,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """This module, with ``sl.trace`` always the recorder and never the folder ``sightline/trace``.
+    """This module, with ``sl.trace`` and ``sl.diff`` never the folders of these names.
 
     Importing a subpackage binds it as an attribute of its parent. Without this, ``sl.trace`` would
     turn into the package of trace data as soon as any view is imported.
@@ -134,6 +139,14 @@ class _Package(ModuleType):
     @trace.setter
     def trace(self, value: object) -> None:
         """Ignore the import system's binding of the subpackage, which stays in ``sys.modules``."""
+
+    @property
+    def diff(self) -> Any:
+        return self.__dict__.get("diff") or _load("diff")
+
+    @diff.setter
+    def diff(self, value: object) -> None:
+        """The same for this subpackage."""
 
 
 sys.modules[__name__].__class__ = _Package

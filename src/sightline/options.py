@@ -91,12 +91,12 @@ class Stats:
     ``fingerprint`` is a 64-bit number that is equal for equal bits, on every device and in every process.
     A view that shows its base in another order, such as a transpose, has one with ``fingerprint="views"``,
     which takes a pass over each of them; one that repeats elements (``expand``) has none. ``modules`` and
-    ``ops`` are globs; without them every op is measured. ``parameters=True`` also measures the parameters of
-    the modules that run.
+    ``ops`` are globs; without them every op is measured. Parameters and buffers of the modules that run
+    are measured once each, and again after they have changed; ``parameters=False`` leaves them out.
     """
 
     fingerprint: bool | Literal["views"] = True
-    parameters: bool = False
+    parameters: bool = True
     modules: Globs = None
     ops: Globs = None
 

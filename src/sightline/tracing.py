@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
@@ -211,3 +211,12 @@ def _watcher(live: str | None, ops: str) -> Watcher | None:
     from sightline.views.watching import WatchCode, WatchLog
 
     return WatchCode(ops) if live == "code" else WatchLog(ops)
+
+
+def recorded(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Trace:
+    """A recording of one forward of a model, with statistics, for `sightline.diff`."""
+    from sightline.recording.model_run import run_once
+
+    with trace(model, stats=Stats(parameters=True), name=name) as found:
+        run_once(model, args, kwargs)
+    return found

@@ -19,6 +19,7 @@ VERBS: Final = {
     "ops": "List the operations, as a table, JSON or CSV.",
     "tensors": "List the kept tensors, or look at one of them.",
     "lineage": "Tell where a value came from.",
+    "diff": "Tell where two recordings part, and why.",
     "graph": "Draw the data-flow graph.",
     "validate": "Check that a recording is sound.",
     "repair": "Finish the recording of a killed process, and clear away what it left behind.",

@@ -111,8 +111,9 @@ class Measurer(Observer):
         for tensor in self._session.arguments.tensors((call.args, call.kwargs or {}), []):
             self.read(tensor)
         module = self._session.modules.all[call.module].ref() if self._parameters else None
-        for parameter in module._parameters.values() if module is not None else ():
-            self.read(parameter)
+        if module is not None:
+            for held in (*module._parameters.values(), *module._buffers.values()):
+                self.read(held)
 
     def leave(self, call: CallEvent) -> None:
         """Read what a module returns, where ops are not seen."""

@@ -1,0 +1,101 @@
+"""``sightline diff``: where two recordings part."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from sightline.cli.screen import Screen, screen_options, waiting
+from sightline.cli.verb import Verb, examples, opened
+from sightline.cli.words import spoken_view
+
+if TYPE_CHECKING:
+    from sightline.diffs import Diff
+    from sightline.views.outline import View
+
+#: What ``--fail-on`` may be: for each the verdicts it fails on.
+_FAILURES = {
+    "divergence": ("different",),
+    "rounding": ("different", "close"),
+    "unknown": ("different", "unknown"),
+}
+
+
+@click.command(
+    "diff",
+    cls=Verb,
+    epilog=examples(
+        "sightline diff before.sight after.sight",
+        "sightline diff paper.sight mine.sight --rename mixer=attn --view source",
+        "sightline diff run.sight run.sight --step step10 --step-b step11",
+        "sightline diff run.rank0.sight run.rank3.sight",
+        "sightline diff a.sight b.sight --fail-on divergence      # exit code 3 in CI",
+    ),
+)
+@click.argument("a", metavar="A", type=click.Path())
+@click.argument("b", metavar="B", type=click.Path())
+@click.option("--view", type=click.Choice(["verdict", "modules", "source"]), default="verdict",
+              show_default=True,
+              help="The verdict, the table of modules, or both sources side by side.")  # fmt: skip
+@click.option(
+    "--all", "everything", is_flag=True, help="source: all lines, not only those around the divergence."
+)
+@click.option(
+    "--rename", metavar="OLD=NEW", multiple=True, help="What a module of one is called in the other."
+)
+@click.option(
+    "--rtol", type=click.FloatRange(0), help="Relative tolerance.  [default: what rounding explains]"
+)
+@click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.")
+@click.option("--values", type=click.Choice(["auto", "tensors", "statistics", "fingerprints", "none"]),
+              default="auto", show_default=True, help="What values are compared by.")  # fmt: skip
+@click.option("--step", metavar="NAME", help="Only this step.")
+@click.option("--step-b", metavar="NAME", help="The step of B, where it is another.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("--fail-on", type=click.Choice(list(_FAILURES)),
+              help="Exit code 3 if the runs diverge; rounding: also if they are not the same to the bit; "
+              "unknown: also if no values could be compared.")  # fmt: skip
+@screen_options
+def command(
+    a: str, b: str, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,
+    atol: float | None, values: str, step: str | None, step_b: str | None, as_json: bool,
+    fail_on: str | None, screen: Screen,
+) -> None:  # fmt: skip
+    """Tell where two recordings part.
+
+    The first true divergence is the first value that differs although all that it was made of agrees: it is
+    named with its line and module on both sides and the likely reason. Record both with statistics:
+    `sightline run --stats`.
+    """
+    from sightline.diffs import diff
+
+    first, second = opened(a), opened(b)
+    names = dict(_renamed(pair) for pair in rename)
+    steps = (_step(step), _step(step_b if step_b is not None else step))
+    with waiting("comparing …"):
+        found = diff(first, second, rename=names, rtol=rtol, atol=atol, values=values, step=steps)
+    if as_json:
+        click.echo(json.dumps(found.to_dict()))
+    else:
+        screen.show(spoken_view(_view(found, view, everything)).within(screen.room))
+    if fail_on is not None and found.verdict in _FAILURES[fail_on]:
+        raise click.exceptions.Exit(3)
+
+
+def _view(found: Diff, view: str, everything: bool) -> View:
+    if view == "modules":
+        return found.summary()
+    return found.source(everything=everything) if view == "source" else found._verdict()
+
+
+def _renamed(pair: str) -> tuple[str, str]:
+    old, equals, new = pair.partition("=")
+    if not equals or not old:
+        raise click.UsageError(f"--rename {pair!r} must be two names: --rename mixer=attn.")
+    return old, new
+
+
+def _step(name: str | None) -> str | int | None:
+    return int(name) if name is not None and name.isascii() and name.isdecimal() else name

@@ -1,0 +1,77 @@
+"""One name for ops that do the same: ``add_.Tensor``, ``torch.add`` and ``+`` are ``add``."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+_SAME: Final = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "**": "pow", "//": "floor_divide",
+    "%": "remainder", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
+    "&": "bitwise_and",
+    "|": "bitwise_or", "^": "bitwise_xor", "~": "bitwise_not", "[]": "index", "unary -": "neg",
+    "_unsafe_view": "view", "_reshape_alias": "view", "reshape": "view", "view_as": "view", "flatten": "view",
+    "unflatten": "view", "reshape_as": "view", "expand_as": "expand", "t": "transpose", "T": "transpose",
+    "mT": "transpose", "swapaxes": "transpose", "movedim": "permute", "_softmax": "softmax",
+    "_log_softmax": "log_softmax", "native_layer_norm": "layer_norm", "native_group_norm": "group_norm",
+    "_fused_rms_norm": "rms_norm", "native_batch_norm": "batch_norm", "cudnn_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm", "_native_batch_norm_legit_no_training": "batch_norm",
+    "_batch_norm_impl_index": "batch_norm", "miopen_batch_norm": "batch_norm", "native_dropout": "dropout",
+    "_to_copy": "to", "type": "to", "float": "to", "half": "to", "bfloat16": "to",
+    "double": "to", "type_as": "to", "cuda": "to", "cpu": "to", "_convolution": "convolution",
+    "conv1d": "convolution", "conv2d": "convolution", "conv3d": "convolution",
+    "mkldnn_convolution": "convolution", "cudnn_convolution": "convolution",
+    "_unsafe_index": "index", "true_divide": "div", "divide": "div",
+    "multiply": "mul", "subtract": "sub", "concat": "cat", "concatenate": "cat", "split_with_sizes": "split",
+    "tensor_split": "split", "chunk": "split", "unsafe_chunk": "split", "unsafe_split": "split",
+    "clamp_min": "clamp", "clamp_max": "clamp", "scalar_tensor": "full", "where": "where",
+}  # fmt: skip
+#: Ops that show, copy, cast or hand on their first input, element by element.
+LAYOUT: Final = frozenset(
+    "view transpose permute expand unsqueeze squeeze slice select split unbind narrow contiguous clone alias "
+    "detach as_strided to lift_fresh lift view_as_real view_as_complex diagonal unfold _conj resolve_conj "
+    "resolve_neg _unsafe_view real imag squeeze_ identity copy_to".split()
+)
+#: Ops whose result is not decided by their inputs.
+RANDOM: Final = frozenset(
+    "dropout rand rand_like randn randn_like randint randperm normal uniform exponential multinomial "
+    "bernoulli random rrelu_with_noise geometric log_normal cauchy poisson".split()
+)
+#: Ops that make a tensor out of nothing but numbers.
+MAKERS: Final = frozenset(
+    "zeros ones empty full arange linspace eye zeros_like ones_like empty_like full_like new_zeros new_ones "
+    "new_full new_empty empty_strided tensor fill zero scalar_tensor".split()
+)
+#: Ops that make a tensor of whatever the memory held.
+UNSET: Final = frozenset("empty empty_like new_empty empty_strided resize new_empty_strided".split())
+#: Ops whose further results only serve the backward pass: of a mean near zero all digits are rounding.
+ONE_RESULT: Final = frozenset(
+    "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()
+)
+#: Ops that decide: a rounding may turn their result over.
+DECIDING: Final = frozenset(
+    "topk argmax argmin sort argsort max min gt ge lt le eq ne nonzero unique searchsorted bucketize round "
+    "floor ceil sign multinomial kthvalue median mode".split()
+)
+
+
+@lru_cache(maxsize=65536)
+def plain_name(name: str) -> str:
+    """What an op is called here.
+
+    >>> [plain_name(name) for name in ("add_.Tensor", "torch.add", "+", "_unsafe_view")]
+    ['add', 'add', 'add', 'view']
+    """
+    if name in _SAME:
+        return _SAME[name]
+    bare = name
+    for prefix in ("torch.", "Tensor.", "F.", "nn.functional.", "aten::", "aten."):
+        bare = bare.removeprefix(prefix)
+    bare = bare.split(".")[0] if not bare.startswith(".") else bare
+    if "scaled_dot_product" in bare and "backward" not in bare:
+        return "scaled_dot_product_attention"
+    if bare.endswith("_") and not bare.endswith("__"):
+        bare = bare[:-1]
+    if bare.startswith("__") and bare.endswith("__"):
+        bare = bare.strip("_").removeprefix("i")
+    return _SAME.get(bare, bare)

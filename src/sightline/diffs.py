@@ -1,0 +1,216 @@
+"""`diff` and `Diff`: two runs compared, as people hold it — the data, and a method for every view of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sightline.api import Trace, load
+from sightline.errors import UsageError
+from sightline.given import checked, said
+from sightline.options import one_of
+
+if TYPE_CHECKING:
+    from sightline.diff.comparison import Comparison, OpPair, Parting, Steps
+    from sightline.diff.divergence import Divergence
+    from sightline.diff.module_errors import ModuleRow
+    from sightline.diff.parameters import ParameterDiff
+    from sightline.trace.tables import Op, Table
+    from sightline.views.outline import View
+
+
+class Diff:
+    """Two recordings compared: what is the same, what differs, and the first true divergence.
+
+    >>> import torch, sightline as sl
+    >>> first, second = torch.nn.LayerNorm(4), torch.nn.LayerNorm(4, eps=0.1)
+    >>> d = sl.diff(first, second, torch.arange(8.0).view(2, 4))
+    >>> d.verdict, d.divergence.reason.text
+    ('different', 'eps 1e-05 against 0.1')
+
+    ``verdict`` is "same", "close" (equal up to rounding), "different" or "unknown" (no values to compare).
+    ``divergence`` is the first place where values differ although what went in agrees; None where there is
+    none. ``pairs``, ``added``, ``removed`` and ``differing`` are ops, ``modules`` the pairs of module calls,
+    ``parameters`` the weights, ``notes`` what could not be compared.
+    """
+
+    def __init__(self, a: Trace, b: Trace, comparison: Comparison) -> None:
+        self.a, self.b = a, b
+        self.comparison = comparison
+
+    @property
+    def verdict(self) -> str:
+        """One of "same", "close", "different" and "unknown"."""
+        return self.comparison.verdict
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first true divergence, or None."""
+        return self.comparison.divergence
+
+    @property
+    def divergences(self) -> list[Divergence]:
+        """Every place where values part anew, the first one first."""
+        return self.comparison.divergences
+
+    @property
+    def parting(self) -> Parting | None:
+        """The first place where the two runs do other ops, whatever the values; None where they never do."""
+        return self.comparison.parting
+
+    @property
+    def pairs(self) -> list[OpPair]:
+        """Ops with their partners, and how far apart what they make is."""
+        return self.comparison.pairs
+
+    @property
+    def differing(self) -> list[OpPair]:
+        """The pairs of ops that make different values."""
+        return self.comparison.differing
+
+    @property
+    def removed(self) -> Table[Op]:
+        """The ops that only the first recording has."""
+        return self.a.ops._of(self.comparison.removed)
+
+    @property
+    def added(self) -> Table[Op]:
+        """The ops that only the second recording has."""
+        return self.b.ops._of(self.comparison.added)
+
+    @property
+    def modules(self) -> list[ModuleRow]:
+        """Pairs of module calls in the order in which they ended, with the error of what they return."""
+        return self.comparison.modules
+
+    @property
+    def parameters(self) -> ParameterDiff:
+        """Which parameters and buffers are the same, differ, or have another layout."""
+        return self.comparison.parameters
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be compared, and why."""
+        return self.comparison.notes
+
+    def summary(self) -> View:
+        """The table of module calls, with the error along the depth."""
+        from sightline.views.diff_modules import modules_view
+
+        return modules_view(self)
+
+    @checked
+    def source(self, *, everything: bool = False) -> View:
+        """Both sources side by side: around the divergence, or all of them with ``everything=True``."""
+        from sightline.views.diff_source import source_view
+
+        return source_view(self, everything=everything)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, ready for JSON."""
+        names = {"a": str(self.a.info["name"]), "b": str(self.b.info["name"])}
+        return {**names, **self.comparison.to_dict()}
+
+    @checked
+    def print(self, color: bool | None = None) -> None:
+        """Write the verdict to the terminal, with colour on a TTY."""
+        self._verdict().print(color)
+
+    def _verdict(self) -> View:
+        from sightline.views.diff import verdict_view
+
+        return verdict_view(self)
+
+    def __str__(self) -> str:
+        return str(self._verdict())
+
+    def __repr__(self) -> str:
+        return f"<Diff of {self.a.info['name']} and {self.b.info['name']}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        return self._verdict()._repr_html_()
+
+
+def diff(
+    a: Any,
+    b: Any,
+    *args: Any,
+    rename: Mapping[str, str] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    values: str = "auto",
+    step: Steps = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Diff:
+    """Where two runs part: the first value that differs although all that it was made of agrees.
+
+    >>> import torch, sightline as sl
+    >>> x, model = torch.ones(2, 3), torch.nn.Linear(3, 3)
+    >>> with sl.trace(model, stats=True) as t1:
+    ...     y = model(x)
+    >>> with sl.trace(model, stats=True) as t2:
+    ...     y = model(x)
+    >>> sl.diff(t1, t2).verdict
+    'same'
+
+    ``a`` and ``b`` are recordings, or paths of them; looking needs no torch. Two models are run first, each
+    with ``args`` (one tuple or dict of them will do) and ``kwargs``, with the same random numbers and without
+    gradients. ``rename={"mixer": "attn"}``
+    says what a module of one is called in the other. Without ``rtol`` and ``atol`` the tolerance is what
+    rounding explains, by dtype and by how many ops a value has been through. ``values`` is "auto" (the best
+    that both have), "tensors", "statistics", "fingerprints" or "none". ``step`` compares one step of both, or
+    with a pair a step of one with a step of the other.
+    """
+    from sightline.diff.comparison import VALUES, compare
+
+    one_of("values", values, VALUES)
+    _check_numbers({"rtol": rtol, "atol": atol})
+    _check_names(rename)
+    first, second = _recordings(a, b, args, dict(kwargs or {}))
+    found = compare(first.index, second.index, rename=rename, rtol=rtol, atol=atol, values=values, step=step)
+    return Diff(first, second, found)
+
+
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    for name, number in given.items():
+        if number is not None and (type(number) not in (int, float) or number < 0):
+            raise UsageError(f"{name}={said(number)} must be a number from 0 up, or None.")
+
+
+def _check_names(rename: Any) -> None:
+    if rename is None:
+        return
+    if not isinstance(rename, Mapping) or not all(
+        isinstance(part, str) for pair in rename.items() for part in pair
+    ):
+        raise UsageError(f'rename={said(rename)} must be a dict of names: {{"mixer": "attn"}}.')
+
+
+def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
+    if all(_is_recording(each) for each in (a, b)):
+        if args or kwargs:
+            raise UsageError("sl.diff(a, b) of two recordings takes no inputs: they were run already.")
+        return _opened(a), _opened(b)
+    for each in (a, b):
+        if _is_recording(each) or not callable(each):
+            raise UsageError(
+                f"sl.diff compares two recordings, two paths of them, or two models with their inputs; "
+                f"{said(each)} does not go with that."
+            )
+    from sightline.tracing import recorded
+
+    only = args[0] if len(args) == 1 else None
+    if isinstance(only, tuple | list):
+        args = tuple(only)
+    elif isinstance(only, dict):
+        args, kwargs = (), {**only, **kwargs}
+    return recorded(a, args, kwargs, "a"), recorded(b, args, kwargs, "b")
+
+
+def _is_recording(given: Any) -> bool:
+    return isinstance(given, Trace | str | os.PathLike)
+
+
+def _opened(given: Any) -> Trace:
+    return given if isinstance(given, Trace) else load(given)
