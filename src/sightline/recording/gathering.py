@@ -121,6 +121,9 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "left_out": 0 if session.captures is None else session.captures.left_out,
         "allocator": session.allocator_readings(),
         "asked": {} if session.observer is None else session.observer.asked(),
+        "training": session.training.told(),
+        **({} if session.running else {"gradients": session.training.norms()}),
+        **session.modules.told(),
         **_rank(),
     }  # fmt: skip
 
