@@ -113,7 +113,7 @@ def _indices(op: Op, error: BaseException) -> list[str]:
         if name != "embedding":  # what is to be ignored is no class
             kept = index[index != held.get("ignore_index", -100)]
             low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
-    if 0 <= low and high < rows:
+    if low >= 0 and high < rows:
         return []
     what = f"index {high if high >= rows else low}"
     if name == "embedding":

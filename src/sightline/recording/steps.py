@@ -142,7 +142,13 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             with quiet():
                 session.label_gradients()
                 session.label_state(optimizer)
-                session.training.stepping(optimizer, session.modules, sys._getframe(1), session.elapsed())
+                session.training.stepping(
+                    optimizer,
+                    session.modules,
+                    sys._getframe(1),
+                    session.elapsed(),
+                    closure=code_of_closure(args, kwargs) is not None,
+                )
                 session.training.link(optimizer)
             session.begin_optimizer_step(sys._getframe(1), code_of_closure(args, kwargs))
         except Exception as error:

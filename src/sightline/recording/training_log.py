@@ -56,8 +56,10 @@ class TrainingLog:
 
     # -- optimizers --------------------------------------------------------------------------------------
 
-    def stepping(self, optimizer: Any, modules: Any, frame: FrameType | None, time: int) -> None:
-        """An optimizer is about to step."""
+    def stepping(
+        self, optimizer: Any, modules: Any, frame: FrameType | None, time: int, *, closure: bool = False
+    ) -> None:
+        """An optimizer is about to step; with a ``closure`` it computes the gradients itself."""
         held = self._held(optimizer, modules, frame)
         groups = optimizer.param_groups
         graded = sum(one.grad is not None for group in groups for one in group["params"])
@@ -66,7 +68,7 @@ class TrainingLog:
         held.told["steps"] += 1
         if len(self._steps) < MOST_STEPS:
             low, high = (min(rates), max(rates)) if rates else (None, None)
-            self._steps.append([held.number, time, graded, low, high])
+            self._steps.append([held.number, time, -1 if closure else graded, low, high])
         steps = held.told["steps"]
         if graded and steps & (steps + 1) == 0 and len(self._norms) < _MOST_NORMS * len(self._told):
             self._measure(steps - 1, modules)

@@ -15,8 +15,17 @@ from sightline.trace.origins import bare_name, placed, user_frame, written
 from sightline.trace.rows import Op, Value
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
-_MATRICES: Final = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2)}
-_CONVOLUTIONS: Final = frozenset("convolution _convolution mkldnn_convolution thnn_conv2d _slow_conv2d_forward".split())
+_MATRICES: Final = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "mv": (0, 1),
+    "addmv": (1, 2),
+}
+_CONVOLUTIONS: Final = frozenset(
+    "convolution _convolution mkldnn_convolution thnn_conv2d _slow_conv2d_forward".split()
+)
 #: Ops whose results hold numbers that were there before.
 KEEPING: Final = frozenset(
     "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze flatten unflatten "
@@ -209,7 +218,9 @@ def _behind(maker: Op, value: Value, has: Callable[[Value], bool]) -> Iterator[V
 
 
 def _dtypes(op: Op, inputs: list[Value], message: str) -> list[str]:
-    said = "dtype" in message or "scalar type" in message or "must be floating" in message or "Long" in message
+    said = (
+        "dtype" in message or "scalar type" in message or "must be floating" in message or "Long" in message
+    )
     odd = _odd_one(inputs, lambda value: value.dtype) if said else None
     if odd is None and said:
         name = op.name.partition(".")[0]

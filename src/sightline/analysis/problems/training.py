@@ -159,6 +159,11 @@ class Training:
         """The values that require a gradient."""
         return (self._data.values.flags & REQUIRES_GRAD).astype(np.bool_)
 
+    @property
+    def leads(self) -> list[bool]:
+        """Of every value: whether it led to what a backward pass saw."""
+        return self._reached[1]
+
     def cut(self, idle: Idle) -> int:
         """The op behind which a parameter's branch goes on towards the loss without gradients, or -1."""
         floating, leads = self._facts.floating, self._reached[1]
