@@ -12,12 +12,15 @@ def sinusoids(length, width):
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
+def rms(x):
+    return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
 class Encoder(nn.Module):
     def __init__(self, width=32):
         super().__init__()
         self.embed = nn.Embedding(100, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-        self.norm = nn.LayerNorm(width)
         self.places = sinusoids(64, width)  #!~
         #+ self.places = sinusoids(64, width).bfloat16()
 
@@ -25,7 +28,7 @@ class Encoder(nn.Module):
         x = self.embed(tokens)
         x = x + self.places[: tokens.shape[1]]  #@
         with torch.autocast("cpu", torch.bfloat16):
-            return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+            return x + self.down(torch.nn.functional.gelu(self.up(rms(x))))
 
 
 torch.manual_seed(0)

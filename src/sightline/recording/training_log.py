@@ -78,7 +78,7 @@ class TrainingLog:
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if found is None or found.alive() is not optimizer:
             told: dict[str, Any] = {
-                "type": type(optimizer).__name__, "parameters": -1, "names": [], "unknown": 0, "steps": 0,
+                "type": type(optimizer).__name__, "parameters": -1, "names": [], "unknown": 0, "foreign": 0, "steps": 0,
                 "place": place_of(frame),
             }  # fmt: skip
             found = self._optimizers[id(optimizer)] = Held(ref(optimizer), len(self._told), told)
@@ -89,6 +89,8 @@ class TrainingLog:
             known = [name for name in names if name is not None]
             found.told["names"] = [name for _, name in known[:_MOST_NAMES]]
             found.told["parameters"], found.told["unknown"] = count, count - len(known)
+            strange = (one for one, name in zip(held, names, strict=True) if name is None)
+            found.told["foreign"] = sum(one.grad is not None for one in strange)
         return found
 
     def _measure(self, step: int, modules: Any) -> None:
@@ -125,9 +127,14 @@ class TrainingLog:
             told["made"] = told["made"] or place_of(frame)
             return
         if not told["steps"]:
-            told["early"] = told["made"] is not None and not getattr(optimizer, "_opt_called", True)
+            told["early"] = told["made"] is not None and not self._has_stepped(optimizer)
             told["place"] = place_of(frame)
         told["steps"] += 1
+
+    def _has_stepped(self, optimizer: Any) -> bool:
+        held = self._optimizers.get(id(optimizer))
+        known = held is not None and held.alive() is optimizer
+        return known or bool(getattr(optimizer, "_opt_called", False))
 
     def told(self) -> dict[str, Any]:
         """All of it as plain data."""

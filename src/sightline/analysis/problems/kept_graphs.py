@@ -78,7 +78,12 @@ def graph_kept(facts: Facts) -> Iterator[Finding]:
     kept: dict[tuple[int, str], dict[int, int]] = {}
     for value, end in zip(rows.value.tolist(), rows.end.tolist(), strict=True):
         maker = facts.producer(value) if value >= 0 else -1
-        if maker < 0 or not wants[value] or data.ops.phase[maker] != FORWARD or facts.kind(value) != "activation":
+        if (
+            maker < 0
+            or not wants[value]
+            or data.ops.phase[maker] != FORWARD
+            or facts.kind(value) != "activation"
+        ):
             continue
         freed = len(steps) if end < 0 else bisect_right(steps, int(np.searchsorted(starts, end)))
         if freed >= len(steps):  # after the last step, or never

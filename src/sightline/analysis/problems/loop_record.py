@@ -23,7 +23,7 @@ class OptimizerRecord:
     type: str
     parameters: int
     names: frozenset[str]  #: of the parameters it holds, as far as they are known
-    unknown: int  #: how many are of no module that was seen
+    foreign: int  #: how many with a gradient are of no module that was seen
     count: int  #: how often it stepped
     place: str
     called: str
@@ -68,7 +68,7 @@ class LoopRecord:
             found.append(
                 OptimizerRecord(
                     str(one.get("type")), _whole(one.get("parameters")),
-                    frozenset(map(str, names if isinstance(names, list) else ())), _whole(one.get("unknown")),
+                    frozenset(map(str, names if isinstance(names, list) else ())), _whole(one.get("foreign", 0)),
                     _whole(one.get("steps")), *places_of(one.get("place")),
                 )
             )  # fmt: skip

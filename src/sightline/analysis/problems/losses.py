@@ -10,6 +10,7 @@ import numpy as np
 from sightline.analysis.problems.facts import MATMULS, Facts
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
+from sightline.trace.data import KINDS
 
 _FARTHEST: Final = 32
 #: Ops that leave the numbers as they are, wherever they put them.
@@ -23,9 +24,6 @@ _PROBABILITIES: Final = {
     "sigmoid": "sigmoid",
     "_safe_softmax": "softmax",
 }
-_LOGS: Final = frozenset(
-    "_log_softmax log_softmax log log2 log10 log1p log_sigmoid_forward logsumexp logaddexp xlogy sub neg add".split()
-)
 _SCALES: Final = frozenset("mul div".split())
 
 
@@ -39,10 +37,24 @@ def _made_by(facts: Facts, value: int, through: frozenset[str] = _MOVES) -> int:
                 return -1
             value = before
             continue
+        if _adds_bias(facts, maker):
+            value = facts.inputs(maker)[0]
+            continue
         if facts.name(maker) not in through or not facts.inputs(maker):
             return maker
         value = facts.inputs(maker)[0]
     return -1
+
+
+def _adds_bias(facts: Facts, op: int) -> bool:
+    """Whether an op is the second half of a linear layer."""
+    given = facts.inputs(op)
+    if facts.name(op) not in ("add", "add_") or len(given) != 2:
+        return False
+    return (
+        bool(facts.data.values.kind[given[1]] == KINDS.index("parameter"))
+        and len(facts.meta(given[1]).shape) == 1
+    )
 
 
 @check(

@@ -110,10 +110,8 @@ def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
     """Parameters with gradients that no optimizer holds, by the model they are in."""
     record = facts.derived(LoopRecord)
     steps = [one for one in record.steps if one.graded]
-    if not steps or any(one.unknown for one in record.optimizers if one.parameters != one.unknown):
-        return
-    if any(one.unknown for one in record.optimizers) or facts.data.info.get("last"):
-        return
+    if not steps or any(one.foreign for one in record.optimizers) or facts.data.info.get("last"):
+        return  # an optimizer may hold copies of them
     missing = [name for name in record.gradients if name not in record.held]
     modules = facts.data.modules
     owner = {info.path: module.root for module in modules for info in module.parameters}
