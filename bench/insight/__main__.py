@@ -1,11 +1,11 @@
-"""How many planted bugs ``sightline run`` names on its last screen, and how often it cries over a healthy script.
+"""How many planted bugs ``sightline run`` names on its last screen, and how often it cries over healthy ones.
 
-    python -m bench.insight                    the table
-    python -m bench.insight step_first -v      one of them, with what it printed
-    python -m bench.insight --real             that each bug is one: its check fails with it, and passes without
+    python bench/insight                    the table
+    python bench/insight step_first -v      one of them, with what it printed
+    python bench/insight --real             that each is a bug: its check fails with it, and passes without
 
-A bug counts as named if the last 25 lines hold its kind and the file with one of its lines. Each script runs in
-a forked child of a process that has torch in it already: that saves the seconds of importing it.
+A bug counts as named if the last 25 lines hold its kind and the file with one of its lines. Each script runs
+in a forked child of a process that has torch in it already: that saves the seconds of importing it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-
-from bench.insight.planted import Planted, planted
+from planted import Planted, planted
 
 SCREEN: Final = 25  #: lines
 #: What the scripts import, and torch with the first step of an optimizer.
@@ -101,6 +100,7 @@ def checks_out(bug: Planted, script: str) -> bool:
 
 
 def main() -> int:
+    """Print the table; the exit code says whether it is as it should be."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("names", nargs="*")
     asked.add_argument("-v", "--verbose", action="store_true", help="print the screens")
@@ -136,6 +136,7 @@ def main() -> int:
 
 
 def show_real(bugs: list[Planted]) -> int:
+    """Run each script and its repair, each with its check."""
     wrong = 0
     for bug in bugs:
         broken, repaired = checks_out(bug, bug.script), checks_out(bug, bug.repaired)

@@ -1,9 +1,9 @@
-"""Planted bugs: scripts with one mistake each, the same scripts repaired, and what shows the mistake to be real.
+"""Planted bugs: scripts with one mistake each, the same scripts repaired, and a check that tells them apart.
 
-A file of ``bugs/`` is a script with marks at the ends of its lines. ``#!`` is a line of the bug, ``#+`` one of
-the repaired script, each in place of the other. What is wrong should be named at a line with ``#!`` or ``#@``
-(``~`` after a mark: not there). ``#: kind`` is the kind of problem, and what follows ``#: check`` is run after
-the script: it fails with the bug, and passes without.
+A file of ``bugs/`` is a script with marks at the ends of its lines. ``#!`` is a line of the bug, ``#+`` one
+of the repaired script, each in place of the other. What is wrong should be named at a line with ``#!`` or
+``#@`` (``~`` after a mark: not there). ``#: kind`` is the kind of problem, and what follows ``#: check`` is
+run after the script: it fails with the bug, and passes without.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Planted:
 
     @classmethod
     def read(cls, path: Path) -> Planted:
+        """A bug from its file."""
         body, _, check = path.read_text().partition("#: check\n")
         script: list[str] = []
         repaired: list[str] = []

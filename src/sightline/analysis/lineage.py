@@ -112,7 +112,7 @@ def lineage_of(
     if depth is not None and (type(depth) is not int or depth < 1):
         raise UsageError(f"depth={said(depth)} must be a whole number from 1 up.")
     level = lineage_level(index, ops)
-    makers = Makers(index, level)
+    makers = Makers(index, level, value)
     if makers.of(value) == NOBODY:
         return Lineage(index, value, level, ())
     return Lineage(index, value, level, tuple(_Telling(index, makers, value, depth, most).makings()))

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES
 from sightline.trace.tables import Index
@@ -21,9 +22,12 @@ _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 
 
 class Makers:
-    """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not."""
+    """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not.
 
-    def __init__(self, index: Index, level: str) -> None:
+    How a parameter was initialised is left out, unless it is the value that is ``asked`` for.
+    """
+
+    def __init__(self, index: Index, level: str, asked: int = -1) -> None:
         data = index.raw
         ops, values = data.ops, data.values
         self._data = data
@@ -44,6 +48,10 @@ class Makers:
         for value, call in _returned(index).items():
             if by[value] == NOBODY and values.kind[value] == _ACTIVATION:
                 by[value] = self._first_call + call
+        first = _initialised(index)
+        if asked >= 0:
+            first[asked] = False
+        by[first] = NOBODY
         self._of: list[int] = by.tolist()
 
     def of(self, value: int) -> int:
@@ -127,6 +135,17 @@ class Makers:
         writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
         outer = self._groups[writers] == writers
         return set(ops.outputs[outer].tolist())
+
+
+def _initialised(index: Index) -> NDArray[np.bool_]:
+    """Parameters and buffers as they were made, outside every module call and before any optimizer."""
+    data = index.raw
+    values, ops = data.values, data.ops
+    held = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.producer >= 0)
+    found = np.zeros(len(values), dtype=np.bool_)
+    makers = values.producer[held]
+    found[held] = (ops.phase[makers] == PHASES.index("forward")) & (ops.call[makers] < 0)
+    return found
 
 
 def _groups(index: Index) -> I64:

@@ -62,7 +62,7 @@ _SHORT: Final = ("trace", "aten ops", "modules", "host time", "faults", "asked")
 )  # fmt: skip
 @click.option("--capture", multiple=True, metavar="GLOB", help="Keep what these modules return; '**' is all.")
 @click.option("--stats/--no-stats", default=None,
-              help="Minimum, maximum, mean … and a fingerprint of every result.  [default: on a CPU, without fingerprints]")  # fmt: skip
+              help="Minimum, maximum … and a fingerprint of every result; partly on by itself.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Stop at the op that makes the first NaN or infinity.")
 @click.option("--module", multiple=True, metavar="GLOB", help="With --stats: only in these modules.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Keep only the last N ops.")
@@ -177,15 +177,13 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
 
 
 def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
-    """Statistics where they cost next to nothing: on a CPU, read by the native engine, without fingerprints."""
+    """Statistics where they cost little: on a CPU, read by the native engine, without fingerprints."""
     if asked["stats"] is False or asked["check"] or asked["ops"] not in ("aten", "both"):
         return None
-    import torch
-
     from sightline.options import Stats
-    from sightline.recording.native.build import chosen
+    from sightline.recording.native.build import reads_cheaply
 
-    return Stats(fingerprint=False) if chosen("auto") == "native" and not torch.cuda.is_available() else None
+    return Stats(fingerprint=False) if reads_cheaply() else None
 
 
 def _run(program: Program, recording: Stepping) -> BaseException | None:

@@ -80,8 +80,8 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict
         call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:
             lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
-            given = [str(value) for value in call.inputs if value.shape]
-            lines += [f"  it was given {', '.join(given[:4])}"] if given else []
+            tensors = [str(value) for value in call.inputs if value.shape]
+            lines += [f"  it was given {', '.join(tensors[:4])}"] if tensors else []
         why = advice(message_of(error))
         lines += (f"  {line}" for line in why)
     if lines:
@@ -115,11 +115,11 @@ def _indices(op: Op, error: BaseException) -> list[str]:
             low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
     if low >= 0 and high < rows:
         return []
-    what = f"index {high if high >= rows else low}"
+    wrong, made = high if high >= rows else low, numbers_origin(given)
     if name == "embedding":
-        return [f"{what} is out of range of {origin(table, op)} with {rows} rows: {numbers_origin(given)}"]
-    return [f"class {high if high >= rows else low} is out of range of {rows} classes, 0 … {rows - 1}: "
-            f"{numbers_origin(given)}; {size_text(table, len(table.shape) > 1, rows, short=True)}"]  # fmt: skip
+        return [f"index {wrong} is out of range of {origin(table, op)} with {rows} rows: {made}"]
+    count = size_text(table, len(table.shape) > 1, rows, short=True)
+    return [f"class {wrong} is out of range of {rows} classes, 0 … {rows - 1}: {made}; {count}"]
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -147,7 +147,7 @@ class Modules:
 
     def told(self) -> dict[str, Any]:
         """What was seen of modules that is in no table of theirs."""
-        found = {"unregistered": self.unregistered, "same_weights": self.same_weights}
+        found: dict[str, list[Any]] = {"unregistered": self.unregistered, "same_weights": self.same_weights}
         return {name: [list(one) for one in rows] for name, rows in found.items() if rows}
 
     def tensor_name(self, tensor: Any) -> tuple[str, str] | None:

@@ -78,7 +78,8 @@ class TrainingLog:
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if found is None or found.alive() is not optimizer:
             told: dict[str, Any] = {
-                "type": type(optimizer).__name__, "parameters": -1, "names": [], "unknown": 0, "foreign": 0, "steps": 0,
+                "type": type(optimizer).__name__, "parameters": -1, "names": [], "unknown": 0, "foreign": 0,
+                "steps": 0,
                 "place": place_of(frame),
             }  # fmt: skip
             found = self._optimizers[id(optimizer)] = Held(ref(optimizer), len(self._told), told)

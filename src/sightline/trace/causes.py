@@ -29,17 +29,15 @@ _CONVOLUTIONS: Final = frozenset(
 #: Ops whose results hold numbers that were there before.
 KEEPING: Final = frozenset(
     "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze flatten unflatten "
-    "select slice index narrow split unbind chunk clone contiguous detach alias lift lift_fresh lift_fresh_copy "
-    "_to_copy copy_ stack cat movedim swapaxes gather index_select pin_memory repeat roll flip".split()
+    "select slice index narrow split unbind chunk clone contiguous detach alias lift lift_fresh "
+    "lift_fresh_copy _to_copy copy_ stack cat movedim swapaxes gather index_select repeat roll".split()
 )
 #: What is said of errors that no tensor explains.
-_ADVICE: Final = (
-    (
-        r"Expected more than 1 value per channel when training",
-        "BatchNorm has one row to take a mean over, which is often the last batch of an epoch: give the "
-        "DataLoader drop_last=True, or call model.eval() first",
-    ),
+_ONE_ROW: Final = (
+    "BatchNorm has one row to take a mean over, which is often the last batch of an epoch: give the "
+    "DataLoader drop_last=True, or call model.eval() first"
 )
+_ADVICE: Final = ((r"Expected more than 1 value per channel when training", _ONE_ROW),)
 
 
 def cause_lines(op: Op, message: str) -> list[str]:
@@ -95,11 +93,12 @@ def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Val
                     if a != b and at != _dimension(op):
                         return (each, at), (first, at)
         return None
-    for one, other in ((a, b) for i, a in enumerate(inputs) for b in inputs[i + 1 :]):
-        for back in range(1, min(len(one.shape), len(other.shape)) + 1):
-            sizes = one.shape[-back], other.shape[-back]
-            if sizes[0] != sizes[1] and 1 not in sizes:
-                return (one, len(one.shape) - back), (other, len(other.shape) - back)
+    for number, given in enumerate(inputs):
+        for beside in inputs[number + 1 :]:
+            for back in range(1, min(len(given.shape), len(beside.shape)) + 1):
+                sizes = given.shape[-back], beside.shape[-back]
+                if sizes[0] != sizes[1] and 1 not in sizes:
+                    return (given, len(given.shape) - back), (beside, len(beside.shape) - back)
     return None
 
 
@@ -108,7 +107,7 @@ def _numbers_said(op: Op, inputs: list[Value], message: str) -> list[str]:
     said = re.search(r"\((\d+)\) must match the existing size \((\d+)\)", message)
     if said is None:
         return []
-    lines = []
+    lines: list[str] = []
     for size in (int(said[2]), int(said[1])):
         found = next(((one, one.shape.index(size)) for one in _around(op, inputs) if size in one.shape), None)
         if found is not None:
@@ -236,7 +235,7 @@ def _dtypes(op: Op, inputs: list[Value], message: str) -> list[str]:
     return [f"{line}; {dtype_name(other.dtype)} is the dtype of {_name_text(other)}"]
 
 
-def _devices(op: Op, inputs: list[Value], message: str) -> list[str]:
+def _devices(_op: Op, inputs: list[Value], _message: str) -> list[str]:
     odd = _odd_one([one for one in inputs if one.shape], lambda value: value.device)
     if odd is None:
         return []
@@ -274,7 +273,7 @@ def _name_text(value: Value) -> str:
 
 
 def numbers_origin(value: Value) -> str:
-    """Where the numbers of a tensor were made, past what only moves or shows them: ``from add, data.py:12``."""
+    """Where the numbers of a tensor were made, past what only moves them: ``from add, data.py:12``."""
     maker: Op | None = None
     for _ in range(_FARTHEST):
         producer = value.producer

@@ -1,6 +1,6 @@
 """The end of ``sightline run``: what failed or looks wrong, on one screen, and what to type next.
 
-The most certain and most serious comes first. What does not fit is counted, and is in ``show --view problems``.
+The most serious and most certain comes first. What does not fit is counted: ``show --view problems`` has it.
 """
 
 from __future__ import annotations
@@ -99,11 +99,8 @@ def _block(problem: Problem) -> Iterator[Line]:
     module = f" ({problem.module})" if problem.module else ""
     called = f", called at {problem.called}" if problem.called else ""
     if problem.place or problem.called:
-        for at, text in enumerate(
-            _wrapped(f"at {problem.place}{module}{times}{called}", _WIDTH - _MARGIN)[:2]
-        ):
-            yield _below(Span(text, "op"))
-            del at
+        where = f"at {problem.place}{module}{times}{called}"
+        yield from (_below(Span(text, "op")) for text in _wrapped(where, _WIDTH - _MARGIN)[:2])
     sure = "" if problem.confidence is Confidence.CERTAIN else f"{SURE[problem.confidence]}: "
     for text in _wrapped(f"→ {sure}{problem.why}", _WIDTH - _MARGIN, "  ")[:_ADVICE]:
         yield _below(Span(text, "dim"))

@@ -50,9 +50,9 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
         for each in found:
             blocks += [line(), *_block(each, room)]
         if not found and kind is None and module is None and len(trace.ops):
-            blocks += (line((text, "dim"), hang=2) for text in _lines(f"looked for {looked_for()}", room))
+            blocks += (line((text, "dim")) for text in _lines(f"looked for {looked_for()}", room))
         apart = [line()] if found and unseen else []
-        return [*blocks, *apart, *(line((told, "dim"), hang=2) for told in unseen)]
+        return [*blocks, *apart, *(line((text, "dim")) for told in unseen for text in _lines(told, room))]
 
     return View(tuple(made(_WIDTH)), fit=made)
 

@@ -113,8 +113,8 @@ def not_looked_at(index: Index) -> list[str]:
         told.append("parts of the run are not known: parameters without a gradient were not looked for")
     if not len(facts.data.stats) and "stats" not in (facts.data.info.get("asked") or ()):
         told.append(
-            "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that leave "
-            "out everything, targets out of range"
+            "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
+            "leave out everything, targets out of range"
         )
     if facts.aten.any() and not facts.derived(LoopRecord).steps:
         told.append("no optimizer stepped: with steps, mistakes of the training loop are found")

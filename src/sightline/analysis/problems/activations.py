@@ -13,7 +13,7 @@ from sightline.notation import number_text
 from sightline.trace.data import KINDS
 
 _LEAST: Final = 32  #: elements; fewer may be alike by chance
-_RECTIFIERS: Final = frozenset(
+RECTIFIERS: Final = frozenset(
     "relu relu_ threshold threshold_ hardtanh hardtanh_ clamp_min clamp_min_".split()
 )
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
@@ -26,13 +26,13 @@ _LEFT_OUT: Final = -1e4
 @check(
     "dead-activation",
     Severity.WARNING,
-    "Nothing passes through it, and no gradient comes back to revive it. Look at the bias and the scale of what "
-    "comes before, and at the learning rate.",
+    "Nothing passes through it, and no gradient comes back to revive it. Look at the bias and the scale of "
+    "what comes before, and at the learning rate.",
 )
 def dead_activation(facts: Facts) -> Iterator[Finding]:
     """A rectifier that gives zero for every element in every call, though what it is given varies."""
     stats = facts.data.stats
-    for ops in _by_line(facts, _RECTIFIERS):
+    for ops in _by_line(facts, RECTIFIERS):
         rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
         large = all(facts.meta(facts.outputs(op)[0]).numel >= _LEAST for op, _ in rows)
         if rows and large and all(row >= 0 and _is_zero(facts, op, row) for op, row in rows):
@@ -42,7 +42,8 @@ def dead_activation(facts: Facts) -> Iterator[Finding]:
                 continue
             high = number_text(float(stats.max[given]))
             title = (
-                f"{facts.written(op)} gives zero for all {facts.meta(facts.outputs(op)[0])} in {len(rows)} of "
+                f"{facts.written(op)} gives zero for all {facts.meta(facts.outputs(op)[0])} in {len(rows)} "
+                f"of "
                 f"{len(rows)} calls: the largest it is given is {high}"
             )
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
@@ -56,7 +57,7 @@ def _is_zero(facts: Facts, op: int, row: int) -> bool:
 
 
 def _measured_input(facts: Facts, op: int) -> int:
-    """The row of the numbers of what an op was given; where it was changed in place, of what was there before."""
+    """The row of the numbers of what an op was given; of what an in-place op changed, those before."""
     given = facts.inputs(op)
     if not given:
         return -1
@@ -90,7 +91,7 @@ def saturated_activation(facts: Facts) -> Iterator[Finding]:
         rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
         if not rows or any(row < 0 for _, row in rows):
             continue
-        op, row = rows[0]
+        op = rows[0][0]
         counts = [facts.meta(facts.outputs(each)[0]).numel for each, _ in rows]
         if min(counts) < _LEAST or not all(_is_flat(facts, each, at) for each, at in rows):
             continue
@@ -101,7 +102,8 @@ def saturated_activation(facts: Facts) -> Iterator[Finding]:
             else ("?", "?")
         )
         title = (
-            f"{facts.written(op)} is at its bound for all {facts.meta(facts.outputs(op)[0])} in {len(rows)} of "
+            f"{facts.written(op)} is at its bound for all {facts.meta(facts.outputs(op)[0])} in "
+            f"{len(rows)} of "
             f"{len(rows)} calls: it is given {low} … {high}"
         )
         yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
@@ -135,8 +137,8 @@ def _by_line(facts: Facts, names: frozenset[str]) -> list[list[int]]:
 @check(
     "masks-everything",
     Severity.WARNING,
-    "After a softmax everything counts alike, or is NaN. Look at the sense of the mask (is True kept, or left "
-    "out?) and at its shape.",
+    "After a softmax everything counts alike, or is NaN. Look at the sense of the mask (is True kept, or "
+    "left out?) and at its shape.",
 )
 def masks_everything(facts: Facts) -> Iterator[Finding]:
     """A mask leaves out every element, in every call of its line."""
@@ -147,7 +149,8 @@ def masks_everything(facts: Facts) -> Iterator[Finding]:
             op, row = rows[0]
             value = facts.outputs(op)[0]
             level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
-            title = f"{facts.written(op)} masks all {facts.meta(value)} with {level} in {len(rows)} of {len(rows)} calls"
+            times = f"{len(rows)} of {len(rows)} calls"
+            title = f"{facts.written(op)} masks all {facts.meta(value)} with {level} in {times}"
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
 
 

@@ -18,8 +18,8 @@ _REDUCTIONS: Final = frozenset(
 _SELECTS: Final = frozenset({"squeeze", "select"})
 #: What is done to each number by itself.
 _ELEMENTWISE: Final = frozenset(
-    "add sub mul div rsub sqrt rsqrt clamp clamp_min reciprocal exp log sigmoid tanh relu abs neg pow detach clone "
-    "_to_copy softplus silu gelu alias".split()
+    "add sub mul div rsub sqrt rsqrt clamp clamp_min reciprocal exp log sigmoid tanh relu abs neg pow "
+    "detach clone _to_copy softplus silu gelu alias".split()
 )
 _FARTHEST: Final = 12
 
@@ -27,8 +27,8 @@ _FARTHEST: Final = 12
 @check(
     "broadcast",
     Severity.ERROR,
-    "There is one number for each row, and it is applied along the columns; it runs only because both sizes are "
-    "equal. Keep the dimension: keepdim=True, or .unsqueeze(-1).",
+    "There is one number for each row, and it is applied along the columns; it runs only because both "
+    "sizes are equal. Keep the dimension: keepdim=True, or .unsqueeze(-1).",
 )
 def rows_against_columns(facts: Facts) -> Iterator[Finding]:
     """``[N, M]`` meets ``[N]`` that was made of rows, and N is M by chance."""
@@ -43,7 +43,8 @@ def rows_against_columns(facts: Facts) -> Iterator[Finding]:
         source = _rows_of(facts, narrow)
         if source >= 0 and (_same_origin(facts, source, wide) or _has_features(facts, wide)):
             title = (
-                f"{facts.written(op)} of {facts.meta(wide)} and {facts.meta(narrow)}, which has a number for each "
+                f"{facts.written(op)} of {facts.meta(wide)} and {facts.meta(narrow)}, which has a number "
+                f"for each "
                 f"row (made of {facts.meta(source)}): they meet along the columns"
             )
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, narrow)

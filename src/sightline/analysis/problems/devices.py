@@ -61,7 +61,10 @@ def waits_for_device(facts: Facts) -> Iterator[Finding]:
 def _is_model(facts: Facts, op: int) -> bool:
     """Whether an op reads floating numbers that a model computed: not a mask, an index, or a counter."""
     given = facts.inputs(op)
-    return bool(given) and bool(facts.floating[given[0]]) and facts.producer(given[0]) >= 0
+    maker = facts.producer(given[0]) if given else -1
+    return maker >= 0 and (
+        bool(facts.floating[given[0]]) or any(facts.floating[one] for one in facts.inputs(maker))
+    )
 
 
 @check(

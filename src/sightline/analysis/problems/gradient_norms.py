@@ -51,8 +51,8 @@ def _trend(members: list[tuple[str, float, int]]) -> float:
 @check(
     "vanishing-gradients",
     Severity.WARNING,
-    "The first layers hardly learn. Add skip connections or a norm, or use an activation that is not flat, such "
-    "as ReLU or GELU.",
+    "The first layers hardly learn. Add skip connections or a norm, or use an activation that is not flat, "
+    "such as ReLU or GELU.",
 )
 def vanishing_gradients(facts: Facts) -> Iterator[Finding]:
     """A stack of layers along which the gradients become far smaller towards the input."""

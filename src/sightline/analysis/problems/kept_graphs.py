@@ -62,11 +62,11 @@ def _step(facts: Facts, steps: list[int], value: int) -> int:
 @check(
     "graph-kept",
     Severity.WARNING,
-    "Something holds on to it, and with it to the graph of every step: memory grows. Keep tensor.detach(), or "
-    "a number, tensor.item().",
+    "Something holds on to it, and with it to the graph of every step: memory grows. Keep tensor.detach(), "
+    "or a number, tensor.item().",
 )
 def graph_kept(facts: Facts) -> Iterator[Finding]:
-    """A tensor with its graph, made at one line in every step, of which every one is still held at the end."""
+    """A tensor with its graph, made at one line in every step, and each is still held at the end."""
     record = facts.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
     rows = facts.data.allocations

@@ -68,7 +68,8 @@ class LoopRecord:
             found.append(
                 OptimizerRecord(
                     str(one.get("type")), _whole(one.get("parameters")),
-                    frozenset(map(str, names if isinstance(names, list) else ())), _whole(one.get("foreign", 0)),
+                    frozenset(map(str, names if isinstance(names, list) else ())),
+                    _whole(one.get("foreign", 0)),
                     _whole(one.get("steps")), *places_of(one.get("place")),
                 )
             )  # fmt: skip

@@ -15,8 +15,8 @@ from sightline.trace.data import KINDS
 _FARTHEST: Final = 32
 #: Ops that leave the numbers as they are, wherever they put them.
 _MOVES: Final = frozenset(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze select slice split "
-    "unbind clone contiguous detach alias _to_copy stack cat movedim index".split()
+    "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze select slice "
+    "split unbind clone contiguous detach alias _to_copy stack cat movedim index".split()
 )
 _PROBABILITIES: Final = {
     "softmax": "softmax",
@@ -60,8 +60,8 @@ def _adds_bias(facts: Facts, op: int) -> bool:
 @check(
     "probabilities-as-logits",
     Severity.ERROR,
-    "This loss takes the logits and does the rest itself; given probabilities it can never become small. Leave "
-    "the activation out, and apply it only where predictions are made.",
+    "This loss takes the logits and does the rest itself; given probabilities it can never become small. "
+    "Leave the activation out, and apply it only where predictions are made.",
 )
 def probabilities_as_logits(facts: Facts) -> Iterator[Finding]:
     """A cross entropy on logits is given what a softmax or a sigmoid has made."""

@@ -28,7 +28,7 @@ class Severity(IntEnum):
 
 
 class Confidence(IntEnum):
-    """How sure it is: what is seen admits one reading, or another is possible, or it is only like a mistake."""
+    """How sure it is: there is one reading of what was seen, or another is possible, or it is a guess."""
 
     GUESS = 1
     LIKELY = 2

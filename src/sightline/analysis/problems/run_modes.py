@@ -86,7 +86,7 @@ def _norms(facts: Facts) -> np.ndarray:
     "model.eval() before, and model.train() after.",
 )
 def training_mode_in_evaluation(facts: Facts) -> Iterator[Finding]:
-    """A model that is being trained is run without gradients, still in training mode, and nothing learns of it."""
+    """A model that is trained is run without gradients, still in training mode, and nothing learns of it."""
     record, modes = facts.derived(LoopRecord), facts.derived(Modes)
     if not record.steps:
         return
@@ -146,7 +146,8 @@ def evaluation_mode_in_training(facts: Facts) -> Iterator[Finding]:
             continue  # some of it is trained as it should be: the rest is frozen on purpose
         names = sorted({facts.module_type(module) for module in sensitive})
         since = " since an evaluation" if other and other[0] < evaluated[0] else ""
-        title = f"{facts.module_type(root)} is trained in evaluation mode{since}: its {' and '.join(names)} are off"
+        off = " and ".join(names)
+        title = f"{facts.module_type(root)} is trained in evaluation mode{since}: its {off} are off"
         confidence = Confidence.CERTAIN if since else Confidence.LIKELY
         yield Finding(
             title,

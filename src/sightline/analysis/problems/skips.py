@@ -12,8 +12,8 @@ from sightline.analysis.problems.problem import Confidence, Finding, Severity, c
 from sightline.trace.data import MUTATES
 
 _ACTIVATIONS: Final = frozenset(
-    "relu_ leaky_relu_ elu_ hardtanh_ silu_ sigmoid_ tanh_ threshold_ hardswish_ celu_ selu_ clamp_ clamp_min_ mish_ "
-    "gelu_ hardsigmoid_".split()
+    "relu_ leaky_relu_ elu_ hardtanh_ silu_ sigmoid_ tanh_ threshold_ hardswish_ celu_ selu_ clamp_ "
+    "clamp_min_ mish_ gelu_ hardsigmoid_".split()
 )
 _JOINS: Final = frozenset("add add_ sub cat".split())
 _FARTHEST: Final = 200  #: ops that a branch is followed for
@@ -22,12 +22,12 @@ _FARTHEST: Final = 200  #: ops that a branch is followed for
 @check(
     "changed-before-skip",
     Severity.WARNING,
-    "The skip connection adds what the activation has left, not what came in. Take inplace=True out, or keep a "
-    "clone for the skip.",
+    "The skip connection adds what the activation has left, not what came in. Take inplace=True out, or "
+    "keep a clone for the skip.",
     Confidence.LIKELY,
 )
 def changed_before_skip(facts: Facts) -> Iterator[Finding]:
-    """A module changes what it was given by an activation in place, and later adds it to what it made of it."""
+    """A module changes its input by an activation in place, and later adds it to what it made of it."""
     data = facts.data
     calls = data.calls
     chosen = (

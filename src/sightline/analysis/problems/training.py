@@ -179,6 +179,27 @@ class Training:
             ops = self._uses(list(dict.fromkeys(after)))
         return -1
 
+    def branch_end(self, idle: Idle) -> str:
+        """Where what a parameter computes comes to an end: read by nothing, or by what has no gradient."""
+        front, seen = self._reads(idle.values), set(idle.values)
+        last = front[-1] if front else -1
+        while front:
+            last = front[-1]
+            made = [value for op in front for value in self._facts.results(op) if value not in seen]
+            flat = [op for op in front if made and not any(map(self._floats, self._facts.results(op)))]
+            if flat:
+                at = self._facts.place(int(self._facts.frames[flat[0]]))
+                return f"{self._facts.written(flat[0])} at {at} has none to pass on"
+            seen.update(made)
+            front = self._uses([value for value in made if self._floats(value)] or made)
+        if last < 0:
+            return ""
+        at = self._facts.place(int(self._facts.frames[last]))
+        return f"the result of {self._facts.written(last)} at {at} is read by nothing"
+
+    def _floats(self, value: int) -> bool:
+        return bool(self._facts.floating[value])
+
     # -- modules ---------------------------------------------------------------------------------------
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 from sightline.analysis.problems.facts import FORWARD, Facts
@@ -22,8 +23,8 @@ _CLIPPING: Final = "nn/utils/clip_grad.py"
 @check(
     "step-without-gradients",
     Severity.ERROR,
-    "Nothing is learned. The order is zero_grad(), forward, loss.backward(), step(), on the parameters of the "
-    "model that runs.",
+    "Nothing is learned. The order is zero_grad(), forward, loss.backward(), step(), on the parameters of "
+    "the model that runs.",
 )
 def step_without_gradients(facts: Facts) -> Iterator[Finding]:
     """An optimizer in all of whose steps none of its parameters has a gradient."""
@@ -69,14 +70,15 @@ def gradients_not_cleared(facts: Facts) -> Iterator[Finding]:
         names = [name for name in sorted(optimizer.names) if name in record.gradients][:_LOOKED_AT]
         if len(steps) < 3 or not names:
             continue
-        pairs = list(zip(steps, steps[1:], strict=False))
+        pairs = list(pairwise(steps))
         held = [
             _still_holds(facts, record.gradients[name], one, other) for name in names for one, other in pairs
         ]
         if all(held):
             yield _at(
                 optimizer,
-                f"gradients are never cleared: in {len(pairs)} of {len(pairs)} later steps of {optimizer.type} "
+                f"gradients are never cleared: in {len(pairs)} of {len(pairs)} later steps of "
+                f"{optimizer.type} "
                 f"they hold those of the step before ({_named(names)})",
             )
 
@@ -103,8 +105,8 @@ def _still_holds(facts: Facts, versions: list[int], before: StepRecord, now: Ste
 @check(
     "parameters-without-optimizer",
     Severity.WARNING,
-    "Their gradients are computed, and nothing ever uses them. Give them to an optimizer, or freeze them with "
-    "requires_grad_(False).",
+    "Their gradients are computed, and nothing ever uses them. Give them to an optimizer, or freeze them "
+    "with requires_grad_(False).",
 )
 def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
     """Parameters with gradients that no optimizer holds, by the model they are in."""
@@ -131,7 +133,8 @@ def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
             if not _made_here(facts, names):  # its optimizer may step outside the recording
                 continue
             frame = int(facts.data.calls.frame[call]) if call >= 0 else -1
-            title = f"{facts.module_type(root)} gets gradients in {len(names)} parameters, and no optimizer holds any"
+            count = len(names)
+            title = f"{facts.module_type(root)} gets gradients in {count} parameters; no optimizer holds any"
             yield Finding(title, root, frame, parameter=names[0])
         else:
             title = f"{_named(names)} get gradients, and no optimizer holds them"
@@ -224,7 +227,9 @@ def scheduler_out_of_order(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, place=one.made)
         elif one.steps and one.optimizer < 0 and record.steps:
             other = record.optimizers[record.steps[0].optimizer]
-            title = f"{one.type} sets the rate of an optimizer that never steps; the {other.type} that does has another"
+            title = (
+                f"{one.type} is of an optimizer that never steps; {other.type}, which does, keeps its rate"
+            )
             yield Finding(title, place=one.made)
         elif one.early and count and not scaled:
             title = f"{one.type}.step() runs before the first optimizer.step(): the first rate is never used"

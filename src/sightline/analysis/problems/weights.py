@@ -17,19 +17,19 @@ _UNWRITTEN: Final = frozenset(
 )
 #: What reads no numbers, or gives out the same memory.
 _LOOKS: Final = frozenset(
-    "detach detach_ alias view reshape _unsafe_view t transpose permute expand squeeze unsqueeze select slice "
-    "split unbind as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like randn_like new_zeros "
-    "new_empty new_ones new_full _reshape_alias lift lift_fresh is_same_size movedim swapaxes diagonal narrow "
-    "requires_grad_ _shape_as_tensor view_as_real chunk unsafe_chunk unsafe_split native_batch_norm "
-    "_has_compatible_shallow_copy_type _to_copy clone copy_ uniform normal bernoulli equal".split()
+    "detach detach_ alias view reshape _unsafe_view t transpose permute expand squeeze unsqueeze select "
+    "slice split unbind as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like "
+    "randn_like new_zeros new_empty new_ones new_full _reshape_alias lift lift_fresh is_same_size movedim "
+    "swapaxes diagonal narrow requires_grad_ _shape_as_tensor view_as_real chunk unsafe_chunk unsafe_split "
+    "native_batch_norm _to_copy clone copy_ uniform normal bernoulli equal".split()
 )
 
 
 @check(
     "unregistered-module",
     Severity.ERROR,
-    "Its parameters are not in model.parameters(): no optimizer, no .to(), no checkpoint reaches them. Hold it "
-    "in an nn.ModuleList or nn.ModuleDict.",
+    "Its parameters are not in model.parameters(): no optimizer, no .to(), no checkpoint reaches them. "
+    "Hold it in an nn.ModuleList or nn.ModuleDict.",
 )
 def unregistered_module(facts: Facts) -> Iterator[Finding]:
     """A module with parameters that another one holds in a plain list or dict, and calls."""
@@ -57,8 +57,8 @@ def unregistered_module(facts: Facts) -> Iterator[Finding]:
 @check(
     "untied-weights",
     Severity.WARNING,
-    "They begin alike and part with the first update. If they are meant to be one, assign the parameter itself, "
-    "head.weight = embed.weight, after everything that replaces either.",
+    "They begin alike and part with the first update. If they are meant to be one, assign the parameter "
+    "itself, head.weight = embed.weight, after everything that replaces either.",
     Confidence.LIKELY,
 )
 def untied_weights(facts: Facts) -> Iterator[Finding]:
@@ -132,12 +132,11 @@ def _has_parameters(facts: Facts, module: int) -> bool:
 @check(
     "uninitialised",
     Severity.ERROR,
-    "Whatever was in that memory before is taken for numbers, and is different each time. Use torch.zeros, or "
-    "write it first.",
+    "Whatever was in that memory before is taken for numbers, and is different each time. Use torch.zeros, "
+    "or write it first.",
 )
 def uninitialised(facts: Facts) -> Iterator[Finding]:
     """An op computes with memory that torch.empty has given and nothing has written."""
-    data = facts.data
     makes = facts.aten & facts.named(_UNWRITTEN)
     for op in np.flatnonzero(makes).tolist():
         value = next(iter(facts.outputs(op)), -1)
@@ -150,7 +149,6 @@ def uninitialised(facts: Facts) -> Iterator[Finding]:
                 f"{facts.place(int(facts.frames[op]))}, which nothing has written"
             )
             yield Finding(title, facts.module(reader), int(facts.frames[reader]), reader, value)
-    del data
 
 
 def _first_reader(facts: Facts, value: int) -> int:

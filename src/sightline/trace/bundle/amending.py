@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sightline.trace.bundle import plain, schema
-from sightline.trace.bundle.database import dump_json, parsed
+from sightline.trace.bundle.database import dump_json
+from sightline.trace.bundle.plain import parsed
 
 
 def amend_info(folder: Path, more: dict[str, Any]) -> None:
