@@ -80,9 +80,10 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict
         call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:
             lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
-            tensors = [str(value) for value in call.inputs if value.shape]
-            lines += [f"  it was given {', '.join(tensors[:4])}"] if tensors else []
         why = advice(message_of(error))
+        if call is not None and why:
+            tensors = [str(value) for value in call.inputs if value.shape]
+            lines.append(f"  it was given {', '.join(tensors[:4])}")
         lines += (f"  {line}" for line in why)
     if lines:
         _add_note(error, "\n".join(lines))

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import numpy as np
+
 from sightline.notation import dtype_name
 from sightline.trace.origins import bare_name, placed, user_frame, written
 from sightline.trace.rows import Op, Value
@@ -173,11 +175,20 @@ def _making(value: Value) -> Op | None:
     at: Value | None = value
     for _ in range(_FARTHEST):
         if at is None:
-            return None
+            return _first_in(value)
         if at.producer is not None:
             return at.producer
         at = at.previous or at.base
     return None
+
+
+def _first_in(value: Value) -> Op | None:
+    """The op that made the first tensor in the memory of a value: what ``nn.Parameter`` was given."""
+    values = value._data.raw.values
+    if value.storage < 0:
+        return None
+    beside = np.flatnonzero((values.storage == value.storage) & (values.producer >= 0))
+    return value._data.ops[int(values.producer[beside[0]])] if len(beside) else None
 
 
 def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | None]:

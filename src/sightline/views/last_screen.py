@@ -65,7 +65,7 @@ def next_command(trace: Trace, where: str) -> str:
 
 def _nothing(trace: Trace) -> Iterator[Line]:
     ops = f"{len(trace.ops):,} ops"
-    yield line(("looks wrong: ", "dim"), ("nothing found", "title"), f" in {ops}")
+    yield line(("problems: ", "dim"), ("none", "title"), f" found in {ops}")
     yield from (line((text, "dim")) for text in _wrapped(f"looked for {looked_for()}", _WIDTH, "  "))
     yield from _unseen(trace, 6)
 
@@ -79,7 +79,7 @@ def _unseen(trace: Trace, room: int) -> list[Line]:
 def _head(found: list[Problem]) -> Line:
     counts = [(each, sum(one.severity is each for one in found)) for each in sorted(Severity)[::-1]]
     told = ", ".join(f"{count} {each.word}{'s' * (count > 1)}" for each, count in counts if count)
-    return line(("looks wrong: ", "dim"), (told, "title"))
+    return line(("problems: ", "dim"), (told, "title"))
 
 
 def _block(problem: Problem) -> Iterator[Line]:
@@ -93,8 +93,9 @@ def _block(problem: Problem) -> Iterator[Line]:
     if len(titles) > _TITLE + bool(problem.detail):
         keep = _TITLE + bool(problem.detail)
         titles = [*titles[: keep - 1], cut(titles[keep - 1], _WIDTH - _MARGIN - len(kind) - 2) + "…" + kind]
-    yield line(word, (titles[0], "title"))
-    yield from (_below(Span(text, "title")) for text in titles[1:])
+    style = "warn" if problem.kind == "unmatched" else "title"  # a text of ours, which names an argument
+    yield line(word, (titles[0], style))
+    yield from (_below(Span(text, style)) for text in titles[1:])
     times = f" ×{problem.count:,}" if problem.count > 1 else ""
     module = f" ({problem.module})" if problem.module else ""
     called = f", called at {problem.called}" if problem.called else ""

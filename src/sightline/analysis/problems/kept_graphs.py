@@ -75,6 +75,7 @@ def graph_kept(facts: Facts) -> Iterator[Finding]:
     data = facts.data
     wants = (data.values.flags & REQUIRES_GRAD) != 0
     starts = data.ops.start
+    shown = _without_graph(facts)
     kept: dict[tuple[int, str], dict[int, int]] = {}
     for value, end in zip(rows.value.tolist(), rows.end.tolist(), strict=True):
         maker = facts.producer(value) if value >= 0 else -1
@@ -84,6 +85,8 @@ def graph_kept(facts: Facts) -> Iterator[Finding]:
             or data.ops.phase[maker] != FORWARD
             or facts.kind(value) != "activation"
         ):
+            continue
+        if int(data.values.storage[value]) in shown:  # whoever holds it may hold no graph
             continue
         freed = len(steps) if end < 0 else bisect_right(steps, int(np.searchsorted(starts, end)))
         if freed >= len(steps):  # after the last step, or never
@@ -100,3 +103,10 @@ def graph_kept(facts: Facts) -> Iterator[Finding]:
             )
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
             return  # what it was made of is held by the same graph
+
+
+def _without_graph(facts: Facts) -> set[int]:
+    """The storages that are also shown by a tensor without a graph: ``loss.detach()``."""
+    values = facts.data.values
+    views = np.flatnonzero((values.base >= 0) & ((values.flags & REQUIRES_GRAD) == 0))
+    return set(values.storage[views].tolist())

@@ -5,6 +5,7 @@ It is read with care: a file may say anything, and what is not as it should be i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -131,6 +132,14 @@ class LoopRecord:
             if name.endswith(".grad"):
                 found.setdefault(name.removesuffix(".grad"), []).append(value)
         return found
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Names of parameters as the model lists them."""
+        place: dict[str, int] = {}
+        for paths in self.aliases.values():
+            at = len(place)
+            place |= dict.fromkeys(paths, at)
+        return sorted(names, key=lambda name: place.get(name, len(place)))
 
     @cached_property
     def backward(self) -> list[int]:

@@ -38,7 +38,7 @@ def step_without_gradients(facts: Facts) -> Iterator[Finding]:
 
 
 def _why_no_gradient(record: LoopRecord, steps: list[StepRecord]) -> str:
-    elsewhere = [name for name in record.gradients if name not in record.held]
+    elsewhere = record.in_order(name for name in record.gradients if name not in record.held)
     if elsewhere and len(elsewhere) == len(record.gradients):
         return f"the gradients are in {_named(elsewhere)}, which no optimizer holds"
     last = 0
@@ -114,7 +114,7 @@ def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
     steps = [one for one in record.steps if one.graded]
     if not steps or any(one.foreign for one in record.optimizers) or facts.data.info.get("last"):
         return  # an optimizer may hold copies of them
-    missing = [name for name in record.gradients if name not in record.held]
+    missing = record.in_order(name for name in record.gradients if name not in record.held)
     modules = facts.data.modules
     owner = {info.path: module.root for module in modules for info in module.parameters}
     by_root: dict[int, list[str]] = {}
