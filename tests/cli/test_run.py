@@ -112,7 +112,7 @@ def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
     assert note.startswith("sightline: dot failed at fails.py:4 in f\n")
     assert overview.startswith("trace fails  torch ")
     assert overview.count("\n") <= 25
-    assert overview.endswith("Look at it: sightline show fails.sight\n")
+    assert overview.endswith("Look at it: sightline show fails.sight --tail 20\n")
     t = sl.load(tmp_path / "fails.sight")
     assert t.ops[-1].raised
     assert "RuntimeError" in t.info["exception"]

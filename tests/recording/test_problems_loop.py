@@ -1,4 +1,4 @@
-"""Mistakes of training loops, losses and weights, each beside a healthy twin; on both engines, however kept."""
+"""Mistakes of training loops, losses and weights, each beside a healthy twin, on both engines."""
 
 from __future__ import annotations
 

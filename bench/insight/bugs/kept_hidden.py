@@ -14,7 +14,7 @@ class Watched(nn.Module):
     def forward(self, x):
         hidden = torch.relu(self.first(x))  #@
         self.seen.append(hidden)  #!
-        #+ self.seen.append(hidden.detach().mean().item())
+        #+ self.seen.append(hidden.detach())
         return self.second(hidden)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _HEAD_LINES: Final = 5  #: of the overview, where something is wrong
 _TAIL_LINES: Final = 5  #: where the recording is, and what stands apart
 #: What is told of the overview there.
-_SHORT: Final = ("trace", "aten ops", "modules", "host time", "faults", "asked")
+_SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 
 
 @click.command(

@@ -187,8 +187,8 @@ def _first_in(value: Value) -> Op | None:
     values = value._data.raw.values
     if value.storage < 0:
         return None
-    beside = np.flatnonzero((values.storage == value.storage) & (values.producer >= 0))
-    return value._data.ops[int(values.producer[beside[0]])] if len(beside) else None
+    first = int(values.producer[np.flatnonzero(values.storage == value.storage)[0]])
+    return value._data.ops[first] if first >= 0 else None
 
 
 def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | None]:
