@@ -109,4 +109,12 @@ def _without_graph(facts: Facts) -> set[int]:
     """The storages that are also shown by a tensor without a graph: ``loss.detach()``."""
     values = facts.data.values
     views = np.flatnonzero((values.base >= 0) & ((values.flags & REQUIRES_GRAD) == 0))
-    return set(values.storage[views].tolist())
+    return {int(values.storage[view]) for view in views.tolist() if _is_written(facts, facts.producer(view))}
+
+
+def _is_written(facts: Facts, op: int) -> bool:
+    """Whether the user asked for a view: not autograd, which detaches what it saves."""
+    if op < 0:
+        return True
+    saves = facts.name(op) == "detach" and "detach" not in facts.written(op)
+    return bool(facts.data.ops.phase[op] == FORWARD) and not saves
