@@ -99,7 +99,8 @@ def test_tensors_of_one_op_on_two_devices() -> None:
     x, y = on_gpu(b, 4), b.value(4)
     with b.call("", x, raised=True), b.at("net.py", 3, "Net.forward"):
         b.op("add.Tensor", x, y, raised=True)
-    (problem,) = found(b)
+    failure, problem = found(b)
+    assert failure.kind == "failure"
     assert problem.severity is Severity.ERROR
     assert problem.title == "add.Tensor failed on tensors of cuda:0 and cpu: f32[4]@cuda:0, f32[4]"
 
@@ -225,7 +226,7 @@ def test_repeats_at_one_line_are_one_problem_and_the_most_serious_comes_first() 
 
 
 def test_every_check_says_why_it_matters() -> None:
-    assert len(set(KINDS)) == len(CHECKS)
+    assert set(KINDS) == {check.kind for check in CHECKS}
     for check in CHECKS:
         assert check.why.endswith(".")
         assert check.kind.replace("-", "").isalpha()

@@ -111,8 +111,8 @@ def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
     note, overview = after.split("\n\n", 1)
     assert note.startswith("sightline: dot failed at fails.py:4 in f\n")
     assert overview.startswith("trace fails  torch ")
-    assert overview.count("\n") <= 12
-    assert overview.endswith("Look at it: sightline show fails.sight\n")
+    assert overview.count("\n") <= 25
+    assert overview.endswith("Look at it: sightline show fails.sight --tail 20\n")
     t = sl.load(tmp_path / "fails.sight")
     assert t.ops[-1].raised
     assert "RuntimeError" in t.info["exception"]
@@ -318,7 +318,7 @@ def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:
     (tmp_path / "my script é.py").write_text(
         "import torch\nwith torch.no_grad():\n    torch.ones(2).relu()\n"
     )
-    done = run(tmp_path, "my script é.py")
+    done = run(tmp_path, "--no-stats", "my script é.py")
     assert done.stderr.endswith("Look at it: sightline show 'my script é.sight'\n")
     assert "more      sightline show 'my script é.sight'\n" in done.stderr
     assert "sightline run --stats finds NaN" in done.stderr

@@ -253,8 +253,10 @@ def test_a_dead_relu() -> None:
     model = Calls(lambda net, x: net.second(net.relu(net.first(x))))
     with torch.no_grad():
         model.first.bias.fill_(-100.0)
-    problem = only(trained(model, stats=STATS), "dead-layer")
-    assert problem.title == "the output f32[6, 8] is zero everywhere, though its input varies"
+    problem = only(trained(model, stats=STATS), "dead-activation")
+    assert problem.title.startswith(
+        "F.relu gives zero for all f32[6, 8] in 1 of 1 calls: the largest it is given"
+    )
     assert problem.module == "relu"
 
 

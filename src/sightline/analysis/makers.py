@@ -24,10 +24,13 @@ _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 class Makers:
     """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not.
 
-    What the ops in ``left_out`` made has no maker.
+    What the ops in ``left_out`` made has no maker; nor has a parameter that was only initialised, unless it
+    is the value that is ``asked`` for.
     """
 
-    def __init__(self, index: Index, level: str, left_out: NDArray[np.bool_] | None = None) -> None:
+    def __init__(
+        self, index: Index, level: str, left_out: NDArray[np.bool_] | None = None, asked: int = -1
+    ) -> None:
         data = index.raw
         ops, values = data.ops, data.values
         self._data = data
@@ -50,6 +53,10 @@ class Makers:
         for value, call in _returned(index).items():
             if by[value] == NOBODY and values.kind[value] == _ACTIVATION:
                 by[value] = self._first_call + call
+        first = _initialised(index)
+        if asked >= 0:
+            first[asked] = False
+        by[first] = NOBODY
         self._of: list[int] = by.tolist()
 
     def of(self, value: int) -> int:
@@ -133,6 +140,17 @@ class Makers:
         writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
         outer = self._groups[writers] == writers
         return set(ops.outputs[outer].tolist())
+
+
+def _initialised(index: Index) -> NDArray[np.bool_]:
+    """Parameters and buffers as they were made, outside every module call and before any optimizer."""
+    data = index.raw
+    values, ops = data.values, data.ops
+    held = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.producer >= 0)
+    found = np.zeros(len(values), dtype=np.bool_)
+    makers = values.producer[held]
+    found[held] = (ops.phase[makers] == PHASES.index("forward")) & (ops.call[makers] < 0)
+    return found
 
 
 def _groups(index: Index) -> I64:

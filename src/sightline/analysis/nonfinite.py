@@ -256,7 +256,7 @@ class _Search:
         front, seen = [value], {value}
         while front:
             each = front.pop()
-            users = [op for op in self.index.consumers(each) if self._leaf[op]]
+            users = [op for op in self.index.consumers(each) if self._leaf[op] and not self._only_looks[op]]
             if not users and each not in self._beside:
                 return True
             made = {one for op in users for one in self._made[self._starts[op] : self._starts[op + 1]]}
@@ -270,6 +270,15 @@ class _Search:
         """What ops return beside their first result: where nothing reads it, it was kept for the backward."""
         firsts = {self._outputs[start] for start, end in pairwise(self._output_starts) if start < end}
         return set(self._outputs) - firsts
+
+    @cached_property
+    def _only_looks(self) -> list[bool]:
+        """Ops that read the shape of what they are given, and not its numbers: ``ones_like``."""
+        looks = np.array(
+            [fnmatchcase(name, "*_like*") for name in self._data.names] or [False], dtype=np.bool_
+        )
+        found: list[bool] = looks[self._data.ops.name].tolist()
+        return found
 
     @cached_property
     def _leaf(self) -> list[bool]:

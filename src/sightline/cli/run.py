@@ -31,9 +31,14 @@ from sightline.views.outline import Line
 if TYPE_CHECKING:
     from sightline.api import Trace
     from sightline.cli.stepping import Stepping
+    from sightline.options import Stats
+    from sightline.views.outline import Block
 
 
-_HEAD_LINES: Final = 8  #: of the overview, after a failure
+_HEAD_LINES: Final = 5  #: of the overview, where something is wrong
+_TAIL_LINES: Final = 5  #: where the recording is, and what stands apart
+#: What is told of the overview there.
+_SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 
 
 @click.command(
@@ -56,7 +61,8 @@ _HEAD_LINES: Final = 8  #: of the overview, after a failure
     help="What is recorded: module calls, API calls, aten ops, or all.",
 )  # fmt: skip
 @click.option("--capture", multiple=True, metavar="GLOB", help="Keep what these modules return; '**' is all.")
-@click.option("--stats", is_flag=True, help="Minimum, maximum, mean … and a fingerprint of every result.")
+@click.option("--stats/--no-stats", default=None,
+              help="Minimum, maximum … and a fingerprint of every result; partly on by itself.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Stop at the op that makes the first NaN or infinity.")
 @click.option("--module", multiple=True, metavar="GLOB", help="With --stats: only in these modules.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Keep only the last N ops.")
@@ -158,7 +164,7 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
     from sightline.tracing import trace
 
     modules = list(asked["module"]) or None
-    stats = Stats(modules=modules) if asked["stats"] else None
+    stats = Stats(modules=modules) if asked["stats"] else _cheap_stats(asked)
     globs = list(asked["capture"])
     # A full disk is no reason for the script to end.
     capture = Capture(modules=globs, on_error="report") if globs else None
@@ -168,6 +174,16 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
         source=not asked["no_source"], environment=not asked["no_environment"],
     )  # fmt: skip
     return Stepping(traced, span_of(steps))
+
+
+def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
+    """Statistics where they cost little: on a CPU, read by the native engine, without fingerprints."""
+    if asked["stats"] is False or asked["check"] or asked["ops"] not in ("aten", "both"):
+        return None
+    from sightline.options import Stats
+    from sightline.recording.native.build import reads_cheaply
+
+    return Stats(fingerprint=False) if reads_cheaply() else None
 
 
 def _run(program: Program, recording: Stepping) -> BaseException | None:
@@ -221,8 +237,21 @@ def _say(recording: Stepping, place: Path, home: Path, quiet: bool, failed: bool
         _tell("processes that the script has spawned are not recorded; in the function they run, write "
               "`with sl.trace(path=…):`.")  # fmt: skip
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
-    _tell(f"{_counted(trace, home)} in {place}, {bytes_text(size)}.")
-    click.echo(safe(f"Look at it: sightline show {where}"), err=True)
+    _tell(f"{_counted(trace, home)} in {place}, {bytes_text(size)}{_said_stats(trace)}.")
+    click.echo(safe(f"Look at it: {_next(trace, where, quiet)}"), err=True)
+
+
+def _said_stats(trace: Trace) -> str:
+    """That statistics were taken which nobody asked for."""
+    asked = trace.info.get("asked") or {}
+    cheap = "stats" in asked and len(trace.data.stats) and not trace.data.stats.fingerprint.any()
+    return "; statistics were taken, --no-stats leaves them out" if cheap else ""
+
+
+def _next(trace: Trace, where: str, quiet: bool) -> str:
+    from sightline.views.last_screen import next_command
+
+    return f"sightline show {where}" if quiet else next_command(trace, where)
 
 
 def _counted(trace: Trace, home: Path) -> str:
@@ -242,18 +271,25 @@ def _has_spawned() -> bool:
 
 def _show(trace: Trace, where: str, failed: bool) -> None:
     """The overview and what looks wrong; after a failure, which stands above, only the overview's head."""
+    from sightline.analysis.problems import find
+    from sightline.views.last_screen import SCREEN, last_screen
     from sightline.views.overview import overview
 
-    views = [overview(trace, more=f"sightline show {where}")]
-    if failed:
-        head = takewhile(lambda block: not isinstance(block, Line) or block.spans, views[0].blocks)
-        views = [replace(views[0], blocks=tuple(islice(head, _HEAD_LINES)), fit=None)]
-    else:
-        views.append(trace.problems())
-    for view in views:
+    whole = overview(trace, more=f"sightline show {where}")
+    wrong = last_screen(trace, where, SCREEN - _HEAD_LINES - _TAIL_LINES)
+    if failed or find(trace.index):
+        head = takewhile(lambda block: not isinstance(block, Line) or block.spans, whole.blocks)
+        short = (block for block in head if not _is_note(block))
+        whole = replace(whole, blocks=tuple(islice(short, _HEAD_LINES)), fit=None)
+    for view in (whole, wrong):
         click.echo(err=True)
         spoken_view(view, after_run=True).print(file=sys.stderr)
     click.echo(err=True)
+
+
+def _is_note(block: Block) -> bool:
+    """Whether a line of the overview says what the traceback and the problems say better."""
+    return isinstance(block, Line) and block.spans[0].text.strip() not in _SHORT
 
 
 def _say_missing(trace: Trace) -> None:

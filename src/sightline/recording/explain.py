@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from sightline.notation import position_text
 from sightline.recording.inplace import MESSAGE, culprits
 from sightline.recording.out_of_memory import is_out_of_memory, out_of_memory_lines
+from sightline.recording.torchapi import Tensor, undisturbed
+from sightline.trace.causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.data import TraceData
 from sightline.trace.file_owners import torch_file
 from sightline.trace.notebook_cells import cell_name
@@ -53,14 +55,15 @@ def fault_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {message_of(error)}{place}"
 
 
-def explain(session: SessionBase, data: TraceData, error: BaseException) -> None:
-    """Add a note to an exception that left the block."""
+def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict[str, Any]:
+    """Add a note to an exception that left the block; returns what the recording keeps of it."""
     data.info["exception"] = session.exception
     index = Index(data)
     inplace = issubclass(type(error), RuntimeError) and MESSAGE in message_of(error)
     changed = culprits(session, index, traceback_of(error)) if inplace else None
     op = _failed_op(session, index, error)
-    lines = []
+    lines: list[str] = []
+    why: list[str] = []
     if is_out_of_memory(error, message_of(error)):
         lines += out_of_memory_lines(index, message_of(error), op)
     elif changed is not None:
@@ -69,14 +72,55 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> None
         lines.append(f"sightline: {op.name} failed{_where(op)}")
         given = zip(argument_names(op), op.inputs, strict=False)
         lines += (f"  {name} {value} = {origin(value, op)}" for name, value in given)
+        why = _indices(op, error) or cause_lines(op, message_of(error))
+        lines += (f"  {line}" for line in why)
         if inplace and session.level == "api":
             lines.append('  record with ops="both" to see which op saved the tensor and which changed it')
     else:
         call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:
             lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
+        why = advice(message_of(error))
+        if call is not None and why:
+            tensors = [str(value) for value in call.inputs if value.shape]
+            lines.append(f"  it was given {', '.join(tensors[:4])}")
+        lines += (f"  {line}" for line in why)
     if lines:
         _add_note(error, "\n".join(lines))
+    failed = op if changed is None else changed[2][0] if changed[2] else changed[0]
+    kept = {"op": -1 if failed is None else failed.id, "place": _raised_at(error).removeprefix(" at ")}
+    return {"note": "\n".join(lines), "failure": {**kept, "why": why}}
+
+
+def _indices(op: Op, error: BaseException) -> list[str]:
+    """An index that points past the end of what it is looked up in: which one, and where it was made.
+
+    Its number is read from the variables of the torch function that failed, which the traceback still has.
+    """
+    name = op.name.partition(".")[0]
+    if name not in ("embedding", "nll_loss_forward", "nll_loss2d_forward") or len(op.inputs) < 2:
+        return []
+    at = traceback_of(error)
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    held = {} if at is None else at.tb_frame.f_locals
+    index = held.get("input" if name == "embedding" else "target")
+    table, given = (op.inputs[0], op.inputs[1])
+    rows = table.shape[0] if name == "embedding" else table.shape[1 if len(table.shape) > 1 else 0]
+    if type(index) is not Tensor or not index.is_cpu or not index.numel() or index.is_floating_point():
+        return []
+    with undisturbed():
+        low, high = int(index.min()), int(index.max())
+        if name != "embedding":  # what is to be ignored is no class
+            kept = index[index != held.get("ignore_index", -100)]
+            low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+    if low >= 0 and high < rows:
+        return []
+    wrong, made = high if high >= rows else low, numbers_origin(given)
+    if name == "embedding":
+        return [f"index {wrong} is out of range of {origin(table, op)} with {rows} rows: {made}"]
+    count = size_text(table, len(table.shape) > 1, rows, short=True)
+    return [f"class {wrong} is out of range of {rows} classes, 0 … {rows - 1}: {made}; {count}"]
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -123,6 +123,9 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "allocator": session.allocator_readings(),
         "time": session.time, "device_own_ns": session.device_work.own,
         "asked": {} if session.observer is None else session.observer.asked(),
+        "training": session.training.told(),
+        **({} if session.running else {"gradients": session.training.norms()}),
+        **session.modules.told(),
         **_rank(),
     }  # fmt: skip
 

@@ -21,7 +21,7 @@ from sightline.recording.observing import CallEvent
 from sightline.recording.thread_state import OpenCall, ThreadState, states_here
 from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, quiet
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
-from sightline.trace.data import RAISED
+from sightline.trace.data import EVALUATION, NO_GRAD, RAISED, TRAINING
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
@@ -95,6 +95,7 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         with quiet():  # now, since it may change what it is given
             session.read_inputs(call, args, frame.f_locals.get("kwargs"))
         session.values.unexplained = session.level == "none"
+        call.mode = _mode(module)
         call.call = session.next_id()
         call.start, call.spent = began, state.spent  # an observer may fail, and the call goes on
         state.push(call)
@@ -149,6 +150,13 @@ def _event(
     """A call as observers see it."""
     depth = sum(one is not call for one in state.calls())
     return CallEvent(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
+
+
+def _mode(module: Any) -> int:
+    """The flags of a call that say how the module is run."""
+    training = module.__dict__.get("training")
+    mode = 0 if training is None else TRAINING if training else EVALUATION
+    return mode if torch.is_grad_enabled() else mode | NO_GRAD
 
 
 def _outputs(session: Session, result: Any) -> tuple[list[int], int]:

@@ -12,7 +12,10 @@ from functools import cache
 from typing import Any, Final
 from weakref import ref
 
-from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet
+import torch
+from torch.nn import Embedding, Linear
+
+from sightline.recording.torchapi import Module, Parameter, Tensor, no_dispatch, quiet, undisturbed
 from sightline.recording.values import KIND, Values
 from sightline.trace.data import ModuleInfo, ParameterInfo
 
@@ -46,6 +49,10 @@ class Modules:
         self._numbers = itertools.count()
         self._attributes: dict[int, tuple[ref[Any], str, str]] | None = None
         self._labels: dict[str, int] = {}
+        self.unregistered: list[
+            tuple[int, int, str]
+        ] = []  #: modules that their owner holds unseen, and as what
+        self.same_weights: list[tuple[str, str]] = []  #: an embedding and a layer of equal numbers
         self.given = model is not None
         if model is not None:
             self.add_root(model)
@@ -71,6 +78,7 @@ class Modules:
                 known.aliases.append(full)
             by_path[path] = known.number
         self._name_tensors(walked, prefix)
+        self._note_same_weights(walked, prefix)
         if not given:
             self._read_now(self.all[root:])
 
@@ -117,7 +125,30 @@ class Modules:
                     self._read_now([known])
                     return known
         self.add_root(module)
-        return self.by_id[id(module)]
+        known = self.by_id[id(module)]
+        for outer in (self.all[number] for number in reversed(around)):
+            attribute = _held_as(outer.ref(), module)
+            if attribute:
+                self.unregistered.append((known.number, outer.number, attribute))
+                break
+        return known
+
+    def _note_same_weights(self, walked: Sequence[tuple[str, Any]], prefix: str) -> None:
+        """Pairs of an embedding and a layer whose weights are two tensors with the same numbers in them."""
+        weights = [(path, one, one._parameters.get("weight")) for path, one in walked]
+        tables = [(path, weight) for path, one, weight in weights if isinstance(one, Embedding)]
+        layers = [(path, weight) for path, one, weight in weights if isinstance(one, Linear)]
+        for (path, table), (other, layer) in itertools.product(tables, layers):
+            if table is not layer and _is_plain(table) and _is_plain(layer) and table.shape == layer.shape:
+                with undisturbed(), torch.no_grad():
+                    if torch.equal(table[:1], layer[:1]) and torch.equal(table, layer) and table.std() > 0:
+                        pair = (_join(_join(prefix, one), "weight") for one in (path, other))
+                        self.same_weights.append((next(pair), next(pair)))
+
+    def told(self) -> dict[str, Any]:
+        """What was seen of modules that is in no table of theirs."""
+        found: dict[str, list[Any]] = {"unregistered": self.unregistered, "same_weights": self.same_weights}
+        return {name: [list(one) for one in rows] for name, rows in found.items() if rows}
 
     def tensor_name(self, tensor: Any) -> tuple[str, str] | None:
         """Kind and name of a parameter or buffer."""
@@ -225,6 +256,31 @@ def _walked(model: Any) -> list[tuple[str, Any]]:
     found = model.named_modules(remove_duplicate=False)
     named = ((".".join(part for part in path.split(".") if part != "_orig_mod"), one) for path, one in found)
     return [(path, one) for path, one in named if original(one) is one]
+
+
+def _held_as(owner: Any, module: Any) -> str:
+    """The attribute of a module, a plain list or dict, in which it holds another; empty if there is none."""
+    for name, value in vars(owner).items() if owner is not None else ():
+        if name.startswith("_") and name in ("_modules", "_parameters", "_buffers"):
+            continue
+        items = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, list | tuple)
+            else ()
+        )
+        for key, item in items:
+            if item is module or (isinstance(item, list | tuple) and any(one is module for one in item)):
+                return f"{name}[{key!r}]"
+    return ""
+
+
+def _is_plain(weight: Any) -> bool:
+    """Whether the numbers of a parameter can be compared at once."""
+    return (
+        type(weight) is Parameter and weight.is_cpu and weight.layout is torch.strided and weight.numel() > 0
+    )
 
 
 def _join(prefix: str, name: str) -> str:

@@ -36,6 +36,7 @@ from sightline.recording.session_base import SessionBase
 from sightline.recording.steps import note_step
 from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
 from sightline.spying import current_step
+from sightline.trace.bundle.amending import amend_info
 from sightline.trace.events import Watcher
 from sightline.trace.tables import Index
 
@@ -258,9 +259,17 @@ class Recorder:
                 _kept.discard(self)
                 session.keeper.finish()
         if error is not None and not issubclass(type(error), NonFiniteError):
-            explain(session, self.index().raw, error)
+            self._explain(session, error)
         if error is None and self._checker is not None:
             self._checker.last_word()
+
+    def _explain(self, session: SessionBase, error: BaseException) -> None:
+        """Add to an exception what the recording knows of it, and to the recording what was added."""
+        info = self.index().raw.info
+        more = explain(session, self.index().raw, error)
+        info.update(more)
+        if session.keeper is not None and self._asked.folder is not None:
+            amend_info(self._asked.folder, more)
 
     def _note(self, session: SessionBase, own: Exception) -> None:
         """Count a fault, also where the trace has been built already."""

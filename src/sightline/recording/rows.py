@@ -38,7 +38,7 @@ def call_row(
     duration = now - call.start - (state.spent - call.spent)
     return [
         C_WIDTH + len(call.inputs) + len(outputs), call.call, call.module, call.up.call, call.above,
-        call.phase | flags << FLAG_SHIFT, call.start, duration, end, call.input_form, result,
+        call.phase | (flags | call.mode) << FLAG_SHIFT, call.start, duration, end, call.input_form, result,
         len(call.inputs), *call.inputs, *outputs,
     ]  # fmt: skip
 

@@ -19,6 +19,7 @@ from sightline.recording.operations import OpInfo
 from sightline.recording.readings import Readings
 from sightline.recording.stacks import variable_name
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
+from sightline.recording.training_log import TrainingLog
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
 from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.assembly.raw import StepMark
@@ -56,6 +57,7 @@ class SessionBase:
         self.check: Any = None  #: who looked for what is not finite
         self.keeper: Any = None  #: who takes what is written away while the run goes on: it has ``data()``
         self.steps: list[StepMark] = []
+        self.training = TrainingLog()
         self._state_of: dict[int, int] = {}  # optimizer -> how many entries of its state were named
         self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.running = True

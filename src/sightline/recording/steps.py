@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.hooks import RemovableHandle
@@ -25,6 +25,7 @@ from sightline.recording.observing import Spied
 from sightline.recording.tensor_swaps import SwapWatch
 from sightline.recording.thread_state import states_here
 from sightline.recording.torchapi import optimizer_hooks, quiet
+from sightline.recording.training_log import SchedulerWatch
 from sightline.trace.assembly.raw import StepMark
 from sightline.trace.data import OPTIMIZER_STEP
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
 _lock = threading.RLock()
 _swaps = SwapWatch()
+_schedulers = SchedulerWatch()
 _users: list[object] = []  # engines that record, and whoever stands by
 
 
@@ -93,6 +95,7 @@ def watch_optimizers(user: object) -> None:
             optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
             optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
             _swaps.install()
+            _schedulers.install(before_schedule)
         _users.append(user)
 
 
@@ -111,6 +114,7 @@ def forget_optimizers() -> None:
     optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
     optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
     _swaps.remove()
+    _schedulers.remove()
 
 
 @contextmanager
@@ -142,6 +146,14 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             with quiet():
                 session.label_gradients()
                 session.label_state(optimizer)
+                session.training.stepping(
+                    optimizer,
+                    session.modules,
+                    sys._getframe(1),
+                    session.elapsed(),
+                    closure=code_of_closure(args, kwargs) is not None,
+                )
+                session.training.link(optimizer)
             _mark(session, OPTIMIZER_STEP, begins=True)
             session.begin_optimizer_step(sys._getframe(1), code_of_closure(args, kwargs))
         except Exception as error:
@@ -158,5 +170,14 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
                 if code_of_closure(args, kwargs) is not None:  # which has computed the gradients
                     session.label_gradients()
                 session.label_state(optimizer)
+        except Exception as error:
+            session.fault(error)
+
+
+def before_schedule(scheduler: Any, frame: FrameType) -> None:
+    """Before a scheduler sets the rates of its optimizer."""
+    for session in sessions_here():
+        try:
+            session.training.scheduled(scheduler, frame)
         except Exception as error:
             session.fault(error)

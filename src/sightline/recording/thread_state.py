@@ -68,6 +68,7 @@ class OpenCall(Mark):
         self.module = module
         self.key = key  #: id of the module object
         self.phase = phase
+        self.mode = 0  #: flags: whether the module was training, and gradients were on
         self.start = 0
         self.spent = 0  #: recorder time up to its start, to be left out of its duration
         self.inputs: list[int] = []

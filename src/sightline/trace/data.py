@@ -37,6 +37,9 @@ UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and nobody knows
 RAISED: Final = 1  #: the op or call ended in an exception
 UNFINISHED: Final = 2  #: the recording ended before the op or call did
 MUTATES: Final = 4  #: the op changed one of its inputs in place
+TRAINING: Final = 8  #: the module that was called was in training mode
+EVALUATION: Final = 16  #: it was in evaluation mode; neither in recordings of an earlier version
+NO_GRAD: Final = 32  #: gradients were off when it was called
 REQUIRES_GRAD: Final = 1  #: of a value
 
 

@@ -65,7 +65,8 @@ class _Calls:
     def _alike(self) -> dict[int, int]:
         """A number for each call, equal for calls of one module with the same calls inside."""
         calls = self._data.calls
-        own = list(zip(calls.module.tolist(), calls.flags.tolist(), calls.phase.tolist(), strict=True))
+        ended = (calls.flags & (RAISED | UNFINISHED)).tolist()
+        own = list(zip(calls.module.tolist(), ended, calls.phase.tolist(), strict=True))
         known: dict[tuple[object, ...], int] = {}
         looks: dict[int, int] = {}
         for call in sorted((call for group in self._children.values() for call in group), reverse=True):

@@ -132,8 +132,12 @@ class _Text:
         needed = max(width(printable(row.making.code)) for row in self._rows)
         gaps = len(_GAP) * (sum(have > 0 for have in self._widths) - (not needed))
         least = min(needed, _CODE) if room >= WIDTH else 0
-        while sum(self._widths) + gaps > room - least:  # the widest gives way
-            self._widths[self._widths.index(max(self._widths))] -= 1
+        giving = [0, 1, 3] if sum(self._widths[2:3]) < room - _CODE_LEAST else [0, 1, 2, 3]
+        while sum(self._widths) + gaps > room - least:  # the widest gives way, but never the line number
+            widest = max(giving, key=lambda at: self._widths[at])
+            if self._widths[widest] <= 0:
+                break
+            self._widths[widest] -= 1
         left = room - sum(self._widths) - gaps
         self._code = min(needed, left) if left >= min(needed, _CODE_LEAST) else 0
 

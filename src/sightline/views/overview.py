@@ -247,6 +247,7 @@ def _trouble(data: TraceData) -> Iterator[Line]:
     exception = data.info.get("exception")
     if exception:
         yield line((f"{'raised':<10}", "dim"), (cut(str(exception), 88), "error"), hang=_MARGIN)
+        yield from (line((text, ""), hang=_MARGIN) for text in str(data.info.get("note") or "").splitlines())
     faults = [str(fault) for fault in data.info.get("faults") or ()]
     count = max(int(data.info.get("fault_count") or 0), len(faults))
     if count:

@@ -6,7 +6,15 @@ import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.problems import KINDS, Problem, Severity, find, not_looked_at
+from sightline.analysis.problems import (
+    KINDS,
+    Confidence,
+    Problem,
+    Severity,
+    find,
+    looked_for,
+    not_looked_at,
+)
 from sightline.analysis.select import listed, nearest
 from sightline.errors import NothingMatched, UsageError
 from sightline.given import said
@@ -20,6 +28,8 @@ if TYPE_CHECKING:
 _WIDTH: Final = 100
 _HANG: Final = 10  #: what goes on stands below what is found
 _MARGIN: Final = 9  #: the longest word for a severity, and two spaces
+#: What is said of a problem that may be none.
+SURE: Final = {Confidence.LIKELY: "likely", Confidence.GUESS: "a guess"}
 _STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Severity.NOTE: "number"}
 
 
@@ -39,8 +49,10 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
         blocks: list[Block] = [head]
         for each in found:
             blocks += [line(), *_block(each, room)]
+        if not found and kind is None and module is None and len(trace.ops):
+            blocks += (line((text, "dim")) for text in _lines(f"looked for {looked_for()}", room))
         apart = [line()] if found and unseen else []
-        return [*blocks, *apart, *(line((cut(told, _WIDTH), "dim"), hang=2) for told in unseen)]
+        return [*blocks, *apart, *(line((text, "dim")) for told in unseen for text in _lines(told, room))]
 
     return View(tuple(made(_WIDTH)), fit=made)
 
@@ -85,14 +97,22 @@ def _block(problem: Problem, room: int) -> Iterator[Line]:
     times = f"  ×{problem.count:,}" if problem.count > 1 else ""
     if problem.place or times:
         yield _below(Span(cut(problem.place, room - _MARGIN - len(times)), "op"), Span(times, "number"))
+    if problem.called:
+        yield _below(Span(cut(f"called at {problem.called}", room - _MARGIN), "op"))
+    yield from (_below(Span(text)) for text in (_wrapped(problem.detail, room) if problem.detail else ()))
     if problem.module:
         yield from (_below(Span(text, "module")) for text in _wrapped(f"in {problem.module}", room))
-    for text in _wrapped(f"{problem.why} [{problem.kind}]", room):
+    sure = "" if problem.confidence is Confidence.CERTAIN else f"({SURE[problem.confidence]}) "
+    for text in _wrapped(f"{sure}{problem.why} [{problem.kind}]", room):
         yield _below(Span(text, "dim"))
 
 
 def _below(*spans: Span) -> Line:
     return line(" " * _MARGIN, *spans)
+
+
+def _lines(text: str, room: int) -> list[str]:
+    return textwrap.wrap(printable(text), room, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _wrapped(text: str, room: int) -> list[str]:

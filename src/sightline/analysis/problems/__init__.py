@@ -7,23 +7,80 @@ from __future__ import annotations
 
 from typing import Final
 
+from sightline.analysis.problems.activations import dead_activation, masks_everything, saturated_activation
 from sightline.analysis.problems.again import computed_again
 from sightline.analysis.problems.asked import matched_nothing
+from sightline.analysis.problems.broadcasts import rows_against_columns
 from sightline.analysis.problems.devices import copied_to_device, mixed_devices, waits_for_device
 from sightline.analysis.problems.facts import BACKWARD, Facts
+from sightline.analysis.problems.failure import run_failed
+from sightline.analysis.problems.gradient_norms import exploding_gradients, vanishing_gradients
 from sightline.analysis.problems.gradients import cut_gradient, no_gradient, unused_parameter
+from sightline.analysis.problems.kept_graphs import graph_grows, graph_kept
+from sightline.analysis.problems.loop_record import LoopRecord
+from sightline.analysis.problems.losses import (
+    no_log_probabilities,
+    probabilities_as_logits,
+    targets_out_of_range,
+)
 from sightline.analysis.problems.numbers import dead_layer, first_non_finite
-from sightline.analysis.problems.problem import Check, Problem, Severity, merged
+from sightline.analysis.problems.problem import Check, Confidence, Problem, Severity, merged
+from sightline.analysis.problems.run_modes import (
+    dropout_in_evaluation,
+    evaluation_mode_in_training,
+    training_mode_in_evaluation,
+)
+from sightline.analysis.problems.skips import changed_before_skip
 from sightline.analysis.problems.tensors import accidental_upcast, broadcast_in_a_loss
+from sightline.analysis.problems.training_loop import (
+    clipped_after_step,
+    gradients_not_cleared,
+    learning_rate_of_zero,
+    parameters_without_optimizer,
+    scheduler_out_of_order,
+    step_without_gradients,
+)
+from sightline.analysis.problems.weights import (
+    shared_layers,
+    uninitialised,
+    unregistered_module,
+    untied_weights,
+)
 from sightline.trace.tables import Index
 
 CHECKS: Final[tuple[Check, ...]] = (
+    run_failed,
     first_non_finite,
+    step_without_gradients,
+    gradients_not_cleared,
+    learning_rate_of_zero,
+    probabilities_as_logits,
+    no_log_probabilities,
+    targets_out_of_range,
+    unregistered_module,
+    uninitialised,
+    clipped_after_step,
     broadcast_in_a_loss,
+    rows_against_columns,
     mixed_devices,
     no_gradient,
     cut_gradient,
     unused_parameter,
+    parameters_without_optimizer,
+    training_mode_in_evaluation,
+    evaluation_mode_in_training,
+    dropout_in_evaluation,
+    scheduler_out_of_order,
+    graph_grows,
+    graph_kept,
+    changed_before_skip,
+    shared_layers,
+    untied_weights,
+    vanishing_gradients,
+    exploding_gradients,
+    dead_activation,
+    saturated_activation,
+    masks_everything,
     dead_layer,
     accidental_upcast,
     waits_for_device,
@@ -31,7 +88,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     computed_again,
     matched_nothing,
 )
-KINDS: Final = tuple(check.kind for check in CHECKS)
+KINDS: Final = tuple(dict.fromkeys(check.kind for check in CHECKS))
 #: What is said of a recording whose process ended before it did.
 CUT_SHORT: Final = "the process ended before the recording did: what it did last may be missing"
 
@@ -55,8 +112,32 @@ def not_looked_at(index: Index) -> list[str]:
     elif not facts.complete:
         told.append("parts of the run are not known: parameters without a gradient were not looked for")
     if not len(facts.data.stats) and "stats" not in (facts.data.info.get("asked") or ()):
-        told.append("statistics were not taken: stats=True finds NaN and dead layers")
+        told.append(
+            "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
+            "leave out everything, targets out of range"
+        )
+    if facts.aten.any() and not facts.derived(LoopRecord).steps:
+        told.append("no optimizer stepped: with steps, mistakes of the training loop are found")
     return told
 
 
-__all__ = ["CHECKS", "CUT_SHORT", "KINDS", "Check", "Problem", "Severity", "find", "not_looked_at"]
+def looked_for() -> str:
+    """What the checks look for, in a sentence's length."""
+    return (
+        f"{len(KINDS)} kinds: numbers that are not finite, gradients, losses and their targets, the training "
+        "loop, modes, shapes, precision, activations, weights, kept graphs, repeated work, reads by the host"
+    )
+
+
+__all__ = [
+    "CHECKS",
+    "CUT_SHORT",
+    "KINDS",
+    "Check",
+    "Confidence",
+    "Problem",
+    "Severity",
+    "find",
+    "looked_for",
+    "not_looked_at",
+]

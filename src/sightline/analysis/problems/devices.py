@@ -31,26 +31,40 @@ _MASKED: Final = "the shape of x[mask] depends on the data"
 @check(
     "host-sync",
     Severity.NOTE,
-    "The host waits until the device has caught up, so the device runs dry in every forward.",
+    "On a GPU each one waits until the device has caught up, so that it runs dry in every forward: keep it a "
+    "tensor (torch.where, clamp, x.max()), or read it outside the model.",
 )
 def waits_for_device(facts: Facts) -> Iterator[Finding]:
-    """Inside a module call, an op on a tensor of a device makes the host wait. On a CPU there is no wait."""
+    """Inside a module call the host reads a number, or needs a shape that depends on the data.
+
+    Of tensors on a CPU nobody waits for these; there only lines of the user's own are told.
+    """
     away = _away(facts)
-    if not away.any():
-        return
     boolean = facts.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
-    here = facts.forward & (facts.data.ops.call >= 0) & facts.any_input(away)
+    here = facts.forward & (facts.data.ops.call >= 0)
     awaited = here & facts.named(frozenset(_AWAITED))
-    masked = here & facts.named(frozenset({"index"})) & _mask_index(facts, boolean)
+    masked = here & facts.named(frozenset({"index"})) & _mask_index(facts, boolean) & facts.any_input(away)
     home = ~facts.of_meta(lambda meta: meta.device != "cpu")
-    read_back = here & facts.named(_COPIES) & _any_output(facts, home)
+    read_back = here & facts.named(_COPIES) & _any_output(facts, home) & facts.any_input(away)
     for op in np.flatnonzero(awaited | masked | read_back).tolist():
         if read_back[op] and _is_asynchronous(facts.data.forms[int(facts.data.ops.form[op])]):
             continue
+        source = next((value for value in facts.inputs(op) if away[value]), -1)
+        if source < 0 and (not facts.is_own(op) or not _is_model(facts, op)):
+            continue
+        source = source if source >= 0 else facts.inputs(op)[0]
         reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
-        source = next(value for value in facts.inputs(op) if away[value])
         title = f"{facts.written(op)} of {facts.meta(source)}: {_AWAITED.get(facts.name(op), reason)}"
         yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
+
+
+def _is_model(facts: Facts, op: int) -> bool:
+    """Whether an op reads floating numbers that a model computed: not a mask, an index, or a counter."""
+    given = facts.inputs(op)
+    maker = facts.producer(given[0]) if given else -1
+    return maker >= 0 and (
+        bool(facts.floating[given[0]]) or any(facts.floating[one] for one in facts.inputs(maker))
+    )
 
 
 @check(

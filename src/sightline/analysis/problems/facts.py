@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.places import Chains, shown_frames, torch_file
+from sightline.analysis.places import Chains, installed_file, shown_frames, torch_file
 from sightline.notation import position_text
 from sightline.trace.data import (
     FLAVOURS,
@@ -180,6 +180,19 @@ class Facts:
         offsets, ids = self.made
         return ids[offsets[op] : offsets[op + 1]]
 
+    def stat(self, value: int) -> int:
+        """The row of a value's numbers, or -1."""
+        return self._stat_rows.get(value, -1)
+
+    @cached_property
+    def _stat_rows(self) -> dict[int, int]:
+        return {value: row for row, value in enumerate(self.data.stats.value.tolist())}
+
+    def args(self, op: int) -> list[Any]:
+        """The plain arguments of an op, by position and by name; tensors are left out."""
+        form = self.data.forms[int(self.data.ops.form[op])]
+        return [*form.args, *(form.kwargs or {}).values()]
+
     # -- the run -------------------------------------------------------------------------------------
 
     @cached_property
@@ -218,6 +231,18 @@ class Facts:
             return ""
         code = self.data.codes[int(self.data.frames.code[shown])]
         return f"{position_text(code.file, int(self.data.frames.line[shown]))} in {code.function}"
+
+    def own_place(self, frame: int) -> str:
+        """The innermost line of the user's own code, if `place` is one of a library; else empty."""
+        chain = self._chains.of(frame) if frame >= 0 else ()
+        codes, code = self.data.codes, self.data.frames.code
+        own = next((at for at in reversed(chain) if not installed_file(codes[int(code[at])].file)), -1)
+        return self.place(own) if chain and own not in (-1, chain[-1]) else ""
+
+    def is_own(self, op: int) -> bool:
+        """Whether an op was written in the user's own code: not in torch or another package."""
+        frame = int(self.data.ops.frame[op])
+        return frame >= 0 and not installed_file(self.data.codes[int(self.data.frames.code[frame])].file)
 
     def module(self, op: int) -> int:
         """The module an op ran in, or -1."""

@@ -49,10 +49,23 @@ def unused_parameter(facts: Facts) -> Iterator[Finding]:
 def no_gradient(facts: Facts) -> Iterator[Finding]:
     """A trainable parameter that the forward used and the backward did not reach, for no known reason."""
     training = facts.derived(Training)
+    calls = facts.data.calls
     uncut = (idle for idle in training.idle if idle.used and training.cut(idle) < 0)
     for module, members in _by_module(uncut):
         op = training.uses(members[0])[0]
-        yield _about(facts, module, members, "used but got no gradient", int(facts.frames[op]), op)
+        call = training.nearest_call(module)
+        frame = int(facts.frames[op])
+        if (
+            call >= 0 and not calls.first_op[call] <= op < calls.end_op[call]
+        ):  # a copy of it was made elsewhere
+            own = [
+                use for use in training.uses(members[0]) if calls.first_op[call] <= use < calls.end_op[call]
+            ]
+            op = own[0] if own else op
+            frame = int(facts.frames[op]) if own else int(calls.frame[call])
+        end = training.branch_end(members[0])
+        what = f"used but got no gradient: {end}" if end else "used but got no gradient"
+        yield _about(facts, module, members, what, frame, op)
 
 
 @check(

@@ -9,6 +9,7 @@ import numpy as np
 
 from sightline.analysis.nonfinite import Finding as NonFinite
 from sightline.analysis.nonfinite import brought, call_text, first_call, lasting
+from sightline.analysis.problems.activations import RECTIFIERS
 from sightline.analysis.problems.facts import FORWARD, RANDOM, Facts, Mask
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
@@ -87,15 +88,24 @@ def dead_layer(facts: Facts) -> Iterator[Finding]:
         return
     constant, varied = _spread(facts)
     calls = facts.data.calls
+    on_purpose: set[int] = set()  # modules whose weights were constant at their first call
     for call in _flat_calls(facts, constant):
         value = int(calls.outputs[calls.output_offsets[call]])
         given = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]]
-        if varied[given].any() and not _may_be_flat(facts, call, varied):
+        module = int(calls.module[call])
+        if _may_be_flat(facts, call, varied):
+            on_purpose.add(module)
+        elif varied[given].any() and module not in on_purpose and not _is_activation(facts, value):
             numbers = facts.index.numbers(value)
             level = number_text(numbers.max) if numbers is not None and numbers.max else "zero"
             title = f"the output {facts.meta(value)} is {level} everywhere, though its input varies"
-            module, frame = int(calls.module[call]), int(calls.frame[call])
+            frame = int(calls.frame[call])
             yield Finding(title, module, frame, facts.producer(value), value)
+
+
+def _is_activation(facts: Facts, value: int) -> bool:
+    """Whether `activations` tells of it, as of every activation."""
+    return facts.name(facts.producer(value)) in RECTIFIERS
 
 
 def _flat_calls(facts: Facts, constant: Mask) -> list[int]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from sightline.analysis.problems.facts import Facts
+
+
+#: The kind that comes before all others: what ended the run.
+FIRST: Final = "failure"
 
 
 class Severity(IntEnum):
@@ -23,6 +27,18 @@ class Severity(IntEnum):
         return self.name.lower()
 
 
+class Confidence(IntEnum):
+    """How sure it is: there is one reading of what was seen, or another is possible, or it is a guess."""
+
+    GUESS = 1
+    LIKELY = 2
+    CERTAIN = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Something that looks wrong in a run. Ids are None where there is no op, value or parameter to name."""
@@ -30,7 +46,7 @@ class Problem:
     kind: str  #: a slug: ``broadcast``
     severity: Severity
     title: str  #: one sentence with the shapes, ops and names
-    why: str  #: one sentence on why it matters
+    why: str  #: one sentence on why it matters, and what to do
     module: str  #: ``layers.0 … layers.11``; the class of a root; empty outside every module
     modules: tuple[str, ...]  #: every module path concerned, in the order of the run
     place: str  #: ``net.py:9 in Net.forward``; empty where no source is known
@@ -38,6 +54,9 @@ class Problem:
     value: int | None = None
     parameter: str | None = None
     count: int = 1  #: how often, at the same line in modules of the same class
+    confidence: Confidence = Confidence.CERTAIN
+    called: str = ""  #: the user's own line, where ``place`` is one of a library
+    detail: str = ""  #: what more is known of it: the note of an exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,10 @@ class Finding:
     op: int = -1
     value: int = -1
     parameter: str = ""
+    place: str = ""  #: where no frame is known
+    called: str = ""
+    detail: str = ""
+    confidence: Confidence | None = None  #: where it is not that of its check
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +83,30 @@ class Check:
     severity: Severity
     why: str
     find: Callable[[Facts], Iterator[Finding]]
+    confidence: Confidence = Confidence.CERTAIN
 
 
 Finder = Callable[["Facts"], Iterator[Finding]]
 
 
-def check(kind: str, severity: Severity, why: str) -> Callable[[Finder], Check]:
+def check(
+    kind: str, severity: Severity, why: str, confidence: Confidence = Confidence.CERTAIN
+) -> Callable[[Finder], Check]:
     """Make a `Check` of the function that finds the occurrences."""
-    return lambda find: Check(kind, severity, why, find)
+    return lambda find: Check(kind, severity, why, find, confidence)
 
 
 def merged(facts: Facts, found: Iterable[tuple[Check, Finding]]) -> list[Problem]:
     """One problem for all findings of a kind at one line in modules of one class; the most serious first."""
     groups: dict[tuple[str, ...], list[tuple[Check, Finding]]] = {}
     for each, finding in found:
-        where = facts.place(finding.frame)
+        where = finding.place or facts.place(finding.frame)
         key = (each.kind, where, facts.module_type(finding.module))
         # Without a line there is nothing that says two findings are one.
         groups.setdefault(key if where else (*key, finding.title), []).append((each, finding))
-    ordered = sorted(groups.values(), key=lambda group: (-group[0][0].severity, _position(facts, group)))
-    return [_problem(facts, group) for group in ordered]
+    ordered = sorted(groups.values(), key=lambda group: _position(facts, group))
+    made = [_problem(facts, group) for group in ordered]
+    return sorted(made, key=lambda one: (one.kind != FIRST, -one.severity, -one.confidence))
 
 
 def _position(facts: Facts, group: list[tuple[Check, Finding]]) -> int:
@@ -94,8 +121,10 @@ def _problem(facts: Facts, group: list[tuple[Check, Finding]]) -> Problem:
     return Problem(
         kind=each.kind, severity=each.severity, title=first.title, why=each.why,
         module=_label(labels), modules=tuple(facts.data.modules[module].path for module in modules),
-        place=facts.place(first.frame), op=_known(first.op), value=_known(first.value),
+        place=first.place or facts.place(first.frame), op=_known(first.op), value=_known(first.value),
         parameter=first.parameter or None, count=len(group),
+        confidence=each.confidence if first.confidence is None else first.confidence,
+        called=first.called or ("" if first.place else facts.own_place(first.frame)), detail=first.detail,
     )  # fmt: skip
 
 

@@ -159,6 +159,11 @@ class Training:
         """The values that require a gradient."""
         return (self._data.values.flags & REQUIRES_GRAD).astype(np.bool_)
 
+    @property
+    def leads(self) -> list[bool]:
+        """Of every value: whether it led to what a backward pass saw."""
+        return self._reached[1]
+
     def cut(self, idle: Idle) -> int:
         """The op behind which a parameter's branch goes on towards the loss without gradients, or -1."""
         floating, leads = self._facts.floating, self._reached[1]
@@ -173,6 +178,27 @@ class Training:
             seen.update(after)
             ops = self._uses(list(dict.fromkeys(after)))
         return -1
+
+    def branch_end(self, idle: Idle) -> str:
+        """Where what a parameter computes comes to an end: read by nothing, or by what has no gradient."""
+        front, seen = self._reads(idle.values), set(idle.values)
+        last = front[-1] if front else -1
+        while front:
+            last = front[-1]
+            made = [value for op in front for value in self._facts.results(op) if value not in seen]
+            flat = [op for op in front if made and not any(map(self._floats, self._facts.results(op)))]
+            if flat:
+                at = self._facts.place(int(self._facts.frames[flat[0]]))
+                return f"{self._facts.written(flat[0])} at {at} has none to pass on"
+            seen.update(made)
+            front = self._uses([value for value in made if self._floats(value)] or made)
+        if last < 0:
+            return ""
+        at = self._facts.place(int(self._facts.frames[last]))
+        return f"the result of {self._facts.written(last)} at {at} is read by nothing"
+
+    def _floats(self, value: int) -> bool:
+        return bool(self._facts.floating[value])
 
     # -- modules ---------------------------------------------------------------------------------------
 

@@ -159,3 +159,10 @@ def _status(engine: Literal["native", "python"], reason: str, path: Path | None)
         compiler=None if compiler is None else compiler.name,
         cache=cache,
     )
+
+
+def reads_cheaply() -> bool:
+    """Whether the numbers of results cost little to read: in C++, and on no device but a CPU."""
+    import torch
+
+    return chosen("auto") == "native" and not torch.cuda.is_available()

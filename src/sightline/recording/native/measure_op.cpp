@@ -317,7 +317,8 @@ bool has_new_inputs(Recording& recording, const OpenCall& call) {
   if (found.depth == Measurements::kNothing) return false;
   const auto module = static_cast<size_t>(call.module);
   if (found.some_modules && (module >= found.modules.size() || !found.modules[module])) return false;
-  return found.parameters || std::any_of(call.inputs.begin(), call.inputs.end(), [&](int32_t value) {
+  const bool first = found.parameters && found.first_call(module);
+  return first || std::any_of(call.inputs.begin(), call.inputs.end(), [&](int32_t value) {
     return value >= 0 && !found.known(value);
   });
 }

@@ -67,6 +67,13 @@ class Measurements {
     return !std::exchange(taken_[at], 1);
   }
 
+  // Whether a module is called for the first time: then its parameters are read. What changes them is an op, whose
+  // results are read as those of any other.
+  bool first_call(size_t module) {
+    if (module >= called_.size()) called_.resize(std::max<size_t>(256, module + 1 + module / 2));
+    return !std::exchange(called_[module], 1);
+  }
+
   void add(int32_t value, const Reading& reading) {
     if (reading.nans != 0 || reading.infs != 0) odd[value] = {reading.nans, reading.infs};
     rows_.emplace_back(value, reading);
@@ -89,6 +96,7 @@ class Measurements {
 
  private:
   std::vector<uint8_t> taken_;  // by value
+  std::vector<uint8_t> called_;  // by module
   std::vector<std::pair<int32_t, Reading>> rows_;
 };
 

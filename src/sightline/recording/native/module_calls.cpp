@@ -5,6 +5,8 @@
 #include "measure_op.h"
 #include "observers.h"
 
+#include <c10/core/GradMode.h>
+
 namespace sightline {
 namespace {
 
@@ -37,6 +39,18 @@ PyObject* keywords_of(const Recording& recording, const Frame* frame) {
   if (cell == nullptr || !PyCell_Check(cell)) return nullptr;
   PyObject* held = PyCell_GET(cell);
   return held != nullptr && PyDict_CheckExact(held) ? held : nullptr;
+}
+
+// The flags of a call that say how the module is run. Read from its dict: an attribute may be code of the user's.
+int mode_of(PyObject* module) {
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  int mode = c10::GradMode::is_enabled() ? 0 : kNoGrad;
+  Owned held(PyObject_GenericGetDict(module, nullptr));
+  PyObject* training = held && PyDict_CheckExact(held.get()) ? PyDict_GetItemWithError(held.get(), name) : nullptr;
+  if (training == Py_True) mode |= kTraining;
+  if (training == Py_False) mode |= kEvaluation;
+  if (training == nullptr) PyErr_Clear();
+  return mode;
 }
 
 bool modules_only(const Recording& recording) { return !recording.wants_api && !recording.wants_aten; }
@@ -74,6 +88,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     const int outer_phase = state.phase;
     if (state.phase == kOptimizer) state.phase = kForward;  // what a module computes, whoever calls it
     call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
+    call.bits |= mode_of(module) << kFlagShift;
     state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
     call.start = now();
     call.spent = state.spent;

@@ -14,6 +14,9 @@ inline constexpr int kThreadShift = 12;
 inline constexpr int kRaised = 1;
 inline constexpr int kUnfinished = 2;
 inline constexpr int kMutates = 4;
+inline constexpr int kTraining = 8;  // of a module call, as the next two
+inline constexpr int kEvaluation = 16;
+inline constexpr int kNoGrad = 32;
 inline constexpr int kMoved = 256;  // of a version of a value: it is in other memory
 inline constexpr int64_t kNoEnd = int64_t{1} << 60;
 

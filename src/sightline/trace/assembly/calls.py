@@ -97,7 +97,7 @@ class Calls:
         phase, flags = bits & ((1 << row.FLAG_SHIFT) - 1), bits >> row.FLAG_SHIFT
         phase[(phase == BACKWARD) & recomputes[stack]] = RECOMPUTE
         # A checkpoint ends its second forward by an exception of its own, as soon as it has what it needs.
-        flags[(phase == RECOMPUTE) & (flags == d.RAISED)] = 0
+        flags[phase == RECOMPUTE] &= ~d.RAISED
         ends = rows.column(row.C_END)
         upto = np.searchsorted(ops.ids, ends)
         end = ops.base + upto

@@ -66,8 +66,11 @@ _INFO: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device"), (str, type(None))),
     **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out",
                      "last", "dropped", "evicted"), (int, type(None))),
-    **dict.fromkeys(("exception", "check"), (str, type(None))),
+    **dict.fromkeys(("exception", "check", "note"), (str, type(None))),
     "faults": list,
+    "failure": dict,
+    "training": dict,
+    **dict.fromkeys(("gradients", "unregistered", "same_weights"), list),
     "allocator": dict,
 }  # fmt: skip
 

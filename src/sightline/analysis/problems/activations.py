@@ -1,0 +1,167 @@
+"""Activations that pass nothing on, wherever they are written: dead, saturated, or masked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sightline.analysis.problems.facts import RANDOM, Facts
+from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.notation import number_text
+from sightline.trace.data import KINDS
+
+_LEAST: Final = 32  #: elements; fewer may be alike by chance
+RECTIFIERS: Final = frozenset(
+    "relu relu_ threshold threshold_ hardtanh hardtanh_ clamp_min clamp_min_".split()
+)
+_BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
+_NEAR: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
+_MASKS: Final = frozenset("masked_fill masked_fill_ where".split())
+#: How low a number must be to say that something is left out.
+_LEFT_OUT: Final = -1e4
+
+
+@check(
+    "dead-activation",
+    Severity.WARNING,
+    "Nothing passes through it, and no gradient comes back to revive it. Look at the bias and the scale of "
+    "what comes before, and at the learning rate.",
+)
+def dead_activation(facts: Facts) -> Iterator[Finding]:
+    """A rectifier that gives zero for every element in every call, though what it is given varies."""
+    stats = facts.data.stats
+    for ops in _by_line(facts, RECTIFIERS):
+        rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
+        large = all(facts.meta(facts.outputs(op)[0]).numel >= _LEAST for op, _ in rows)
+        if rows and large and all(row >= 0 and _is_zero(facts, op, row) for op, row in rows):
+            op = rows[0][0]
+            given = _measured_input(facts, op)
+            if given < 0 or not _weights_vary(facts, op):
+                continue
+            high = number_text(float(stats.max[given]))
+            title = (
+                f"{facts.written(op)} gives zero for all {facts.meta(facts.outputs(op)[0])} in {len(rows)} "
+                f"of "
+                f"{len(rows)} calls: the largest it is given is {high}"
+            )
+            yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
+
+
+def _is_zero(facts: Facts, op: int, row: int) -> bool:
+    stats = facts.data.stats
+    given = _measured_input(facts, op)
+    varied = given >= 0 and stats.min[given] < stats.max[given]
+    return bool(varied and stats.min[row] == 0 and stats.max[row] == 0 and not stats.nans[row])
+
+
+def _measured_input(facts: Facts, op: int) -> int:
+    """The row of the numbers of what an op was given; of what an in-place op changed, those before."""
+    given = facts.inputs(op)
+    if not given:
+        return -1
+    row = facts.stat(given[0])
+    base = int(facts.data.values.base[given[0]])
+    return row if row >= 0 or base < 0 else facts.stat(base)
+
+
+def _weights_vary(facts: Facts, op: int) -> bool:
+    """Whether nothing just before an op is zero on purpose: a layer that starts at zero."""
+    stats = facts.data.stats
+    maker = facts.producer(facts.inputs(op)[0])
+    for value in facts.inputs(maker) if maker >= 0 else ():
+        row = facts.stat(value)
+        if facts.data.values.kind[value] == KINDS.index("parameter") and row >= 0:
+            if len(facts.meta(value).shape) > 1 and stats.min[row] == stats.max[row]:
+                return False
+    return True
+
+
+@check(
+    "saturated-activation",
+    Severity.WARNING,
+    "At its bound it is flat: no gradient passes. Scale what comes in (inputs to about 1, weights by their "
+    "fan-in), or normalise before it.",
+)
+def saturated_activation(facts: Facts) -> Iterator[Finding]:
+    """A tanh or sigmoid that is at one of its bounds for every element in every call."""
+    stats = facts.data.stats
+    for ops in _by_line(facts, _BOUNDED):
+        rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
+        if not rows or any(row < 0 for _, row in rows):
+            continue
+        op = rows[0][0]
+        counts = [facts.meta(facts.outputs(each)[0]).numel for each, _ in rows]
+        if min(counts) < _LEAST or not all(_is_flat(facts, each, at) for each, at in rows):
+            continue
+        given = _measured_input(facts, op)
+        low, high = (
+            (number_text(float(bound[given])) for bound in (stats.min, stats.max))
+            if given >= 0
+            else ("?", "?")
+        )
+        title = (
+            f"{facts.written(op)} is at its bound for all {facts.meta(facts.outputs(op)[0])} in "
+            f"{len(rows)} of "
+            f"{len(rows)} calls: it is given {low} … {high}"
+        )
+        yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
+
+
+def _is_flat(facts: Facts, op: int, row: int) -> bool:
+    """Whether all numbers are at a bound: of tanh 1 - x² is 0 there, of a sigmoid x - x²."""
+    stats = facts.data.stats
+    if stats.nans[row] or stats.infs[row]:
+        return False
+    given = _measured_input(facts, op)
+    if given >= 0 and (stats.infs[given] or stats.nans[given] or stats.min[given] == stats.max[given]):
+        return False
+    count = facts.meta(facts.outputs(op)[0]).numel
+    squares = float(stats.l2[row]) ** 2 / count
+    rest = 1 - squares if facts.name(op).startswith("tanh") else float(stats.mean[row]) - squares
+    return abs(rest) < _NEAR
+
+
+def _by_line(facts: Facts, names: frozenset[str]) -> list[list[int]]:
+    """The ops of these names inside module calls, by line and module."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    if not len(facts.data.stats):
+        return []
+    inside = facts.forward & facts.named(names) & (facts.data.ops.call >= 0)
+    for op in np.flatnonzero(inside).tolist():
+        groups.setdefault((facts.visible(int(facts.frames[op])), facts.module(op)), []).append(op)
+    return list(groups.values())
+
+
+@check(
+    "masks-everything",
+    Severity.WARNING,
+    "After a softmax everything counts alike, or is NaN. Look at the sense of the mask (is True kept, or "
+    "left out?) and at its shape.",
+)
+def masks_everything(facts: Facts) -> Iterator[Finding]:
+    """A mask leaves out every element, in every call of its line."""
+    stats = facts.data.stats
+    for ops in _by_line(facts, _MASKS):
+        rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
+        if rows and all(row >= 0 and _leaves_out_all(facts, op, row) for op, row in rows):
+            op, row = rows[0]
+            value = facts.outputs(op)[0]
+            level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
+            times = f"{len(rows)} of {len(rows)} calls"
+            title = f"{facts.written(op)} masks all {facts.meta(value)} with {level} in {times}"
+            yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
+
+
+def _leaves_out_all(facts: Facts, op: int, row: int) -> bool:
+    """Whether a result is one very low number throughout, and what it was made of was not."""
+    stats = facts.data.stats
+    value = facts.outputs(op)[0]
+    count = facts.meta(value).numel
+    if count < _LEAST or facts.named(RANDOM)[op]:
+        return False
+    given = [facts.stat(one) for one in facts.inputs(op) if facts.meta(one).shape == facts.meta(value).shape]
+    varied = any(at >= 0 and stats.min[at] < stats.max[at] for at in given)
+    low = stats.infs[row] == count or (not stats.infs[row] and stats.min[row] == stats.max[row] <= _LEFT_OUT)
+    return bool(varied and low and not stats.nans[row])

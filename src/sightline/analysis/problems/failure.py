@@ -1,0 +1,27 @@
+"""What ended the run: the exception, and what the recording knows of its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sightline.analysis.problems.facts import Facts
+from sightline.analysis.problems.problem import FIRST, Finding, Severity, check
+
+
+@check(FIRST, Severity.ERROR, "The run ended here: nothing after it was looked at.")
+def run_failed(facts: Facts) -> Iterator[Finding]:
+    """The exception that left the block, with its note as far as it explains the cause."""
+    info = facts.data.info
+    raised = info.get("exception")
+    if not raised:
+        return
+    told = info.get("failure")
+    told = told if isinstance(told, dict) else {}
+    op, place = told.get("op"), told.get("place")
+    op = op if type(op) is int and 0 <= op < len(facts.data.ops) else -1
+    why = [str(line) for line in told.get("why") or ()] if isinstance(told.get("why"), list) else []
+    frame = int(facts.frames[op]) if op >= 0 else -1
+    where = "" if op >= 0 and facts.place(frame) else place if isinstance(place, str) else ""
+    module = facts.module(op) if op >= 0 else -1
+    title = " ".join(str(raised).split())
+    yield Finding(title, module, frame, op, place=where, detail="; ".join(why))
