@@ -48,8 +48,8 @@ def kernels(data: d.TraceData, *, factor: int = 3, stream: int = 7) -> list[Work
     for op in np.flatnonzero(data.ops.level == d.LEVELS.index("aten")).tolist():
         launch = int(data.ops.start[op] + data.ops.duration[op] // 2)
         start = max(launch + 1_000, free)
-        works.append(Work(launch, start, factor * int(data.ops.duration[op]), f"{data.names[data.ops.name[op]]}_kernel",
-                          stream=stream))  # fmt: skip
+        name = f"{data.names[data.ops.name[op]]}_kernel"
+        works.append(Work(launch, start, factor * int(data.ops.duration[op]), name, stream=stream))
         free = start + works[-1].duration
     return works
 
