@@ -63,11 +63,11 @@ def busy_text(each: Busy) -> str:
     """How a device spent the run; idle time and streams that overlap are said where there are any.
 
     >>> busy_text(Busy(0, 100_000_000, 71_000_000, 24_000_000, 74_000_000, 2))
-    'busy 71 %, waiting for the host 24 %, idle between kernels 5 %; 2 streams overlap by 3.00 ms'
+    'busy 71 %, waiting for the host 24 %, between kernels 5 %; 2 streams overlap by 3.00 ms'
     """
     told = [("busy", each.busy), ("waiting for the host", each.waiting)]
     if round(100 * each.pending / max(each.total, 1)):
-        told.append(("idle between kernels", each.pending))
+        told.append(("between kernels", each.pending))
     text = ", ".join(f"{what} {100 * time / max(each.total, 1):.0f} %" for what, time in told)
     if each.streams > 1:
         over = f"overlap by {time_text(each.overlap)}" if each.overlap else "never overlap"

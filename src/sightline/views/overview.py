@@ -233,7 +233,7 @@ class _Time:
         if self.use:
             told, split = f"time {time_text(self.total)} in {self.use.ran}", _split_text(self.device)
             one = len(f"{told} {split}") <= _WIDTH - _MARGIN
-            texts = ([f"{told} {split}"] if one else [told, split]) + self.use.texts()
+            texts = ([f"{told} {split}"] if one else [told, split.strip("()")]) + self.use.texts()
             yield from (_fact("device", text) for text in texts)
 
     def columns(self, host: str) -> tuple[Column, ...]:

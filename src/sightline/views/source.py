@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _CALLS: Final = 7  # columns for how often a line ran
 _TIME: Final = 11  # columns for its time
-_WIDTHS: Final = (_TIME, 13)  # and for that of devices, if it was taken
+_WIDTHS: Final = {"op time": _TIME, "host time": _TIME, "device time": 13}  # by what the time is called
+_BOTH: Final = 64  # columns a view must have for two times
 _MORE: Final = "#   "  # what a row begins with that goes on with the one before
 _CONTEXT: Final = 4  # lines kept at both ends of a long stretch where nothing ran
 _MOST_OPS, _MOST_SHAPES = 16, 12  # more of them on one line say nothing to a reader
@@ -52,14 +53,19 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
     readings = Readings(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
     meant = _meant_files(index.raw, file)
-    times = [index.raw.ops.duration, *([] if index.device_durations is None else [index.device_durations])]
-    every = [tally_lines(index, mask, lambda path: path not in meant, time) for time in times]
+    times = {"op time": index.raw.ops.duration}
+    if index.device_durations is not None:
+        times = {"host time": index.raw.ops.duration, "device time": index.device_durations}
+    every = {
+        title: tally_lines(index, mask, lambda path: path not in meant, time) for title, time in times.items()
+    }
     elsewhere = _elsewhere(every, named=file is not None)
 
     def made(room: int) -> list[Line]:
         blocks: list[Line] = []
-        for path in every[0].files:
-            records = [lines.files[path] for lines in every]
+        titles = list(every) if min(room, width) >= _BOTH else list(every)[-1:]
+        for path in every[titles[0]].files:
+            records = {title: every[title].files[path] for title in titles}
             blocks += [*_file_lines(index.raw, path, records, readings, min(room, width)), Line()]
         blocks += elsewhere
         return blocks[:-1] if blocks and not blocks[-1].spans else blocks
@@ -85,22 +91,22 @@ def _meant_files(data: TraceData, pattern: str | None) -> set[str]:
     return meant
 
 
-def _elsewhere(every: Sequence[Lines], *, named: bool) -> list[Line]:
-    lines = every[0]
+def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
+    lines = next(iter(every.values()))
     if not lines.elsewhere:
         return [] if lines.files else [line(("(no ops were recorded)", "dim"))]
     count = f"{lines.elsewhere} op{'s' if lines.elsewhere > 1 else ''}"
     where = "outside these files" if named else "under no line of your own files"
-    times = [time_text(each.elsewhere_time) for each in every]
-    told = times[0] if len(times) == 1 else f"host time {times[0]}, device time {times[1]}"
+    times = [(title, time_text(each.elsewhere_time)) for title, each in every.items()]
+    told = times[0][1] if len(times) == 1 else ", ".join(f"{title} {time}" for title, time in times)
     return [line((f"{count} ran {where}, {told}.", "dim"))]
 
 
 def _file_lines(
-    data: TraceData, path: str, every: Sequence[dict[int, LineRecord]], readings: Readings, width: int
+    data: TraceData, path: str, every: Mapping[str, dict[int, LineRecord]], readings: Readings, width: int
 ) -> Iterator[Line]:
-    """One file: its header, then the functions that ran; ``every`` has their times, of devices as well."""
-    records = every[0]
+    """One file: its header, then the functions that ran; ``every`` has them by the time they tell."""
+    records = next(iter(every.values()))
     yield _header(path, every, width)
     for text in textwrap.wrap(_state(data, path), width - 2):
         yield line((f"  {text}", "warn"))
@@ -112,14 +118,14 @@ def _file_lines(
             yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
         last = number
         text = texts[number - 1] if 0 < number <= len(texts) else ""
-        here = [each[number] for each in every] if number in records else []
+        here = {title: each[number] for title, each in every.items()} if number in records else {}
         yield from _annotated(number, text, here, readings, digits, width)
     if last < len(texts):
         yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
 
 
-def _header(path: str, every: Sequence[dict[int, LineRecord]], width: int) -> Line:
-    records = every[-1]
+def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -> Line:
+    title, records = list(every.items())[-1]
     ran = sum(bool(record.phases) for record in records.values())
     totals = dict.fromkeys(PHASES, 0)
     for record in records.values():
@@ -127,11 +133,13 @@ def _header(path: str, every: Sequence[dict[int, LineRecord]], width: int) -> Li
             totals[phase] += tally.time
     times = [f"{phase} {time_text(time)}" for phase, time in totals.items() if time]
     about = f"{ran} line{'s' if ran != 1 else ''} with ops"
-    about += f": {'device ' if len(every) > 1 else ''}{', '.join(times)}" if times else ""
+    about += f": {'device ' if title == 'device time' else ''}{', '.join(times)}" if times else ""
     name = _cut(printable(short_path(path))[::-1], width // 2)[::-1]  # the end of a path says more
-    titles = f"{'runs':>{_CALLS}}" + _in_columns(["host time", "device time"] if every[1:] else ["op time"])
-    # Two times are told apart by their titles.
-    about = _cut(about, max(width - text_width(name) - 2 - (len(titles) + 1) * (len(every) > 1), 1))
+    titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in every})
+    room = width - text_width(name) - 2
+    if "op time" not in every:  # by their titles times are told apart
+        room -= len(titles) + 1
+    about = _cut(about, room) if room > 0 else ""
     gap = width - text_width(name) - 2 - len(about) - len(titles)
     parts = [Span(name, "title"), Span("  "), Span(about, "dim")]
     if gap > 0:
@@ -139,9 +147,9 @@ def _header(path: str, every: Sequence[dict[int, LineRecord]], width: int) -> Li
     return Line(tuple(parts))
 
 
-def _in_columns(texts: Sequence[str]) -> str:
-    """The time of the host, and that of devices where it was taken."""
-    return "".join(f"{text:>{room}}" for text, room in zip(texts, _WIDTHS, strict=False))
+def _in_columns(texts: Mapping[str, str]) -> str:
+    """Times, each in the column of its title."""
+    return "".join(f"{text:>{_WIDTHS[title]}}" for title, text in texts.items())
 
 
 def _state(data: TraceData, path: str) -> str:
@@ -165,18 +173,18 @@ def _state(data: TraceData, path: str) -> str:
 
 
 def _annotated(
-    number: int, text: str, every: Sequence[LineRecord], readings: Readings, digits: int, width: int
+    number: int, text: str, every: Mapping[str, LineRecord], readings: Readings, digits: int, width: int
 ) -> Iterator[Line]:
     """A source line, and below it what ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
     if not every:
         yield Line((gutter, Span(_cut(printable(text), width - digits - 3 - _CALLS - _TIME), "code")))
         return
-    record, totals = every[0], [each.time for each in every]
-    room = width - digits - 3 - _CALLS - sum(_WIDTHS[: len(every)])
+    record, totals = next(iter(every.values())), {title: each.time for title, each in every.items()}
+    times = _in_columns({title: time_text(time) if time else "" for title, time in totals.items()})
+    room = width - digits - 3 - _CALLS - len(times)
     shown = _cut(printable(text), room)
     calls = f"×{record.calls}" if record.calls else ""
-    times = _in_columns([time_text(total) if total else "" for total in totals])
     numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(times))
     pad = Span(" " * (room - text_width(shown)))
     yield Line((gutter, Span(shown, "mark" if record.phases else "code"), pad, *numbers))
@@ -184,18 +192,19 @@ def _annotated(
     below = Span(" " * digits + " │ " + " " * min(indent, width // 8), "dim")
     for phase in PHASES:
         if phase in record.phases:
-            tallies = [each.phases[phase] for each in every]
-            reading = readings.of_made(tallies[0].values)
-            timed = any(each.elsewhere for each in tallies) or [each.time for each in tallies] != totals
-            yield from _ops_lines(below, tallies, reading, phase, width, timed=timed)
+            tallies = {title: each.phases[phase] for title, each in every.items()}
+            reading = readings.of_made(record.phases[phase].values)
+            whole = all(not each.elsewhere and each.time == totals[title] for title, each in tallies.items())
+            yield from _ops_lines(below, tallies, reading, phase, width, timed=not whole)
 
 
 def _ops_lines(
-    gutter: Span, every: Sequence[Tally], reading: Reading | None, phase: str, width: int, *, timed: bool
+    gutter: Span, every: Mapping[str, Tally], reading: Reading | None, phase: str, width: int, *, timed: bool
 ) -> Iterator[Line]:
     """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where it is a part of the line's."""
     head = f"# {PHASE_MARKS.get(phase, '')}"
-    tally, times = every[0], _in_columns([time_text(each.time) for each in every])
+    tally = next(iter(every.values()))
+    times = _in_columns({title: time_text(each.time) for title, each in every.items()})
     room = width - text_width(gutter.text) - len(_MORE) - len(times)
     names = [name if count == 1 else f"{name} ×{count}" for name, count in tally.ops.items()]
     words = [Span(word, "op") for word in _listed(names, _MOST_OPS, room)]
