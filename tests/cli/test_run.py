@@ -267,7 +267,7 @@ def test_options_before_the_script_are_ours(tmp_path: Path) -> None:
     done = run(tmp_path, "-q", "mirror.py", "--statts", "--", "-q", "--help")
     assert done.stdout == "['--statts', '--', '-q', '--help']\n"
     done = run(tmp_path, "--module", "fc", "mirror.py")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "Error: --module says where statistics are taken: give --stats with it." in done.stderr
 
 
