@@ -96,6 +96,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             raise UsageError(f"last={last!r} is how many ops to keep: a whole number from 1 up.")
         if guarded is not None and ops == "none":
             raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
+        if time == "device" and ops == "none":
+            raise UsageError('time="device" says what each op took: use ops="api", "aten" or "both" with it.')
         from sightline.recording.recorder import Asked, Recorder, check_model
 
         check_model(model)

@@ -14,6 +14,7 @@ import sightline as sl
 from sightline.cli.listing import Column, Row, table
 from sightline.cli.ops import NAMES, OpRows
 from tests.cli.recorded import misused, on_terminal, refused, told
+from tests.trace.bundle.bundles import on_a_device
 
 
 def rows(*arguments: object) -> list[dict[str, object]]:
@@ -160,3 +161,23 @@ def test_a_long_cell_is_cut_only_where_there_is_no_room() -> None:
         "─" * 24,
         "…ention.query  f32[2, 8]",
     ]
+
+
+def test_device_time_stands_beside_host_time(tmp_path: Path) -> None:
+    on_a_device().save(tmp_path / "run.sight")
+    trace = sl.load(tmp_path / "run.sight")
+    assert [row["device_ns"] for row in rows(tmp_path / "run.sight")] == [
+        op.device_duration for op in trace.ops
+    ]
+    listed = told("ops", tmp_path / "run.sight", "--sort", "device", "--level", "aten")
+    assert "host time  device time" in listed.splitlines()[0]
+    spent = [row["device_ns"] for row in rows(tmp_path / "run.sight", "--sort", "device", "--level", "aten")]
+    assert spent == sorted(spent, key=lambda time: -int(str(time)))
+
+
+def test_device_time_that_was_not_recorded(run: Path) -> None:
+    assert {row["device_ns"] for row in rows(run)} == {None}
+    assert "device" not in told("ops", run).splitlines()[0]
+    assert "--sort device needs device time: record with `sightline run --time device`." in refused(
+        "ops", run, "--sort", "device"
+    )

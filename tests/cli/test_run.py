@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import sightline as sl
@@ -340,3 +341,15 @@ def test_steps_that_mean_nothing(text: str) -> None:
             span_of(text)
     else:
         assert span_of(text) == range(1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_device_time_without_a_device(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("print('it ran')")
+    done = run(tmp_path, "--time", "device", "net.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        'Error: --time "device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
+        "record where torch.cuda.is_available().\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.py"]

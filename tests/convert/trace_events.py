@@ -15,6 +15,8 @@ FIELDS = {
     "X": {"ph", "pid", "tid", "ts", "dur", "name", "cat", "args"},
     "M": {"ph", "pid", "tid", "name", "args"},
     "C": {"ph", "pid", "tid", "ts", "name", "args"},
+    "s": {"ph", "pid", "tid", "ts", "id", "name", "cat"},
+    "f": {"ph", "pid", "tid", "ts", "id", "name", "cat", "bp"},
     "i": {"ph", "pid", "tid", "ts", "s", "name", "cat", "args"},
 }
 
@@ -33,6 +35,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     check_names(events)
     check_nesting(events)
     check_counters(events)
+    check_arrows(events)
     return events
 
 
@@ -51,7 +54,7 @@ def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def check(event: dict[str, Any]) -> None:
     assert set(event) == FIELDS[event["ph"]], event
     assert isinstance(event["name"], str)
-    assert isinstance(event["args"], dict)
+    assert event["ph"] in "sf" or isinstance(event["args"], dict)
     for key in ("pid", "tid"):
         assert type(event[key]) is int
         assert 0 <= event[key] < 1 << 32
@@ -67,7 +70,7 @@ def check(event: dict[str, Any]) -> None:
         assert type(event["args"][key]) is (int if key == "sort_index" else str)
     if event["ph"] == "i":
         assert event["s"] in ("g", "p", "t")
-    if event["ph"] in "Xi":
+    if event["ph"] in "Xisf":
         assert isinstance(event["cat"], str)
         assert event["cat"]
 
@@ -110,6 +113,20 @@ def check_counters(events: list[dict[str, Any]]) -> None:
             args = dict(event["args"])
             assert all(type(number) is int and number >= 0 for number in args.values())
             assert args.pop("total") == sum(args.values())
+
+
+def check_arrows(events: list[dict[str, Any]]) -> None:
+    """Each arrow begins and ends once, in a slice that is open at that time."""
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["tid"]].append((ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])))
+    ends = [[event for event in events if event["ph"] == kind] for kind in "sf"]
+    assert len({event["id"] for event in ends[0]}) == len(ends[0])
+    assert {event["id"] for event in ends[0]} == {event["id"] for event in ends[1]}
+    for event in (*ends[0], *ends[1]):
+        at = ns(event["ts"])
+        assert any(begin <= at < max(end, begin + 1) for begin, end in tracks[event["tid"]]), event
 
 
 def slices(events: list[dict[str, Any]], *categories: str) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from sightline.errors import SightlineError
 from sightline.trace.bundle.journal import JOURNAL
 from tests.fuzz.consumers import consumers
 from tests.fuzz.mutations import alter_bundle, alter_journal
-from tests.trace.bundle.bundles import captured, measured, saved
+from tests.trace.bundle.bundles import captured, measured, on_a_device, saved
 
 MEMORY = 4 << 30  # bytes of address space: torch and the process itself have some of it
 GROWTH = 1 << 30  # bytes that reading a file of a few KB may add to what is resident
@@ -68,7 +68,7 @@ def originals(kind: str, folder: Path) -> list[Path]:
     if kind == "journal":
         return [recorded_journal(folder / "journal")]
     found = []
-    for name, made in (("captured", captured), ("measured", measured)):
+    for name, made in (("captured", captured), ("measured", measured), ("device", on_a_device)):
         (folder / name).mkdir(exist_ok=True)
         found.append(saved(made(), folder / name))
     return [*found, recorded_bundle(folder / "recorded")]

@@ -3,8 +3,8 @@
 Each number is kept twice, *own* (what ran directly in the module's forward) and *total* (its submodules
 included); totals are sums of owns, so a table of them adds up. Forward time is the duration of the
 module's calls less that of the calls inside; backward and recompute time is that of the ops of that phase
-that belong to the module. Memory is the bytes of the storages that the module's forward ops made first. A
-parameter under several names is one parameter.
+that belong to the module. Device time is that of the ops, in every phase. Memory is the bytes of the
+storages that the module's forward ops made first. A parameter under several names is one parameter.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Tally:
     backward_time: I64
     recompute_time: I64
     memory: I64
+    device_time: I64
+    backward_device_time: I64
+    recompute_device_time: I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,21 @@ class Costs:
     total: Tally
     parameters: tuple[Parameters, ...]
     optimizer_time: int  #: of the optimizer's ops, which belong to no module
+    optimizer_device_time: int
 
 
-def cost_of(data: TraceData) -> Costs:
-    """What every module of a recording cost."""
+def cost_of(data: TraceData, device: I64 | None = None) -> Costs:
+    """What every module of a recording cost; ``device`` is what devices spent on each op itself."""
     scopes = scopes_of(data)
-    own = _own(data, scopes)
+    device = np.zeros(len(data.ops), dtype=np.int64) if device is None else device
+    own = _own(data, scopes, device)
     ends = np.array([scope.end for scope in scopes.rows], dtype=np.int64)
     total = Tally(**{column.name: _inclusive(getattr(own, column.name), ends) for column in fields(Tally)})
-    optimizer = leaf_ops(data) & (data.ops.phase == _OPTIMIZER)
-    return Costs(scopes, own, total, _parameters(data, scopes), int(data.ops.duration[optimizer].sum()))
+    optimizer = data.ops.phase == _OPTIMIZER
+    return Costs(
+        scopes, own, total, _parameters(data, scopes),
+        int(data.ops.duration[optimizer & leaf_ops(data)].sum()), int(device[optimizer].sum()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -145,9 +153,10 @@ def uncounted_text(missed: dict[str, int]) -> str:
     return f"not counted: {', '.join(told[:_NAMED] + more)}" if told else ""
 
 
-def _own(data: TraceData, scopes: Scopes) -> Tally:
+def _own(data: TraceData, scopes: Scopes, device: I64) -> Tally:
     ops, count = data.ops, len(scopes.rows)
     scope, leaf = op_scopes(data, scopes), leaf_ops(data)
+    every = np.ones(len(ops), dtype=bool)
 
     def over_ops(amount: I64, phase: int, chosen: NDArray[np.bool_] = leaf) -> I64:
         picked = chosen & (ops.phase == phase)
@@ -162,6 +171,9 @@ def _own(data: TraceData, scopes: Scopes) -> Tally:
         backward_time=over_ops(ops.duration, _BACKWARD),
         recompute_time=over_ops(ops.duration, _RECOMPUTE),
         memory=_memory(data, scope, count),
+        device_time=over_ops(device, _FORWARD, every),
+        backward_device_time=over_ops(device, _BACKWARD, every),
+        recompute_device_time=over_ops(device, _RECOMPUTE, every),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sightline.analysis.places import Chains, shown_frames
 from sightline.analysis.select import Mask
-from sightline.trace.data import I32, LEVELS, PHASES, RAISED, TraceData
+from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.tables import Index
 
 _FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "recompute"))
@@ -57,8 +57,11 @@ class Lines:
         return self.files.setdefault(file, {}).setdefault(line, LineRecord())
 
 
-def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool]) -> Lines:
-    """The selected ops by source line; ``hidden`` says which files are not looked at."""
+def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I64 | None = None) -> Lines:
+    """The selected ops by source line; ``hidden`` says which files are not looked at.
+
+    ``times`` are those that are added up: what each op took on the host, unless others are given.
+    """
     data = index.raw
     chains = Chains(data, hidden)
     lines = Lines()
@@ -66,7 +69,7 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool]) -> Lines
     columns = data.ops
     bounds, flat, meta_of = columns.output_offsets, columns.outputs, data.values.meta
     frames, phases = shown_frames(data).tolist(), columns.phase.tolist()
-    own, durations = columns.frame.tolist(), columns.duration.tolist()
+    own, durations = columns.frame.tolist(), (columns.duration if times is None else times).tolist()
     for id in ops.nonzero()[0].tolist():
         chain = chains.of(frames[id])
         time = durations[id]

@@ -12,6 +12,7 @@ import numpy as np
 from sightline.cli.listing import Column, Row, formats, write
 from sightline.cli.screen import Screen, screen_options
 from sightline.cli.verb import Verb, examples, filters, opened, recording
+from sightline.errors import UsageError
 from sightline.notation import count_text, position_text, time_text
 
 if TYPE_CHECKING:
@@ -26,12 +27,12 @@ _CHUNK: Final = 1024
 NAMES: Final = (
     "id", "name", "level", "flavour", "phase", "parent", "forward", "module", "module_type", "module_call",
     "file", "line", "function", "arguments", "inputs", "result", "outputs", "start_ns", "duration_ns",
-    "flops", "raised",
+    "device_ns", "flops", "raised",
 )  # fmt: skip
 
 #: What the table is made of.
 _IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "raised", "module", "file",
-                    "line", "duration_ns", "flops")  # fmt: skip
+                    "line", "duration_ns", "device_ns", "flops")  # fmt: skip
 
 
 @click.command(
@@ -48,7 +49,11 @@ _IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "rai
 @recording
 @click.option("--level", type=click.Choice(["api", "aten"]), help="Only calls as written, or only aten ops.")
 @filters("step", "module", "op", "phase", "depth", "head", "tail")
-@click.option("--sort", type=click.Choice(["time", "flops"]), help="The most expensive first.")
+@click.option(
+    "--sort",
+    type=click.Choice(["time", "device", "flops"]),
+    help="The most expensive first: in host time, device time or FLOPs.",
+)
 @formats
 @screen_options
 def command(file: str, level: str | None, step: str | None, head: int | None, tail: int | None,
@@ -66,7 +71,10 @@ def command(file: str, level: str | None, step: str | None, head: int | None, ta
     names = NAMES if form is not None else _IN_TABLE
     phases = len(np.unique(trace.data.ops.phase[ids])) > 1
     last = int(ids.max()) if len(ids) else 0
-    columns = _columns(level is None and sort is None, phases, flops=sort == "flops", last=last)
+    columns = _columns(
+        level is None and sort is None, phases, flops=sort == "flops", last=last,
+        device=trace.index.device_durations is not None,
+    )  # fmt: skip
     write(form, OpRows(trace, names).rows(ids), names, columns, screen)
 
 
@@ -75,9 +83,17 @@ def _chosen(trace: Trace, level: str | None, sort: str | None, filters: dict[str
 
     ids = np.flatnonzero(Selection(**filters).ops(trace.index, level))
     if sort is not None:
-        cost = trace.data.ops.duration if sort == "time" else trace.data.ops.flops
+        cost = _costs(trace, sort)
         ids = ids[np.argsort(-cost[ids], kind="stable")]
     return ids
+
+
+def _costs(trace: Trace, sort: str) -> I64:
+    if sort != "device":
+        return trace.data.ops.duration if sort == "time" else trace.data.ops.flops
+    if trace.index.device_durations is None:
+        raise UsageError("--sort device needs device time: record with `sightline run --time device`.")
+    return trace.index.device_durations
 
 
 class OpRows:
@@ -90,6 +106,7 @@ class OpRows:
         from sightline.analysis.places import Chains, torch_file
 
         self._data = trace.data
+        self._device = trace.index.device_durations
         self._names = names
         self._metas = [str(meta) for meta in trace.data.metas]
         self._chains = Chains(trace.data, torch_file)
@@ -136,6 +153,7 @@ class OpRows:
             "outputs": lambda: self._values(*outputs()),
             "start_ns": lambda: _plain(ops.start, ids),
             "duration_ns": lambda: _plain(ops.duration, ids),
+            "device_ns": lambda: [None] * len(ids) if self._device is None else _plain(self._device, ids),
             "flops": lambda: _some(ops.flops[ids]),
             "raised": lambda: [bool(flags & RAISED) for flags in _plain(ops.flags, ids)],
         }
@@ -195,22 +213,27 @@ def _some(numbers: NDArray[Any]) -> list[int | None]:
     return [number if number >= 0 else None for number in numbers.tolist()]
 
 
-def _columns(nested: bool, phases: bool, *, flops: bool, last: int) -> list[Column]:
+def _columns(nested: bool, phases: bool, *, flops: bool, last: int, device: bool) -> list[Column]:
     """The columns of the table, the longest text last.
 
-    ``nested`` sets aten ops under their calls, ``phases`` names their phases, ``flops`` has their FLOPs;
-    ``last`` is the largest id.
+    ``nested`` sets aten ops under their calls, ``phases`` names their phases, ``flops`` has their FLOPs,
+    ``device`` their device time; ``last`` is the largest id.
     """
     return [
         Column("id", lambda row: str(row["id"]), "dim", right=True, widest=len(str(last))),
         *([Column("phase", lambda row: row["phase"], "dim", least=8, spare=2)] if phases else []),
         Column(
-            "time",
+            "host time" if device else "time",
             lambda row: time_text(row["duration_ns"]),
             "number",
             right=True,
             spare=3 * flops,
             widest=len("12.3 ms"),
+        ),
+        *(
+            [Column("device time", _device_text, "number", right=True, widest=len("device time"))]
+            if device
+            else []
         ),
         *([Column("FLOPs", _flops_text, "number", right=True)] if flops else []),
         Column("module", lambda row: row["module"] or "", least=12, end=True),
@@ -218,6 +241,10 @@ def _columns(nested: bool, phases: bool, *, flops: bool, last: int) -> list[Colu
         Column("result", lambda row: "raised" if row["raised"] else row["result"], "shape", least=13),
         Column("op", lambda row: _op_text(row, nested), "op", least=20),
     ]
+
+
+def _device_text(row: Row) -> str:
+    return time_text(row["device_ns"]) if row["device_ns"] else ""
 
 
 def _flops_text(row: Row) -> str:

@@ -51,6 +51,7 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
         "sightline run --check --stats -m mypackage.train --lr 1e-3",
         "sightline run --capture 'blocks.*.attn' --ops none train.py",
         "sightline run --last 100000 train.py     a flight recorder for a long run",
+        "sightline run --time device --steps 3 train.py     what the GPU spent on each op",
     ),
 )
 @click.option("-m", "as_module", is_flag=True, help="Run a module instead of a file, as `python -m` does.")
@@ -65,6 +66,10 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
               help="Minimum, maximum … and a fingerprint of every result; partly on by itself.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Stop at the op that makes the first NaN or infinity.")
 @click.option("--module", multiple=True, metavar="GLOB", help="With --stats: only in these modules.")
+@click.option(
+    "--time", type=click.Choice(["host", "device"]), default="host", show_default=True,
+    help="Whose time is taken: also what a CUDA device spent on each op, and when it was idle.",
+)  # fmt: skip
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Keep only the last N ops.")
 @click.option(
     "--steps", metavar="A:B", help="Record only these training steps; each ends with optimizer.step()."
@@ -170,7 +175,7 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
     capture = Capture(modules=globs, on_error="report") if globs else None
     traced = trace(
         ops=asked["ops"], capture=capture, stats=stats, last=asked["last"],
-        check="nonfinite" if asked["check"] else None, path=place, name=name,
+        check="nonfinite" if asked["check"] else None, path=place, name=name, time=asked["time"],
         source=not asked["no_source"], environment=not asked["no_environment"],
     )  # fmt: skip
     return Stepping(traced, span_of(steps))

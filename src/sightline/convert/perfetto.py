@@ -1,8 +1,9 @@
 """The recording as a timeline for Perfetto and chrome://tracing: trace events, written as they are made.
 
 Tracks, top to bottom: the steps, the phases, and for each thread module calls with the API calls in them and
-the aten ops in those. A counter shows the bytes in use on each device. Times are microseconds with the
-nanoseconds behind the point, so that nothing is rounded and slices nest as they did.
+the aten ops in those; then each stream of each device with what it ran, an arrow leading there from the op
+that asked for it (``time="device"``). A counter shows the bytes in use on each device. Times are microseconds
+with the nanoseconds behind the point, so that nothing is rounded and slices nest as they did.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from typing import IO, Any, Final
 import numpy as np
 
 from sightline._version import __version__
-from sightline.analysis.lifetimes import USES, memory_levels
+from sightline.analysis.device_use import device_name
+from sightline.analysis.lifetimes import USES, clock, memory_levels
 from sightline.convert.facts import Facts, Lists, json_text
 from sightline.convert.files import whole_text
-from sightline.convert.timeline import CALL, Slices, Stretch, phases, slices, steps
+from sightline.convert.timeline import (
+    CALL,
+    DeviceSlices,
+    Slices,
+    Stretch,
+    device_slices,
+    phases,
+    slices,
+    steps,
+)
 from sightline.notation import position_text
 from sightline.trace import data as d
 from sightline.trace.tables import Index
@@ -28,6 +39,7 @@ Progress = Callable[[int, int], None]
 
 _CHUNK: Final = 1 << 12  #: slices that are written together
 _THREAD, _PHASES, _STEPS = 1, 1000, 2000  #: track ids: each thread, its phases, and the lanes of steps
+_STREAMS: Final = 1 << 20  #: and the streams of devices, in order
 _KEPT: Final = 1 << 13  #: texts that are remembered, of each kind
 _SOURCE_LINE: Final = 300  #: characters of a source line
 _LONGEST: Final = 2000  #: characters of any other text: slices of a chunk are in memory together
@@ -64,10 +76,11 @@ class Writer:
         """Write everything."""
         data = self._data
         made = slices(data)
+        on_device = device_slices(data)
         named, stages = steps(self._facts.index.step_infos), phases(data, made)
         separator = ""
         file.write('{"traceEvents":[\n')
-        for events in self._parts(made, named, stages, progress):
+        for events in self._parts(made, on_device, named, stages, progress):
             file.write(separator + ",\n".join(events))
             separator = ",\n"
         about = {"recorder": f"sightline {__version__}", **self._about()}
@@ -78,21 +91,28 @@ class Writer:
         return {key: str(info[key]) for key in ("name", "ops", "torch", "python") if info.get(key)}
 
     def _parts(
-        self, made: Slices, named: list[Stretch], stages: list[Stretch], progress: Progress
-    ) -> Iterator[list[str]]:
-        yield self._metadata(made, named, stages)
+        self, made: Slices, on_device: DeviceSlices, named: list[Stretch], stages: list[Stretch],
+        progress: Progress,
+    ) -> Iterator[list[str]]:  # fmt: skip
+        yield self._metadata(made, on_device, named, stages)
         yield from self._stretches("step", _STEPS, named)
         yield from self._stretches("phase", _PHASES, stages)
         for first in range(0, len(made), _CHUNK):
             yield self._slices(made, first)
             progress(min(first + _CHUNK, len(made)), len(made))
+        if len(on_device):
+            where = made.places_of_ops(len(self._data.ops))
+            for first in range(0, len(on_device), _CHUNK):
+                yield from self._device_work(on_device, first, made, where)
         yield from self._memory()
         if self._data.info.get("exception"):
             yield [self._exception(int(made.end.max(initial=0)))]
 
     # -- tracks ----------------------------------------------------------------------------------
 
-    def _metadata(self, made: Slices, named: list[Stretch], stages: list[Stretch]) -> list[str]:
+    def _metadata(
+        self, made: Slices, on_device: DeviceSlices, named: list[Stretch], stages: list[Stretch]
+    ) -> list[str]:
         """What the process and the tracks are called, and in which order they stand."""
         tracks = [(_STEPS + lane, "steps" if lane == 0 else f"steps ({lane + 1})")
                   for lane in sorted({step.lane for step in named})]  # fmt: skip
@@ -100,6 +120,8 @@ class Writer:
                    for lane in sorted({stage.lane for stage in stages})]  # fmt: skip
         tracks += [(_THREAD + _track(thread), f"thread {thread}" if thread else "main thread")
                    for thread in np.unique(made.thread).tolist()]  # fmt: skip
+        tracks += [(_STREAMS + lane, f"{device_name(device)} stream {stream}")
+                   for lane, (device, stream) in enumerate(on_device.streams)]  # fmt: skip
         name = str(self._data.info.get("name") or "recording")
         events = [self._named("process_name", 0, name=name)]
         for order, (track, title) in enumerate(tracks):
@@ -149,16 +171,17 @@ class Writer:
             calls.duration,
             calls.flags,
             self._facts.call_lines,
+            _column(self._facts.index.call_device_durations, len(calls)),
         )
         own = (column[ids].tolist() for column in columns)
         listed = zip(ids.tolist(), lasted.tolist(), inputs, outputs, *own, strict=True)
-        for id, shown, given, made, module, number, phase, took, flags, line in listed:
+        for id, shown, given, made, module, number, phase, took, flags, line, on_device in listed:
             info = self._data.modules[module]
             yield (
                 f'"name":{self._text(info.path or info.type)},"cat":"module,{d.PHASES[phase]}","args":{{'
                 f'"module_call":{id},"type":{self._text(info.type)},"number":{number},'
                 f'"inputs":{self._text(given)},"outputs":{self._text(made)}{self._source(line)}'
-                f"{_ended(flags)}{_host(took, shown)}}}"
+                f"{_ended(flags)}{_measured('host_us', took, shown)}{_spent(on_device)}}}"
             )
 
     def _ops(self, ids: d.I32, lasted: d.I64) -> Iterator[str]:
@@ -169,10 +192,11 @@ class Writer:
         alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags, facts.op_modules,
                  facts.op_lines)  # fmt: skip
         keys = zip(*(column[ids].tolist() for column in alike), strict=True)
-        own = zip(ids.tolist(), lasted.tolist(), ops.duration[ids].tolist(), ops.forward[ids].tolist(), keys,
-                  strict=True)  # fmt: skip
+        spent = _column(facts.index.device_durations, len(ops))[ids].tolist()
+        own = zip(ids.tolist(), lasted.tolist(), ops.duration[ids].tolist(), spent,
+                  ops.forward[ids].tolist(), keys, strict=True)  # fmt: skip
         known = self._alike
-        for at, (id, shown, took, forward, key) in enumerate(own):
+        for at, (id, shown, took, on_device, forward, key) in enumerate(own):
             tensors = (*inputs[i[at] : i[at + 1]], -1, *outputs[o[at] : o[at + 1]])
             body = known.get((key, tensors))
             if body is None:
@@ -180,7 +204,7 @@ class Writer:
                     known.clear()
                 body = known[key, tensors] = self._op(key, tensors)
             backward = f',"forward":{forward}' if forward >= 0 else ""
-            yield f'{body}"op":{id}{backward}{_host(took, shown)}}}'
+            yield f'{body}"op":{id}{backward}{_measured("host_us", took, shown)}{_spent(on_device)}}}'
 
     def _op(self, key: tuple[int, ...], tensors: tuple[int, ...]) -> str:
         """What ops that look alike have in common, up to what each has of its own."""
@@ -210,6 +234,43 @@ class Writer:
         place = {"source": position_text(file[-_LONGEST:], line), "function": function,
                  "code": facts.code[frame][:_SOURCE_LINE]}  # fmt: skip
         return "," + json_text(place)[1:-1]
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def _device_work(self, made: DeviceSlices, first: int, ops: Slices, where: d.I64) -> Iterator[list[str]]:
+        """What devices ran, and the arrows that lead there from the slices of ops; ``where`` those are."""
+        rows, work = slice(first, first + _CHUNK), self._data.device_work
+        id, lane, start = made.id[rows], made.lane[rows], made.start[rows]
+        lasted = made.end[rows] - start
+        owner = self._facts.index.device_work_ops[id]
+        names, kinds = self._facts.names[work.name[id]].tolist(), work.kind[id].tolist()
+        listed = zip(id.tolist(), lane.tolist(), microseconds(start), microseconds(lasted), names, kinds,
+                     owner.tolist(), work.duration[id].tolist(), lasted.tolist(), strict=True)  # fmt: skip
+        yield [
+            f'{{"ph":"X","pid":{self._pid},"tid":{_STREAMS + track},"ts":{begin},"dur":{long},'
+            f'"name":{self._text(name)},"cat":"device,{d.WORK_KINDS[kind]}","args":{{"device_work":{one}'
+            + (f',"op":{op}' if op >= 0 else "") + (_measured("device_us", took, shown)) + "}}"
+            for one, track, begin, long, name, kind, op, took, shown in listed
+        ]  # fmt: skip
+        asked = np.flatnonzero(owner >= 0)
+        at = where[owner[asked]]
+        # An arrow begins in the slice that is open at its time: not where that one ends.
+        left = np.clip(
+            clock(work.launch[id[asked]]), ops.start[at], np.maximum(ops.end[at] - 1, ops.start[at])
+        )
+        arrows = zip(id[asked].tolist(), microseconds(left), ops.thread[at].tolist(),
+                     microseconds(start[asked]), lane[asked].tolist(), strict=True)  # fmt: skip
+        head = f'{{"pid":{self._pid},"name":"launch","cat":"launch","id":'
+        events = [
+            event
+            for one, leaves, thread, arrives, to in arrows
+            for event in (
+                f'{head}{one},"ph":"s","tid":{_THREAD + _track(thread)},"ts":{leaves}}}',
+                f'{head}{one},"ph":"f","bp":"e","tid":{_STREAMS + to},"ts":{arrives}}}',
+            )
+        ]
+        if events:
+            yield events
 
     # -- memory and the end ----------------------------------------------------------------------
 
@@ -266,9 +327,18 @@ def _us(nanoseconds: int) -> str:
     return microseconds(np.array([nanoseconds]))[0]
 
 
-def _host(took: int, shown: int) -> str:
-    """The time that was measured, where the slice had to be longer to hold what is in it."""
-    return "" if took == shown else f',"host_us":{took / 1000:.3f}'
+def _measured(name: str, took: int, shown: int) -> str:
+    """The time that was measured, where the slice had to be longer, or shorter, for its neighbours."""
+    return "" if took == shown else f',"{name}":{took / 1000:.3f}'
+
+
+def _column(times: d.I64 | None, count: int) -> d.I64:
+    return np.full(count, -1, dtype=np.int64) if times is None else times
+
+
+def _spent(on_device: int) -> str:
+    """What devices spent, where that is known and anything."""
+    return f',"device_us":{on_device / 1000:.3f}' if on_device > 0 else ""
 
 
 def _track(lane: int) -> int:

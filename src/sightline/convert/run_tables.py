@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.analysis.device_use import device_name
 from sightline.convert.facts import Facts, Lists
 from sightline.convert.tables import (
     Column,
@@ -42,6 +43,14 @@ def _call(name: str) -> Callable[[Facts], Array]:
     return lambda facts: getattr(facts.raw.calls, name)
 
 
+def _work(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.device_work, name)
+
+
+def _device_names(facts: Facts, rows: Rows) -> list[Any]:
+    return [device_name(device) for device in facts.raw.device_work.device[rows].tolist()]
+
+
 def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
     return looked_up(lambda facts: facts.of_metas(read), _value("meta"))
 
@@ -74,6 +83,17 @@ def _call_outputs(facts: Facts, rows: Rows) -> Lists:
     return Lists(facts.raw.calls.output_offsets, facts.raw.calls.outputs, rows)
 
 
+def _device_time(column: Callable[[Facts], Array | None]) -> Reader:
+    """What devices spent; nothing where nobody looked."""
+
+    def read(facts: Facts, rows: Rows) -> list[Any]:
+        spent = column(facts)
+        found: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
+        return found
+
+    return read
+
+
 OPS: Final = Table(
     "ops",
     "API calls and aten ops, in the order they began",
@@ -94,6 +114,8 @@ OPS: Final = Table(
         Column("forward", _INT, "of a backward op, its forward op", reference(_op("forward"))),
         Column("start_ns", _INT, "since the recording began", number(_op("start"))),
         Column("duration_ns", _INT, "host time, the recorder's own left out", number(_op("duration"))),
+        Column("device_ns", _INT, "what devices spent on it and on the ops in it; with time=\"device\"",
+               _device_time(lambda facts: facts.index.device_durations)),
         Column("flops", _INT, "null where there is no formula", reference(_op("flops"))),
         Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(_op_inputs)),
         Column("outputs", _TEXT, "tensors it returned", tensor_lists(_op_outputs)),
@@ -153,6 +175,8 @@ CALLS: Final = Table(
         Column("phase", _TEXT, "forward or recompute", choice(d.PHASES, _call("phase"))),
         Column("start_ns", _INT, "since the recording began", number(_call("start"))),
         Column("duration_ns", _INT, "host time, the recorder's own left out", number(_call("duration"))),
+        Column("device_ns", _INT, "what devices spent on its ops; with time=\"device\"",
+               _device_time(lambda facts: facts.index.call_device_durations)),
         Column("first_op", _INT, "ops from this one …", number(_call("first_op"))),
         Column("end_op", _INT, "… to before this one ran inside it", number(_call("end_op"))),
         Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
@@ -217,3 +241,24 @@ CALL_INPUTS: Final = _linked(
 CALL_OUTPUTS: Final = _linked(
     "call_outputs", "tensors returned by module calls", "call", lambda facts: facts.raw.calls, "output"
 )
+
+
+DEVICE_WORK: Final = Table(
+    "device_work",
+    "what devices did, in the order it began; with time=\"device\"",
+    (
+        Column("id", _INT, "", row_id),
+        Column("op", _INT, "→ ops.id, the innermost op that asked for it; null where none did",
+               reference(lambda facts: facts.index.device_work_ops)),
+        Column("name", _TEXT, "of the kernel, or the direction of the copy",
+               looked_up(lambda f: f.names, _work("name"))),
+        Column("kind", _TEXT, ", ".join(d.WORK_KINDS), choice(d.WORK_KINDS, _work("kind"))),
+        Column("device", _TEXT, "cuda:0", _device_names),
+        Column("stream", _INT, "", number(_work("stream"))),
+        Column("launch_ns", _INT, "when the host asked for it, since the recording began",
+               number(_work("launch"))),
+        Column("start_ns", _INT, "since the recording began", number(_work("start"))),
+        Column("duration_ns", _INT, "by the device's own clock", number(_work("duration"))),
+    ),
+    lambda facts: len(facts.raw.device_work),
+)  # fmt: skip

@@ -12,8 +12,8 @@ TABLES: Final = {
     table.name: table
     for table in (
         run.OPS, run.CALLS, model.MODULES, model.PARAMETERS, run.VALUES, run.INPUTS, run.OUTPUTS,
-        run.CALL_INPUTS, run.CALL_OUTPUTS, run.EDGES, model.STORAGES, model.STATS, model.STEPS, model.FRAMES,
-        model.TENSORS, model.INFO,
+        run.CALL_INPUTS, run.CALL_OUTPUTS, run.EDGES, run.DEVICE_WORK, model.STORAGES, model.STATS,
+        model.STEPS, model.FRAMES, model.TENSORS, model.INFO,
     )
 }  # fmt: skip
 #: Other names for the same tables. VALUES is a word of SQL: it needs quotes there.

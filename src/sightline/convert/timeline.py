@@ -36,6 +36,41 @@ class Slices:
     def __len__(self) -> int:
         return len(self.id)
 
+    def places_of_ops(self, count: int) -> I64:
+        """Where the slice of each of ``count`` ops is."""
+        found = np.zeros(count, dtype=np.int64)
+        at = np.flatnonzero(self.kind != CALL)
+        found[self.id[at]] = at
+        return found
+
+
+@dataclass(frozen=True)
+class DeviceSlices:
+    """What devices ran, stream by stream in the order it began."""
+
+    streams: list[tuple[int, int]]  #: device and number of each
+    id: I64  #: into ``device_work``
+    lane: I64  #: into ``streams``
+    start: I64
+    end: I64
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+def device_slices(data: TraceData) -> DeviceSlices:
+    """What devices ran as slices; on a stream each ends where the next one begins, at the latest."""
+    work = data.device_work
+    pairs = np.stack([work.device.astype(np.int64), work.stream.astype(np.int64)], axis=1)
+    streams, lane = np.unique(pairs, axis=0, return_inverse=True)
+    lane = lane.reshape(-1).astype(np.int64)
+    id = np.lexsort((clock(work.start), lane))
+    start = clock(work.start)[id]
+    end = start + clock(work.duration)[id]
+    for first, last in _runs(lane[id]):
+        end[first : last - 1] = np.minimum(end[first : last - 1], start[first + 1 : last])
+    return DeviceSlices([(int(device), int(stream)) for device, stream in streams], id, lane[id], start, end)
+
 
 def slices(data: TraceData) -> Slices:
     """Every module call and op as a slice; on each thread they nest."""

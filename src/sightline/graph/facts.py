@@ -159,6 +159,8 @@ class Facts:
         """Plain facts about an op and those inside it."""
         flops, durations, flags = self._costs
         info: dict[str, Any] = {"duration": durations[op]}
+        if self._index.device_durations is not None:
+            info["device_duration"] = int(self._index.device_durations[op])
         if self._call[op] >= 0:
             info["call"] = self._call[op]
         if flops[op] >= 0:
@@ -180,6 +182,8 @@ class Facts:
         """Plain facts about a module call that stands for its ops."""
         calls, (flops, _, _) = self._data.calls, self._costs
         info: dict[str, Any] = {"duration": int(calls.duration[call]), "collapsed": len(ops)}
+        if self._index.call_device_durations is not None:
+            info["device_duration"] = int(self._index.call_device_durations[call])
         extra = self._data.modules[self._own_call[call]].extra
         if extra:
             info["extra"] = extra

@@ -42,6 +42,7 @@ class DeviceTimer:
     """Torch's profiler from start to stop."""
 
     def __init__(self, begin: int) -> None:
+        check_device()  # since the trace was made, a profiler may have been started
         self._begin = begin  # the process's clock when the recording began
         self._profile: Any = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
         self._profile._prepare_trace()

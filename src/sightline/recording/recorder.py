@@ -247,6 +247,10 @@ class Recorder:
         try:
             if self._timer is not None:
                 session.device_work, self._timer = self._timer.stop(), None
+        except Exception as own:
+            session.time = "host"  # nobody shall take what is missing for no time
+            session.note_fault(own)
+        try:
             session.finish()
             if session.observer is not None:
                 session.observer.finish()

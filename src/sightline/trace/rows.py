@@ -310,7 +310,8 @@ class ModuleCall(Row):
     @property
     def device_duration(self) -> int | None:
         """Nanoseconds that devices spent on its ops; None without ``time="device"``."""
-        return self._data.device_duration_of_call(self.id)
+        spent = self._data.call_device_durations
+        return None if spent is None else int(spent[self.id])
 
     @property
     def order(self) -> int:

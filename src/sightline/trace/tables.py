@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sightline.trace import data as d
-from sightline.trace.device_time import durations, owners
+from sightline.trace.device_time import durations, is_timed, own_durations, owners
 from sightline.trace.forms import SLOT, Record
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
 from sightline.trace.table import Row, Table
@@ -74,23 +74,22 @@ class Index:
         return owners(self.raw)
 
     @cached_property
-    def device_durations(self) -> d.I64 | None:
-        """What devices spent on each op, in ns; None where nobody looked."""
-        if self.raw.info.get("time") != "device":
-            return None
-        return durations(self.raw, self.device_work_ops)
+    def device_own(self) -> d.I64 | None:
+        """What devices spent on each op itself, those inside it left out, in ns; None where nobody looked."""
+        return own_durations(self.raw, self.device_work_ops) if is_timed(self.raw) else None
 
     @cached_property
-    def _device_sums(self) -> d.I64 | None:
-        spent = self.device_durations
-        if spent is None:
-            return None
-        return np.concatenate([[0], np.cumsum(np.where(self.raw.ops.parent < 0, spent, 0))])
+    def device_durations(self) -> d.I64 | None:
+        """What devices spent on each op and on those inside it, in ns; None where nobody looked."""
+        return None if self.device_own is None else durations(self.raw, self.device_own)
 
-    def device_duration_of_call(self, call: int) -> int | None:
-        """What devices spent on the ops of a module call, in ns."""
-        sums, calls = self._device_sums, self.raw.calls
-        return None if sums is None else int(sums[calls.end_op[call]] - sums[calls.first_op[call]])
+    @cached_property
+    def call_device_durations(self) -> d.I64 | None:
+        """What devices spent on the ops of each module call, in ns; None where nobody looked."""
+        if self.device_own is None:
+            return None
+        calls, sums = self.raw.calls, np.concatenate([[0], np.cumsum(self.device_own)])
+        return sums[calls.end_op] - sums[calls.first_op]  # type: ignore[no-any-return]  # numpy stubs
 
     @cached_property
     def _consumers(self) -> tuple[d.I64, d.I32]:

@@ -5,6 +5,7 @@
 - module calls nest: a child lies inside its parent, in time, in ops and in order
 - order is topological: a value is made before it is read, a version comes after the one it replaces
 - every op input is explained: by a producer, or by a kind that says where it came from
+- devices did what they were asked for: never before that, and for no less than no time
 - tensors are what they can be: no kernel multiplies matrices of two dtypes, no view is on another device
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InvalidTrace
-from sightline.trace.data import KINDS, LEVELS, PHASES, RAISED, UNFINISHED, TraceData
+from sightline.trace.data import KINDS, LEVELS, PHASES, RAISED, UNFINISHED, WORK_KINDS, TraceData
 
 _SHOWN = 5
 #: Aten ops two of whose inputs are of one dtype and on one device: the places of these, from the end.
@@ -66,6 +67,7 @@ def validate(data: TraceData) -> Report:
         _order(data, checks)
         _explained(data, checks)
         _possible(data, checks)
+        _asked_before_it_ran(data, checks)
     if checks.wrong:
         shown = "; ".join(checks.wrong[:_SHOWN])
         more = f"; and {len(checks.wrong) - _SHOWN} more" if len(checks.wrong) > _SHOWN else ""
@@ -113,6 +115,8 @@ def _references(data: TraceData, checks: _Checks) -> None:
     inside(calls.outputs, len(values), "call output", 0)
     inside(frames.parent, len(frames), "parent of frame")
     inside(frames.code, len(data.codes), "code of frame", 0)
+    inside(data.device_work.name, len(data.names), "name of device work", 0)
+    inside(data.device_work.kind, len(WORK_KINDS), "kind of device work", 0)
     for what, offsets, flat, rows in (
         ("op inputs", ops.input_offsets, ops.inputs, len(ops)),
         ("op outputs", ops.output_offsets, ops.outputs, len(ops)),
@@ -177,6 +181,12 @@ def _explained(data: TraceData, checks: _Checks) -> None:
     if data.info.get("ops") in ("none", "api"):  # what happens between the recorded calls is not watched
         return
     checks.none(lost, "value {} is said to be made in the block, but by no op")
+
+
+def _asked_before_it_ran(data: TraceData, checks: _Checks) -> None:
+    work = data.device_work
+    checks.none(work.duration < 0, "device work {} ends before it begins")
+    checks.none(work.launch > work.start, "device work {} begins before the host asked for it")
 
 
 def _possible(data: TraceData, checks: _Checks) -> None:

@@ -2,7 +2,8 @@
 
 What was recorded and how, whether anything went wrong, where the time went by module and by line, and which
 views show more. All shares are of one total, the host time of the modules, of the ops outside them and of the
-optimizer, which has its own line.
+optimizer, which has its own line. Where the time of devices was taken, it is that which shares are of, and
+host time stands beside it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from sightline.analysis.asked import left_out_text, unmatched
 from sightline.analysis.compilation import compiled_text, is_opaque
 from sightline.analysis.cost import Costs, cost_of, leaf_ops, uncounted, uncounted_text
+from sightline.analysis.device_use import DeviceUse, device_use
 from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
@@ -66,8 +68,8 @@ _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.s
 def overview(trace: Trace, more: str = _VIEWS) -> View:
     """One screen about a trace; ``more`` says which views there are, as they are asked for where it is."""
     data = trace.data
-    costs = cost_of(data)
-    whole = _Time.of(costs)
+    costs, use = cost_of(data, trace.index.device_own), device_use(trace.index)
+    whole = _Time.of(costs, use)
     steps = step_facts(trace.index)
     facts = [
         *_head(data),
@@ -79,8 +81,8 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     ]
     facts += [*_trouble(data), *_unmatched(data), *_problems(trace)]
     stepped = step_table(steps)
-    modules = _modules(trace, costs, whole.total)
-    heaviest = _heaviest(trace, whole.total)
+    modules = _modules(trace, costs, whole)
+    heaviest = _heaviest(trace, whole)
 
     def made(room: int) -> list[Block]:
         room = min(room, _WIDTH)
@@ -203,30 +205,65 @@ def _problems(trace: Trace) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True)
 class _Time:
-    """Where the host time of a run went; shares are of its total."""
+    """Where the time of a run went, that of the host and, if it was taken, that of devices."""
 
-    parts: tuple[tuple[str, int], ...]
+    host: tuple[tuple[str, int], ...]  #: what each phase took
+    device: tuple[tuple[str, int], ...]
+    use: DeviceUse | None
 
     @classmethod
-    def of(cls, costs: Costs) -> _Time:
-        tops, total = costs.scopes.children(-1), costs.total
-        columns = (
-            ("forward", total.time),
-            ("backward", total.backward_time),
-            ("recompute", total.recompute_time),
+    def of(cls, costs: Costs, use: DeviceUse | None) -> _Time:
+        total, optimizer = costs.total, ("optimizer", costs.optimizer_time)
+        host = (("forward", total.time), ("backward", total.backward_time),
+                ("recompute", total.recompute_time))  # fmt: skip
+        device = (("forward", total.device_time), ("backward", total.backward_device_time),
+                  ("recompute", total.recompute_device_time))  # fmt: skip
+        tops = costs.scopes.children(-1)
+        summed = [[(name, int(column[tops].sum())) for name, column in phases] for phases in (host, device)]
+        outside = ("outside every op", use.unowned if use else 0)
+        host_parts = [*summed[0], optimizer]
+        device_parts = [*summed[1], ("optimizer", costs.optimizer_device_time), outside]
+        return cls(
+            tuple(part for part in host_parts if part[1]),
+            tuple(part for part in device_parts if part[1]),
+            use,
         )
-        parts = [(name, sum(int(column[top]) for top in tops)) for name, column in columns]
-        return cls(tuple(part for part in (*parts, ("optimizer", costs.optimizer_time)) if part[1]))
 
     @property
     def total(self) -> int:
-        return sum(time for _, time in self.parts)
+        """What shares are of."""
+        return sum(time for _, time in (self.device if self.use else self.host))
 
     def told(self) -> Iterator[Line]:
-        if self.total:
-            split = " · ".join(f"{name} {time_text(time)}" for name, time in self.parts)
-            split = f" ({split})" if len(self.parts) > 1 else f" {self.parts[0][0]}"
-            yield _fact("host time", f"{time_text(self.total)}{split}; shares are of this")
+        if self.host:
+            total = time_text(sum(time for _, time in self.host))
+            told = f"{total} {_split_text(self.host)}"
+            yield _fact("host time", told if self.use else f"{told}; shares are of this")
+        if self.use:
+            told, split = f"time {time_text(self.total)} in {self.use.ran}", _split_text(self.device)
+            one = len(f"{told} {split}") <= _WIDTH - _MARGIN
+            texts = ([f"{told} {split}"] if one else [told, split.strip("()")]) + self.use.texts()
+            yield from (_fact("device", text) for text in texts)
+
+    def columns(self, host: str) -> tuple[Column, ...]:
+        """Times, share and bar; ``host`` is what the host's is called where it is the only one."""
+        times = ("host time", "device time") if self.use else (host,)
+        return (*(Column(each, right=True) for each in times), Column("share", right=True), Column(""))
+
+    def cells(self, host: int, device: int) -> list[Cell]:
+        """What one row took."""
+        times, spent = ((host, device), device) if self.use else ((host,), host)
+        shown = [Span(time_text(time) if time else "") for time in times]
+        if not spent or not self.total:
+            return [*shown, Span(""), Span("")]
+        part = spent / self.total
+        return [*shown, Span(f"{100 * part:.0f} %"), Span("▇" * round(_BAR * min(part, 1)), "number")]
+
+
+def _split_text(parts: Sequence[tuple[str, int]]) -> str:
+    """``(forward 1.00 ms · backward 200 µs)``."""
+    split = " · ".join(f"{name} {time_text(time)}" for name, time in parts)
+    return f"({split})" if len(parts) > 1 else "".join(name for name, _ in parts)
 
 
 def _uncounted(data: TraceData, costs: Costs) -> Iterator[Line]:
@@ -273,30 +310,33 @@ class _Group:
 _Table = Callable[[int], Grid]
 
 
-def _modules(trace: Trace, costs: Costs, whole: int) -> _Table | None:
+def _modules(trace: Trace, costs: Costs, whole: _Time) -> _Table | None:
     data = trace.data
     rows = costs.scopes.rows
     groups = _Shallow(data, costs).groups()
     if not groups:
         return None
-    spent = costs.total.time + costs.total.backward_time + costs.total.recompute_time
+    total = costs.total
+    host = total.time + total.backward_time + total.recompute_time
+    device = total.device_time + total.backward_device_time + total.recompute_device_time
     exchanges = Exchanges(trace.index)
     names = [_name(data, costs, group) for group in groups]
     exchanged = [
         exchanges.of([call for scope in group.scopes for call in rows[scope].calls]) for group in groups
     ]
-    shares = [_share(sum(int(spent[scope]) for scope in group.scopes), whole) for group in groups]
+    every = [list(group.scopes) for group in groups]
+    shares = [whole.cells(int(host[scopes].sum()), int(device[scopes].sum())) for scopes in every]
 
     def laid(shapes: int) -> Grid:
         texts = [Span(each.fitted(shapes), "shape") for each in exchanged]
-        columns = (Column("module", least=20), Column("input → output", least=16), *_SHARE_COLUMNS)
+        columns = (Column("module", least=20), Column("input → output", least=16), *whole.columns("time"))
         cells = zip(names, texts, shares, strict=True)
         return grid(columns, [[name, text, *share] for name, text, share in cells])
 
     def made(room: int) -> Grid:
         """With all there is, else without the bars, at last with shapes in the room that is left."""
         table = laid(_SHAPE_WIDTH)
-        if grid_width(table) <= room or room >= _WIDTH:
+        if grid_width(table) <= room or (room >= _WIDTH and not whole.use):
             return table
         table = _without_bars(table)
         over = grid_width(table) - room
@@ -312,17 +352,6 @@ def _without_bars(table: Grid) -> Grid:
 
 def _spans(row: Sequence[Cell]) -> list[Span]:
     return [span for cell in row for span in (cell if isinstance(cell, tuple) else (cell,))]
-
-
-_SHARE_COLUMNS: Final = (Column("time", right=True), Column("share", right=True), Column(""))
-
-
-def _share(time: int, whole: int) -> list[Cell]:
-    if not time or not whole:
-        return [Span(""), Span(""), Span("")]
-    part = time / whole
-    bar = "▇" * round(_BAR * min(part, 1))
-    return [Span(time_text(time)), Span(f"{100 * part:.0f} %"), Span(bar, "number")]
 
 
 class _Shallow:
@@ -382,42 +411,48 @@ def _name(data: TraceData, costs: Costs, group: _Group) -> Cell:
 # -- lines -----------------------------------------------------------------------------------------
 
 
-def _heaviest(trace: Trace, whole: int) -> _Table | None:
-    """The source lines the ops of which took longest; backward ops count for the line of their forward op."""
-    data = trace.data
+def _heaviest(trace: Trace, whole: _Time) -> _Table | None:
+    """The source lines the ops of which took longest; backward ops count for the line of their forward op.
+
+    Where the time of devices was taken, it decides.
+    """
+    data, device = trace.data, trace.index.device_own
     leaf = leaf_ops(data)
     times = np.where(leaf, data.ops.duration, 0)
     if not times.any():
         return None
     made = []
-    for frame, time, count in _by_line(data, times, leaf)[:_LINE_ROWS]:
+    device = np.zeros_like(times) if device is None else device
+    for frame, host, spent, count in _by_line(data, times, device, leaf)[:_LINE_ROWS]:
         row = trace.frames[frame]
         file = row.position.rpartition("/")[2]
         where = f"{file} in {row.function.rpartition('<locals>.')[2]}"
         place, code = Span(cut(where, _PLACE_WIDTH)), Span(cut(row.code, _CODE_WIDTH), "op")
-        made.append([place, code, Span(f"{count:,}"), *_share(time, whole)])
+        made.append([place, code, Span(f"{count:,}"), *whole.cells(host, spent)])
     if not made:
         return None
     texts = (Column("heaviest lines", least=20), Column("code", least=16))
-    shares = (Column("op time", right=True), *_SHARE_COLUMNS[1:])
-    table = grid((*texts, Column("ops", right=True, spare=1), *shares), made)
-    return lambda room: table if room >= min(grid_width(table), _WIDTH) else _without_bars(table)
+    table = grid((*texts, Column("ops", right=True, spare=1), *whole.columns("op time")), made)
+    least = grid_width(table) if whole.use else min(grid_width(table), _WIDTH)
+    return lambda room: table if room >= least else _without_bars(table)
 
 
-def _by_line(data: TraceData, times: I64, leaf: Mask) -> list[tuple[int, int, int]]:
-    """For each line: a frame there, the time of its ops and how many they are; the heaviest first."""
+def _by_line(data: TraceData, host: I64, device: I64, leaf: Mask) -> list[tuple[int, int, int, int]]:
+    """For each line: a frame there, what its ops took of the host and of devices, and how many they are.
+
+    The heaviest first, on devices where they took any time at all.
+    """
     frames = shown_frames(data)
-    known = leaf & (frames >= 0)
+    known = (leaf | (device > 0)) & (frames >= 0)
     used, inverse = np.unique(frames[known], return_inverse=True)
-    spent = np.zeros(len(used), dtype=np.int64)
-    np.add.at(spent, inverse, times[known])
+    spent = np.zeros((len(used), 3), dtype=np.int64)
+    np.add.at(spent, inverse, np.stack([host, device, leaf], axis=1)[known])
     chains = Chains(data, torch_file)
-    found: dict[tuple[str, int], list[int]] = {}
-    for frame, time, count in zip(used.tolist(), spent.tolist(), np.bincount(inverse).tolist(), strict=True):
+    found: dict[tuple[str, int], tuple[int, I64]] = {}
+    for frame, sums in zip(used.tolist(), spent, strict=True):
         chain = chains.of(frame)
         if chain:
             place = (data.codes[data.frames.code[chain[-1]]].file, int(data.frames.line[chain[-1]]))
-            sums = found.setdefault(place, [chain[-1], 0, 0])
-            sums[1] += time
-            sums[2] += count
-    return sorted(((frame, time, count) for frame, time, count in found.values()), key=lambda row: -row[1])
+            found.setdefault(place, (chain[-1], np.zeros(3, dtype=np.int64)))[1][:] += sums
+    rows = [(frame, *sums.tolist()) for frame, sums in found.values()]
+    return sorted(rows, key=lambda row: (-row[2], -row[1]))

@@ -3,7 +3,8 @@
 Only functions that ran are shown. Under a line stand the ops that ran on it and the shapes they made, at
 its right how often it ran and its *op time*: how long the ops took that ran while it did, those inside what
 it calls included, and the Python between them not. What the backward pass did for a line has its own row,
-marked ``⟵``, with its time, which is that of the line that called ``backward()``. Where
+marked ``⟵``, with its time, which is that of the line that called ``backward()``. With ``time="device"``
+what devices spent on those ops stands beside what the host did. Where
 statistics were taken, the range over all results follows their shapes: ``-> f32[2, 8]; -3.1 … 2.9``.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import ast
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _CALLS: Final = 7  # columns for how often a line ran
 _TIME: Final = 11  # columns for its time
+_WIDTHS: Final = {"op time": _TIME, "host time": _TIME, "device time": 13}  # by what the time is called
+_BOTH: Final = 64  # columns a view must have for two times
 _MORE: Final = "#   "  # what a row begins with that goes on with the one before
 _CONTEXT: Final = 4  # lines kept at both ends of a long stretch where nothing ran
 _MOST_OPS, _MOST_SHAPES = 16, 12  # more of them on one line say nothing to a reader
@@ -50,12 +53,19 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
     readings = Readings(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
     meant = _meant_files(index.raw, file)
-    lines = tally_lines(index, mask, lambda path: path not in meant)
-    elsewhere = _elsewhere(lines, named=file is not None)
+    times = {"op time": index.raw.ops.duration}
+    if index.device_durations is not None:
+        times = {"host time": index.raw.ops.duration, "device time": index.device_durations}
+    every = {
+        title: tally_lines(index, mask, lambda path: path not in meant, time) for title, time in times.items()
+    }
+    elsewhere = _elsewhere(every, named=file is not None)
 
     def made(room: int) -> list[Line]:
         blocks: list[Line] = []
-        for path, records in lines.files.items():
+        titles = list(every) if min(room, width) >= _BOTH else list(every)[-1:]
+        for path in every[titles[0]].files:
+            records = {title: every[title].files[path] for title in titles}
             blocks += [*_file_lines(index.raw, path, records, readings, min(room, width)), Line()]
         blocks += elsewhere
         return blocks[:-1] if blocks and not blocks[-1].spans else blocks
@@ -81,19 +91,23 @@ def _meant_files(data: TraceData, pattern: str | None) -> set[str]:
     return meant
 
 
-def _elsewhere(lines: Lines, *, named: bool) -> list[Line]:
+def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
+    lines = next(iter(every.values()))
     if not lines.elsewhere:
         return [] if lines.files else [line(("(no ops were recorded)", "dim"))]
     count = f"{lines.elsewhere} op{'s' if lines.elsewhere > 1 else ''}"
     where = "outside these files" if named else "under no line of your own files"
-    return [line((f"{count} ran {where}, {time_text(lines.elsewhere_time)}.", "dim"))]
+    times = [(title, time_text(each.elsewhere_time)) for title, each in every.items()]
+    told = times[0][1] if len(times) == 1 else ", ".join(f"{title} {time}" for title, time in times)
+    return [line((f"{count} ran {where}, {told}.", "dim"))]
 
 
 def _file_lines(
-    data: TraceData, path: str, records: dict[int, LineRecord], readings: Readings, width: int
+    data: TraceData, path: str, every: Mapping[str, dict[int, LineRecord]], readings: Readings, width: int
 ) -> Iterator[Line]:
-    """One file: its header, then the functions that ran."""
-    yield _header(path, records, width)
+    """One file: its header, then the functions that ran; ``every`` has them by the time they tell."""
+    records = next(iter(every.values()))
+    yield _header(path, every, width)
     for text in textwrap.wrap(_state(data, path), width - 2):
         yield line((f"  {text}", "warn"))
     texts = [text.rstrip("\n") for text in data.source_lines.lines(path)]
@@ -104,27 +118,38 @@ def _file_lines(
             yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
         last = number
         text = texts[number - 1] if 0 < number <= len(texts) else ""
-        yield from _annotated(number, text, records.get(number), readings, digits, width)
+        here = {title: each[number] for title, each in every.items()} if number in records else {}
+        yield from _annotated(number, text, here, readings, digits, width)
     if last < len(texts):
         yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
 
 
-def _header(path: str, records: dict[int, LineRecord], width: int) -> Line:
+def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -> Line:
+    title, records = list(every.items())[-1]
     ran = sum(bool(record.phases) for record in records.values())
     totals = dict.fromkeys(PHASES, 0)
     for record in records.values():
         for phase, tally in record.phases.items():
             totals[phase] += tally.time
     times = [f"{phase} {time_text(time)}" for phase, time in totals.items() if time]
-    about = f"{ran} line{'s' if ran != 1 else ''} with ops" + (f": {', '.join(times)}" if times else "")
+    about = f"{ran} line{'s' if ran != 1 else ''} with ops"
+    about += f": {'device ' if title == 'device time' else ''}{', '.join(times)}" if times else ""
     name = _cut(printable(short_path(path))[::-1], width // 2)[::-1]  # the end of a path says more
-    about = _cut(about, width - text_width(name) - 2)
-    titles = f"{'runs':>{_CALLS}}{'op time':>{_TIME}}"
+    titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in every})
+    room = width - text_width(name) - 2
+    if "op time" not in every:  # by their titles times are told apart
+        room -= len(titles) + 1
+    about = _cut(about, room) if room > 0 else ""
     gap = width - text_width(name) - 2 - len(about) - len(titles)
     parts = [Span(name, "title"), Span("  "), Span(about, "dim")]
     if gap > 0:
         parts.append(Span(" " * gap + titles, "dim"))
     return Line(tuple(parts))
+
+
+def _in_columns(texts: Mapping[str, str]) -> str:
+    """Times, each in the column of its title."""
+    return "".join(f"{text:>{_WIDTHS[title]}}" for title, text in texts.items())
 
 
 def _state(data: TraceData, path: str) -> str:
@@ -148,37 +173,39 @@ def _state(data: TraceData, path: str) -> str:
 
 
 def _annotated(
-    number: int, text: str, record: LineRecord | None, readings: Readings, digits: int, width: int
+    number: int, text: str, every: Mapping[str, LineRecord], readings: Readings, digits: int, width: int
 ) -> Iterator[Line]:
     """A source line, and below it what ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
-    room = width - digits - 3 - _CALLS - _TIME
-    shown = _cut(printable(text), room)
-    if record is None:
-        yield Line((gutter, Span(shown, "code")))
+    if not every:
+        yield Line((gutter, Span(_cut(printable(text), width - digits - 3 - _CALLS - _TIME), "code")))
         return
-    total = record.time
+    record, totals = next(iter(every.values())), {title: each.time for title, each in every.items()}
+    times = _in_columns({title: time_text(time) if time else "" for title, time in totals.items()})
+    room = width - digits - 3 - _CALLS - len(times)
+    shown = _cut(printable(text), room)
     calls = f"×{record.calls}" if record.calls else ""
-    numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(f"{time_text(total) if total else '':>{_TIME}}"))
+    numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(times))
     pad = Span(" " * (room - text_width(shown)))
     yield Line((gutter, Span(shown, "mark" if record.phases else "code"), pad, *numbers))
     indent = len(text.expandtabs(4)) - len(text.expandtabs(4).lstrip()) + 2
     below = Span(" " * digits + " │ " + " " * min(indent, width // 8), "dim")
     for phase in PHASES:
         if phase in record.phases:
-            tally = record.phases[phase]
-            reading = readings.of_made(tally.values)
-            yield from _ops_lines(
-                below, tally, reading, phase, width, timed=bool(tally.elsewhere) or tally.time != total
-            )
+            tallies = {title: each.phases[phase] for title, each in every.items()}
+            reading = readings.of_made(record.phases[phase].values)
+            whole = all(not each.elsewhere and each.time == totals[title] for title, each in tallies.items())
+            yield from _ops_lines(below, tallies, reading, phase, width, timed=not whole)
 
 
 def _ops_lines(
-    gutter: Span, tally: Tally, reading: Reading | None, phase: str, width: int, *, timed: bool
+    gutter: Span, every: Mapping[str, Tally], reading: Reading | None, phase: str, width: int, *, timed: bool
 ) -> Iterator[Line]:
     """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where it is a part of the line's."""
     head = f"# {PHASE_MARKS.get(phase, '')}"
-    room = width - text_width(gutter.text) - len(_MORE) - _TIME
+    tally = next(iter(every.values()))
+    times = _in_columns({title: time_text(each.time) for title, each in every.items()})
+    room = width - text_width(gutter.text) - len(_MORE) - len(times)
     names = [name if count == 1 else f"{name} ×{count}" for name, count in tally.ops.items()]
     words = [Span(word, "op") for word in _listed(names, _MOST_OPS, room)]
     if tally.shapes:
@@ -192,7 +219,7 @@ def _ops_lines(
         parts = [gutter, Span(_MORE if number else head, "dim"), *row]
         if timed and number == 0:
             used = sum(text_width(span.text) for span in parts)
-            parts.append(Span(f"{time_text(tally.time):>{width - used}}", "dim"))
+            parts.append(Span(f"{times:>{width - used}}", "dim"))
         yield Line(tuple(parts))
 
 

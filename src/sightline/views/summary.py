@@ -26,6 +26,7 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
+from sightline.analysis.device_use import device_use
 from sightline.analysis.scope_looks import scope_looks
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
@@ -60,10 +61,19 @@ _TALLIED: Final[tuple[tuple[str, str, Callable[[float], str], str, int], ...]] =
     ("time", "time", time_text, "forward", 0),
     ("bwd", "backward_time", time_text, "backward", 6),
     ("time again", "recompute_time", time_text, "recompute", 6),
+    ("device time", "device_time", time_text, "forward", 0),
+    ("bwd", "backward_device_time", time_text, "backward", 4),
+    ("device time again", "recompute_device_time", time_text, "recompute", 6),
     ("memory", "memory", bytes_text, "forward", 7),
 )
 #: What a column of costs is called where it is not in the table.
-_FULL_NAMES: Final = {"backward_flops": "backward FLOPs", "backward_time": "backward time"}
+_FULL_NAMES: Final = {
+    "backward_flops": "backward FLOPs",
+    "backward_time": "backward time",
+    "backward_device_time": "backward device time",
+}
+#: And where the time of devices is beside it.
+_HOST_NAMES: Final = {"time": "host time", "recompute_time": "host time again"}
 
 
 def summary(
@@ -107,7 +117,8 @@ class _Table:
         self._readings = readings
         self._fold = fold
         self._wrong_in = ""  # the phase whose NaN and Inf are shown
-        self._costs: Costs = cost_of(trace.data)
+        self._costs: Costs = cost_of(trace.data, trace.index.device_own)
+        self._use = device_use(trace.index)
         self._scopes = self._costs.scopes
         self._exchanges = Exchanges(trace.index)
         self._exchanged: dict[tuple[int, ...], Exchange] = {}
@@ -291,6 +302,7 @@ class _Table:
                 own, whole = getattr(self._costs.own, column), getattr(self._costs.total, column)
                 amounts = [int((own if row.own else whole)[list(row.scopes)].sum()) for row in rows]
                 cells = [text(amount) if amount else "" for amount in amounts]
+                title = _HOST_NAMES.get(column, title) if self._use else title
                 name = _FULL_NAMES.get(column, title)
                 found.append(Figures(title, _plain(cells), text(total), 0 if phase else spare, name))
         return found + (self._statistics(rows, tops, phase) if self._readings else [])
@@ -329,14 +341,23 @@ class _Table:
             made.append(_fact("parameters", _parameter_facts(counts)))
         flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         times = [("forward", "time"), ("backward", "backward_time"), ("recomputed", "recompute_time")]
-        for title, text, parts in (("FLOPs", count_text, flops), ("host time", time_text, times)):
+        on_device = [(name, column.replace("time", "device_time")) for name, column in times]
+        whole = list(tops) == self._scopes.children(-1)
+        rest = {"host time": [("optimizer", self._costs.optimizer_time)], "device time": []}
+        if self._use:
+            outside = ("outside every op", self._use.unowned)
+            rest["device time"] = [("optimizer", self._costs.optimizer_device_time), outside]
+        kinds = (("FLOPs", count_text, flops), ("host time", time_text, times),
+                 ("device time", time_text, on_device))  # fmt: skip
+        for title, text, parts in kinds:
             amounts = [(name, self._sum(column, tops)) for name, column in parts]
-            if title == "host time" and list(tops) == self._scopes.children(-1):
-                amounts.append(("optimizer", self._costs.optimizer_time))
+            amounts += rest.get(title, []) if whole else []
             told = [f"{name} {text(amount)}" for name, amount in amounts if amount]
             missed = uncounted_text(uncounted(self._data, self._scopes, tops)) if title == "FLOPs" else ""
             if told or missed:
                 made.append(_fact(title, told, missed))
+        if self._use:
+            made += [_fact("device", [text]) for text in self._use.texts()]
         compiled = compiled_text(self._data)
         if compiled:
             made.append(_fact("compiled", [f"{compiled}, which is in no other time here"]))

@@ -19,6 +19,7 @@ from sightline.trace.bundle import save, schema
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 from sightline.trace.stores import MemoryStore
 from tests.builders import TraceBuilder, make_trace
+from tests.device_work import Work, kernels, timed
 from tests.trace.captured import capture, some_bytes
 from tests.views import odd_traces
 
@@ -69,6 +70,19 @@ def captured(*, step: str = "") -> Trace:
     return Trace(replace(data, captures=infos, store=MemoryStore(held)))
 
 
+def on_a_device() -> Trace:
+    """A trace with device time: kernels of ops, a copy on another stream, and what no op asked for."""
+    trace = make_trace()
+    works = kernels(trace.data)
+    end = works[-1].start + works[-1].duration
+    works += [
+        Work(2_000, 6_000, 10_000, "Memcpy HtoD", "copy", stream=9),
+        Work(end + 50_000, end + 51_000, 4_000, "</script>\x1b[31m", stream=9),
+        Work(end + 60_000, end + 80_000, 1_000, "Memset (Device)", "fill"),
+    ]
+    return timed(trace, works, duration_ns=end + 200_000, device_own_ns=5_000)
+
+
 ZOO: dict[str, Callable[[], Trace]] = {
     "empty": empty,
     "transformer": make_trace,
@@ -78,6 +92,7 @@ ZOO: dict[str, Callable[[], Trace]] = {
     "crashed": odd_traces.crashed,
     "measured": measured,
     "captured": captured,
+    "on a device": on_a_device,
 }
 
 

@@ -130,6 +130,20 @@ def test_a_newer_format_asks_for_an_update(copy: Path) -> None:
     assert "was written by a newer sightline (format 2; this one reads up to 1)" in refused(copy)
 
 
+@pytest.mark.parametrize("added", sorted(schema.ADDED))
+def test_an_older_bundle_without_a_table_opens(added: str, copy: Path) -> None:
+    connection = sqlite3.connect(copy / "rank0.db")
+    ((text,),) = connection.execute("SELECT data FROM facts WHERE name = 'counts'")
+    connection.close()
+    counts = json.loads(text)
+    del counts[added]
+    altered(copy, f"DELETE FROM chunks WHERE kind = '{added}'")
+    altered(copy, "UPDATE facts SET data = ? WHERE name = 'counts'", values=(json.dumps(counts),))
+    data = load(copy)
+    assert len(getattr(data, added)) == 0
+    assert Trace(data).ops[0].device_duration is None
+
+
 def test_a_file_that_is_still_being_written_says_so(copy: Path) -> None:
     (copy / "rank0.db-wal").write_bytes(b"x")
     assert "was not closed: rank0.db-wal lies beside it" in refused(copy)

@@ -5,6 +5,7 @@ What an op that is gone has made, and one of the last has used, is *evicted*: it
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
@@ -14,8 +15,10 @@ from sightline.trace.assembly.numbers import NONE, Mask, Numbers, Rows, dense, j
 from sightline.trace.assembly.raw import Batch, Learned, StepMark, Streams
 from sightline.trace.assembly.steps import opening
 from sightline.trace.assembly.values import ACTIVATION, KIND, LASTING
+from sightline.trace.data import DeviceWorkColumns
 
 _END: Final = 1 << 62
+_LAUNCH: Final = [one.name for one in fields(DeviceWorkColumns)].index("launch")
 _MADE: Final = (ACTIVATION, KIND["gradient"])
 
 
@@ -60,7 +63,8 @@ def evicted(batch: Batch, count: int, gone: int = 0) -> tuple[Batch, int]:
             _rows_of(batch.rows.ops, first, row.O_WIDTH), _ended_after(batch.rows.calls, first),
             values.reshape(-1), NONE, batch.rows.floats[measured], batch.rows.counts[measured],
         ),
-        memory=batch.memory, device=batch.device, nbytes=batch.nbytes, learned=_still_true(learned, values),
+        memory=batch.memory, device=_asked_since(batch.device, kept_ops),
+        nbytes=batch.nbytes, learned=_still_true(learned, values),
         steps=_steps(batch.steps, first), captures=batch.captures,
         open_ops=_rows_of(batch.open_ops, first, row.O_WIDTH), open_calls=batch.open_calls, end=batch.end,
     )  # fmt: skip
@@ -104,6 +108,16 @@ def _rows_of(flat: Numbers, first: int, width: int) -> Numbers:
 def _ended_after(flat: Numbers, first: int) -> Numbers:
     rows = Rows(flat, row.C_WIDTH)
     return rows.taken(rows.column(row.C_END) > first)
+
+
+def _asked_since(device: Numbers, ops: Rows) -> Numbers:
+    """What devices did, less what was asked for before the first of these ops began."""
+    if not len(device) or not len(ops):
+        return device
+    work = device.reshape(-1, len(fields(DeviceWorkColumns)))
+    first = int(ops.column(row.O_START).min())
+    kept: Numbers = work[work[:, _LAUNCH] >= first].reshape(-1)
+    return kept
 
 
 def _lists(rows: Rows) -> Numbers:

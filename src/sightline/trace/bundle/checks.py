@@ -63,9 +63,9 @@ _CHAINS: Final = frozenset({("calls", "parent"), ("frames", "parent")})
 
 #: What views take for granted of what ``info`` says, where it says anything.
 _INFO: Final[dict[str, type | tuple[type, ...]]] = {
-    **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device"), (str, type(None))),
+    **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device", "time"), (str, type(None))),
     **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out",
-                     "last", "dropped", "evicted"), (int, type(None))),
+                     "last", "dropped", "evicted", "device_own_ns"), (int, type(None))),
     **dict.fromkeys(("exception", "check", "note"), (str, type(None))),
     "faults": list,
     "failure": dict,
