@@ -43,7 +43,8 @@ class NativeStream:
 
     def freeze(self) -> None:
         """Hold what there is: C++ is about to forget it."""
-        self._frozen = self._read(take=True)
+        if self._frozen is None:
+            self._frozen = self._read(take=False)
 
     def _read(self, take: bool) -> Numbers:
         return np.frombuffer(self._recording.rows(self._name, take), dtype=np.int64)
