@@ -1,8 +1,9 @@
 """Interrupts at every place where Python lets one in, one after the other: the same places in every run.
 
 CPython looks for signals and asynchronous exceptions when a function begins, after a call, and when a loop
-jumps back. `places` lists these places, as far as a piece of work passes them; `interrupted` runs the work and
-raises at one of them.
+jumps back. `places` lists these places, as far as a piece of work passes them; `interrupted` runs the work
+and raises at one of them. Python's own ``threading`` is left out: what an interrupt does to its locks is not
+ours to mend, and start and stop wait with what is written in C.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ _CALLS: Final = frozenset({"CALL", "CALL_KW", "CALL_FUNCTION_EX", "PRECALL"})
 #: Code of these is looked at: ours, and what of Python's own stands between ours and the system.
 _OURS: Final = str(Path(str(sightline.__file__)).parent) + os.sep
 _PYTHONS: Final = tuple(
-    str(Path(os.__file__).parent / name)
-    for name in ("contextlib.py", "_weakrefset.py", "functools.py")
+    str(Path(os.__file__).parent / name) for name in ("contextlib.py", "_weakrefset.py", "functools.py")
 )
 
 
@@ -35,9 +35,7 @@ class Place(NamedTuple):
     before: int = 0
 
     def __str__(self) -> str:
-        line = next(
-            (at.positions.lineno for at in dis.get_instructions(self.code) if at.offset == self.offset), 0
-        )
+        line = list(self.code.co_positions())[self.offset // 2][0]
         return f"{Path(self.code.co_filename).name}:{line} {self.code.co_qualname}+{self.offset}"
 
 

@@ -115,9 +115,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
                 overwrite,
             ),
         )
-        self._recorder: Recorder | None = None
 
-    _recorder = None
+    _recorder: Recorder | None = None
     _in_block = False  #: it was entered and not left
 
     def __repr__(self) -> str:

@@ -164,4 +164,3 @@ class Observers(Observer):
     def asked(self) -> dict[str, Any]:
         """Of each."""
         return {name: what for one in self.all for name, what in one.asked().items()}
-

@@ -216,7 +216,7 @@ class Recorder:
 
         An exception gains a note and leaves the block as it came. Whatever goes wrong here after it is a
         fault that is noted, also what would else be raised: a program ends for one reason. An interrupt is
-        raised when all is done but what takes long: that goes on in a thread, and who calls again waits for it.
+        raised when all is done but what takes long: that goes on in a thread, and who calls again waits.
         """
         session = self._session
         if session is None or self._stopped:

@@ -96,7 +96,7 @@ class ModeStack:
     def take(self, mode: Any, *then: Callable[[], object]) -> bool:
         """Take a mode off, wherever it is on the stack; the others keep their order. False: not on it.
 
-        It is one step, in which ``then`` is called, too: an interrupt finds the stack as it was, or without it.
+        It is one step, in which ``then`` is called, too: an interrupt finds the stack as it was or is.
         """
         modes = self.from_top()
         at = next((place for place, one in enumerate(modes) if one is mode), None)
@@ -105,21 +105,21 @@ class ModeStack:
         at_once(*[self.pop] * (at + 1), *(partial(self.push, one) for one in reversed(modes[:at])), *then)
         return True
 
-
     def set_aside(
         self, work: Callable[[], T], before: Callable[[], object] = int, after: Callable[[], object] = int
     ) -> T:
         """Do some work without any mode on the stack; ``before`` and ``after`` are functions written in C.
 
-        Whatever interrupts it, and whenever, the modes are back afterwards. What puts them back is one call of
-        a function written in C, in a ``finally`` of this very function: the end of a context manager written
-        in Python is a function of its own, and an interrupt may keep that from running.
+        Whatever interrupts it, and whenever, the modes are back afterwards. What puts them back is one call
+        of a function written in C, in a ``finally`` of this very function: the end of a context manager
+        written in Python is a function of its own, and an interrupt may keep that from running.
         """
         back: list[Callable[[], object]] = []
         put_back = map(call, back)
         modes = self.from_top()
-        left = map(call, map(itemgetter(0), zip(repeat(self.pop), iter(self.depth, 0))))  # noqa: B905
-        steps = [partial(exhaust, left), *(partial(self.push, mode) for mode in reversed(modes)), after]
+        left = map(call, map(itemgetter(0), zip(repeat(self.pop), iter(self.depth, 0))))
+        steps: list[Callable[[], object]] = [partial(exhaust, left)]
+        steps += [*(partial(self.push, mode) for mode in reversed(modes)), after]
         try:
             at_once(partial(back.extend, steps), *[self.pop] * len(modes), before)
             return work()

@@ -185,8 +185,8 @@ class _Worker:
         self._raised = False
         self._closing = False
         self._pid = os.getpid()
-        # Re-entrant: a collected writer is closed wherever that happens. Who wants it takes the lock itself: as an
-        # interrupt may come while the condition, which is written in Python, takes it.
+        # Re-entrant: a collected writer is closed wherever that happens. It is taken by itself, not through
+        # the condition, which is written in Python: an interrupt there would leave it locked for good.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._queue: deque[_Item] = deque()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
+from operator import setitem
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
+from sightline.recording.atomic import at_once
 from sightline.recording.torchapi import quiet
 from sightline.recording.values import KnownTensors, metadata_of
 from sightline.trace.assembly.numbers import NONE, Numbers
@@ -146,8 +149,8 @@ class NativeValues(KnownTensors):
         """The number of metadata."""
         found = self._meta_ids.get(meta)
         if found is None:
-            found = self._meta_ids[meta] = len(self.metas)
-            self.metas.append(meta)
+            found = len(self.metas)
+            at_once(partial(self.metas.append, meta), partial(setitem, self._meta_ids, meta, found))
         return found
 
     def living(self) -> list[tuple[int, Any]]:
