@@ -7,6 +7,7 @@ there is another way.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -75,6 +76,12 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> None
         call = next((call for call in reversed(index.module_calls) if call.raised or call.unfinished), None)
         if call is not None:
             lines.append(f"sightline: raised{_raised_at(error)} ({call.module.label}), no op failed")
+    if issubclass(type(error), RecursionError):
+        lines.append(
+            "sightline: while something records, torch puts one more function on the stack for every module "
+            "call;\n  if it fails only then, raise the limit: "
+            f"sys.setrecursionlimit({2 * sys.getrecursionlimit()})"
+        )
     if lines:
         _add_note(error, "\n".join(lines))
 
