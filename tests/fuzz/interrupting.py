@@ -202,7 +202,9 @@ def at_random(engine: str, kept: str, seeds: Sequence[int], folder: Path) -> lis
     failed = [Failure("interrupt", int(line[1]), f"{engine} {kept}", line[2]) for line in lines if line[2:]]
     if status:
         seed = next((int(line[1]) for line in reversed(lines)), -1)
-        failed.append(Failure("interrupt", seed, f"{engine} {kept}", f"the process ended with status {status}"))
+        failed.append(
+            Failure("interrupt", seed, f"{engine} {kept}", f"the process ended with status {status}")
+        )
     return failed
 
 

@@ -269,7 +269,9 @@ class Nested(nn.Module):
 def test_a_recursion_that_is_too_deep_says_what_recording_adds(engine: Any) -> None:
     with pytest.raises(RecursionError) as caught, sl.trace(engine=engine) as t:
         Nested(240)(torch.ones(2))
-    assert re.search(r"one more function .* every module call;\n.*setrecursionlimit\(\d+\)", notes_of(caught.value))
+    assert re.search(
+        r"one more function .* every module call;\n.*setrecursionlimit\(\d+\)", notes_of(caught.value)
+    )
     assert t.validate().external == 0
     deep = Nested(150)
     with sl.trace(engine=engine) as t:  # at most a fifth of the depth
