@@ -28,8 +28,9 @@ def main() -> int:
     parser.add_argument("--bundles", type=int, default=1000, help="how many damaged bundles")
     parser.add_argument("--journals", type=int, default=1000, help="how many damaged journals")
     parser.add_argument("--interrupts", type=int, default=0, help="how many interrupts at random moments")
-    parser.add_argument("--places", type=int, default=0, metavar="N",
-                        help="interrupt every N-th place of start, stop and recorded ops; 1 for all")  # fmt: skip
+    parser.add_argument(
+        "--places", type=int, default=0, metavar="N", help="interrupt every N-th place there is; 1 for all"
+    )
     parser.add_argument("--kills", type=int, default=0, help="how many recording processes are killed")
     parser.add_argument("--seed", type=int, default=None, help="of the first one; others count up from it")
     parser.add_argument("--seconds", type=float, default=None, help="stop after this long")

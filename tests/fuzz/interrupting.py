@@ -1,7 +1,7 @@
 """Recordings that are interrupted: at every place of start and stop, inside the recorder's work, at random.
 
-After each the process must be as it was, the recording must not contradict itself, saying ``stop()`` again must
-finish it, and the next recording must be whole.
+After each the process must be as it was, the recording must not contradict itself, saying ``stop()`` again
+must finish it, and the next recording must be whole.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ PHASES = ("start", "stop", "leave", "run")
 WAYS = {
     "memory": {}, "path": {"capture": True, "stats": True}, "last": {"last": 500},
 }  # fmt: skip
+ROOT = Path(__file__).parents[2]
 SECONDS = 120  # that some interrupted recordings may take together
 
 
@@ -62,7 +66,7 @@ class Trials:
         """Where a phase can be interrupted."""
         tracer = self.tracer()
         if phase == "start":
-            found = places(lambda: tracer.start())
+            found = places(tracer.start)
             tracer.stop()
             return found
         tracer.__enter__() if phase == "leave" else tracer.start()
@@ -72,7 +76,7 @@ class Trials:
             tracer.stop()
             return found
         self.work()
-        return places(tracer.stop if phase == "stop" else lambda: tracer.__exit__(None, None, None))
+        return places(tracer.stop if phase == "stop" else partial(tracer.__exit__, None, None, None))
 
     def wrong(self, phase: str, place: Place) -> list[str]:
         """What is wrong after an interrupt at a place; nothing, if all is well."""
@@ -90,14 +94,12 @@ class Trials:
     def start(self, place: Place) -> Iterator[str]:
         """Interrupted while it starts: it has not, or `stop` ends it; the folder can be used again."""
         tracer = self.tracer()
-        if interrupted(lambda: tracer.start(), place) and "not recording" in repr(tracer):
+        if interrupted(tracer.start, place) and "not recording" in repr(tracer):
             yield from self.left()
             if self._place.exists():
                 yield f"{sorted(os.listdir(self._place))} are left in the folder"
-        try:
+        with suppress(UsageError):  # it was never started
             tracer.stop()
-        except UsageError:
-            pass  # it was never started
 
     def stop(self, place: Place) -> Iterator[str]:
         """Interrupted while it stops: nothing records any more, and stopping again finishes it."""
@@ -109,12 +111,15 @@ class Trials:
 
     def leave(self, place: Place) -> Iterator[str]:
         """The same for a block, which nobody can leave again."""
+        yield from self._is_whole(self._left_at(place))
+
+    def _left_at(self, place: Place) -> Any:
+        """The recording of a block; what held its tracer is gone when this returns."""
         tracer = self.tracer()
         t = tracer.__enter__()
         self.work()
-        interrupted(lambda: tracer.__exit__(None, None, None), place)
-        del tracer
-        yield from self._is_whole(t)
+        interrupted(partial(tracer.__exit__, None, None, None), place)
+        return t
 
     def _is_whole(self, t: Any) -> Iterator[str]:
         t.validate()
@@ -180,49 +185,39 @@ def at_places(
     return len(chosen), failed
 
 
-def at_random(engine: str, kept: str, seeds: Sequence[int], folder: Path) -> list[Failure]:
-    """Interrupt recordings at random moments, in a process that is killed if it hangs."""
+def at_random(engine: str, kept: str, seeds: range, folder: Path) -> list[Failure]:
+    """Interrupt recordings at random moments, in a new process, which is killed if it hangs."""
     report = folder / "interrupts.txt"
     report.write_text("")
-
-    def trial() -> None:
-        def interrupt(*_: Any) -> None:
-            raise KeyboardInterrupt
-
-        trials = Trials(engine, kept, folder)
-        signal.signal(signal.SIGALRM, interrupt)
-        with report.open("a", buffering=1) as file:
-            for seed in seeds:
-                file.write(f"begin\t{seed}\n")
-                for what in trials.at_random(seed):
-                    file.write(f"failed\t{seed}\t{what[:300]!r}\n")
-
-    status = in_child(trial, SECONDS)
+    given = engine, kept, str(seeds.start), str(seeds.stop), str(folder)
+    command = [sys.executable, "-m", "tests.fuzz.interrupting", *given]
+    try:
+        done = subprocess.run(command, timeout=SECONDS, capture_output=True, text=True, check=False, cwd=ROOT)
+        ended = done.stderr[-500:] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        ended = f"it took more than {SECONDS} s"
     lines = [line.split("\t") for line in report.read_text().split("\n") if line]
     failed = [Failure("interrupt", int(line[1]), f"{engine} {kept}", line[2]) for line in lines if line[2:]]
-    if status:
+    if ended:
         seed = next((int(line[1]) for line in reversed(lines)), -1)
-        failed.append(
-            Failure("interrupt", seed, f"{engine} {kept}", f"the process ended with status {status}")
-        )
+        failed.append(Failure("interrupt", seed, f"{engine} {kept}", ended))
     return failed
 
 
-def in_child(work: Callable[[], None], seconds: float) -> int:
-    """Do some work in a forked process; its status, not 0 if it was killed for taking too long."""
-    child = os.fork()
-    if child == 0:
-        ended = 1
-        try:
-            work()
-            ended = 0
-        finally:
-            os._exit(ended)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
-            return status
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main(engine: str, kept: str, begin: str, end: str, folder: str) -> None:
+    """What the new process does."""
+    trials = Trials(engine, kept, Path(folder))
+    signal.signal(signal.SIGALRM, _interrupt)
+    with (Path(folder) / "interrupts.txt").open("a", buffering=1) as file:
+        for seed in range(int(begin), int(end)):
+            file.write(f"begin\t{seed}\n")
+            for what in trials.at_random(seed):
+                file.write(f"failed\t{seed}\t{what[:300]!r}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -34,8 +34,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("deep") / "run.sight"
 
     def record() -> None:
-        model = None
-        for _ in range(DEEP):
+        model = Nested(None)
+        for _ in range(DEEP - 1):
             model = Nested(model)
         with sl.trace(model, path=path):
             model(torch.ones(2))

@@ -69,11 +69,11 @@ def _box_lines(box: Box, number: int, depth: int) -> list[str]:
         title += f'  <FONT COLOR="#d9480f"><B>×{box.times}</B></FONT>'
     border = 'color="#d9480f", penwidth=1.6' if several else 'color="#ced4da", penwidth=1'
     shade = _SHADES[min(depth - 1, len(_SHADES) - 1)]
-    return [
-        f"{pad}subgraph cluster_{number} {{",
-        f'{pad}  graph [label=<{title}>, labeljust=l, style="rounded,filled", fillcolor="{shade}", '
-        f"{border}, fontsize=10, margin=8, tooltip={quoted(box.path)}];",
-    ]
+    look = (
+        f'label=<{title}>, labeljust=l, style="rounded,filled", fillcolor="{shade}", '
+        f"{border}, fontsize=10, margin=8, tooltip={quoted(box.path)}"
+    )
+    return [f"{pad}subgraph cluster_{number} {{", f"{pad}  graph [{look}];"]
 
 
 def _node(drawing: Drawing, node: Node, box: Box) -> str:
