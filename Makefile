@@ -60,9 +60,9 @@ sanitize: $(READY) ## the tests of the native engine, with the address and undef
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		$(BIN)/python -m pytest -n 0 -q --capture=sys -p no:faulthandler tests/recording/native $(ARGS)
 
-# Ten thousand damaged bundles and as many journals take about an hour; FUZZ="--seconds 300" stops earlier.
-FUZZ ?= --bundles 1000 --journals 1000
-fuzz: engine ## damaged bundles and journals, read in every way with limits; prints seeds
+# The long run: FUZZ="--bundles 10000 --journals 10000 --interrupts 500 --places 1 --kills 100", two hours.
+FUZZ ?= --bundles 1000 --journals 1000 --interrupts 100 --places 20 --kills 20
+fuzz: engine ## damaged files, interrupts and kills, with limits on memory and time; prints seeds
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 format: $(READY) ## rewrite the code in the project's format

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import sys
@@ -125,7 +126,9 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
                 time,
             ),
         )
-        self._recorder: Recorder | None = None
+
+    _recorder: Recorder | None = None
+    _in_block = False  #: it was entered and not left
 
     def __repr__(self) -> str:
         state = "recording" if self._recorder is not None and self._recorder.running else "not recording"
@@ -145,13 +148,20 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     def _start(self, frame: Any, above: bool = True, stays: bool = True) -> Trace:
         if self._recorder is not None and self._recorder.running:
             raise UsageError("This trace is already recording; make a second one with sl.trace(...) to nest.")
-        recorder = self._make()
-        recorder.start(frame, above, stays)
-        self._recorder = recorder
-        return Trace(recorder.index)
+        self._recorder = recorder = self._make()
+        try:
+            recorder.start(frame, above, stays)
+            return Trace(recorder.index)
+        except BaseException:
+            recorder.cancel()
+            self._recorder = None
+            raise
 
     def stop(self) -> Trace:
-        """Stop recording and return the finished trace; stopping twice returns it again."""
+        """Stop recording and return the finished trace; stopping twice returns it again.
+
+        Where it is interrupted, nothing records any more, and stopping again finishes the trace.
+        """
         if self._recorder is None:
             raise UsageError(
                 "This trace has not been started; call start() first, or use it in a with block."
@@ -160,6 +170,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         return Trace(self._recorder.index)
 
     def __enter__(self) -> Trace:
+        self._in_block = True
         return self._start(sys._getframe(1))
 
     def __exit__(
@@ -167,6 +178,13 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     ) -> None:
         if self._recorder is not None:
             self._recorder.stop(error)
+        self._in_block = False
+
+    def __del__(self) -> None:
+        # An interrupt may come as `__exit__` begins, when nothing of it has run, and nobody can say it again.
+        recorder = self._recorder if self._in_block else None
+        if recorder is not None and not sys.is_finalizing():
+            recorder.stop()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Record every call of a function; the last recording is its attribute ``trace``."""
@@ -175,15 +193,17 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
         @functools.wraps(function)
         def traced(*args: P.args, **kwargs: P.kwargs) -> T:
-            recorder = self._make()
-            recorder.start(sys._getframe(1))
-            traced.trace = Trace(recorder.index)  # type: ignore[attr-defined]  # an attribute of the function
+            block = copy.copy(self)
+            block._recorder = None
+            block._in_block = True
             try:
+                # The attribute of the function is the last recording.
+                traced.trace = block._start(sys._getframe(1))  # type: ignore[attr-defined]
                 result = function(*args, **kwargs)
             except BaseException as error:
-                recorder.stop(error)
+                block.__exit__(type(error), error, None)
                 raise
-            recorder.stop()
+            block.__exit__(None, None, None)
             return result
 
         return traced

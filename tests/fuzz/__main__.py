@@ -1,18 +1,25 @@
-"""``make fuzz``: many damaged recordings, each read in every way, with limits on memory and time.
+"""``make fuzz``: damaged recordings, each read in many ways; interrupted and killed ones.
 
 Prints the seed of everything that ends in anything but a result or one sentence; the same seed makes the same
-file again: ``python -m tests.fuzz --bundles 1 --seed 1234``.
+file again: ``python -m tests.fuzz --bundles 1 --journals 0 --seed 1234``. Each has limits on memory and time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from sightline.errors import SightlineError
+from sightline.recording.native.build import chosen
+from tests.fuzz.interrupting import PHASES, WAYS, at_places, at_random
 from tests.fuzz.running import Failure, fuzz
+from tests.recording.test_killed import check_kills
+
+_TOGETHER = 25  # interrupted recordings in one process
 
 
 def main() -> int:
@@ -20,6 +27,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--bundles", type=int, default=1000, help="how many damaged bundles")
     parser.add_argument("--journals", type=int, default=1000, help="how many damaged journals")
+    parser.add_argument("--interrupts", type=int, default=0, help="how many interrupts at random moments")
+    parser.add_argument(
+        "--places", type=int, default=0, metavar="N", help="interrupt every N-th place there is; 1 for all"
+    )
+    parser.add_argument("--kills", type=int, default=0, help="how many recording processes are killed")
     parser.add_argument("--seed", type=int, default=None, help="of the first one; others count up from it")
     parser.add_argument("--seconds", type=float, default=None, help="stop after this long")
     parser.add_argument("--all", action="store_true", help="read each file in every way, not in some")
@@ -34,9 +46,55 @@ def main() -> int:
             print(f"{kind}s: {done} with seeds {seed} … {seed + done - 1}, {time.monotonic() - began:.0f} s, "
                   f"{len(found)} failed")  # fmt: skip
             failed += found
+        failed += _interrupts(asked.interrupts, seed, Path(folder))
+        failed += _places(asked.places, seed, Path(folder))
+        failed += _kills(asked.kills, seed, Path(folder) / "kills")
     for failure in failed[:50]:
         print(failure)
     return 1 if failed else 0
+
+
+def _ways() -> list[tuple[str, str]]:
+    return list(itertools.product(("native", "python") if chosen("auto") == "native" else ("python",), WAYS))
+
+
+def _interrupts(count: int, seed: int, folder: Path) -> list[Failure]:
+    """Interrupts at random moments of recordings of all kinds, in processes of some each."""
+    began, failed, ways = time.monotonic(), [], itertools.cycle(_ways())
+    for first in range(seed, seed + count, _TOGETHER):
+        engine, kept = next(ways)
+        failed += at_random(engine, kept, range(first, min(first + _TOGETHER, seed + count)), folder)
+    if count:
+        print(f"interrupts: {count} with seeds {seed} … {seed + count - 1}, "
+              f"{time.monotonic() - began:.0f} s, {len(failed)} failed")  # fmt: skip
+    return failed
+
+
+def _places(every: int, seed: int, folder: Path) -> list[Failure]:
+    """Interrupts at the places where one can come."""
+    failed: list[Failure] = []
+    began, total = time.monotonic(), 0
+    for (engine, kept), phase in itertools.product(_ways(), PHASES) if every else ():
+        count, found = at_places(engine, kept, phase, folder, every, seed % every)
+        total += count
+        failed += found
+    if every:
+        print(f"places: {total}, {time.monotonic() - began:.0f} s, {len(failed)} failed")
+    return failed
+
+
+def _kills(count: int, seed: int, folder: Path) -> list[Failure]:
+    """Kills of processes that record; the first that leaves anything but a valid recording ends it."""
+    if not count:
+        return []
+    folder.mkdir()
+    began = time.monotonic()
+    try:
+        check_kills(folder, count, seed)
+    except (AssertionError, SightlineError) as error:
+        return [Failure("kill", seed, "load", f"{type(error).__name__}: {error}")]
+    print(f"kills: {count} with seed {seed}, {time.monotonic() - began:.0f} s, 0 failed")
+    return []
 
 
 if __name__ == "__main__":

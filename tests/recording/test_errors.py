@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.recording.arguments import Arguments
 from sightline.recording.native.session import NativeSession
-from tests.recording.engines import NATIVE
+from tests.recording.engines import BOTH_ENGINES, NATIVE
 from tests.recording.nets import Net, aten
 
 X = torch.ones(1, 4)
@@ -252,3 +252,28 @@ def test_no_frame_of_the_recorder_is_in_the_traceback(ops: Any) -> None:
         return [name for name in names if name != "inner"]  # torch's own way to call a module with hooks
 
     assert frames(ops=ops) == frames()
+
+
+class Nested(nn.Module):
+    """A module in a module, and so on."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.inner = Nested(depth - 1) if depth else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if self.inner is None else self.inner(x)
+
+
+@BOTH_ENGINES
+def test_a_recursion_that_is_too_deep_says_what_recording_adds(engine: Any) -> None:
+    with pytest.raises(RecursionError) as caught, sl.trace(engine=engine) as t:
+        Nested(240)(torch.ones(2))
+    assert re.search(
+        r"one more function .* every module call;\n.*setrecursionlimit\(\d+\)", notes_of(caught.value)
+    )
+    assert t.validate().external == 0
+    deep = Nested(150)
+    with sl.trace(engine=engine) as t:  # at most a fifth of the depth
+        deep(torch.ones(2))
+    assert len(t.module_calls) == 151

@@ -52,10 +52,12 @@ def forked(way: dict[str, Any], path: Path, said: mmap.mmap) -> int:
         os._exit(1)
 
 
-def killed(folder: Path) -> Iterator[tuple[dict[str, Any], Path, int, int]]:
+def killed(
+    folder: Path, count: int = KILLS, seed: int = 7
+) -> Iterator[tuple[dict[str, Any], Path, int, int]]:
     """Kill children at random moments: what each was asked, its bundle, the steps it must and may have."""
-    chance = random.Random(7)
-    for number in range(KILLS):
+    chance = random.Random(seed)
+    for number in range(count):
         way, path, said = WAYS[number % len(WAYS)], folder / f"{number}.sight", mmap.mmap(-1, _ROOM)
         child = forked(way, path, said)
         began = time.monotonic()
@@ -73,10 +75,15 @@ def killed(folder: Path) -> Iterator[tuple[dict[str, Any], Path, int, int]]:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_fifty_kills(tmp_path: Path) -> None:
+    assert check_kills(tmp_path) >= 50
+
+
+def check_kills(folder: Path, count: int = KILLS, seed: int = 7) -> int:
+    """Kill recording processes, and look at what each left; how many there were."""
     torch.randn(2, 2).matmul(torch.randn(2, 2))
     train(Awkward(), 1)  # what is imported late is there before the children are
     seen = 0
-    for way, path, least, most in killed(tmp_path):
+    for way, path, least, most in killed(folder, count, seed):
         trace = sl.load(path)
         assert trace.validate().external == 0, way
         assert trace.info["unfinished"] is True
@@ -90,7 +97,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
             assert all(not call.unfinished for step in finished[:-1] for call in step.module_calls)
         str(trace)
         seen += 1
-    assert seen >= 50
+    return seen
 
 
 def test_what_was_open_is_unfinished(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -49,30 +49,21 @@ class _EmptyFunction(TorchFunctionMode):
 @lru_cache(maxsize=1)
 def passage() -> Passage:
     """The cost of passing through, on this machine."""
-    with undisturbed(), torch.no_grad():
-        x = torch.zeros(1)
-    with torch.no_grad():
-        aten = _added(x, DISPATCH_MODES, _EmptyDispatch())
-        api = _added(x, FUNCTION_MODES, _EmptyFunction())
+    x = undisturbed(partial(torch.zeros, 1))
+    aten = _added(x, DISPATCH_MODES, _EmptyDispatch())
+    api = _added(x, FUNCTION_MODES, _EmptyFunction())
     return Passage(aten, api)
 
 
 def _added(x: torch.Tensor, stack: ModeStack, mode: Any) -> int:
     """The least an op takes under a mode, less the least it takes without."""
-    others = []
-    while stack.depth():
-        others.append(stack.pop())
-    try:
+
+    def measured() -> int:
         plain = min(_once(x) for _ in range(_ROUNDS))
         stack.push(mode)
-        try:
-            passed = min(_once(x) for _ in range(_ROUNDS))
-        finally:
-            stack.pop()
-    finally:
-        for other in reversed(others):
-            stack.push(other)
-    return max(0, passed - plain)
+        return min(_once(x) for _ in range(_ROUNDS)) - plain
+
+    return max(0, stack.set_aside(measured))
 
 
 def _once(x: torch.Tensor) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,7 +20,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from sightline import spying
-from sightline.errors import UsageError
+from sightline.errors import CaptureError, UsageError
 from sightline.given import said
 from sightline.options import Capture
 from sightline.recording.copies import Pool, StoredFiles, as_bytes, kept_copy, kept_size, save_one, to_keep
@@ -85,7 +86,7 @@ class Capturer(Observer):
         self._handles: list[Any] = []
         self._spied: dict[str, None] = {}
         self._bytes = 0
-        self.left_out = 0  #: tensors that were beyond ``max_bytes``, or cannot be kept
+        self._left_out = 0
 
     # -- module calls ------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Capturer(Observer):
             return False
         size = kept_size(tensor, wanted)
         if size is None or (wanted.max_bytes is not None and self._bytes + size > wanted.max_bytes):
-            self.left_out += 1
+            self._left_out += 1
             return False
         self._bytes += size
         value = self._session.values.known(tensor)
@@ -272,6 +273,11 @@ class Capturer(Observer):
         globs = {name: list(getattr(wanted, name) or ()) for name in ("modules", "ops", "names")}
         return {"capture": {**globs, "max_bytes": wanted.max_bytes, "spied": list(self._spied)}}
 
+    @property
+    def left_out(self) -> int:
+        """Tensors that were beyond ``max_bytes``, cannot be kept, or could not be written."""
+        return self._left_out + (0 if self._writer is None else self._writer.failures)
+
     # -- afterwards --------------------------------------------------------------------------------------
 
     def finish(self) -> None:
@@ -281,7 +287,12 @@ class Capturer(Observer):
         self._handles.clear()
         if self._writer is not None:
             self._writer.close()
-            self.left_out += self._writer.failures
+
+    def close(self) -> None:
+        """Wait until all is written, whatever came of it."""
+        if self._writer is not None:
+            with suppress(CaptureError):  # `finish` raises it, where it is to be raised
+                self._writer.close()
 
     def store(self) -> Store:
         """Where the tensors kept so far are."""

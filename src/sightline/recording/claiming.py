@@ -7,11 +7,14 @@ journal always holds something; until then, and after it, nobody else can begin 
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from sightline.errors import CaptureError, UsageError
+from sightline.recording.atomic import at_once, stored
 from sightline.trace.bundle.journal import HEAD, JOURNAL
 from sightline.trace.on_disk import holds_recording, make_room, refuse_recording
 
@@ -19,11 +22,12 @@ _FIX: Final = "give path= another name, or overwrite=True to replace it"
 BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
 
 
-def claim(folder: Path, overwrite: bool = False) -> int:
-    """Make the folder of a recording and the file of its journal.
+def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None) -> int:
+    """Make the folder of a recording and the file of its journal, whose number is put into ``files``.
 
     A recording that is there is refused, or removed if a finished one is to be overwritten.
     """
+    files = [] if files is None else files
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
@@ -39,7 +43,8 @@ def claim(folder: Path, overwrite: bool = False) -> int:
         )
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        file = os.open(folder / BEGUN, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        begun = os.fspath(folder / BEGUN)
+        stored(files.append, partial(os.open, begun, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         raise UsageError(
             f"{folder} is where another recording begins: give path= another name, or remove the folder "
@@ -49,15 +54,15 @@ def claim(folder: Path, overwrite: bool = False) -> int:
         raise _unwritable(folder, error) from error
     try:
         refuse_recording(folder, _FIX)  # one that has begun since we looked
-        hold(file)
-        os.write(file, HEAD)
+        hold(files[0])
+        os.write(files[0], HEAD)
     except OSError as error:
-        unclaim(folder, file)
+        unclaim(folder, files)
         raise _unwritable(folder, error) from error
     except UsageError:
-        unclaim(folder, file)
+        unclaim(folder, files)
         raise
-    return file
+    return files[0]
 
 
 def hold(file: int) -> None:
@@ -74,9 +79,18 @@ def _unwritable(folder: Path, error: OSError) -> CaptureError:
     )
 
 
-def unclaim(folder: Path, file: int) -> None:
-    """Leave the folder as if it had never been claimed."""
-    os.close(file)
+def unclaim(folder: Path, files: list[int]) -> None:
+    """Leave the folder as if it had never been claimed; safe to call again."""
+    if not files:
+        return
     with suppress(OSError):
-        (folder / BEGUN).unlink()
+        own = os.fstat(files[0])
+        for name in (BEGUN, JOURNAL):
+            with suppress(FileNotFoundError):
+                if os.path.samestat(own, os.stat(folder / name)):  # not that of somebody who was faster
+                    shutil.rmtree(folder / "tensors", ignore_errors=True)
+                    os.unlink(folder / name)
         folder.rmdir()
+    with suppress(OSError):  # a program may have closed it
+        at_once(partial(os.close, files[0]), files.clear)
+    files.clear()

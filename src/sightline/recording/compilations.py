@@ -40,7 +40,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         found = sys.modules.get(self._name)
         if found is not None:
             self._tell(found)
-        else:
+        elif self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def _tell(self, module: ModuleType) -> None:
@@ -98,10 +98,11 @@ class Compilations:
             self._handler = None
 
     def _register(self, module: ModuleType) -> None:
-        if self._handler is None:
-            self._handler = module.callback_handler
-            self._handler.register_start_callback(self._start)
-            self._handler.register_end_callback(self._end)
+        self._handler = handler = module.callback_handler
+        if self._start not in handler.start_callbacks:
+            handler.register_start_callback(self._start)
+        if self._end not in handler.end_callbacks:
+            handler.register_end_callback(self._end)
 
     def _start(self, *_: Any) -> None:
         try:

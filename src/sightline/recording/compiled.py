@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import torch
 
+from sightline.recording.atomic import at_once, stored
 from sightline.recording.compilations import Compilations
 from sightline.recording.operations import OpInfo, opaque_facts
 from sightline.recording.rows import op_row
@@ -85,11 +87,15 @@ def leave_region(session: Session, state: ThreadState, frame: FrameType | None) 
 
 def close_region(session: Session, state: ThreadState) -> None:
     """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
-    region = state.pop()
+    region = state.top
     assert isinstance(region, Region)
-    state.off = not session.running
     duration = session.now() - region.op.start - (state.spent - region.spent)
-    _write(session, state, region.op, duration, state.phase)
+    row = _row(session, state, region.op, duration, region.outer_phase)
+    # Written and over in one step: an interrupt in between would write it twice, or never.
+    at_once(
+        partial(session.ops.write, row), partial(session.regions.append, region.op.number), *state.popping()
+    )
+    state.off = not session.running
     state.compiled_node = None
 
 
@@ -102,17 +108,16 @@ def compiled_backward(session: Session, state: ThreadState, node: Any, frame: Fr
     info = session.info(opaque_facts, (COMPILED_BACKWARD, None))
     stack = session.stack(state, frame)
     op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
-    _write(session, state, op, 0, BACKWARD, number)
+    row = _row(session, state, op, 0, BACKWARD, number)
+    at_once(partial(session.ops.write, row), partial(session.regions.append, op.number))
 
 
-def _write(
+def _row(
     session: Session, state: ThreadState, op: OpenOp, duration: int, phase: int, node: int = -1
-) -> None:
-    """Write an opaque op, whose outputs are still unknown."""
+) -> list[int]:
+    """The row of an opaque op, whose outputs are still unknown."""
     nothing, sequence = session.arguments.nothing, sequence_number()
-    row = op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
-    session.ops.write(row)
-    session.regions.append(op.number)
+    return op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
 
 
 def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
@@ -151,24 +156,29 @@ class CompileWatch:
     """Dynamo's word that compiled code is about to run. One for the process while anything records."""
 
     def __init__(self) -> None:
-        self._before: Any = None
+        self._before: list[Any] = []  # what was there before ours; nothing while ours is not
+        self._found: list[Any] = []  # what was there when ours was to go
         self._hook = self._guards_passed
         self._compilations = Compilations(_sessions, lambda: self._enter(sys._getframe(1)))
 
     def install(self) -> None:
-        self._before = set_guard_complete_hook(self._hook)
+        if not self._before:
+            stored(self._before.append, partial(set_guard_complete_hook, self._hook))
         self._compilations.install()
 
     def remove(self) -> None:
-        current = set_guard_complete_hook(self._before)
-        if current is not self._hook:  # somebody else's came after ours: it stays
-            set_guard_complete_hook(current)
+        if self._before and not self._found:
+            stored(self._found.append, partial(set_guard_complete_hook, self._before[0]))
+        if self._found and self._found[0] is not self._hook:  # somebody else's came after ours: it stays
+            set_guard_complete_hook(self._found[0])
+        at_once(self._before.clear, self._found.clear)
         self._compilations.remove()
 
     def _guards_passed(self, passed: bool) -> bool:
         if passed:
             self._enter(sys._getframe(1))
-        return bool(self._before(passed)) if self._before is not None else passed
+        before = self._before[0] if self._before else None
+        return bool(before(passed)) if before is not None else passed
 
     def _enter(self, frame: FrameType | None) -> None:
         for state in states_here():

@@ -9,6 +9,7 @@ allocated and nothing runs. An op that torch's counter would take apart first (a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from sightline.recording.flop_formulas import FORMULAS, multiplies
 from sightline.recording.operations import OPAQUE, OpInfo, is_composite
-from sightline.recording.torchapi import OpOverload, undisturbed
+from sightline.recording.torchapi import DISPATCH_MODES, OpOverload, undisturbed
 from sightline.trace.assembly.raw import FlopsOf
 from sightline.trace.data import UNCOUNTED, TensorMeta
 from sightline.trace.forms import SLOT, Form, Record, Symbol
@@ -30,11 +31,8 @@ def flops_of(infos: list[OpInfo], metas: list[TensorMeta], forms: list[Form]) ->
     def find(info: int, form: int, result: int, given: tuple[int, ...], made: tuple[int, ...]) -> int:
         key = (info, form, given, made)
         if key not in known:
-            with undisturbed(), torch.no_grad():
-                known[key] = _flops(
-                    infos[info], forms[form], forms[result], [metas[i] for i in given],
-                    [metas[i] for i in made],
-                )  # fmt: skip
+            looks = [metas[i] for i in given], [metas[i] for i in made]
+            known[key] = undisturbed(partial(_flops, infos[info], forms[form], forms[result], *looks))
         return known[key]
 
     return find
@@ -112,8 +110,7 @@ def _arguments(
 
 def _decomposed(info: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> int:
     counter = _Counter()
-    with counter:
-        info.function.decompose(*args, **kwargs)
+    counter.decompose(info.function, args, kwargs)
     if counter.unknown:
         return UNCOUNTED
     return counter.total if counter.total or needs_formula(info) else -1
@@ -125,12 +122,22 @@ class _Counter(TorchDispatchMode):
     total = 0
     unknown = False  #: something ran whose FLOPs are not known
 
+    def decompose(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Take an op apart and count its parts.
+
+        Without the globals that ``with self:`` writes: another thread may be running ops meanwhile.
+        """
+        try:
+            DISPATCH_MODES.push(self)
+            return function.decompose(*args, **kwargs)
+        finally:
+            DISPATCH_MODES.take(self)
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = _formula(function)
         if formula is None and is_composite(function):
-            with self:
-                return function.decompose(*args, **kwargs)
+            return self.decompose(function, args, kwargs)
         result = function(*args, **kwargs)
         if formula is not None and formula.of_shapes:
             shapes = tree_map_only(torch.Tensor, lambda one: one.shape, (args, kwargs, result))

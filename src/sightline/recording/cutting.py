@@ -62,6 +62,7 @@ class Cutter:
         self._split(batch, ops, calls, held, fresh, floats, counts)
         if last:
             batch.end = _END
+            batch.absent = np.union1d(batch.absent, sorted(self._missing)).astype(np.int64)
         else:  # what was opened since is also open, as far as it refers to what was taken
             opened = self._both(opened, session.open_rows())
         batch.open_ops, batch.open_calls = opened

@@ -42,18 +42,29 @@ class DeviceTimer:
     """Torch's profiler from start to stop."""
 
     def __init__(self, begin: int) -> None:
-        check_device()  # since the trace was made, a profiler may have been started
         self._begin = begin  # the process's clock when the recording began
-        self._profile: Any = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
+        self._profile: Any = None
+        self._start = (0, 0)
+
+    def start(self) -> None:
+        """Have the profiler run."""
+        check_device()  # since the trace was made, one may have been started
+        self._profile = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
         self._profile._prepare_trace()
         self._profile._start_trace()
         self._start = _both_clocks()
+
+    def cancel(self) -> None:
+        """Have it run no more."""
+        if self._profile is not None and profiler_enabled():
+            disable_profiler()
+        self._profile = None
 
     def stop(self) -> DeviceWork:
         """Waits for the devices, and reads what they did."""
         torch.cuda.synchronize()
         end = _both_clocks()
-        events = disable_profiler().events()
+        self._profile, events = None, disable_profiler().events()
         (day, own), (later, last) = self._start, end
         rate = (last - own) / max(later - day, 1)
         found, names, spent = read_events(events)

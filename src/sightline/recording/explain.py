@@ -7,7 +7,9 @@ there is another way.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,6 +87,12 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict
             tensors = [str(value) for value in call.inputs if value.shape]
             lines.append(f"  it was given {', '.join(tensors[:4])}")
         lines += (f"  {line}" for line in why)
+    if issubclass(type(error), RecursionError):
+        lines.append(
+            "sightline: while something records, torch puts one more function on the stack for every module "
+            "call;\n  if it fails only then, raise the limit: "
+            f"sys.setrecursionlimit({2 * sys.getrecursionlimit()})"
+        )
     if lines:
         _add_note(error, "\n".join(lines))
     failed = op if changed is None else changed[2][0] if changed[2] else changed[0]
@@ -109,11 +117,9 @@ def _indices(op: Op, error: BaseException) -> list[str]:
     rows = table.shape[0] if name == "embedding" else table.shape[1 if len(table.shape) > 1 else 0]
     if type(index) is not Tensor or not index.is_cpu or not index.numel() or index.is_floating_point():
         return []
-    with undisturbed():
-        low, high = int(index.min()), int(index.max())
-        if name != "embedding":  # what is to be ignored is no class
-            kept = index[index != held.get("ignore_index", -100)]
-            low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+    # What is to be ignored is no class.
+    ignored = None if name == "embedding" else held.get("ignore_index", -100)
+    low, high = undisturbed(partial(_extremes, index, ignored))
     if low >= 0 and high < rows:
         return []
     wrong, made = high if high >= rows else low, numbers_origin(given)
@@ -121,6 +127,11 @@ def _indices(op: Op, error: BaseException) -> list[str]:
         return [f"index {wrong} is out of range of {origin(table, op)} with {rows} rows: {made}"]
     count = size_text(table, len(table.shape) > 1, rows, short=True)
     return [f"class {wrong} is out of range of {rows} classes, 0 … {rows - 1}: {made}; {count}"]
+
+
+def _extremes(index: Any, ignored: Any) -> tuple[int, int]:
+    kept = index if ignored is None else index[index != ignored]
+    return (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
 
 
 def _add_note(error: BaseException, note: str) -> None:

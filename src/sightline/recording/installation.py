@@ -24,17 +24,16 @@ _lock = threading.RLock()
 _watch = CompileWatch()
 
 
-def _put_in_place() -> None:
-    """The hooks of the process, if nobody has put them there yet."""
-    if not active:
+def _settle() -> None:
+    """Have the hooks of the process in place exactly while anything records.
+
+    Everything here can be said again: whoever was interrupted says it again, and it comes to the same.
+    """
+    if active:
         _watch.install()
         install_hooks()
         watch_optimizers(_watch)
-
-
-def _take_away() -> None:
-    """The same hooks, if nobody needs them any more."""
-    if not active:
+    else:
         remove_hooks()
         _watch.remove()
         leave_optimizers(_watch)
@@ -54,8 +53,8 @@ def install(session: SessionBase) -> None:
         return
     with _lock:
         _sweep()
-        _put_in_place()
         active.setdefault(session.ident, []).append(session.state)
+        _settle()
     if session.level in ("aten", "both"):
         DispatchMode(session).put_on()
     if session.level in ("api", "both"):
@@ -63,13 +62,11 @@ def install(session: SessionBase) -> None:
 
 
 def uninstall(session: SessionBase) -> None:
-    """Stop recording. Safe to call twice, from any thread, and in any order with other recordings."""
+    """Stop recording. Safe to call again, from any thread, and in any order with other recordings."""
     if not isinstance(session, Session):
         _native().uninstall(session)
         return
     with _lock:
-        if not session.running:
-            return
         session.halt()
         here = active.get(session.ident, [])
         if session.state in here:
@@ -77,7 +74,7 @@ def uninstall(session: SessionBase) -> None:
         if not here:
             active.pop(session.ident, None)
         _sweep()
-        _take_away()
+        _settle()
 
 
 def _sweep() -> None:
@@ -105,7 +102,7 @@ def _after_fork() -> None:
     active.clear()
     forget_optimizers()
     _sweep()
-    _take_away()
+    _settle()
 
 
 os.register_at_fork(after_in_child=_after_fork)

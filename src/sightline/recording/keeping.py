@@ -4,6 +4,9 @@ With ``path=`` each batch becomes a frame of a journal on disk, and at the end t
 With ``last=`` frames are kept, in memory and in the journal, as long as the last ops need them. Either way
 the session holds half a second of the run, however long it is. The thread runs no op and passes no mode. If
 the disk fails, frames wait in memory, the run goes on, and the trace says so.
+
+Batches are taken and written by this thread alone, also when the program asks for the recording so far or
+stops it: an interrupt ends the program's waiting, and never what it waits for.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ import errno
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sightline.errors import CaptureError
@@ -44,8 +50,44 @@ if TYPE_CHECKING:
 
 #: A batch is written this often: a killed process loses what is younger.
 SECONDS: Final = 0.3
+#: A waiting thread looks this often whether there is anybody to wait for.
+_PATIENCE: Final = 1.0
 _ANEW: Final = f".{JOURNAL}.anew"  #: a journal that is about to take the place of a longer one
 _SPARE: Final = 1 << 20  #: bytes of frames that are no longer needed before a journal is written anew
+
+
+class _Job:
+    """Something that the thread is to do, and what came of it."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self.is_done = False
+        # Written in C, other than an `Event`, whose lock an interrupt can leave locked for good.
+        self._word: SimpleQueue[None] = SimpleQueue()
+        self._result: Any = None
+        self._error: Exception | None = None
+
+    def do(self) -> None:
+        """Do it, unless it is done."""
+        if not self.is_done:
+            try:
+                self._result = self._work()
+            except Exception as error:  # it is for whoever has asked
+                self._error = error
+            self.is_done = True
+            self._word.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is done, or so long."""
+        with suppress(Empty):
+            self._word.get(timeout=seconds)
+            self._word.put(None)  # for others that wait
+
+    def result(self) -> Any:
+        """What came of it."""
+        if self._error is not None:
+            raise self._error
+        return self._result
 
 
 class Frame(NamedTuple):
@@ -84,7 +126,9 @@ class Keeper:
         self._sources: set[str] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._over = threading.Event()
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._last_job: _Job | None = None
+        self._is_over = False
         self._begin()
         self._thread = threading.Thread(target=self._run, name="sightline-keeper", daemon=True)
 
@@ -103,7 +147,14 @@ class Keeper:
     def abandon(self) -> None:
         """In a forked child: the file and the thread are the parent's."""
         self._lock = threading.RLock()
-        self._over.set()
+        self._is_over = True
+
+    def discard(self) -> None:
+        """The recording has never begun: end the thread. Safe to call again."""
+        self._is_over = True
+        self._jobs.put(_Job(int))
+        if self._thread.is_alive():
+            self._thread.join(_PATIENCE)
 
     @property
     def _at_home(self) -> bool:
@@ -112,18 +163,35 @@ class Keeper:
     # -- while it runs -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._over.wait(SECONDS):
+        while not self._is_over:
             try:
-                self.flush()
-            except Exception as error:  # the run goes on
-                self._session.note_fault(error)
+                self._jobs.get(timeout=SECONDS).do()
+            except Empty:
+                self._take_batch()
+
+    def _take_batch(self) -> None:
+        try:
+            self._flush()
+        except Exception as error:  # the run goes on
+            self._session.note_fault(error)
+
+    def _ask(self, job: _Job) -> Any:
+        """Have the thread do something, and wait for it."""
+        if threading.current_thread() is not self._thread:
+            self._jobs.put(job)
+            while self._thread.is_alive() and not job.is_done:
+                job.wait(_PATIENCE)
+        job.do()  # where there is no thread
+        return job.result()
 
     def flush(self) -> None:
         """Take what there is, and keep it."""
-        if not self._at_home:
-            return
+        if self._at_home:
+            self._ask(_Job(self._flush))
+
+    def _flush(self) -> None:
         with self._lock:
-            if self._final is None and not self._over.is_set():
+            if self._final is None and not self._is_over:
                 batch = self._cutter.cut()
                 if self._is_news(batch):
                     self._write(batch)
@@ -289,9 +357,15 @@ class Keeper:
 
     def data(self) -> TraceData:
         """The recording so far, or the finished one."""
+        if self._final is not None:
+            return self._final
+        found: TraceData = self._ask(_Job(self._data))
+        return found
+
+    def _data(self) -> TraceData:
         with self._lock:
             if self._final is None:
-                self.flush()
+                self._flush()
                 return self._in_memory()
             return self._final
 
@@ -322,24 +396,39 @@ class Keeper:
             self._check_own()
         return Journal(self._folder / JOURNAL, self._pending, self._file)
 
-    def finish(self) -> None:
-        """The recording has stopped: turn the journal into a bundle."""
-        if not self._at_home or self._final is not None:
+    def finish(self, wait: bool = True) -> None:
+        """The recording has stopped: turn the journal into a bundle. Safe to call again.
+
+        Who does not ``wait`` finds it finished a little later.
+        """
+        if not self._at_home:
             return
-        self._over.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
-        with self._lock, undisturbed():
-            self._write(self._cutter.cut(last=True))
+        if self._last_job is None:
+            self._last_job = _Job(partial(undisturbed, self._finish))
+        if wait or not self._thread.is_alive():
+            self._ask(self._last_job)
+        else:
+            self._jobs.put(self._last_job)
+
+    def _finish(self) -> None:
+        with self._lock:
+            if self._final is not None:
+                return
             try:
-                self._final = self._in_memory() if self._last is not None else None
-                self._final = self._saved() or self._final
-            except Exception as error:  # the trace is there, and says why there is no bundle
-                self._trouble = self._no_bundle(error)
-                self._final = self._in_memory()
+                if self._session.captures is not None:
+                    self._session.captures.close()
+                self._write(self._cutter.cut(last=True))
+                try:
+                    whole = self._in_memory() if self._last is not None else None
+                    self._final = self._saved(whole) or whole
+                except Exception as error:  # the trace is there, and says why there is no bundle
+                    self._trouble = self._no_bundle(error)
+                    self._final = self._in_memory()
             finally:
+                self._is_over = True
                 self._close()
-            self._frames.clear()
+                self._session.release()
+                self._frames.clear()
 
     def _no_bundle(self, error: Exception) -> str:
         """Why there is none, and what there is instead."""
@@ -350,8 +439,8 @@ class Keeper:
     def _is_there(self) -> bool:
         return self._folder is not None and (self._folder / JOURNAL).exists()
 
-    def _saved(self) -> TraceData | None:
-        """The bundle; None where none was asked for."""
+    def _saved(self, whole: TraceData | None) -> TraceData | None:
+        """The bundle, of what is in memory if that is ``whole``; None where none was asked for."""
         if self._folder is None:
             return None
         session = self._session
@@ -359,8 +448,8 @@ class Keeper:
             raise CaptureError(f"{self._folder} was removed while it was written to")
         if self._trouble is not None and self._pending:
             raise CaptureError(self._trouble)
-        if self._final is not None:
-            save_columns(self._final, WholeColumns(self._final), self._folder, sweep=(JOURNAL,), **self._with)
+        if whole is not None:
+            save_columns(whole, WholeColumns(whole), self._folder, sweep=(JOURNAL,), **self._with)
         else:
             store = None if session.captures is None else session.captures.store()
             journal = self._journal()

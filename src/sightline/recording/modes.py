@@ -7,12 +7,14 @@ that recordings may overlap in threads and stop in any order.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from threading import get_ident
 from typing import Any, ClassVar
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sightline.recording.atomic import at_once
 from sightline.recording.running_ops import ApiCall, AtenOp
 from sightline.recording.session import Session
 from sightline.recording.torchapi import (
@@ -42,15 +44,15 @@ class StackMode:
 
     def put_on(self) -> None:
         """Put it on top of its stack. The caller keeps no reference."""
-        self._is_on = True
-        self.stack.push(self)
+        at_once(partial(self.stack.push, self), partial(setattr, self, "_is_on", True))
 
     def take_off(self) -> bool:
         """Take it off, wherever it is on the stack of this thread; False if it is not there."""
-        if not self.stack.take(self):
-            return False
-        self._is_on = False
-        return True
+        return self.stack.take(self, partial(setattr, self, "_is_on", False))
+
+    @property
+    def is_on(self) -> bool:
+        return self._is_on
 
     def __del__(self) -> None:
         if not self._is_on or get_ident() != self.session.ident:

@@ -101,7 +101,7 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         state.push(call)
         call.outer_phase = outer_phase
         if session.level in ("api", "both") and isinstance(module, _FAST_PATHS) and _may_go_fast(module):
-            call.taken_mode = session.take_function_mode()
+            session.take_function_mode(call)
         if session.observer is not None:
             session.observer.enter(_event(state, call, args, frame.f_locals.get("kwargs")))
         call.start = session.now()

@@ -8,8 +8,6 @@ run (`SessionBase.fault`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -122,7 +120,7 @@ class Observers(Observer):
             one.op(event)
         asking = [] if event.raised else [one for one in self._silent if one.wants(event)]
         if asking:
-            with silence():
+            with quiet(), no_dispatch(), below_autograd():
                 for one in asking:
                     one.op(event)
 
@@ -131,7 +129,7 @@ class Observers(Observer):
         for one in self._loud:
             one.enter(call)
         if self._silent:
-            with silence():
+            with quiet(), no_dispatch(), below_autograd():
                 for one in self._silent:
                     one.enter(call)
 
@@ -140,13 +138,13 @@ class Observers(Observer):
         for one in self._loud:
             one.leave(call)
         if self._silent:
-            with silence():
+            with quiet(), no_dispatch(), below_autograd():
                 for one in self._silent:
                     one.leave(call)
 
     def spied(self, spied: Spied) -> None:
         """Tell each."""
-        with silence():
+        with quiet(), no_dispatch(), below_autograd():
             for one in self.all:
                 one.spied(spied)
 
@@ -166,10 +164,3 @@ class Observers(Observer):
     def asked(self) -> dict[str, Any]:
         """Of each."""
         return {name: what for one in self.all for name, what in one.asked().items()}
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """A stretch in which what is done with torch passes no mode and makes no autograd node."""
-    with quiet(), no_dispatch(), below_autograd():
-        yield

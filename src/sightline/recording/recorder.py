@@ -10,6 +10,7 @@ import gc
 import threading
 import weakref
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from sightline.errors import NonFiniteError, UsageError
 from sightline.options import Capture, Check, Stats
 from sightline.ranks import this_rank
 from sightline.recording import installation
+from sightline.recording.atomic import stored
 from sightline.recording.build import build
 from sightline.recording.capturing import Capturer
 from sightline.recording.checking import Checker, Judge
@@ -34,7 +36,7 @@ from sightline.recording.ownframes import hide_own_frames, leave_out_own_frames
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.steps import note_step
-from sightline.recording.torchapi import Module, compiler, quiet, undisturbed
+from sightline.recording.torchapi import Module, compiler, undisturbed
 from sightline.spying import current_step
 from sightline.trace.bundle.amending import amend_info
 from sightline.trace.events import Watcher
@@ -102,6 +104,9 @@ class Recorder:
         self._seen: Any = None
         self._stance: Any = None
         self._timer: DeviceTimer | None = None
+        self._files: list[int] = []  # the journal's, when it is claimed
+        self._late: BaseException | None = None  # an observer's error, which comes out of the block
+        self._stopped = False
         self._lock = threading.RLock()
 
     @property
@@ -113,29 +118,48 @@ class Recorder:
 
         Without ``above`` nothing above it is recorded either: it is the first of a program. Unless it
         ``stays`` till the end it is not held, because that would keep its caller's variables alive.
+
+        Whatever goes wrong, an interrupt too, leaves nothing behind.
         """
-        with undisturbed():
-            caller = frame.f_back if frame and stays else None
-            session = self._session_of(caller, above)
-        session.compiled, session.time = self._compiled, self._asked.time
         try:
-            self._keep(session)
-            if session.time == "device":
-                with undisturbed():
-                    self._timer = DeviceTimer(session.begin)
+            self._start(frame.f_back if frame and stays else None, above)
         except BaseException:
-            session.abandon()
+            self.cancel()
             raise
+
+    def _start(self, caller: FrameType | None, above: bool) -> None:
+        session = self._session = undisturbed(partial(self._session_of, caller, above))
+        session.compiled, session.time = self._compiled, self._asked.time
+        self._keep(session)
+        if session.time == "device":
+            self._timer = DeviceTimer(session.begin)
+            undisturbed(self._timer.start)
         self._model = None  # the session knows it weakly; a kept trace keeps no model
         if self._compiled == "eager":
-            self._stance = compiler.set_stance("force_eager")
-        self._session = session
+            stored(partial(setattr, self, "_stance"), partial(compiler.set_stance, "force_eager"))
         if current_step():
             note_step(session, begins=True)
         if session.keeper is not None:
-            session.keeper.start()
             _kept.add(self)
+            session.keeper.start()
         installation.install(session)
+
+    def cancel(self) -> None:
+        """Undo a start; safe to call again."""
+        session = self._session
+        if self._timer is not None:
+            self._timer.cancel()
+        if session is not None:
+            self._take_out(session)
+            _kept.discard(self)
+            if session.captures is not None:
+                session.captures.close()
+            if session.keeper is not None:
+                session.keeper.discard()
+            session.abandon()
+        if self._asked.folder is not None:
+            unclaim(self._asked.folder, self._files)
+        self._session = None
 
     def _session_of(self, caller: FrameType | None, above: bool) -> SessionBase:
         """A recording by the engine that was chosen."""
@@ -159,25 +183,22 @@ class Recorder:
         asked = self._asked
         file = -1
         if asked.folder is not None:
-            file = claim(asked.folder, asked.overwrite)
+            file = claim(asked.folder, asked.overwrite, self._files)
             # The program may go to another folder, and come to its end there.
             asked = self._asked = replace(asked, folder=asked.folder.absolute())
-        try:
-            self._observe(session)
-            if asked.folder is not None or asked.last is not None:
-                with undisturbed():
-                    session.keeper = Keeper(
-                        session,
-                        asked.folder,
-                        file,
-                        asked.last,
-                        source=asked.source,
-                        environment=asked.environment,
-                    )
-        except BaseException:
-            if asked.folder is not None:
-                unclaim(asked.folder, file)
-            raise
+        self._observe(session)
+        if asked.folder is not None or asked.last is not None:
+            session.keeper = undisturbed(
+                partial(
+                    Keeper,
+                    session,
+                    asked.folder,
+                    file,
+                    asked.last,
+                    source=asked.source,
+                    environment=asked.environment,
+                )
+            )
 
     def _observe(self, session: Any) -> None:
         """Have everything else done that was asked for."""
@@ -200,27 +221,34 @@ class Recorder:
             session.observer = Observers(session, observers)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Take everything out; safe to call twice.
+        """Take everything out, and finish what was recorded; safe to call again.
 
         An exception gains a note and leaves the block as it came. Whatever goes wrong here after it is a
-        fault that is noted, also what would else be raised: a program ends for one reason.
+        fault that is noted, also what would else be raised: a program ends for one reason. An interrupt is
+        raised when all is done but what takes long: that goes on in a thread, and who calls again waits.
         """
         session = self._session
-        if session is None or not session.running:
+        if session is None or self._stopped:
             return
+        try:
+            self._stop(session, error, wait=True)
+        except BaseException:
+            if not self._stopped:
+                self._stop(session, error, wait=False)
+            raise
+
+    def _stop(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
+        """Each step can be done again, by whoever was interrupted in it."""
         try:
             try:
                 self._take_out(session)
             finally:
-                with undisturbed():
-                    late = session.not_raised()
-                    try:
-                        self._finish(session, late if error is None else error)
-                        late = late or session.not_raised()
-                    finally:
-                        session.release()
-            if late is not None:
-                raise late
+                undisturbed(partial(self._finish, session, error, wait))
+            if wait:
+                _kept.discard(self)
+                self._stopped = True
+            if self._late is not None and error is None:
+                raise self._late
         except Exception as own:
             if error is None:
                 session.fault(own)
@@ -235,8 +263,11 @@ class Recorder:
                 self._stance.__exit__(None, None, None)
                 self._stance = None
 
-    def _finish(self, session: SessionBase, error: BaseException | None) -> None:
+    def _finish(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
         """After the stop: read what is still to be read, and finish what was kept."""
+        self._note_late(session)
+        if error is None:
+            error = self._late
         try:
             if error is not None:
                 session.exception = exception_text(error)
@@ -244,6 +275,7 @@ class Recorder:
                 leave_out_own_frames(error)
         except Exception as own:
             session.note_fault(own)
+        fault = None
         try:
             if self._timer is not None:
                 session.device_work, self._timer = self._timer.stop(), None
@@ -252,16 +284,21 @@ class Recorder:
             session.note_fault(own)
         try:
             session.finish()
-            if session.observer is not None:
+            if session.observer is not None and wait:
                 session.observer.finish()
         except Exception as own:
-            if error is None:
-                raise
-            session.note_fault(own)  # before the bundle is finished, so that it has it, too
-        finally:  # whatever went wrong: what was kept is finished
-            if session.keeper is not None:
-                _kept.discard(self)
-                session.keeper.finish()
+            fault = own
+            if error is not None:
+                session.note_fault(own)  # before the bundle is finished, so that it has it, too
+        if session.keeper is None:
+            session.release()
+        else:  # whatever went wrong: what was kept is finished
+            session.keeper.finish(wait)
+        if fault is not None and error is None:
+            raise fault
+        self._note_late(session)
+        if not wait:
+            return
         if error is not None and not issubclass(type(error), NonFiniteError):
             self._explain(session, error)
         if error is None and self._checker is not None:
@@ -275,10 +312,16 @@ class Recorder:
         if session.keeper is not None and self._asked.folder is not None:
             amend_info(self._asked.folder, more)
 
+    def _note_late(self, session: SessionBase) -> None:
+        """An error of an observer that was to stop the run, and came too late for that."""
+        late = session.not_raised()
+        if late is not None and self._late is None:
+            self._late = late
+
     def _note(self, session: SessionBase, own: Exception) -> None:
         """Count a fault, also where the trace has been built already."""
         session.note_fault(own)
-        if self._session is None and self._index is not None:
+        if self._index is not None:
             info = self._index.raw.info
             info["faults"] = [*info["faults"], fault_text(own)]
             info["fault_count"] += 1
@@ -290,10 +333,9 @@ class Recorder:
             if session is not None:
                 seen = session.progress()
                 if self._index is None or seen != self._seen:
-                    with undisturbed(), quiet():
-                        self._index = Index(build(session))
+                    self._index = Index(undisturbed(partial(build, session)))
                     self._seen = seen
-                if not session.running:
+                if self._stopped:
                     self._session = None  # the columns say it all, in a third of the memory
             assert self._index is not None
             return self._index

@@ -7,6 +7,7 @@ row stands for: an op, an API call, a compiled region, something that raised or 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +54,8 @@ class Stream:
     def __init__(self) -> None:
         self._written = array("q")
         self._taken = 0
-
-    def write(self, row: list[int]) -> None:
-        self._written.fromlist(row)
+        #: A function written in C, so that `at_once` can be given it.
+        self.write: Callable[[list[int]], None] = self._written.fromlist
 
     def __len__(self) -> int:
         """How many numbers were ever written."""

@@ -10,12 +10,14 @@ import itertools
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Final
 
 import numpy as np
 
 from sightline.recording.arguments import Arguments, Forms
+from sightline.recording.atomic import at_once
 from sightline.recording.calibration import Passage, passage
 from sightline.recording.compiled import Region, close_region, leave_region
 from sightline.recording.modules import Modules
@@ -170,19 +172,23 @@ class Session(SessionBase):
         """The innermost call has ended: write its row and restore what was current before it."""
         now = self.now() if now is None else now
         self.put_function_mode_back(call)
-        state.pop()
         result = self.arguments.nothing if result is None else result
         self.memory.look_since(call.start)
-        self.calls.write(call_row(state, call, now, outputs or [], result, flags, self.next_id()))
+        row = call_row(state, call, now, outputs or [], result, flags, self.next_id())
+        # Written and over in one step: an interrupt in between would write it twice, or never.
+        at_once(partial(self.calls.write, row), *state.popping())
 
-    def take_function_mode(self) -> Any:
-        """Take the function mode off this thread's stack for a while; None if it is not on it."""
-        found = [mode for mode in FUNCTION_MODES.from_top() if getattr(mode, "session", None) is self]
-        return found[0] if found and found[0].take_off() else None
+    def take_function_mode(self, call: OpenCall) -> None:
+        """Take the function mode off this thread's stack, if it is on it, while a call runs."""
+        for mode in FUNCTION_MODES.from_top():
+            if getattr(mode, "session", None) is self:
+                call.taken_mode = mode  # before it is off: an interrupt must not lose it
+                mode.take_off()
+                return
 
     def put_function_mode_back(self, call: OpenCall) -> None:
         """However a call ended that ran without it; a stopped session wants it no more."""
-        if call.taken_mode is not None and self.running:
+        if call.taken_mode is not None and self.running and not call.taken_mode.is_on:
             call.taken_mode.put_on()
         call.taken_mode = None
 

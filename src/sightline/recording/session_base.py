@@ -212,7 +212,7 @@ class SessionBase:
     def note_end(self) -> None:
         """Nothing is recorded any more: how long it took, and what devices hold at its end."""
         self.running = False
-        self.ended = clock()
+        self.ended = self.ended or clock()
         self._allocators = (self._allocators[0], read_allocators())
 
     def elapsed(self) -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
+from operator import setitem
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from sightline.recording.atomic import at_once
 from sightline.recording.torchapi import MODULE_CALL_CODES
 
 #: Frames that stand between two calls of the user's and say nothing: torch's module call, our handlers.
@@ -62,12 +65,15 @@ class Stacks:
     def _add(self, key: tuple[int, int, int], code: CodeType) -> int:
         parent, code_key, instruction = key
         if code_key not in self._codes:
-            self._codes[code_key] = len(self.codes)
-            self.codes.append(code)
-        node = self._nodes[key] = len(self.parents)
-        self.parents.append(parent)
-        self.code_ids.append(self._codes[code_key])
-        self.instructions.append(instruction)
+            known = partial(setitem, self._codes, code_key, len(self.codes))
+            at_once(partial(self.codes.append, code), known)
+        node = len(self.parents)
+        at_once(  # an interrupt in between would have every later node at another's place
+            partial(self.parents.append, parent),
+            partial(self.code_ids.append, self._codes[code_key]),
+            partial(self.instructions.append, instruction),
+            partial(setitem, self._nodes, key, node),
+        )
         return node
 
 

@@ -91,12 +91,12 @@ def _mark(session: SessionBase, name: str, begins: bool) -> None:
 def watch_optimizers(user: object) -> None:
     """Have the hooks of optimizers in place, until ``user`` wants them no more."""
     with _lock:
-        if not _users:
-            optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
-            optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
-            _swaps.install()
-            _schedulers.install(before_schedule)
-        _users.append(user)
+        if user not in _users:
+            _users.append(user)
+        optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
+        optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
+        _swaps.install()
+        _schedulers.install(before_schedule)
 
 
 def leave_optimizers(user: object) -> None:
@@ -104,8 +104,8 @@ def leave_optimizers(user: object) -> None:
     with _lock:
         if user in _users:  # not in a forked worker
             _users.remove(user)
-            if not _users:
-                forget_optimizers()
+        if not _users:
+            forget_optimizers()
 
 
 def forget_optimizers() -> None:

@@ -26,8 +26,9 @@ class SwapWatch:
 
     def install(self) -> None:
         """Take its place."""
-        self._real = torch.utils.swap_tensors
-        torch.utils.swap_tensors = self.swap
+        if torch.utils.swap_tensors != self.swap:
+            self._real = torch.utils.swap_tensors
+            torch.utils.swap_tensors = self.swap
 
     def remove(self) -> None:
         """Give it back, unless somebody has put another there since."""

@@ -7,7 +7,8 @@ which the stack is known; it also says which call it belongs to, so that a call 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -104,6 +105,12 @@ class ThreadState:
         assert gone.up is not None, "the mark of the block itself stays"
         self.top, self.phase = gone.up, gone.outer_phase
         return gone
+
+    def popping(self) -> tuple[Callable[[], object], ...]:
+        """The same as functions written in C, to be called at once with others."""
+        gone = self.top
+        assert gone.up is not None, "the mark of the block itself stays"
+        return partial(setattr, self, "top", gone.up), partial(setattr, self, "phase", gone.outer_phase)
 
     def marks(self) -> Iterator[Mark]:
         """From the innermost to the block's own."""

@@ -6,15 +6,17 @@ A name that a torch version no longer has gives one clear sentence here, and now
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import repeat
+from operator import call, itemgetter
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from sightline.errors import TorchMissing, UnsupportedTorch
+from sightline.recording.atomic import at_once, exhaust
 
 try:
     import torch
@@ -80,6 +82,9 @@ function_depth = _private("torch._C._len_torch_function_stack")
 function_mode_at = _private("torch._C._get_function_stack_at")
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class ModeStack:
     """One of the thread's two stacks of modes."""
@@ -93,19 +98,42 @@ class ModeStack:
         """The modes, the one that sees an op first in front."""
         return [self.at(position) for position in reversed(range(self.depth()))]
 
-    def take(self, mode: Any) -> bool:
-        """Take a mode off, wherever it is on the stack; the others keep their order. False: not on it."""
-        above = []
-        found = False
-        while not found and self.depth():
-            top = self.pop()
-            if top is mode:
-                found = True
-            else:
-                above.append(top)
-        for other in reversed(above):
-            self.push(other)
-        return found
+    def take(self, mode: Any, *then: Callable[[], object]) -> bool:
+        """Take a mode off, wherever it is on the stack; the others keep their order. False: not on it.
+
+        It is one step, in which ``then`` is called, too: an interrupt finds the stack as it was or is.
+        """
+        modes = self.from_top()
+        at = next((place for place, one in enumerate(modes) if one is mode), None)
+        if at is None:
+            return False
+        at_once(*[self.pop] * (at + 1), *(partial(self.push, one) for one in reversed(modes[:at])), *then)
+        return True
+
+    def set_aside(
+        self, work: Callable[[], T], before: Callable[[], object] = int, after: Callable[[], object] = int
+    ) -> T:
+        """Do some work without any mode on the stack; ``before`` and ``after`` are functions written in C.
+
+        Whatever interrupts it, and whenever, the modes are back afterwards. What puts them back is one call
+        of a function written in C, in a ``finally`` of this very function: the end of a context manager
+        written in Python is a function of its own, and an interrupt may keep that from running.
+        """
+        back: list[Callable[[], object]] = []
+        put_back = map(call, back)
+        modes = self.from_top()
+        left = map(call, map(itemgetter(0), zip(repeat(self.pop), iter(self.depth, 0))))
+        steps: list[Callable[[], object]] = [partial(exhaust, left)]
+        steps += [*(partial(self.push, mode) for mode in reversed(modes)), after]
+        try:
+            at_once(partial(back.extend, steps), *[self.pop] * len(modes), before)
+            return work()
+        finally:
+            exhaust(put_back)
+            # A traceback keeps this frame, which would keep our mode when the stack has let go of it.
+            modes.clear()
+            steps.clear()
+            back.clear()
 
 
 DISPATCH_MODES = ModeStack(dispatch_depth, dispatch_mode_at, pop_dispatch_mode, push_dispatch_mode)
@@ -149,20 +177,13 @@ def skip_in_dynamo(code: CodeType, below: bool) -> None:
 _OBSERVER = "sightline.recording.native._observer"  # where the native engine is, once it is loaded
 
 
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """A stretch in which no mode of this thread sees anything: for our own work with torch."""
-    modes = []
-    observer = sys.modules.get(_OBSERVER)
-    if observer is not None:
-        observer.mute(True)
-    while dispatch_depth():
-        modes.append(pop_dispatch_mode())
-    try:
+def undisturbed(work: Callable[[], T]) -> T:
+    """Do our own work with torch: no mode of this thread sees anything of it."""
+
+    def quietly() -> T:
         with quiet():
-            yield
-    finally:
-        if observer is not None:
-            observer.mute(False)
-        for mode in reversed(modes):
-            push_dispatch_mode(mode)
+            return work()
+
+    observer = sys.modules.get(_OBSERVER)
+    muted = () if observer is None else (partial(observer.mute, True), partial(observer.mute, False))
+    return DISPATCH_MODES.set_aside(quietly, *muted)

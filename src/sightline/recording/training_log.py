@@ -6,8 +6,11 @@ taken in a few of the steps, by one call of torch's own, and stay on their devic
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 from weakref import ref
@@ -17,6 +20,8 @@ import torch
 from sightline.recording.torchapi import Tensor, undisturbed
 from sightline.trace.file_owners import installed_file, torch_file
 from sightline.trace.notebook_cells import cell_name
+
+_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 
 MOST_STEPS: Final = 256  #: so many are written down, the first ones; all are counted
 _MOST_NORMS: Final = 10  #: steps 0, 1, 3, 7 … in which gradients are measured
@@ -95,19 +100,12 @@ class TrainingLog:
         return found
 
     def _measure(self, step: int, modules: Any) -> None:
-        """The norms of the gradients that parameters hold now."""
-        by_device: dict[Any, tuple[list[str], list[Any]]] = {}
-        for name, parameter in modules.parameters():
-            grad = parameter.grad
-            if type(grad) is Tensor and grad.layout is torch.strided and grad.is_floating_point():
-                names, grads = by_device.setdefault(grad.device, ([], []))
-                names.append(name)
-                grads.append(grad)
-        with undisturbed(), torch.no_grad():
-            for device, (names, grads) in by_device.items():
-                if device.type != "meta":
-                    norms = torch._foreach_norm(grads, 2.0, dtype=torch.float32)
-                    self._norms.append((step, names, torch.stack(norms)))
+        """The norms of the gradients that parameters hold now; on a device only statistics tell them."""
+        grads = {
+            name: parameter.grad for name, parameter in modules.parameters() if _is_plain(parameter.grad)
+        }
+        if grads:
+            self._norms.append((step, list(grads), undisturbed(partial(_norms, list(grads.values())))))
 
     # -- schedulers --------------------------------------------------------------------------------------
 
@@ -160,9 +158,20 @@ class TrainingLog:
                 scheduler.told["optimizer"] = held.number  # type: ignore[union-attr]
 
     def norms(self) -> list[list[Any]]:
-        """The norms of gradients by step and name; waits for devices, and so is asked for at the end."""
-        with undisturbed(), torch.no_grad():
-            return [[step, names, norms.tolist()] for step, names, norms in self._norms]
+        """The norms of gradients by step and name."""
+        return [list(row) for row in self._norms]
+
+
+def _is_plain(grad: Any) -> bool:
+    if type(grad) is not Tensor or grad.layout is not torch.strided:
+        return False
+    return bool(grad.is_cpu and grad.is_floating_point())
+
+
+def _norms(grads: list[Any]) -> list[float]:
+    with torch.no_grad():
+        found: list[float] = torch.stack(torch._foreach_norm(grads, 2.0, dtype=torch.float32)).tolist()
+    return found
 
 
 def place_of(frame: FrameType | None) -> Place:
@@ -170,7 +179,7 @@ def place_of(frame: FrameType | None) -> Place:
     found: list[Place] = []
     for at in _outwards(frame):
         file = at.f_code.co_filename
-        if torch_file(file) or "/sightline/" in file.replace("\\", "/"):
+        if torch_file(file) or file.startswith(_PACKAGE):
             continue
         if not found or not installed_file(file):
             found.append([cell_name(file), at.f_lineno, at.f_code.co_qualname])
@@ -188,7 +197,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 def _is_making(frame: FrameType | None) -> bool:
     """Whether a scheduler sets its rates for the first time, from its own ``__init__``."""
     for at in _outwards(frame):
-        if not torch_file(at.f_code.co_filename) and "/sightline/" not in at.f_code.co_filename:
+        if not torch_file(at.f_code.co_filename) and not at.f_code.co_filename.startswith(_PACKAGE):
             return False
         if at.f_code.co_name == "_initial_step":
             return True
@@ -200,8 +209,7 @@ def _number(rate: Any) -> float | None:
     if isinstance(rate, int | float):
         return float(rate)
     if isinstance(rate, Tensor) and rate.is_cpu and rate.numel() == 1:
-        with undisturbed():
-            return float(rate)
+        return float(undisturbed(partial(float, rate)))
     return None
 
 

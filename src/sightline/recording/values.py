@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
+from operator import setitem
 from typing import Any, Final
 from weakref import ref
 
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sightline.recording.atomic import at_once
 from sightline.recording.rows import Stream
 from sightline.recording.storages import Storages
 from sightline.recording.torchapi import (
@@ -188,9 +191,10 @@ class Values(KnownTensors):
                 offset = 0
             if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
                 address = offset = 0
+        appearance = _appearance(tensor)
         number = next(self.ids)
-        self._know(tensor, number, _appearance(tensor))
         self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
+        self._know(tensor, number, appearance)  # by now there is a row: an interrupt may come in between
         if self.memory is not None and type(tensor) in PLAIN_TENSORS:
             self.memory.note(tensor, number)
         if len(self.refs) > self._purge_at:
@@ -242,9 +246,10 @@ class Values(KnownTensors):
         found = None if key is None else self.meta_ids.get(key)
         if found is None:
             key, meta = metadata_of(tensor)
-            found = self.meta_ids.setdefault(key, len(self.metas))
-            if found == len(self.metas):
-                self.metas.append(meta)
+            found = self.meta_ids.get(key)
+            if found is None:
+                found = len(self.metas)
+                at_once(partial(self.metas.append, meta), partial(setitem, self.meta_ids, key, found))
         return found
 
     def living(self) -> list[tuple[int, Any]]:

@@ -185,9 +185,10 @@ class _Worker:
         self._raised = False
         self._closing = False
         self._pid = os.getpid()
-        self._changed = (
-            threading.Condition()
-        )  # re-entrant: a collected writer is closed wherever that happens
+        # Re-entrant: a collected writer is closed wherever that happens. It is taken by itself, not through
+        # the condition, which is written in Python: an interrupt there would leave it locked for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[_Item] = deque()
         self._held = 0  # bytes put and not yet written
         self._keys: set[str] = set()
@@ -204,7 +205,7 @@ class _Worker:
 
     def put(self, item: _Item) -> None:
         """Queue an item when there is room for it."""
-        with self._changed:
+        with self._lock:
             self._check_open()
             while self._held and self._held + item.nbytes > self._queue_bytes:
                 self._changed.wait()
@@ -231,7 +232,7 @@ class _Worker:
         """End the thread when it has written all; no fault is raised here."""
         if not self.at_home:
             return
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
             thread = self._thread
@@ -264,7 +265,7 @@ class _Worker:
         return True
 
     def _fail(self, what: str, error: BaseException, count: int = 1) -> None:
-        with self._changed:
+        with self._lock:
             self.failures += count
             if self.fault is None:
                 why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -280,7 +281,7 @@ class _Worker:
                 self._handle(item)
                 nbytes = item.nbytes
                 del item  # its bytes are free before room is given for others
-                with self._changed:
+                with self._lock:
                     self._held -= nbytes
                     self._changed.notify_all()
                 self._finish_shards(older_than=SHARD_SECONDS)
@@ -290,7 +291,7 @@ class _Worker:
     def _next(self) -> _Item | None:
         """The next item, when there is one; None at the end. Meanwhile shards that are due are finished."""
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._queue and not self._closing:
                     opened = min((shard.opened for shard in self._shards.values()), default=None)
                     due = None if opened is None else opened + SHARD_SECONDS - time.monotonic()

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
 from sightline.recording import installation
+from sightline.recording.atomic import exhaust
 from sightline.recording.cutting import Cutter
 from sightline.recording.gathering import tables_of
 from sightline.recording.torchapi import undisturbed
@@ -32,7 +33,8 @@ class Cuts:
         self.batches: list[Batch] = []
 
     def __call__(self, frame: Any, event: str, function: Any) -> None:
-        if event == "c_return" and function.__name__ == "fromlist" and self._random.random() < self._chance:
+        written = event == "c_return" and (function.__name__ == "fromlist" or function == exhaust)
+        if written and self._random.random() < self._chance:
             self.batches.append(self.cutter.cut())
 
 
@@ -48,10 +50,9 @@ def recorded(work: Callable[[], Any], seed: int, chance: float, **asked: Any) ->
     finally:
         sys.setprofile(None)
         installation.uninstall(session)
-    with undisturbed():
-        session.finish()
-        if session.observer is not None:
-            session.observer.finish()
+    undisturbed(session.finish)
+    if session.observer is not None:
+        undisturbed(session.observer.finish)
     return tables_of(session), [*cuts.batches, cuts.cutter.cut(last=True)]
 
 

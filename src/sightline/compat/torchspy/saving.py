@@ -15,7 +15,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar, Token
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -145,13 +145,12 @@ class TensorSaver(BaseDebugger):
         """
         if not self.enabled:
             return None
-        with undisturbed(), torch.no_grad():
-            kept = _kept(tensor, norm_only)
+        with torch.no_grad():
+            kept = undisturbed(partial(_kept, tensor, norm_only))
         with self._lock:
             path = self._place(name, call_idx)
             _writers[path] = self
-        with undisturbed():
-            _write(kept, path)
+        undisturbed(partial(_write, kept, path))
         return path
 
     def reset_counts(self) -> None:

@@ -37,7 +37,13 @@ def to_dot(graph: Graph, *, inline: bool = True) -> str:
     """
     drawing = Drawing(graph, inline=inline)
     lines = [f"digraph {quoted(graph.name or 'graph')} {{", _HEAD]
-    _write_box(drawing, drawing.top, lines, 1)
+    for item, box, depth in drawing.walk():
+        if isinstance(item, Node):
+            lines.append("  " * depth + _node(drawing, item, box))
+        elif item is not None:
+            lines += _box_lines(item, len(lines), depth)
+        elif depth > 1:
+            lines.append("  " * (depth - 1) + "}")
     lines += [_arrow(arrow) for arrow in drawing.arrows()]
     lines.append("}")
     return "\n".join(lines) + "\n"
@@ -53,27 +59,21 @@ def quoted(text: str, newline: str = "\\n") -> str:
     return f'"{plain}"'
 
 
-def _write_box(drawing: Drawing, box: Box, lines: list[str], depth: int) -> None:
-    pad = "  " * depth
-    for item in box.items:
-        if isinstance(item, Node):
-            lines.append(pad + _node(drawing, item, box))
-            continue
-        several = item.times > 1
-        lines.append(f"{pad}subgraph cluster_{len(lines)} {{")
-        title = f"<B>{escaped_html(item.title or item.type)}</B>"
-        if item.type and item.title:
-            title += f'  <FONT COLOR="#868e96">{escaped_html(item.type)}</FONT>'
-        if several:
-            title += f'  <FONT COLOR="#d9480f"><B>×{item.times}</B></FONT>'
-        border = 'color="#d9480f", penwidth=1.6' if several else 'color="#ced4da", penwidth=1'
-        shade = _SHADES[min(depth - 1, len(_SHADES) - 1)]
-        lines.append(
-            f'{pad}  graph [label=<{title}>, labeljust=l, style="rounded,filled", fillcolor="{shade}", '
-            f"{border}, fontsize=10, margin=8, tooltip={quoted(item.path)}];"
-        )
-        _write_box(drawing, item, lines, depth + 1)
-        lines.append(f"{pad}}}")
+def _box_lines(box: Box, number: int, depth: int) -> list[str]:
+    """How a box begins."""
+    pad, several = "  " * depth, box.times > 1
+    title = f"<B>{escaped_html(box.title or box.type)}</B>"
+    if box.type and box.title:
+        title += f'  <FONT COLOR="#868e96">{escaped_html(box.type)}</FONT>'
+    if several:
+        title += f'  <FONT COLOR="#d9480f"><B>×{box.times}</B></FONT>'
+    border = 'color="#d9480f", penwidth=1.6' if several else 'color="#ced4da", penwidth=1'
+    shade = _SHADES[min(depth - 1, len(_SHADES) - 1)]
+    look = (
+        f'label=<{title}>, labeljust=l, style="rounded,filled", fillcolor="{shade}", '
+        f"{border}, fontsize=10, margin=8, tooltip={quoted(box.path)}"
+    )
+    return [f"{pad}subgraph cluster_{number} {{", f"{pad}  graph [{look}];"]
 
 
 def _node(drawing: Drawing, node: Node, box: Box) -> str:

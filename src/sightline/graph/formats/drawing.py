@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
@@ -120,19 +120,30 @@ class Drawing:
         return homes
 
     def _box(self, scope: int) -> Box:
-        if scope < 0:
-            return self.top
-        box = self._boxes.get(scope)
-        if box is None:
-            parent = self._tree.scopes[scope].parent
-            around = self._box(parent)
-            if self._counts[scope] < 2 or (parent < 0 and self._roots < 2):
-                box = around
-            else:
-                box = self._new_box(scope, around)
+        missing = []  # a loop: modules may be nested deeper than Python's calls
+        while scope >= 0 and scope not in self._boxes:
+            missing.append(scope)
+            scope = self._tree.scopes[scope].parent
+        box = self._boxes[scope] if scope >= 0 else self.top
+        for inner in reversed(missing):
+            outermost = self._tree.scopes[inner].parent < 0
+            if self._counts[inner] >= 2 and not (outermost and self._roots < 2):
+                around, box = box, self._new_box(inner, box)
                 around.items.append(box)
-            self._boxes[scope] = box
+            self._boxes[inner] = box
         return box
+
+    def walk(self) -> Iterator[tuple[Node | Box | None, Box, int]]:
+        """Every node and box with the box it is in and how deep, in order; None where that box ends."""
+        boxes = [(self.top, iter(self.top.items))]
+        while boxes:
+            box, items = boxes[-1]
+            item = next(items, None)
+            yield item, box, len(boxes)
+            if item is None:
+                boxes.pop()
+            elif isinstance(item, Box):
+                boxes.append((item, iter(item.items)))
 
     @cached_property
     def _roots(self) -> int:

@@ -26,7 +26,12 @@ def to_mermaid(graph: Graph) -> str:
     """
     drawing = Drawing(graph)
     lines = ["flowchart TB"]
-    _write_box(drawing, drawing.top, lines, 1)
+    for item, box, depth in drawing.walk():
+        if item is not None:
+            line = _node(drawing, item, box) if isinstance(item, Node) else _title(item, len(lines))
+            lines.append("  " * depth + line)
+        elif depth > 1:
+            lines.append("  " * (depth - 1) + "end")
     for arrow in drawing.arrows():
         text = "<br/>".join(map(escaped_mermaid, arrow.text.splitlines()))
         label = f'|"{text}"|' if text else ""
@@ -35,21 +40,19 @@ def to_mermaid(graph: Graph) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _write_box(drawing: Drawing, box: Box, lines: list[str], depth: int) -> None:
-    pad = "  " * depth
-    for item in box.items:
-        if isinstance(item, Node):
-            label = drawing.label(item, box)
-            texts = [label.heading, label.module, *label.lines]
-            text = "<br/>".join(escaped_mermaid(each) for each in texts if each)
-            before, after = _SHAPES.get(item.kind, ('("', '")'))
-            lines.append(f"{pad}{_key(item.id)}{before}{text or ' '}{after}:::{item.kind}")
-            continue
-        times = f" ×{item.times}" if item.times > 1 else ""
-        title = escaped_mermaid(f"{item.title} {item.type}{times}".strip())
-        lines.append(f'{pad}subgraph s{len(lines)}["{title}"]')
-        _write_box(drawing, item, lines, depth + 1)
-        lines.append(f"{pad}end")
+def _node(drawing: Drawing, node: Node, box: Box) -> str:
+    label = drawing.label(node, box)
+    texts = [label.heading, label.module, *label.lines]
+    text = "<br/>".join(escaped_mermaid(each) for each in texts if each)
+    before, after = _SHAPES.get(node.kind, ('("', '")'))
+    return f"{_key(node.id)}{before}{text or ' '}{after}:::{node.kind}"
+
+
+def _title(box: Box, number: int) -> str:
+    """How a box begins."""
+    times = f" ×{box.times}" if box.times > 1 else ""
+    title = escaped_mermaid(f"{box.title} {box.type}{times}".strip())
+    return f'subgraph s{number}["{title}"]'
 
 
 def _key(id: int) -> str:

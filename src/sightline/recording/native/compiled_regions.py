@@ -61,9 +61,9 @@ class CompiledRegions:
 
     def _patch(self, module: ModuleType) -> None:
         native = next((session.native for session in self._all()), None)
-        if native is None or self._patched:
-            return
         for name in _NAMES:
+            if native is None or getattr(module, name) is self._patched.get(name, (None, self))[1]:
+                continue
             real = getattr(module, name)
             watched = native.watch_eval_frame(real, self._begins, self._ends)
             self._patched[name] = real, watched

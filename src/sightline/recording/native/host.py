@@ -35,11 +35,11 @@ from sightline.recording.native.tables import (
     NativeStacks,
     NativeValues,
 )
-from sightline.recording.observing import CallEvent, OpEvent, silence
+from sightline.recording.observing import CallEvent, OpEvent
 from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
-from sightline.recording.torchapi import Tensor, quiet
+from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, quiet
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Form
@@ -257,12 +257,12 @@ class Host(SessionBase):
 
     def measure_on_device(self, value: int, tensor: Any) -> None:
         """The result of an op on a device, nothing for the kernels that C++ launches."""
-        with silence():
+        with quiet(), no_dispatch(), below_autograd():
             self.readings.deferred.add(value, tensor)
 
     def prepare_device(self, device: int, stream: int, scalar_type: int, many: int, size: int) -> None:
         """What C++ needs to measure tensors of a dtype on a device."""
-        with silence():
+        with quiet(), no_dispatch(), below_autograd():
             self.readings.deferred.prepare(device, stream, scalar_type, bool(many), size)
 
     def api_call_ended(

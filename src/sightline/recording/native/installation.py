@@ -38,8 +38,9 @@ class Hooks:
         self.show()
         watch_optimizers(self)
         # torch warns whoever calls a compiled module of global hooks; of ours nobody needs a warning.
-        self._had_any = module_hooks._has_any_global_hook
-        module_hooks._has_any_global_hook = self._has_any_other
+        if module_hooks._has_any_global_hook != self._has_any_other:
+            self._had_any = module_hooks._has_any_global_hook
+            module_hooks._has_any_global_hook = self._has_any_other
 
     def remove(self) -> None:
         """Take them out again."""
@@ -84,28 +85,34 @@ _regions: Final = CompiledRegions(sessions, _hooks.hide, _hooks.show)
 def install(session: NativeSession) -> None:
     """Begin to record on this thread."""
     with _lock:
-        first = not sessions
         sessions.setdefault(session.ident, []).append(session)
-        if first:
-            _regions.install()
-            _hooks.install(session.native)
+        _settle(session.native)
     session.start()
 
 
 def uninstall(session: NativeSession) -> None:
-    """Stop recording. Safe to call twice, from any thread, and in any order with other recordings."""
+    """Stop recording. Safe to call again, from any thread, and in any order with other recordings."""
     with _lock:
-        if not session.running:
-            return
         session.halt()
         here = sessions.get(session.ident, [])
         if session in here:
             here.remove(session)
         if not here:
             sessions.pop(session.ident, None)
-        if not sessions:
-            _hooks.remove()
-            _regions.remove()
+        _settle(session.native)
+
+
+def _settle(observer: ModuleType) -> None:
+    """Have everything in place exactly while anything records.
+
+    Everything here can be said again: whoever was interrupted says it again, and it comes to the same.
+    """
+    if sessions:
+        _regions.install()
+        _hooks.install(observer)
+    else:
+        _hooks.remove()
+        _regions.remove()
 
 
 def after_fork() -> None:

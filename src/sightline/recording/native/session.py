@@ -129,14 +129,18 @@ class NativeSession(Host):
 
     def finish(self) -> None:
         """After the stop: close what is still open, and read what must be read while the model lives."""
+        if self._counters:
+            return
         self.recording.finish()
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
         self.refresh()
-        self._counters, self._raised = self.recording.counters(), self.recording.raised()
-        if self._counters[4]:
-            self.fault_count += self._counters[4]
-            self.faults.append(f"{self._counters[4]} events of the native engine failed in C++.")
+        self._raised = self.recording.raised()
+        counters = self.recording.counters()
+        if counters[4]:
+            self.fault_count += counters[4]
+            self.faults.append(f"{counters[4]} events of the native engine failed in C++.")
+        self._counters = counters
 
     def release(self) -> None:
         """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
@@ -229,7 +233,7 @@ class NativeSession(Host):
         """
         if issubclass(type(error), STOPS_THE_RUN):
             return self._stop_the_run(error)
-        if comes_from_a_signal(error):
+        if not issubclass(type(error), Exception) or comes_from_a_signal(error):
             return lambda: error
         self.note_fault(error)
         return None

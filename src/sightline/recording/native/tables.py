@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
+from operator import setitem
 from types import CodeType
 from typing import Any
 
 import numpy as np
 
+from sightline.recording.atomic import at_once
 from sightline.recording.torchapi import quiet
 from sightline.recording.values import KnownTensors, metadata_of
 from sightline.trace.assembly.numbers import NONE, Numbers
@@ -43,7 +46,8 @@ class NativeStream:
 
     def freeze(self) -> None:
         """Hold what there is: C++ is about to forget it."""
-        self._frozen = self._read(take=True)
+        if self._frozen is None:
+            self._frozen = self._read(take=False)
 
     def _read(self, take: bool) -> Numbers:
         return np.frombuffer(self._recording.rows(self._name, take), dtype=np.int64)
@@ -145,8 +149,8 @@ class NativeValues(KnownTensors):
         """The number of metadata."""
         found = self._meta_ids.get(meta)
         if found is None:
-            found = self._meta_ids[meta] = len(self.metas)
-            self.metas.append(meta)
+            found = len(self.metas)
+            at_once(partial(self.metas.append, meta), partial(setitem, self._meta_ids, meta, found))
         return found
 
     def living(self) -> list[tuple[int, Any]]:

@@ -98,7 +98,7 @@ class Assembler:
         ops.call = self.calls.places(ops_rows.column(row.O_CALL))
         self._bytes = _sizes([self._bytes.T.reshape(-1), *(batch.nbytes for batch in batches)])
         cut = max((batch.end for batch in batches), default=end)
-        first = self._arrive(rows, cut, ops, whole=not last or cut == _END)
+        first = self._arrive(rows, cut, ops)
         for batch in batches:
             self._learned += batch.learned
             self._steps.waiting += batch.steps
@@ -131,10 +131,10 @@ class Assembler:
         here = Rows(joined(parts), row.C_WIDTH)
         return _with_open(here, opened.open_calls, self._begin, row.C_WIDTH)
 
-    def _arrive(self, rows: Streams, cut: int, ops: Ops, whole: bool) -> int:
+    def _arrive(self, rows: Streams, cut: int, ops: Ops) -> int:
         """The values of the batch join the living; returns the row of the first.
 
-        Of a recording that is not ``whole`` the ops that made the last values may never come.
+        Where an op was interrupted, or the process killed, the op that has made a value may never come.
         """
         here = Streams(values=joined([self._left.values, rows.values]), fresh=rows.fresh)
         begin, upto = self._arrived, max(_last_value(here), self._arrived)
@@ -154,8 +154,7 @@ class Assembler:
             if (new[name] >= ids).any():
                 raise ValueError("a value comes before the one it is made of")
         producer = ops.before.place(new["producer"], ops.ids)
-        if not whole:
-            new["kind"] = np.where((producer < 0) & (new["producer"] >= 0), KIND["external"], new["kind"])
+        new["kind"] = np.where((producer < 0) & (new["producer"] >= 0), KIND["external"], new["kind"])
         new["producer"] = producer
         first = self._living.extend(new)
         if len(ids):
