@@ -163,9 +163,8 @@ def _flat(part, size: tl.constexpr):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _measure_words(  # type: ignore[no-untyped-def]
     words, size, matrix, weights, sums, counts, alarm, bell, at_row,
-    nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
-    parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
-    sum_columns: tl.constexpr, columns: tl.constexpr,
+    nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
+    per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     infinity = float("inf")
     quads: tl.constexpr = per_row // 4  # four words are what a thread loads at once, and adds up by itself
@@ -191,7 +190,6 @@ def _measure_words(  # type: ignore[no-untyped-def]
     pivot = _number(tl.load(words + me * block_size), 0, form)
     pivot = tl.where(tl.abs(pivot) < infinity, pivot, 0.0)
     # Whole blocks as if every number were finite, and no mask to keep loads from being wide ...
-    carried = tl.zeros((rows, quads, 4), tl.int32)
     # The end comes first: it was written last, and is still in the cache.
     ahead = tl.load(
         words + tl.maximum(whole - 1 - me, 0) * block_size + local, mask=(local >= 0) & (whole > me), other=0
@@ -200,7 +198,6 @@ def _measure_words(  # type: ignore[no-untyped-def]
         block = whole - 1 - turn
         word = ahead
         ahead = tl.load(words + tl.maximum(block - step, 0) * block_size + local)
-        carried |= (word & magnitude) + carry
         for part in tl.static_range(parts):
             number = _number(word, part, form)
             apart = number - pivot
@@ -217,8 +214,8 @@ def _measure_words(  # type: ignore[no-untyped-def]
             lane_3 = _weighed(tl.sum(_product(word, matrix_3), 2), weight, lane_3)
     seen = tl.cdiv(tl.maximum(whole - me, 0), step) * block_size
     begin = tl.where(whole % step == me, whole, blocks)
-    sign: tl.constexpr = ~magnitude
-    if tl.max(_flat(((carried & sign) != 0).to(tl.int32), rows * quads * 4), 0) > 0:
+    # What is not finite has a square that is not, either; so has a very large number, which does no harm.
+    if tl.max(_flat(((squares < infinity) == 0).to(tl.int32), rows * quads), 0) > 0:
         # ... which they were not: all of it again, with care.
         seen, begin = seen * 0, me
         low = tl.full((rows, quads), infinity, tl.float32)
@@ -305,31 +302,29 @@ def _measure_words(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["size", "at_row"])  # type: ignore[untyped-decorator]
 def sightline_measure(  # type: ignore[no-untyped-def]
     words, matrix, weights, sums, counts, alarm, bell, size: tl.int64, at_row: tl.int64,
-    nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
-    parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
-    sum_columns: tl.constexpr, columns: tl.constexpr,
+    nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
+    per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """Take all numbers of a tensor."""
     _measure_words(
-        words, size, matrix, weights, sums, counts, alarm, bell, at_row, nan_word, carry, magnitude, form,
-        parts, fingerprint, per_row, rows, sum_columns, columns,
+        words, size, matrix, weights, sums, counts, alarm, bell, at_row, nan_word, form, parts,
+        fingerprint, per_row, rows, sum_columns, columns,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["first_row"])  # type: ignore[untyped-decorator]
 def sightline_measure_many(  # type: ignore[no-untyped-def]
     tensors, matrix, weights, sums, counts, alarm, bell, first_row: tl.int64,
-    nan_word: tl.constexpr, carry: tl.constexpr, magnitude: tl.constexpr, form: tl.constexpr,
-    parts: tl.constexpr, fingerprint: tl.constexpr, per_row: tl.constexpr, rows: tl.constexpr,
-    sum_columns: tl.constexpr, columns: tl.constexpr,
+    nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
+    per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
     """The same for tensors of a list."""
     which = tl.cast(tl.program_id(1), tl.int64)
     words, size = _listed(tensors, which)
     if tl.program_id(0) * rows * per_row < size:  # else it has nothing to read
         _measure_words(
-            words, size, matrix, weights, sums, counts, alarm, bell, first_row + which, nan_word, carry,
-            magnitude, form, parts, fingerprint, per_row, rows, sum_columns, columns,
+            words, size, matrix, weights, sums, counts, alarm, bell, first_row + which, nan_word, form,
+            parts, fingerprint, per_row, rows, sum_columns, columns,
         )  # fmt: skip
 
 
@@ -416,9 +411,9 @@ def _count_options(dtype: torch.dtype, cells: Cells) -> dict[str, Any]:
 
 def _measure_options(dtype: torch.dtype, cells: Cells, fingerprint: bool) -> dict[str, Any]:
     return {
-        "nan_word": _nan_word(dtype), "carry": _CARRIES[dtype], "magnitude": _MAGNITUDE[dtype.itemsize],
-        "form": _form(dtype), "parts": 4 // dtype.itemsize, "fingerprint": fingerprint, "per_row": ROW // 4,
-        "rows": _ROWS, "sum_columns": cells.sums.shape[1], "columns": cells.counts.shape[1], "num_warps": 4,
+        "nan_word": _nan_word(dtype), "form": _form(dtype), "parts": 4 // dtype.itemsize,
+        "fingerprint": fingerprint, "per_row": ROW // 4, "rows": _ROWS, "sum_columns": cells.sums.shape[1],
+        "columns": cells.counts.shape[1], "num_warps": 4,
     }  # fmt: skip
 
 
