@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
+from sightline.recording.native.compilation import cache_folder
 from tests.recording.engines import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]
+CACHE = cache_folder()
 PLUGIN = "sightline.integrations.pytest"
 
 TESTS = """
@@ -46,6 +48,7 @@ TESTS = """
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> object:
     """pytest in a subprocess, with the plugin of this checkout."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("SIGHTLINE_CACHE", str(CACHE))  # `pytester` moves the home: the engine is built there
     installed = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
     extra = () if installed else ("-p", PLUGIN)
     return lambda *arguments: pytester.runpytest_subprocess("-p", "no:cacheprovider", *extra, *arguments)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sightline.integrations.steps import TrainingRecorder
-from sightline.options import Check
+from sightline.integrations.steps import RecordsSteps
 
 try:
     from lightning.pytorch import Callback
@@ -20,7 +19,7 @@ except ImportError:
         ) from error
 
 
-class SightlineCallback(Callback):  # type: ignore[misc]  # either of two packages
+class SightlineCallback(RecordsSteps, Callback):  # type: ignore[misc]  # either of two packages
     """Records some batches of a ``fit``, or the first that makes a NaN, into ``trainer.default_root_dir``.
 
     >>> from sightline.integrations.lightning import SightlineCallback
@@ -35,24 +34,7 @@ class SightlineCallback(Callback):  # type: ignore[misc]  # either of two packag
     the recording ends there, and the exception gains its note.
     """
 
-    def __init__(
-        self, steps: str | int | None = None, *, check: str | Check | None = None, name: str = "sightline",
-        **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self._recorder = TrainingRecorder(steps, check, name, options)
-        self._batches = 0
-
-    def __repr__(self) -> str:
-        return f"<SightlineCallback, {'recording' if self._recorder.recording else 'not recording'}>"
-
-    @property
-    def trace(self) -> Any:
-        return self._recorder.trace
-
-    @property
-    def path(self) -> Any:
-        return self._recorder.path
+    _batches = 0
 
     def on_train_start(self, *_: Any) -> None:
         """A training begins."""

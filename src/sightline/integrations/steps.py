@@ -154,3 +154,25 @@ def found_text(trace: Trace, path: Path) -> str:
         lines[_PROBLEM_LINES - 1 :] = ["…"]
     head = f"sightline: {steps}, {len(trace.ops):,} ops in {path}"
     return "\n".join([head, *(f"  {line}".rstrip() for line in lines), f"  sightline show {path}"])
+
+
+class RecordsSteps:
+    """What the callbacks of all trainers have in common: their options, and the recording."""
+
+    def __init__(
+        self, steps: str | int | None = None, *, check: str | Check | None = None, name: str = "sightline",
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._recorder = TrainingRecorder(steps, check, name, options)
+
+    def __repr__(self) -> str:
+        return f"<SightlineCallback, {'recording' if self._recorder.recording else 'not recording'}>"
+
+    @property
+    def trace(self) -> Any:
+        return self._recorder.trace
+
+    @property
+    def path(self) -> Any:
+        return self._recorder.path

@@ -6,8 +6,7 @@ import logging
 from types import TracebackType
 from typing import Any, Self
 
-from sightline.integrations.steps import TrainingRecorder
-from sightline.options import Check
+from sightline.integrations.steps import RecordsSteps
 
 try:
     from transformers import TrainerCallback
@@ -18,7 +17,7 @@ except ImportError as error:
     ) from error
 
 
-class SightlineCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
+class SightlineCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Records some steps of a ``Trainer``, or the first step that makes a NaN, into ``args.output_dir``.
 
     >>> from sightline.integrations.transformers import SightlineCallback
@@ -38,23 +37,6 @@ class SightlineCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         with SightlineCallback(steps="10:12") as callback:
             Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
     """
-
-    def __init__(
-        self, steps: str | int | None = None, *, check: str | Check | None = None, name: str = "sightline",
-        **options: Any,
-    ) -> None:  # fmt: skip
-        self._recorder = TrainingRecorder(steps, check, name, options)
-
-    def __repr__(self) -> str:
-        return f"<SightlineCallback, {'recording' if self._recorder.recording else 'not recording'}>"
-
-    @property
-    def trace(self) -> Any:
-        return self._recorder.trace
-
-    @property
-    def path(self) -> Any:
-        return self._recorder.path
 
     def __enter__(self) -> Self:
         return self
