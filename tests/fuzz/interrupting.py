@@ -87,9 +87,12 @@ class Trials:
 
     def left(self) -> list[str]:
         """What is left in the process."""
-        threads = [one.name for one in threading.enumerate() if one.is_alive()]
         found = leftovers.leftovers(self._before, leftovers.state())
-        return found + [f"the thread {name} is left" for name in threads if name.startswith("sightline")]
+        for one in threading.enumerate():
+            if one.name.startswith("sightline") and one.is_alive():
+                one.join(10)  # what was stopped a moment ago is about to end
+                found += [f"the thread {one.name} is left"] if one.is_alive() else []
+        return found
 
     def start(self, place: Place) -> Iterator[str]:
         """Interrupted while it starts: it has not, or `stop` ends it; the folder can be used again."""

@@ -20,3 +20,8 @@ def test_damaged_files_end_in_a_sentence(kind: str, tmp_path: Path) -> None:
 def test_the_same_seed_makes_the_same_file() -> None:
     for change in (lambda chance: flipped(bytes(1000), chance), lambda chance: somewhere([1, ["a"]], chance)):
         assert change(random.Random(3)) == change(random.Random(3))
+
+
+@pytest.mark.parametrize("seed", [20797, 22256])
+def test_what_once_failed(seed: int, tmp_path: Path) -> None:
+    assert fuzz("journal", [seed], tmp_path, everything=True) == (1, [])

@@ -9,6 +9,7 @@ import atexit
 import gc
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -105,6 +106,7 @@ class Recorder:
         self._stance: Any = None
         self._timer: DeviceTimer | None = None
         self._files: list[int] = []  # the journal's, when it is claimed
+        self._makes_folder = False  # it was not there before
         self._late: BaseException | None = None  # an observer's error, which comes out of the block
         self._stopped = False
         self._lock = threading.RLock()
@@ -159,6 +161,9 @@ class Recorder:
             session.abandon()
         if self._asked.folder is not None:
             unclaim(self._asked.folder, self._files)
+            if self._makes_folder:
+                with suppress(OSError):  # it is not empty, or was never made
+                    self._asked.folder.rmdir()
         self._session = None
 
     def _session_of(self, caller: FrameType | None, above: bool) -> SessionBase:
@@ -183,6 +188,7 @@ class Recorder:
         asked = self._asked
         file = -1
         if asked.folder is not None:
+            self._makes_folder = not asked.folder.exists()
             file = claim(asked.folder, asked.overwrite, self._files)
             # The program may go to another folder, and come to its end there.
             asked = self._asked = replace(asked, folder=asked.folder.absolute())

@@ -316,8 +316,9 @@ class _Listing:
     def _new_spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
         """The text of an op; of several that differ in numbers, with all: ``5…9``."""
         ops, variation, first = self._data.ops, self._variation, runs[0]
-        inputs = map(self._value, zip(*map(variation.inputs, runs), strict=True))
-        outputs = map(self._value, zip(*map(variation.outputs, runs), strict=True))
+        # Ops of one form have the same number of tensors, unless somebody has altered the file.
+        inputs = map(self._value, zip(*map(variation.inputs, runs), strict=False))
+        outputs = map(self._value, zip(*map(variation.outputs, runs), strict=False))
         arguments = variation.form(ops.form, runs).fill([*inputs])
         result = variation.form(ops.result, runs).fill([*outputs]) if ops.result[first] >= 0 else ""
         raised = bool(ops.flags[first] & RAISED)

@@ -83,7 +83,7 @@ class Reading:
         """
         if math.isnan(self.mean):
             return ("NaN" if self.nans else "Inf" if self.infs else ""), ""
-        if self.size == 1 or not self.std > 0:  # a deviation of one number is none
+        if self.size == 1 or not 0 < self.std < math.inf:  # a deviation of one number is none
             return number_text(self.mean), ""
         digits = 1 - math.floor(math.log10(self.std))
         return f"{round(self.mean, digits) + 0.0:.3g}", f"{self.std:.2g}"

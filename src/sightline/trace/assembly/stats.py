@@ -121,8 +121,9 @@ class Statistics:
             for view, source in zip(look.tolist(), from_look.tolist(), strict=True)
         ])  # fmt: skip
         floats, counts = found.floats.copy(), found.counts.copy()
-        floats[:, FLOATS - 1] *= np.sqrt(times)
-        counts[:, 1:COUNTS] = (counts[:, 1:COUNTS] * times[:, None]).astype(np.int64)
+        with np.errstate(all="ignore"):  # numbers of a damaged file may be any
+            floats[:, FLOATS - 1] *= np.sqrt(times)
+            counts[:, 1:COUNTS] = (counts[:, 1:COUNTS] * times[:, None]).astype(np.int64)
         lanes = keeps & found.has_lanes
         counts[~lanes, COUNTS:] = 0
         order = np.argsort(heirs, kind="stable")
