@@ -29,9 +29,12 @@ _OF_THE_WHOLE = (
     "compilations",
     "compile_ns",
     "asked",
+    "training",
+    "gradients",
+    "device_own_ns",
 )
 #: And what is true of its end alone.
-_OF_THE_END = ("exception", "unfinished")
+_OF_THE_END = ("exception", "unfinished", "note", "failure")
 
 
 def excerpt(index: Index, span: d.StepInfo) -> d.TraceData:
@@ -145,6 +148,11 @@ class _Excerpt:
         ends = self._span.end_op == len(self._data.ops)
         gone = (*_OF_THE_WHOLE, *(() if ends else _OF_THE_END))
         kept = {key: item for key, item in self._data.info.items() if key not in gone}
+        failure = kept.get("failure")
+        if (
+            isinstance(failure, dict) and type(failure.get("op")) is int
+        ):  # which op failed, as it is counted here
+            kept["failure"] = failure | {"op": max(failure["op"] - self._span.first_op, -1)}
         name = f"{self._data.info.get('name') or 'of a run'}, {self._span.name}"
         return kept | {"name": name, "duration_ns": self._span.duration}
 

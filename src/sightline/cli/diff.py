@@ -63,7 +63,7 @@ def command(
     atol: float | None, values: str, step: str | None, step_b: str | None, as_json: bool,
     fail_on: str | None, screen: Screen,
 ) -> None:  # fmt: skip
-    """Tell where two recordings part.
+    """Tell where two recordings part, and why.
 
     The first true divergence is the first value that differs although all that it was made of agrees: it is
     named with its line and module on both sides and the likely reason. Record both with statistics:
