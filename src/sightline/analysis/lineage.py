@@ -125,7 +125,7 @@ def lineage_of(
     producer = int(index.raw.values.producer[value])
     if left_out is not None and producer >= 0 and left_out[producer]:
         left_out = None
-    makers = Makers(index, level, left_out, value)
+    makers = Makers(index, level, left_out, None if everything else value)
     if makers.of(value) == NOBODY:
         return Lineage(index, value, level, ())
     return Lineage(index, value, level, tuple(_Telling(index, makers, value, depth, most).makings()))

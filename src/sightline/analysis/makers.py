@@ -24,12 +24,12 @@ _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 class Makers:
     """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not.
 
-    What the ops in ``left_out`` made has no maker; nor has a parameter that was only initialised, unless it
-    is the value that is ``asked`` for.
+    What the ops in ``left_out`` made has no maker; nor, for a value that is ``asked`` for, has any other
+    parameter that was only initialised.
     """
 
     def __init__(
-        self, index: Index, level: str, left_out: NDArray[np.bool_] | None = None, asked: int = -1
+        self, index: Index, level: str, left_out: NDArray[np.bool_] | None = None, asked: int | None = None
     ) -> None:
         data = index.raw
         ops, values = data.ops, data.values
@@ -53,10 +53,10 @@ class Makers:
         for value, call in _returned(index).items():
             if by[value] == NOBODY and values.kind[value] == _ACTIVATION:
                 by[value] = self._first_call + call
-        first = _initialised(index)
-        if asked >= 0:
+        if asked is not None:
+            first = _initialised(index)
             first[asked] = False
-        by[first] = NOBODY
+            by[first] = NOBODY
         self._of: list[int] = by.tolist()
 
     def of(self, value: int) -> int:

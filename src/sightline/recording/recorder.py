@@ -292,6 +292,8 @@ class Recorder:
             session.finish()
             if session.observer is not None and wait:
                 session.observer.finish()
+            if error is None and self._checker is not None and wait:
+                self._checker.last_word()
         except Exception as own:
             fault = own
             if error is not None:
@@ -307,8 +309,6 @@ class Recorder:
             return
         if error is not None and not issubclass(type(error), NonFiniteError):
             self._explain(session, error)
-        if error is None and self._checker is not None:
-            self._checker.last_word()
 
     def _explain(self, session: SessionBase, error: BaseException) -> None:
         """Add to an exception what the recording knows of it, and to the recording what was added."""

@@ -170,7 +170,7 @@ def _is_plain(grad: Any) -> bool:
 
 def _norms(grads: list[Any]) -> list[float]:
     with torch.no_grad():
-        found: list[float] = torch.stack(torch._foreach_norm(grads, 2.0, dtype=torch.float32)).tolist()
+        found: list[float] = [float(norm) for norm in torch._foreach_norm(grads, 2.0)]
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.problems import (
@@ -37,7 +38,11 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
     """What looks wrong; ``module`` and ``kind`` choose some of it."""
     found = [each for each in find(trace.index) if kind in (None, each.kind)]
     if kind is not None and kind not in KINDS:
-        raise UsageError(f"kind={kind!r} is no kind of problem; choose {listed(KINDS)}.")
+        near = get_close_matches(kind, KINDS, 5, 0.0)
+        raise UsageError(
+            f"kind={kind!r} is no kind of problem; of the {len(KINDS)} there are these are nearest: "
+            f"{listed(near)}."
+        )
     if module is not None:
         meant = _meant(trace.data.modules, module)
         found = [each for each in found if not meant.isdisjoint(each.modules)]
