@@ -17,7 +17,7 @@ from sightline.options import Stats
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.observing import CallEvent, Observer, OpEvent
 from sightline.recording.operations import OP, OpInfo
-from sightline.recording.readings import Columns, read
+from sightline.recording.readings import Columns
 from sightline.recording.torchapi import Parameter, Tensor, is_functorch_wrapped, storage_address
 from sightline.recording.values import PLAIN_TENSORS
 
@@ -130,7 +130,7 @@ class Measurer(Observer):
         if value is None or not self.readings.first_time(value):
             return
         if tensor.is_cpu:
-            self.readings.add(value, read(tensor, self.fingerprint))
+            self.readings.add(value, self.readings.read(tensor, self.fingerprint))
         else:
             self.deferred.add(value, tensor)
 

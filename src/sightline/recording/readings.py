@@ -73,6 +73,10 @@ class Readings:
         if reading.nans or reading.infs:
             self.bad[value] = (reading.nans, reading.infs)
 
+    def read(self, tensor: Any, fingerprint: bool) -> Reading:
+        """The numbers of a tensor in CPU memory."""
+        return read(tensor, fingerprint)
+
     def columns(self) -> Columns:
         """What was read: a row each."""
         rows = len(self.counts) // (COUNTS + LANES)  # written last: what they are there for is whole
