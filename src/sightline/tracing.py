@@ -176,9 +176,11 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._recorder is not None:
-            self._recorder.stop(error)
-        self._in_block = False
+        try:
+            if self._recorder is not None:
+                self._recorder.stop(error)
+        finally:  # what it raises is raised once
+            self._in_block = False
 
     def __del__(self) -> None:
         # An interrupt may come as `__exit__` begins, when nothing of it has run, and nobody can say it again.

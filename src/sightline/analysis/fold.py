@@ -57,6 +57,26 @@ def _as_it_comes(_position: int, _period: int) -> int:
     return 0
 
 
+def first_of(node: Node) -> int:
+    """The position at which a node begins.
+
+    >>> [first_of(node) for node in fold("xababab")]
+    [0, 1]
+    """
+    while isinstance(node, Repeat):
+        node = node.body[0]
+    return node
+
+
+def length_of(node: Node) -> int:
+    """How many positions of the sequence a node stands for.
+
+    >>> [length_of(node) for node in fold("xababab")]
+    [1, 6]
+    """
+    return node.count * sum(map(length_of, node.body)) if isinstance(node, Repeat) else 1
+
+
 def unfold(nodes: Sequence[Node], keys: Sequence[K]) -> list[K]:
     """The sequence a fold stands for: ``unfold(fold(keys), keys) == list(keys)``."""
     made: list[K] = []

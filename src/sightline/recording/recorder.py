@@ -39,7 +39,7 @@ from sightline.recording.session_base import SessionBase
 from sightline.recording.steps import note_step
 from sightline.recording.torchapi import Module, compiler, undisturbed
 from sightline.spying import current_step
-from sightline.trace.bundle.amending import amend_info
+from sightline.trace.bundle.saving import amend_info
 from sightline.trace.events import Watcher
 from sightline.trace.tables import Index
 

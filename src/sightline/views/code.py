@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.fold import Node, Repeat
+from sightline.analysis.fold import Node, Repeat, first_of, length_of
 from sightline.analysis.loops import Loop, header_text, loops_around
 from sightline.analysis.model_part import SHOWS_ALL, model_part
 from sightline.analysis.names import value_names
@@ -219,7 +219,7 @@ class _Listing:
             leaf, times = _single(node)
             if isinstance(leaf, Repeat):
                 rest = nodes[position + 1] if position + 1 < len(nodes) else None
-                following = self._chain(_first(rest)) if rest is not None else after
+                following = self._chain(first_of(rest)) if rest is not None else after
                 yield from self._repeat(leaf, following)
                 continue
             phase = self._ops.phase(leaf)
@@ -237,8 +237,8 @@ class _Listing:
             for entry in writer.turn(*phases):  # once, not in every run
                 yield entry, outer
         chains = {self._chain(leaf) for leaf in _leaves(node)}
-        first = self._chain(_first(node))
-        two = range(_first(node), _first(node) + 2 * _length(node) // node.count)  # runs
+        first = self._chain(first_of(node))
+        two = range(first_of(node), first_of(node) + 2 * length_of(node) // node.count)  # runs
         depth, loops = self._bracket(first, [*chains], after, two)
         further = any(len(chain) > depth for chain in chains)
         for entry in writer.descend(first, depth, further=further):
@@ -249,7 +249,7 @@ class _Listing:
             header = header_text(self._loops_of(two)[:1])
         yield Line(_header(header, node.count), gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
-        runs, period = self._runs, sum(map(_length, node.body))
+        runs, period = self._runs, sum(map(length_of, node.body))
         self._runs = [later + run * period for later in runs for run in range(node.count)]
         self._repeats.append(depth)
         self._loops.append(loops[0] if loops else None)
@@ -414,17 +414,6 @@ def _leaves(node: Node) -> Iterator[int]:
             yield from _leaves(part)
     else:
         yield node
-
-
-def _length(node: Node) -> int:
-    """How many ops of the sequence a node stands for."""
-    return node.count * sum(map(_length, node.body)) if isinstance(node, Repeat) else 1
-
-
-def _first(node: Node) -> int:
-    while isinstance(node, Repeat):
-        node = node.body[0]
-    return node
 
 
 def _common_call(calls: set[int], parents: I32) -> int:

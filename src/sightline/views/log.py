@@ -19,7 +19,17 @@ from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
-from sightline.views.block_folding import (
+from sightline.views.blocks import (
+    OK,
+    RAISED,
+    UNFINISHED,
+    BlockStyle,
+    ModuleEvent,
+    OpEvent,
+    TensorText,
+    tensor_block_text,
+)
+from sightline.views.log_folding import (
     CLOSE,
     LEAF,
     OP,
@@ -30,16 +40,6 @@ from sightline.views.block_folding import (
     Look,
     Step,
     drawn_blocks,
-)
-from sightline.views.blocks import (
-    OK,
-    RAISED,
-    UNFINISHED,
-    BlockStyle,
-    ModuleEvent,
-    OpEvent,
-    TensorText,
-    tensor_block_text,
 )
 from sightline.views.numbers import Readings
 from sightline.views.outline import Line, Span, View, line

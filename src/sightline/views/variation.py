@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.fold import Node, Repeat, Start, fold
+from sightline.analysis.fold import Node, Repeat, Start, first_of, fold, length_of
 from sightline.notation import constant_text, dtype_name, tensor_text
 from sightline.trace.data import KINDS, PHASES, TraceData
 from sightline.trace.forms import Form, Record, Symbol
@@ -53,7 +53,7 @@ def fold_alike(
         return made
 
     def repeat(node: Repeat) -> list[Node]:
-        first, period = _first(node), _length(node) // node.count
+        first, period = first_of(node), length_of(node) // node.count
         runs = [range(first + run * period, first + (run + 1) * period) for run in range(node.count)]
         whole = [[number for at in run for number in looks[at][1][0]] for run in runs]
         other = [[number for at in run for number in looks[at][1][1]] for run in runs]
@@ -101,16 +101,6 @@ def _stretches(whole: Any, other: Sequence[Sequence[Any]]) -> list[tuple[int, in
         found.append((at, alike))
         at += alike
     return found
-
-
-def _first(node: Node) -> int:
-    while isinstance(node, Repeat):
-        node = node.body[0]
-    return node
-
-
-def _length(node: Node) -> int:
-    return node.count * sum(map(_length, node.body)) if isinstance(node, Repeat) else 1
 
 
 class Variation:

@@ -145,7 +145,7 @@ def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
 def _made_here(facts: Facts, names: list[str]) -> bool:
     """Whether the recording began before these parameters were made."""
     values = facts.data.values
-    wanted = {f"{name}" for name in names}
+    wanted = set(names)
     for id in range(len(values)):
         if values.kind[id] == KINDS.index("parameter") and facts.index.name(values.name[id]) in wanted:
             at = id

@@ -349,3 +349,24 @@ def _said(
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def amend_info(folder: Path, more: dict[str, Any]) -> None:
+    """Add to what a bundle says of the whole recording, if there is one.
+
+    The note of the exception that ended a run is known only when its bundle is there.
+    """
+    path = folder / schema.DATABASE
+    if not path.exists():
+        return
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        facts = dict(connection.execute("SELECT name, data FROM facts"))
+        info = plain.dumps({**plain.loads(facts["info"]), **more})
+        sums = parsed(facts["sums"]) | {"facts.info": zlib.crc32(info.encode())}
+        for name, text in (("info", info), ("sums", dump_json(sums))):
+            connection.execute("UPDATE facts SET data = ? WHERE name = ?", (text, name))
+        connection.execute("COMMIT")
+    finally:
+        connection.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sightline.analysis.fold import Node, Repeat
+from sightline.analysis.fold import Node, Repeat, first_of, length_of
 from sightline.views.variation import Varying, fold_alike
 
 OPEN, CLOSE, LEAF, OP, REPEAT, REPEATED = range(6)
@@ -125,12 +125,12 @@ def _folded(
         if not isinstance(node, Repeat):
             made.append(([tree for shift in shifts for tree in siblings[node + shift]], times, deeper))
             return
-        period = sum(map(_length, node.body))
+        period = sum(map(length_of, node.body))
         every = [shift + run * period for shift in shifts for run in range(node.count)]
         if len(node.body) == 1 and not isinstance(node.body[0], Repeat):
             put(node.body[0], every, node.count, deeper)
             return
-        depth = siblings[_first(node)][0].depth + deeper
+        depth = siblings[first_of(node)][0].depth + deeper
         made.append(Drawn(REPEAT, (), depth, node.count))
         for part in node.body:
             put(part, every, 1, deeper + 1)
@@ -139,13 +139,3 @@ def _folded(
     for node in fold_alike([(group[0].key, group[0].numbers) for group in siblings], is_loop, start):
         put(node, [0], 1, deeper)
     return made
-
-
-def _first(node: Node) -> int:
-    while isinstance(node, Repeat):
-        node = node.body[0]
-    return node
-
-
-def _length(node: Node) -> int:
-    return node.count * sum(map(_length, node.body)) if isinstance(node, Repeat) else 1
