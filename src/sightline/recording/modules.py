@@ -49,9 +49,8 @@ class Modules:
         self._numbers = itertools.count()
         self._attributes: dict[int, tuple[ref[Any], str, str]] | None = None
         self._labels: dict[str, int] = {}
-        self.unregistered: list[
-            tuple[int, int, str]
-        ] = []  #: modules that their owner holds unseen, and as what
+        #: Modules that their owner holds unseen, and as what.
+        self.unregistered: list[tuple[int, int, str]] = []
         self.same_weights: list[tuple[str, str]] = []  #: an embedding and a layer of equal numbers
         self.given = model is not None
         if model is not None:
@@ -257,34 +256,30 @@ def _walked(model: Any) -> list[tuple[str, Any]]:
     return [(path, one) for path, one in named if original(one) is one]
 
 
+_MOST_HELD: Final = 1000  #: a longer list holds data, not layers
+
+
 def _held_as(owner: Any, module: Any) -> str:
     """The attribute of a module, a plain list or dict, in which it holds another; empty if there is none."""
     for name, value in vars(owner).items() if owner is not None else ():
-        if name.startswith("_") and name in ("_modules", "_parameters", "_buffers"):
+        if name in ("_modules", "_parameters", "_buffers"):
             continue
-        items = (
-            value.items()
-            if isinstance(value, dict)
-            else enumerate(value)
-            if isinstance(value, list | tuple)
-            else ()
-        )
-        for key, item in items:
+        if not isinstance(value, dict | list | tuple) or len(value) > _MOST_HELD:
+            continue
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             if item is module or (isinstance(item, list | tuple) and any(one is module for one in item)):
                 return f"{name}[{key!r}]"
     return ""
 
 
 def _are_copies(one: Any, other: Any) -> bool:
-    """Whether two weights have the same numbers in them; on a device nobody waits to know."""
-    if not (one.is_cpu and other.is_cpu):
-        return False
+    """Whether two weights have the same numbers in them."""
     with torch.no_grad():
         return bool(torch.equal(one[:1], other[:1]) and torch.equal(one, other) and one.std() > 0)
 
 
 def _is_plain(weight: Any) -> bool:
-    """Whether the numbers of a parameter can be compared at once."""
+    """Whether the numbers of a parameter can be compared at once: on a device nobody waits for them."""
     return (
         type(weight) is Parameter and weight.is_cpu and weight.layout is torch.strided and weight.numel() > 0
     )

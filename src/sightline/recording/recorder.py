@@ -250,9 +250,7 @@ class Recorder:
                 self._take_out(session)
             finally:
                 undisturbed(partial(self._finish, session, error, wait))
-            if wait:
-                _kept.discard(self)
-                self._stopped = True
+            self._done(wait)
             if self._late is not None and error is None:
                 raise self._late
         except Exception as own:
@@ -260,6 +258,12 @@ class Recorder:
                 session.fault(own)
             else:
                 self._note(session, own)
+
+    def _done(self, wait: bool) -> None:
+        """All is finished, unless what takes long was not waited for."""
+        if wait:
+            _kept.discard(self)
+            self._stopped = True
 
     def _take_out(self, session: SessionBase) -> None:
         try:
@@ -303,6 +307,7 @@ class Recorder:
         else:  # whatever went wrong: what was kept is finished
             session.keeper.finish(wait)
         if fault is not None and error is None:
+            self._done(wait)
             raise fault
         self._note_late(session)
         if not wait:

@@ -1,7 +1,7 @@
 """What a training loop does that no op shows: which parameters an optimizer holds, its rates, its scheduler.
 
-It is read where an optimizer steps and where a scheduler does, never for an op. The norms of gradients are
-taken in a few of the steps, by one call of torch's own, and stay on their device until the recording is over.
+It is read where an optimizer steps and where a scheduler does, never for an op. The norms of gradients in CPU
+memory are taken in a few of the steps, by one call of torch's own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ MOST_STEPS: Final = 256  #: so many are written down, the first ones; all are co
 _MOST_NORMS: Final = 10  #: steps 0, 1, 3, 7 … in which gradients are measured
 _MOST_NAMES: Final = 20_000
 
-Place = list[
-    Any
-]  #: file, line and function of the line that is not torch's, and of the user's own if another
+#: File, line and function of the line that is not torch's, and of the user's own if that is another.
+Place = list[Any]
 
 
 class Held(NamedTuple):
