@@ -7,4 +7,4 @@ from tests.conftest import nothing_left, one_torch_thread
 __all__ = ["nothing_left", "one_torch_thread"]
 
 #: The kernels cannot be imported where there is no Triton.
-collect_ignore = [] if find_spec("triton") else ["src/sightline/recording/kernels.py"]
+collect_ignore = [] if find_spec("triton") else ["src/sightline/recording/cuda_kernels.py"]

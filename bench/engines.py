@@ -6,7 +6,7 @@ import argparse
 from typing import Final, Literal
 
 from sightline.errors import NativeUnavailable
-from sightline.recording.native.build import load
+from sightline.recording.native.engine import load
 
 Engine = Literal["native", "python"]
 

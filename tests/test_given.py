@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.given import checked, said
+from sightline.argument_checks import checked, said
 from sightline.graph.exported import ExportedGraph
 from sightline.graph.graph import Graph
 from sightline.trace.tensors import Captures, Tensors

@@ -114,7 +114,7 @@ def main() -> int:
         return show_real(bugs)
     import sightline.cli
     import sightline.recording.recorder  # noqa: F401
-    from sightline.recording.native.build import chosen, load
+    from sightline.recording.native.engine import chosen, load
 
     if chosen("auto") == "native":
         load()

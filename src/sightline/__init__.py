@@ -44,8 +44,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from sightline.graph.exported import export, load_graph
+    from sightline.markers import spy, step
     from sightline.options import Capture, Check, Stats
-    from sightline.spying import spy, step
     from sightline.tracing import trace
 
 __all__ = [
@@ -103,8 +103,8 @@ _HOMES = {
     "export": "sightline.graph.exported",
     "load": "sightline.api",
     "load_graph": "sightline.graph.exported",
-    "spy": "sightline.spying",
-    "step": "sightline.spying",
+    "spy": "sightline.markers",
+    "step": "sightline.markers",
     "trace": "sightline.tracing",
 }
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sightline.argument_checks import checked, said
 from sightline.errors import TorchMissing, UsageError
-from sightline.given import checked, said
 
 if TYPE_CHECKING:
     from sightline.graph.graph import Graph
     from sightline.trace.data import TensorMeta, TraceData
-    from sightline.trace.tables import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
+    from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
     from sightline.trace.tensors import CapturedTensor, Tensors
     from sightline.trace.validate import Report
     from sightline.views.lineage import LineageView
@@ -42,7 +42,7 @@ class Trace:
         if callable(source):
             self._source = source
         else:
-            from sightline.trace.tables import Index
+            from sightline.trace.index import Index
 
             index = Index(source)
             self._source = lambda: index
@@ -126,9 +126,9 @@ class Trace:
         >>> list(t.tensors), t.tensors["1"][0].shape
         (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
         """
-        from sightline.analysis.asked import capture_text
-        from sightline.analysis.names import value_names
-        from sightline.trace.stores import MemoryStore
+        from sightline.analysis.unmatched import capture_text
+        from sightline.analysis.variable_names import value_names
+        from sightline.trace.tensor_stores import MemoryStore
         from sightline.trace.tensors import Tensors
 
         index = self.index
@@ -254,8 +254,8 @@ class Trace:
         ├─ Input 1: Tensor [2, 1] @ cpu
         └─ Output: Tensor [2, 4] @ cpu
         """
-        from sightline.views.blocks import tensor_block_text
         from sightline.views.log import log
+        from sightline.views.log_blocks import tensor_block_text
 
         if tensor is not None and not callable(tensor):
             raise UsageError(f"tensor={said(tensor)} must be a function that writes a tensor, such as str.")
@@ -479,7 +479,7 @@ class Trace:
         """
         from sightline.ranks import path_of_rank
         from sightline.trace.bundle import save
-        from sightline.trace.on_disk import refuse_recording
+        from sightline.trace.bundle.paths import refuse_recording
 
         folder = path_of_rank(Path(path))
         if not overwrite:
@@ -561,7 +561,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 def _to_torch(captured: CapturedTensor) -> Any:
     try:
-        from sightline.recording.copies import to_torch
+        from sightline.recording.captures import to_torch
     except TorchMissing as error:
         raise TorchMissing(
             "A torch tensor needs torch, which is not installed here; `.numpy()` has the numbers and `.raw` "

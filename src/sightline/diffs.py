@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sightline.api import Trace, load
+from sightline.argument_checks import checked, said
 from sightline.errors import UsageError
-from sightline.given import checked, said
 from sightline.options import one_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sightline.diff.divergence import Divergence
     from sightline.diff.module_errors import ModuleRow
     from sightline.diff.parameters import ParameterDiff
-    from sightline.trace.tables import Op, Table
+    from sightline.trace.index import Op, Table
     from sightline.views.outline import View
 
 
@@ -96,14 +96,14 @@ class Diff:
 
     def summary(self) -> View:
         """The table of module calls, with the error along the depth."""
-        from sightline.views.diff_modules import modules_view
+        from sightline.views.diff import modules_view
 
         return modules_view(self)
 
     @checked
     def source(self, *, everything: bool = False) -> View:
         """Both sources side by side: around the divergence, or all of them with ``everything=True``."""
-        from sightline.views.diff_source import source_view
+        from sightline.views.diff import source_view
 
         return source_view(self, everything=everything)
 

@@ -1,16 +1,14 @@
-"""What can be asked of a recording beyond what ran: `Capture`, `Stats` and `Check`.
-
-Plain data, checked when made: a wrong option is one sentence, before anything is installed.
-"""
+"""What can be asked of a recording beyond what ran: `Capture`, `Stats`, `Check` and a range of steps."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sightline.argument_checks import said
 from sightline.errors import UsageError
-from sightline.given import said
 
 Globs = str | Sequence[str] | None
 
@@ -168,3 +166,20 @@ def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
     if isinstance(wanted, Sequence) and all(isinstance(glob, str) for glob in wanted):
         return tuple(wanted)
     raise UsageError(f"{what} takes a glob or a list of globs, not {said(wanted)}.")
+
+
+def step_range(text: str, what: str) -> range:
+    """The steps a text means; ``what`` is how an error calls it.
+
+    >>> step_range("3", "steps="), step_range("2:5", "steps=")
+    (range(3, 4), range(2, 5))
+    """
+    first, colon, end = text.partition(":")
+    try:
+        start = int(first or 0)
+        stop = (int(end) if end else sys.maxsize) if colon else start + 1
+    except ValueError:
+        raise UsageError(f"{what}{text!r} must be a step or a range of them: 3, 0:5, 10: or `:`.") from None
+    if start < 0 or stop <= start:
+        raise UsageError(f"{what}{text!r} means no step; count from 0, and end after the first: 0:5.")
+    return range(start, stop)

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
+from sightline.argument_checks import checked
 from sightline.errors import UsageError
-from sightline.given import checked
 from sightline.options import Capture, Check, Stats, one_of
 from sightline.ranks import path_of_rank
 
@@ -222,7 +222,7 @@ def _folder(path: str | os.PathLike[str] | None, kept: Capture | None) -> Path |
 def _judge(data: TraceData, check: Check) -> str | None:
     """What a recording's first NaN or infinity says, if there is one that is not allowed."""
     from sightline.analysis.nonfinite import first_nonfinite
-    from sightline.trace.tables import Index
+    from sightline.trace.index import Index
 
     found = first_nonfinite(Index(data), allow=check.allow or ())
     return None if found is None else found.text()
@@ -232,14 +232,14 @@ def _watcher(live: str | None, ops: str) -> Watcher | None:
     """Who prints while the block runs."""
     if live is None:
         return None
-    from sightline.views.watching import WatchCode, WatchLog
+    from sightline.views.live import WatchCode, WatchLog
 
     return WatchCode(ops) if live == "code" else WatchLog(ops)
 
 
 def recorded(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Trace:
     """A recording of one forward of a model, with statistics, for `sightline.diff`."""
-    from sightline.recording.model_run import run_once
+    from sightline.recording.recorder import run_once
 
     with trace(model, stats=Stats(parameters=True), name=name) as found:
         run_once(model, args, kwargs)

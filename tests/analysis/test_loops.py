@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sightline.analysis.loops import header_text, loops_around
+from sightline.analysis.source_loops import header_text, loops_around
 from sightline.trace.source_lines import SourceLines
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import sightline as sl
-from sightline.convert.schema import TABLES
+from sightline.convert.tables import TABLES
 from tests.cli.recorded import WITHOUT_TORCH, invoke, misused, on_terminal, process, refused
 from tests.convert.trace_events import read, slices
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.cli.listing import Column, Row, table
 from sightline.cli.ops import NAMES, OpRows
+from sightline.cli.row_output import Column, Row, table
 from tests.cli.recorded import misused, on_terminal, refused, told
 from tests.trace.bundle.bundles import on_a_device
 

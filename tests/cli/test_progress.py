@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from sightline.cli import progress
-from sightline.cli.progress import bar
+from sightline.cli import screen as progress
+from sightline.cli.screen import bar
 
 
 class Terminal(io.StringIO):

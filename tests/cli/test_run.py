@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import sightline as sl
 from sightline.cli import main
 from sightline.cli.run import _place
-from sightline.cli.stepping import span_of
+from sightline.cli.step_range import span_of
 from sightline.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -306,7 +306,7 @@ def test_a_second_interrupt_hides_nothing(tmp_path: Path) -> None:
     )
     for place in ("run._say", "run.sys.stdout.flush", "import_finish().finish"):
         text = program.format(place=place).replace(
-            "import_finish()", "__import__('sightline.recording.keeping', fromlist=['x']).Keeper"
+            "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).Keeper"
         )
         done = ran(tmp_path, "-c", text)
         assert done.returncode == -signal.SIGINT

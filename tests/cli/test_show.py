@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
+from sightline.cli.command import spoken_view
 from sightline.cli.screen import waiting
 from sightline.cli.show import VIEWS
-from sightline.cli.words import spoken_view
 from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
 
 

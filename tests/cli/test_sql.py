@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.convert.schema import TABLES
+from sightline.convert.tables import TABLES
 from tests.cli.recorded import (
     COMMAND,
     WITHOUT_TORCH,

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import sightline as sl
-from sightline.cli.picture import BARS, SHADES, picture, reading
+from sightline.cli.tensor_plot import BARS, SHADES, picture, reading
 from sightline.errors import UsageError
 from sightline.trace.bundle import save
-from sightline.trace.stores import MemoryStore
+from sightline.trace.tensor_stores import MemoryStore
 from sightline.views.outline import View
 from tests.builders import make_trace
 from tests.cli.recorded import misused, refused, told
@@ -191,7 +191,7 @@ def test_a_large_tensor_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     given = np.random.default_rng(0).normal(5, 2, (37, 41))
     given[3, 4], given[5, 6] = np.nan, np.inf
     whole = reading(given)
-    monkeypatch.setattr("sightline.cli.picture._CHUNK", 100)
+    monkeypatch.setattr("sightline.cli.tensor_plot._CHUNK", 100)
     parts = reading(given)
     assert (parts.low, parts.high, parts.nans, parts.infs) == (whole.low, whole.high, 1, 1)
     assert parts.mean == pytest.approx(whole.mean)

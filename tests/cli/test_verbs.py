@@ -12,7 +12,7 @@ import torch
 
 import sightline as sl
 from sightline.cli import VERBS, main
-from sightline.cli.words import spoken_view
+from sightline.cli.command import spoken_view
 from sightline.views.outline import Line, View, line
 from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, misused, process, refused, told
 from tests.recording.architectures import ZOO

@@ -14,12 +14,20 @@ import pyarrow.parquet as parquet
 import pytest
 
 from sightline.api import Trace
-from sightline.convert.documents import NO_PYARROW, needs, plain_cell, to_csv, to_folder, to_json, to_parquet
-from sightline.convert.facts import Facts
-from sightline.convert.schema import TABLES
+from sightline.convert.context import Facts
+from sightline.convert.table_files import (
+    NO_PYARROW,
+    needs,
+    plain_cell,
+    to_csv,
+    to_folder,
+    to_json,
+    to_parquet,
+)
+from sightline.convert.tables import TABLES
 from sightline.errors import CaptureError, UsageError
 from sightline.trace.data import TensorMeta
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 from tests.builders import make_trace
 from tests.trace.bundle.bundles import ZOO
 

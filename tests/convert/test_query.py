@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sightline.api import Trace
 from sightline.convert import query as module
 from sightline.convert.query import NAMED, Desk
-from sightline.convert.schema import TABLES
+from sightline.convert.tables import TABLES
 from sightline.errors import UsageError
 from sightline.trace.data import TensorMeta
 from tests.builders import make_trace

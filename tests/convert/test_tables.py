@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sightline.api import Trace
-from sightline.convert.facts import Facts, json_text
-from sightline.convert.schema import ALIASES, TABLES
+from sightline.convert.context import Facts, json_text
+from sightline.convert.tables import ALIASES, TABLES
 from sightline.trace.data import StepInfo
 from tests.builders import make_trace
 from tests.trace.bundle.bundles import ZOO, measured

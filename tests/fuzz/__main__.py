@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from sightline.errors import SightlineError
-from sightline.recording.native.build import chosen
+from sightline.recording.native.engine import chosen
 from tests.fuzz.interrupting import PHASES, WAYS, at_places, at_random
 from tests.fuzz.running import Failure, fuzz
 from tests.recording.killed import check_kills

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sightline.api import Trace
-from sightline.convert import documents
-from sightline.convert.schema import TABLES
+from sightline.convert import table_files as documents
+from sightline.convert.tables import TABLES
 from sightline.graph.graph import Graph
 
 

@@ -85,7 +85,7 @@ def recorded_bundle(folder: Path) -> Path:
 def recorded_journal(folder: Path) -> Path:
     """The journal of the same, as a killed process leaves it, in several frames."""
     import sightline as sl
-    from sightline.recording.keeping import Keeper
+    from sightline.recording.stream_writer import Keeper
 
     kept: list[bytes] = []
     whole = Keeper._append

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import DamagedFile, UsageError
-from sightline.graph.exported import export, keys, load_graph, tracing
+from sightline.graph.exported import archive as keys
+from sightline.graph.exported import export, load_graph
+from sightline.graph.exported import torch_export as tracing
 from tests.graph.exportable import Convolutional, Dataclass, Plain, Structures
 
 torch.set_num_threads(1)
@@ -102,7 +104,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(args)
         return real(*args)
 
-    monkeypatch.setattr("sightline.graph.exported.exporting.traced", counting)
+    monkeypatch.setattr("sightline.graph.exported.export.traced", counting)
     return made
 
 
@@ -200,7 +202,7 @@ def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\n"
-        "from sightline.graph.exported.keys import key_of\n"
+        "from sightline.graph.exported.archive import key_of\n"
         "class Model(torch.nn.Module):\n"
         "    names = frozenset({'one', 'two', 'three'})\n"
         "    def forward(self, x):\n"

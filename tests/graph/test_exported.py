@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sightline.errors import UsageError
-from sightline.graph.exported import ExportedGraph, ExportError, export, exporting, load_graph, tracing
-from sightline.graph.exported.nodes import _source
+from sightline.graph.exported import ExportedGraph, ExportError, export, load_graph
+from sightline.graph.exported import export as exporting
+from sightline.graph.exported import torch_export as tracing
+from sightline.graph.exported.program import _source
 from sightline.graph.graph import Graph
 from tests import leftovers
 from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs

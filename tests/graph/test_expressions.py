@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sightline.errors import DamagedFile
-from sightline.graph.exported.expressions import evaluated
+from sightline.graph.exported.dynamic import evaluated
 
 SIZES = {"s0": 6, "s1": 9, "u2": 4}
 

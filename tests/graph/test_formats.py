@@ -12,8 +12,8 @@ import networkx as nx
 import pytest
 
 from sightline.errors import DamagedFile, SightlineError, UsageError
+from sightline.graph.formats.drawing import hyperparameters
 from sightline.graph.formats.files import drawn
-from sightline.graph.formats.telling import hyperparameters
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Elided, Record, Symbol

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from sightline.errors import InvalidGraph, NoSuchNode, NothingMatched, UsageError
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.linting import references
-from sightline.graph.pruning import is_view
+from sightline.graph.lint import references
+from sightline.graph.prune import is_view
 from sightline.trace.data import TensorMeta
 
 META = TensorMeta((2, 8), (8, 1), "float32", "cpu")

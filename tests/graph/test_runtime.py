@@ -17,7 +17,7 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.graph.graph import Graph, Ref
 from sightline.graph.runtime import graph
 from sightline.trace.forms import Symbol
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 from tests.builders import make_trace
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.recording.native.compilation import cache_folder
+from sightline.recording.native.builder import cache_folder
 from tests.recording.engines import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]

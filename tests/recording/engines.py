@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sightline.recording.native.build import chosen
+from sightline.recording.native.engine import chosen
 
 NATIVE = chosen("auto") == "native"
 needs_native = pytest.mark.skipif(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.recording.deferred import Deferred, _is_dense
-from sightline.recording.readings import read
+from sightline.recording.cpu_statistics import read
+from sightline.recording.device_statistics import Deferred, _is_dense
 
 
 @pytest.mark.parametrize(

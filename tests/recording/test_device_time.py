@@ -13,7 +13,8 @@ import torch
 
 import sightline as sl
 from sightline.errors import UsageError
-from sightline.recording import device_time, keeping, recorder
+from sightline.recording import device_time, recorder
+from sightline.recording import stream_writer as keeping
 from sightline.recording.device_time import DeviceWork, check_device, read_events
 from sightline.recording.torchapi import DeviceType
 from sightline.trace.data import WORK_KINDS

@@ -226,7 +226,7 @@ def test_an_interrupt_in_a_fast_path_does_not_silence_what_follows() -> None:
 
 @pytest.mark.faults
 def test_a_failing_live_view_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.views.watching import WatchLog
+    from sightline.views.live import WatchLog
 
     def broken(self: WatchLog, event: object) -> None:
         raise OSError("the terminal is gone")

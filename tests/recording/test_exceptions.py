@@ -17,7 +17,7 @@ import torch
 import sightline as sl
 from sightline.errors import CaptureError
 from sightline.recording import recorder
-from sightline.recording.capturing import Capturer
+from sightline.recording.captures import Capturer
 from tests.recording.engines import needs_native
 
 X = torch.ones(2, 3)

@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import sightline as sl
-from sightline.recording.deferred import Deferred
+from sightline.recording.cpu_statistics import read
+from sightline.recording.device_statistics import Deferred
 from sightline.recording.fingerprints import ROW, fingerprints_of, matrix_on, row_weights_on
-from sightline.recording.readings import read
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.trace.bundle.spooling import SpoolSink
+from sightline.trace.bundle.disk_sink import SpoolSink
 
 CLOSED = """
 import os, sys, torch

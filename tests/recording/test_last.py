@@ -10,7 +10,7 @@ import torch
 
 import sightline as sl
 from sightline.errors import UsageError
-from sightline.recording import keeping
+from sightline.recording import stream_writer as keeping
 from tests.recording.streams import Awkward, awkward, both_ways, differences, session_of, train
 
 

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import sightline as sl
 from sightline.notation import short_path
-from sightline.recording import checking
-from sightline.recording.readings import Readings, is_finite
+from sightline.recording import nonfinite_check as checking
+from sightline.recording.cpu_statistics import Readings, is_finite
 from tests.recording.architectures import ZOO, Architecture
 from tests.recording.engines import needs_native
 

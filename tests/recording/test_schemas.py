@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import sightline as sl
-from sightline.recording.schemas import arguments_of
+from sightline.recording.operations import arguments_of
 
 
 def python(first: Any, *rest: Any, setting: object = object(), table: str = "x" * 200, **more: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import sightline as sl
-from sightline.recording.readings import read
+from sightline.recording.cpu_statistics import read
 from tests.recording.architectures import ZOO, Architecture
 
 

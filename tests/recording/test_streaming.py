@@ -21,8 +21,9 @@ import transformers
 
 import sightline as sl
 from sightline.errors import CaptureError, UsageError
-from sightline.recording import claiming, keeping
-from sightline.trace.bundle.loading import LoadedTrace
+from sightline.recording import stream_folder as claiming
+from sightline.recording import stream_writer as keeping
+from sightline.trace.bundle.reader import LoadedTrace
 from tests.recording.nets import Net
 from tests.recording.streams import TIMES, Awkward, awkward, both_ways, differences, session_of, train
 

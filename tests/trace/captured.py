@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sightline.trace.data import CaptureInfo
 from sightline.trace.dtypes import nbytes_of
-from sightline.trace.writer import ShardWriter
+from sightline.trace.shard_writer import ShardWriter
 
 #: Every dtype whose size is known.
 DTYPES = (

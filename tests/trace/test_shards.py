@@ -28,10 +28,10 @@ from hypothesis import strategies as st
 from sightline.errors import CaptureError, UsageError
 from sightline.trace import shards
 from sightline.trace.data import CaptureInfo
-from sightline.trace.filenames import FileNames, file_name
-from sightline.trace.stores import ShardStore
+from sightline.trace.file_names import FileNames, file_name
+from sightline.trace.shard_writer import ShardWriter
+from sightline.trace.tensor_stores import ShardStore
 from sightline.trace.tensors import Tensors
-from sightline.trace.writer import ShardWriter
 from tests.trace.captured import DTYPES, capture, put, some_bytes, written
 
 ROOT = Path(__file__).parent.parent.parent
@@ -296,7 +296,7 @@ def run(script: str, folder: Path) -> subprocess.Popen[str]:
 import os, sys, time
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
 from pathlib import Path
-from sightline.trace.writer import ShardWriter
+from sightline.trace.shard_writer import ShardWriter
 from tests.trace.captured import capture, put
 folder = Path({str(folder)!r})
 """

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import DamagedFile, NotCaptured
-from sightline.trace.stores import MemoryStore, ShardStore
+from sightline.trace.tensor_stores import MemoryStore, ShardStore
 from tests.trace.captured import capture, some_bytes, written
 
 ROOT = Path(__file__).parent.parent.parent
@@ -254,7 +254,7 @@ class NoTorch:
 sys.meta_path.insert(0, NoTorch())
 sys.path[:0] = [{str(ROOT / "src")!r}, {str(ROOT)!r}]
 from pathlib import Path
-from sightline.trace.stores import ShardStore
+from sightline.trace.tensor_stores import ShardStore
 from sightline.trace.tensors import Tensors
 from tests.trace.captured import DTYPES, capture, written
 folder = Path({str(tmp_path)!r})

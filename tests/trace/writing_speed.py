@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.trace.data import CaptureInfo
-from sightline.trace.writer import ShardWriter
+from sightline.trace.shard_writer import ShardWriter
 
 
 def writing_speed(folder: Path, *, tensors: int = 200, rounds: int = 5) -> dict[str, float]:

@@ -10,10 +10,10 @@ import pytest
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.forms import SLOT, Form
-from sightline.views.chain import Place
 from sightline.views.code import code, code_lines
 from sightline.views.live import LiveCode, OpEvent
 from sightline.views.outline import Line, View
+from sightline.views.source_chain import Place
 from tests.builders import TORCH, TraceBuilder, make_trace
 from tests.conftest import Golden
 from tests.views import measured

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.views.fitting import broken, fitted, narrowed
+from sightline.views.layout import broken, fitted, narrowed
 from sightline.views.outline import Column, Grid, Printer, Span, View, grid, line, width
 
 

@@ -8,9 +8,9 @@ from sightline.api import Trace
 from sightline.errors import NothingMatched
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
-from sightline.views.blocks import RAISED, BlockStyle, ModuleEvent, OpEvent, hyperparameters
-from sightline.views.live_log import LiveLog
+from sightline.views.live import LiveLog
 from sightline.views.log import log
+from sightline.views.log_blocks import RAISED, BlockStyle, ModuleEvent, OpEvent, hyperparameters
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
 from tests.views.odd_traces import crashed, hostile, nested

@@ -13,7 +13,7 @@ import torch
 import sightline as sl
 from sightline.api import Trace
 from sightline.errors import DamagedFile
-from sightline.trace.bundle import plain
+from sightline.trace.bundle import json_codec as plain
 from sightline.trace.data import AllocationColumns
 from sightline.views.outline import View, width
 from tests.builders import make_trace

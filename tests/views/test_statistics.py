@@ -15,9 +15,9 @@ from sightline.errors import UsageError
 from sightline.trace.forms import ONE_TENSOR
 from sightline.views.code import code
 from sightline.views.log import log
-from sightline.views.numbers import Reading, Readings, _pooled
 from sightline.views.outline import View, width
 from sightline.views.source import source
+from sightline.views.statistics_text import Reading, Readings, _pooled
 from sightline.views.summary import summary
 from tests.analysis.test_nonfinite import INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
@@ -267,7 +267,7 @@ def test_of_several_calls_the_summary_has_all() -> None:
 
 def test_an_event_without_numbers_is_written_as_before() -> None:
     from sightline.trace.data import TensorMeta
-    from sightline.views.blocks import BlockStyle, OpEvent
+    from sightline.views.log_blocks import BlockStyle, OpEvent
 
     x = TensorMeta((2,), None, "float32", "cpu")
     event = OpEvent("torch.relu", "function", "f", 0, ONE_TENSOR, (x,), ONE_TENSOR, (x,))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.analysis.step_facts import StepFacts, step_facts
+from sightline.analysis.steps import StepFacts, step_facts
 from sightline.trace.data import StepInfo
 from sightline.views.steps import step_table, steps_told
 from tests.recording import training_loops as loops

@@ -1,10 +1,6 @@
-"""What every module cost: FLOPs, time, activation memory and parameters, from the columns of a recording.
+"""What every module cost: FLOPs, time, activation memory, parameters, and the time spent compiling.
 
-Each number is kept twice, *own* (what ran directly in the module's forward) and *total* (its submodules
-included); totals are sums of owns, so a table of them adds up. Forward time is the duration of the
-module's calls less that of the calls inside; backward and recompute time is that of the ops of that phase
-that belong to the module. Device time is that of the ops, in every phase. Memory is the bytes of the
-storages that the module's forward ops made first. A parameter under several names is one parameter.
+Costs are computed from the columns of a recording.
 """
 
 from __future__ import annotations
@@ -17,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.scopes import OUTSIDE, Scopes, op_scopes, scopes_of
-from sightline.notation import times_text
+from sightline.analysis.select import Mask
+from sightline.notation import time_text, times_text
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, UNCOUNTED, TraceData
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(4)
@@ -252,3 +249,18 @@ def parameters_in(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> Param
         bytes=sum(info.nbytes for info in weights),
         buffers=sum(info.numel for info in infos.values() if info.buffer),
     )  # fmt: skip
+
+
+def is_opaque(data: TraceData) -> Mask:
+    """Which ops stand for code that nobody can look into."""
+    found: Mask = np.asarray(data.ops.flavour == FLAVOURS.index("opaque"))
+    return found
+
+
+def compiled_text(data: TraceData) -> str:
+    """How often something was compiled while the recording ran, and how long that took; else nothing."""
+    count = int(data.info.get("compilations") or 0)
+    if not count:
+        return ""
+    taken = time_text(int(data.info.get("compile_ns") or 0))
+    return f"{count:,} region{'s' * (count > 1)} in {taken}"

@@ -9,7 +9,7 @@ import numpy as np
 from sightline.notation import time_text
 from sightline.trace.data import WORK_KINDS, DeviceWorkColumns
 from sightline.trace.device_time import Busy, busy
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 _PLURALS = {"kernel": "kernels", "copy": "copies", "fill": "fills"}
 

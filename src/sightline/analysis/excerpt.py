@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace import data as d
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 T = TypeVar("T")
 Bools = NDArray[np.bool_]

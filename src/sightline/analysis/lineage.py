@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sightline.analysis.makers import NOBODY, Makers
 from sightline.analysis.model_part import model_part
-from sightline.analysis.places import Chains, shown_frames, torch_file
+from sightline.analysis.producers import NOBODY, Makers
 from sightline.analysis.select import listed
+from sightline.argument_checks import said
 from sightline.errors import NothingMatched, UsageError
-from sightline.given import said
 from sightline.trace.data import LEVELS, PHASES
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
+from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
 DEPTH: Final = 8  #: ops back from the value, unless asked for otherwise
 MOST: Final = 24  #: and no more than so many in all: a screen

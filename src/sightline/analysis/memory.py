@@ -28,8 +28,8 @@ from sightline.trace.held_memory import (
     made_of,
     storage_roots,
 )
-from sightline.trace.origins import bare_name, user_frame, written
-from sightline.trace.tables import Index, Op, Value
+from sightline.trace.index import Index, Op, Value
+from sightline.trace.user_frames import bare_name, user_frame, written
 
 Mask = NDArray[np.bool_]
 _BACKWARD = PHASES.index("backward")

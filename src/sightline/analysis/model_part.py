@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.places import installed_file, shown_frames, torch_file
 from sightline.trace.data import I32, PHASES, TraceData
+from sightline.trace.user_frames import installed_file, shown_frames, torch_file
 
 Bools = NDArray[np.bool_]
 

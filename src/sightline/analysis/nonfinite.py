@@ -28,7 +28,8 @@ from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
 from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
 from sightline.trace.forms import Form, Record
-from sightline.trace.origins import (
+from sightline.trace.index import Index, ModuleCall, Op, Value
+from sightline.trace.user_frames import (
     argument_names,
     backward_of,
     numbers_text,
@@ -37,7 +38,6 @@ from sightline.trace.origins import (
     placed,
     written,
 )
-from sightline.trace.tables import Index, ModuleCall, Op, Value
 
 NAN, INF = 1, 2
 _PARAMETER: Final = KINDS.index("parameter")

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.argument_checks import said
 from sightline.errors import NothingMatched, UsageError
-from sightline.given import said
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 Mask = NDArray[np.bool_]
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sightline.cli.progress import bar
-from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
+from sightline.cli.command import Verb, examples, filters, opened, recording, safe
+from sightline.cli.screen import bar
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 
 if TYPE_CHECKING:
-    from sightline.convert.tables import Table
-    from sightline.trace.tables import Index
+    from sightline.convert.table_columns import Table
+    from sightline.trace.index import Index
 
 FORMATS: Final = ("perfetto", "csv", "json", "parquet")
 #: What the end of a name says.
@@ -65,7 +65,7 @@ def command(
     folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
     in .gz is compressed. A file is there when it is whole.
     """
-    from sightline.convert.documents import count, needs
+    from sightline.convert.table_files import count, needs
 
     target = Path(output)
     try:
@@ -98,7 +98,7 @@ def _guessed(target: Path) -> str:
 
 def _picked(names: Sequence[str], format: str, target: Path) -> list[Table]:
     """The tables to write; for a file of one table its name can be the name of the file."""
-    from sightline.convert.schema import ALIASES, TABLES
+    from sightline.convert.tables import ALIASES, TABLES
 
     if format == "perfetto":
         if names:
@@ -147,7 +147,7 @@ def _free(target: Path, source: Path, force: bool) -> None:
 def _written(index: Index, format: str, tables: list[Table], target: Path,
              progress: Callable[[int, int], None]) -> list[Path]:  # fmt: skip
     """Write; the files that were."""
-    from sightline.convert import documents
+    from sightline.convert import table_files as documents
     from sightline.convert.perfetto import to_perfetto
 
     if format == "perfetto":

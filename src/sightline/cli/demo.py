@@ -15,7 +15,7 @@ from typing import Final
 
 import click
 
-from sightline.cli.verb import has_torch
+from sightline.cli.command import has_torch
 
 EXAMPLE: Final = "tiny_transformer.py"
 VIEWS: Final = ("overview", "call_order", "log", "code", "source", "summary")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sightline.cli.command import Verb, examples, opened, spoken_view
 from sightline.cli.screen import Screen, screen_options, waiting
-from sightline.cli.verb import Verb, examples, opened
-from sightline.cli.words import spoken_view
 
 if TYPE_CHECKING:
     from sightline.diffs import Diff

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sightline.cli.verb import Verb, examples, safe
+from sightline.cli.command import Verb, examples, safe
 
 
 @click.command(
@@ -23,7 +23,7 @@ def command(build: bool) -> None:
     The native engine is compiled on first use for the torch, the Python and the compiler that are installed,
     and kept in a cache folder. With --build the exit code is 0 if it can be used, else 1.
     """
-    from sightline.recording.native.build import status
+    from sightline.recording.native.engine import status
 
     found = status(build=build)
     if build and found.path is None:

@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from sightline.analysis.model_part import SHOWS_ALL
+from sightline.cli.command import Verb, examples, filters, opened, recording, safe
 from sightline.cli.screen import waiting
-from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
 
 _TEXTS: Final = ("mermaid", "dot", "json", "list")
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sightline.cli.command import Verb, examples, filters, opened, recording
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, filters, opened, recording
 from sightline.errors import NothingMatched
 
 if TYPE_CHECKING:

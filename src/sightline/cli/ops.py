@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import numpy as np
 
-from sightline.cli.listing import Column, Row, formats, write
+from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.row_output import Column, Row, formats, write
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, filters, opened, recording
 from sightline.errors import UsageError
 from sightline.notation import count_text, position_text, time_text
 
@@ -103,7 +103,7 @@ class OpRows:
     """
 
     def __init__(self, trace: Trace, names: Sequence[str] = NAMES) -> None:
-        from sightline.analysis.places import Chains, torch_file
+        from sightline.trace.user_frames import Chains, torch_file
 
         self._data = trace.data
         self._device = trace.index.device_durations
@@ -185,7 +185,7 @@ class OpRows:
         return [texts[module] for module in known[calls].tolist()]
 
     def _placed(self, ids: I64) -> list[dict[str, Any]]:
-        from sightline.analysis.places import shown_frames
+        from sightline.trace.user_frames import shown_frames
 
         return [
             self._places.get(frame) or self._place(frame) for frame in shown_frames(self._data, ids).tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sightline.cli.verb import Verb, examples, recording, safe
+from sightline.cli.command import Verb, examples, recording, safe
 
 
 @click.command(

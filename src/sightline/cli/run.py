@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.launchers import instead_of
-from sightline.cli.program import Program, tell
-from sightline.cli.verb import Verb, examples, has_torch, safe
-from sightline.cli.words import spoken_asked, spoken_error, spoken_view
+from sightline.cli.command import Verb, examples, has_torch, safe, spoken_asked, spoken_error, spoken_view
+from sightline.cli.script import Program, instead_of, tell
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 from sightline.ranks import path_of_rank, this_rank
-from sightline.trace.on_disk import make_room, numbered
+from sightline.trace.bundle.paths import make_room, numbered
 from sightline.views.outline import Line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.cli.stepping import Stepping
+    from sightline.cli.step_range import Stepping
     from sightline.options import Stats
     from sightline.views.outline import Block
 
@@ -164,7 +162,7 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
     """The trace of the run, ready to begin."""
     if not has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
-    from sightline.cli.stepping import Stepping, span_of
+    from sightline.cli.step_range import Stepping, span_of
     from sightline.options import Capture, Stats
     from sightline.tracing import trace
 
@@ -186,7 +184,7 @@ def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
     if asked["stats"] is False or asked["check"] or asked["ops"] not in ("aten", "both"):
         return None
     from sightline.options import Stats
-    from sightline.recording.native.build import reads_cheaply
+    from sightline.recording.native.engine import reads_cheaply
 
     return Stats(fingerprint=False) if reads_cheaply() else None
 
@@ -299,7 +297,7 @@ def _is_note(block: Block) -> bool:
 
 def _say_missing(trace: Trace) -> None:
     """What was asked for and did not come about, or went wrong: even the quiet want to know it."""
-    from sightline.analysis.asked import left_out_text, unmatched
+    from sightline.analysis.unmatched import left_out_text, unmatched
 
     missing = [spoken_asked(str(each)) for each in unmatched(trace.data)]
     left_out = left_out_text(trace.info)

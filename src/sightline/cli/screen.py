@@ -1,15 +1,14 @@
-"""Where the text of a verb goes: a pager on a terminal, plain lines anywhere else.
-
-Lines are written as they come, so the first screen is there before the last line is made.
-"""
+"""Where the text of a command goes: a pager on a terminal, plain lines elsewhere; and its progress bar."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,3 +128,33 @@ def screen_options(function: F) -> F:
         help="Colour; auto is on a terminal, without NO_COLOR.",
     )
     return cast(F, color(pager(with_screen)))
+
+
+_QUICK: Final = 0.5  #: seconds after which a bar is shown
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+@contextlib.contextmanager
+def bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with what is done and what there is to do."""
+    if not sys.stderr.isatty():
+        yield _silent
+        return
+    began = time.monotonic()
+    with contextlib.ExitStack() as ends:
+        shown: Any = None
+
+        def progress(done: int, total: int) -> None:
+            nonlocal shown
+            if shown is None and time.monotonic() - began > _QUICK and done < total:
+                shown = ends.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
+            if shown is not None:
+                shown.update(done - shown.pos)
+                if done >= total:  # what is printed next begins on a line of its own
+                    ends.close()
+                    shown = None
+
+        yield progress

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from sightline.cli.command import Verb, examples, filters, opened, recording, safe, spoken_view
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, filters, opened, recording, safe
-from sightline.cli.words import spoken_view
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -102,7 +101,7 @@ def command(file: str, view: str | None, step: str | None, screen: Screen, **opt
 
 def _say_unmatched(trace: Trace, globs: Sequence[str]) -> None:
     """A glob that means nothing allows nothing; the answer stands, but whoever asked must know."""
-    from sightline.analysis.asked import unmatched_allow
+    from sightline.analysis.unmatched import unmatched_allow
 
     for each in unmatched_allow(trace.data, globs):
         click.echo(safe(f"sightline: --allow {each}"), err=True)

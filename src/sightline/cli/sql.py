@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.listing import Column, Row, formats, write
-from sightline.cli.progress import bar
-from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, filters, opened, recording
+from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.row_output import Column, Row, formats, write
+from sightline.cli.screen import Screen, bar, screen_options
 from sightline.views.outline import Block, line, printable, width
 
 if TYPE_CHECKING:
     from sightline.convert.query import Desk
-    from sightline.trace.tables import Index
+    from sightline.trace.index import Index
 
 _ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
 _LOOKED_AT: Final = 200  #: rows that tell whether a column is of numbers
@@ -141,8 +140,8 @@ def _text(item: Any) -> str:
 
 def _listed(index: Index, columns: bool) -> Iterable[Block]:
     """The tables, each with its rows, what they are, and its columns."""
-    from sightline.convert.facts import Facts
-    from sightline.convert.schema import ALIASES, TABLES
+    from sightline.convert.context import Facts
+    from sightline.convert.tables import ALIASES, TABLES
 
     facts = Facts(index)
     others = {name: alias for alias, name in ALIASES.items()}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.listing import Column, Row, formats, write
+from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.row_output import Column, Row, formats, write
 from sightline.cli.screen import Screen, screen_options
-from sightline.cli.verb import Verb, examples, filters, opened, recording
 from sightline.errors import NotCaptured, UsageError
 from sightline.notation import bytes_text, tensor_text, value_text
 from sightline.views.outline import Line, View, line
@@ -84,7 +84,7 @@ def command(file: str, key: str | None, head: int | None, tail: int | None, stat
 
 def _nothing_kept(trace: Trace) -> str:
     """That there is nothing, and why or how there can be something."""
-    from sightline.analysis.asked import capture_text
+    from sightline.analysis.unmatched import capture_text
 
     why = capture_text(trace.data) or "record with sl.trace(…, capture=True) or sightline run --capture GLOB"
     return f"(no tensors were kept: {why})"
@@ -140,7 +140,7 @@ def _row(tensor: CapturedTensor, stats: bool) -> Row:
     if stats:
         import numpy as np
 
-        from sightline.cli.picture import reading
+        from sightline.cli.tensor_plot import reading
 
         try:
             seen = reading(tensor.numpy())
@@ -165,7 +165,7 @@ _COLUMNS: Final = (
 
 def _drawn(trace: Trace, tensor: CapturedTensor, chosen: list[int], room: int | None) -> Iterable[Line]:
     """A tensor: what it is, its numbers, its picture."""
-    from sightline.cli.picture import picture
+    from sightline.cli.tensor_plot import picture
 
     return [*_head(trace, tensor), *picture(tensor.numpy(), chosen, room)]
 
@@ -195,7 +195,7 @@ def _place(trace: Trace, op: int) -> str:
     """Where the user wrote what ran an op, to end a sentence with."""
     import numpy as np
 
-    from sightline.analysis.places import Chains, shown_frames, torch_file
+    from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
     frame = int(shown_frames(trace.data, np.array([op]))[0])
     chain = Chains(trace.data, torch_file).of(frame)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sightline.cli.verb import Verb, examples, safe
+from sightline.cli.command import Verb, examples, safe
 from sightline.errors import UsageError
 
 
@@ -46,8 +46,13 @@ def command(
 
     A recording of sightline's own is drawn by `sightline graph`.
     """
-    from sightline.compat.torchspy.drawing import apply_graph_render_options, construct_graph
-    from sightline.compat.torchspy.pathtree import build_tree, parse_trace, save_tree_json
+    from sightline.compat.torchspy.trace_graph import (
+        apply_graph_render_options,
+        build_tree,
+        construct_graph,
+        parse_trace,
+        save_tree_json,
+    )
 
     def say(text: str) -> None:
         if verbose:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sightline.cli.command import Verb, examples, opened, recording, safe
 from sightline.cli.screen import waiting
-from sightline.cli.verb import Verb, examples, opened, recording, safe
 from sightline.notation import bytes_text
-from sightline.trace.bundle.loading import LoadedTrace
+from sightline.trace.bundle.reader import LoadedTrace
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -22,16 +22,16 @@ from itertools import count, takewhile
 from types import TracebackType
 from typing import IO, Self
 
-from sightline.analysis.places import first_own, shown_frames, torch_file
 from sightline.errors import UsageError
 from sightline.notation import call_text, tensor_text
 from sightline.recording.recorder import Asked, Recorder
 from sightline.trace.data import TensorMeta
 from sightline.trace.events import CallHappened, OpHappened
 from sightline.trace.forms import Form
-from sightline.trace.tables import Index, Op
-from sightline.views.chain import Place, PlaceLike, shared_lines
+from sightline.trace.index import Index, Op
+from sightline.trace.user_frames import first_own, shown_frames, torch_file
 from sightline.views.live import LiveCode, OpEvent
+from sightline.views.source_chain import Place, PlaceLike, shared_lines
 
 __all__ = ["Trace", "TracingMode"]
 

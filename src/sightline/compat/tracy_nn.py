@@ -20,11 +20,10 @@ from sightline.api import Trace
 from sightline.errors import UsageError
 from sightline.recording.recorder import Asked, Recorder, check_model
 from sightline.trace.events import CallHappened
-from sightline.trace.file_owners import torch_file
-from sightline.views.blocks import BlockStyle
-from sightline.views.live_log import LiveLog
+from sightline.trace.source_files import torch_file
+from sightline.views.live import LiveLog, WatchLog
+from sightline.views.log_blocks import BlockStyle
 from sightline.views.outline import Printer
-from sightline.views.watching import WatchLog
 
 __all__ = ["Tracer", "trace_model"]
 

@@ -19,8 +19,8 @@ import numpy as np
 from sightline._version import __version__
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES, clock, memory_levels
-from sightline.convert.facts import Facts, Lists, json_text
-from sightline.convert.files import whole_text
+from sightline.convert.atomic_files import whole_text
+from sightline.convert.context import Facts, Lists, json_text
 from sightline.convert.timeline import (
     CALL,
     DeviceSlices,
@@ -33,7 +33,7 @@ from sightline.convert.timeline import (
 )
 from sightline.notation import position_text
 from sightline.trace import data as d
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 Progress = Callable[[int, int], None]
 

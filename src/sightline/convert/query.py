@@ -16,11 +16,11 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Final, Self
 
-from sightline.convert.facts import Facts
-from sightline.convert.schema import ALIASES, TABLES
-from sightline.convert.tables import LONGEST_BYTES, Table, storable
+from sightline.convert.context import Facts
+from sightline.convert.table_columns import LONGEST_BYTES, Table, storable
+from sightline.convert.tables import ALIASES, TABLES
 from sightline.errors import UsageError
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 #: Every name a query can use for a table.
 NAMED: Final[dict[str, Table]] = TABLES | {alias: TABLES[name] for alias, name in ALIASES.items()}

@@ -1,140 +1,469 @@
-"""The tables of a recording: what ``sightline sql`` asks and what CSV, JSON and Parquet hold.
-
-A table is a list of columns, a column a function that reads some rows of it. So a query reads only the
-columns it mentions, and a file is written a batch at a time. What the tables and columns are called is an
-interface: ``docs/convert.md`` lists them, and a test compares.
-"""
+"""The tables that people query: ops, module calls, values, modules, parameters, steps, memory, statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.convert.facts import Facts, Lists, Objects
+from sightline.analysis.device_use import device_name
+from sightline.analysis.lifetimes import USES
+from sightline.convert import tables as model
+from sightline.convert import tables as run
+from sightline.convert.context import Facts, Lists, json_text
+from sightline.convert.table_columns import (
+    Column,
+    Reader,
+    Rows,
+    Table,
+    choice,
+    flag,
+    looked_up,
+    number,
+    plain,
+    real,
+    reference,
+    row_id,
+    tensor_lists,
+)
+from sightline.trace import data as d
 
-Type = Literal["integer", "real", "text", "boolean"]
-Rows = NDArray[np.int64]
-Reader = Callable[[Facts, Rows], list[Any]]
-
-LONGEST_BYTES: Final = 4 << 20  #: of a text, where a length is limited
-BATCH: Final = 1 << 14  #: rows that are read together
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column: how it is called, what it holds, and how some of its rows are read. None is nothing."""
-
-    name: str
-    type: Type
-    about: str
-    read: Reader
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: what its rows are, its columns, and how many rows there are."""
-
-    name: str
-    about: str
-    columns: tuple[Column, ...]
-    count: Callable[[Facts], int]
-
-    def column(self, name: str) -> Column:
-        return next(column for column in self.columns if column.name == name)
-
-    def batches(self, facts: Facts, columns: Sequence[Column] | None = None) -> Iterator[list[list[Any]]]:
-        """The columns asked for, some rows at a time: one list per column."""
-        count = self.count(facts)
-        for first in range(0, count, BATCH):
-            rows = np.arange(first, min(first + BATCH, count))
-            yield [column.read(facts, rows) for column in columns or self.columns]
+Array = NDArray[Any]
+_INT: Final = "integer"
+_TEXT: Final = "text"
+_BOOL: Final = "boolean"
 
 
-def _listed(column: NDArray[Any]) -> list[Any]:
-    items: list[Any] = column.tolist()
-    return items
+def _op(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.ops, name)
 
 
-def row_id(_: Facts, rows: Rows) -> list[Any]:
-    """The position of a row."""
-    return _listed(rows)
+def _value(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.values, name)
 
 
-def number(column: Callable[[Facts], NDArray[Any]]) -> Reader:
-    """Numbers as they are."""
-    return lambda facts, rows: column(facts)[rows].tolist()
+def _call(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.calls, name)
 
 
-def reference(column: Callable[[Facts], NDArray[Any]]) -> Reader:
-    """Ids and counts, of which -1 is none."""
+def _work(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.device_work, name)
+
+
+def _device_names(facts: Facts, rows: Rows) -> list[Any]:
+    return [device_name(device) for device in facts.raw.device_work.device[rows].tolist()]
+
+
+def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
+    return looked_up(lambda facts: facts.of_metas(read), _value("meta"))
+
+
+def _op_text(facts: Facts, rows: Rows) -> list[Any]:
+    ops, meta = facts.raw.ops, facts.raw.values.meta
+    given, made = _op_inputs(facts, rows), _op_outputs(facts, rows)
+    inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
+    i, o = given.bounds.tolist(), made.bounds.tolist()
+    listed = zip(ops.name[rows].tolist(), ops.form[rows].tolist(), ops.result[rows].tolist(), strict=True)
+    return [
+        facts.op_text(name, form, result, inputs[i[at] : i[at + 1]], outputs[o[at] : o[at + 1]])
+        for at, (name, form, result) in enumerate(listed)
+    ]
+
+
+def _op_inputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.ops.input_offsets, facts.raw.ops.inputs, rows)
+
+
+def _op_outputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.ops.output_offsets, facts.raw.ops.outputs, rows)
+
+
+def _call_inputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.calls.input_offsets, facts.raw.calls.inputs, rows)
+
+
+def _call_outputs(facts: Facts, rows: Rows) -> Lists:
+    return Lists(facts.raw.calls.output_offsets, facts.raw.calls.outputs, rows)
+
+
+def _device_time(column: Callable[[Facts], Array | None]) -> Reader:
+    """What devices spent; nothing where nobody looked."""
 
     def read(facts: Facts, rows: Rows) -> list[Any]:
-        ids = column(facts)[rows]
-        found = ids.astype(object)
-        found[ids < 0] = None
-        return _listed(found)
+        spent = column(facts)
+        found: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
+        return found
 
     return read
 
 
-def flag(column: Callable[[Facts], NDArray[Any]], bit: int) -> Reader:
-    """Whether a bit is set."""
-    return lambda facts, rows: ((column(facts)[rows] & bit) != 0).tolist()
+OPS: Final = Table(
+    "ops",
+    "API calls and aten ops, in the order they began",
+    (
+        Column("id", _INT, "position in the recording, from 0", row_id),
+        Column("name", _TEXT, "mm, add.Tensor, F.linear, Tensor.view, @",
+               looked_up(lambda f: f.names, _op("name"))),
+        Column("level", _TEXT, "api or aten", choice(d.LEVELS, _op("level"))),
+        Column("flavour", _TEXT, "function, method, operator, property, op, opaque",
+               choice(d.FLAVOURS, _op("flavour"))),
+        Column("phase", _TEXT, "forward, backward, recompute, optimizer", choice(d.PHASES, _op("phase"))),
+        Column("module", _TEXT, "path of its module; of a backward op, that of its forward op",
+               looked_up(lambda f: f.labels, lambda f: f.op_modules)),
+        Column("call", _INT, "→ module_calls.id", reference(_op("call"))),
+        Column("step", _TEXT, "name of the innermost step",
+               looked_up(lambda f: f.step_names, lambda f: f.op_steps)),
+        Column("parent", _INT, "of an aten op, the API call it came from", reference(_op("parent"))),
+        Column("forward", _INT, "of a backward op, its forward op", reference(_op("forward"))),
+        Column("start_ns", _INT, "since the recording began", number(_op("start"))),
+        Column("duration_ns", _INT, "host time, the recorder's own left out", number(_op("duration"))),
+        Column("device_ns", _INT, "what devices spent on it and on the ops in it; with time=\"device\"",
+               _device_time(lambda facts: facts.index.device_durations)),
+        Column("flops", _INT, "null where there is no formula", reference(_op("flops"))),
+        Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(_op_inputs)),
+        Column("outputs", _TEXT, "tensors it returned", tensor_lists(_op_outputs)),
+        Column("text", _TEXT, "mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]", _op_text),
+        Column("file", _TEXT, "where it is written, outside torch; of a backward op, its forward op",
+               looked_up(lambda f: f.files, lambda f: f.op_lines)),
+        Column("line", _INT, "", looked_up(lambda f: f.lines, lambda f: f.op_lines)),
+        Column("function", _TEXT, "Net.forward", looked_up(lambda f: f.functions, lambda f: f.op_lines)),
+        Column("code", _TEXT, "the source line", looked_up(lambda f: f.code, lambda f: f.op_lines)),
+        Column("frame", _INT, "→ frames.id, torch's own lines included", reference(_op("frame"))),
+        Column("thread", _INT, "", number(_op("thread"))),
+        Column("raised", _BOOL, "it ended in an exception", flag(_op("flags"), d.RAISED)),
+        Column("mutates", _BOOL, "it changed an input in place", flag(_op("flags"), d.MUTATES)),
+    ),
+    lambda facts: len(facts.raw.ops),
+)  # fmt: skip
+
+VALUES: Final = Table(
+    "values",
+    "tensors, one row per version",
+    (
+        Column("id", _INT, "12 is written $12", row_id),
+        Column("tensor", _TEXT, "f32[2, 8]", looked_up(lambda f: f.metas, _value("meta"))),
+        Column("shape", _TEXT, "[2, 8], as JSON", _meta(lambda meta: str(list(meta.shape)))),
+        Column("dtype", _TEXT, "float32", _meta(lambda meta: meta.dtype.removeprefix("torch."))),
+        Column("device", _TEXT, "cpu, cuda:0", _meta(lambda meta: meta.device)),
+        Column("numel", _INT, "", _meta(lambda meta: meta.numel)),
+        Column("bytes", _INT, "of its elements", _meta(lambda meta: meta.nbytes)),
+        Column("kind", _TEXT, "parameter, buffer, input, activation, gradient, state, constant …",
+               choice(d.KINDS, _value("kind"))),
+        Column("name", _TEXT, "fc1.weight of a parameter; else null",
+               looked_up(lambda f: f.names, _value("name"))),
+        Column("producer", _INT, "→ ops.id, the op that made it", reference(_value("producer"))),
+        Column("slot", _INT, "which output of its producer", reference(_value("slot"))),
+        Column("module", _TEXT, "of its producer", looked_up(
+            lambda f: f.labels, lambda f: np.append(f.op_modules, np.int32(-1))[f.raw.values.producer])),
+        Column("storage", _INT, "→ storages.id", reference(_value("storage"))),
+        Column("base", _INT, "→ values.id, what it is a view of", reference(_value("base"))),
+        Column("previous", _INT, "→ values.id, what an in-place op replaced", reference(_value("previous"))),
+        Column("requires_grad", _BOOL, "", flag(_value("flags"), d.REQUIRES_GRAD)),
+    ),
+    lambda facts: len(facts.raw.values),
+)  # fmt: skip
+
+CALLS: Final = Table(
+    "module_calls",
+    "calls of modules, in the order of entry",
+    (
+        Column("id", _INT, "", row_id),
+        Column("module", _TEXT, "path", looked_up(lambda f: f.labels, _call("module"))),
+        Column("type", _TEXT, "class of the module",
+               looked_up(lambda f: f.of_modules(lambda module: module.type), _call("module"))),
+        Column("number", _INT, "which call of this module, from 0", number(_call("index"))),
+        Column("parent", _INT, "→ module_calls.id", reference(_call("parent"))),
+        Column("depth", _INT, "0 for a call outside all others",
+               lambda facts, rows: [facts.index.call_depths[row] for row in rows.tolist()]),
+        Column("phase", _TEXT, "forward or recompute", choice(d.PHASES, _call("phase"))),
+        Column("start_ns", _INT, "since the recording began", number(_call("start"))),
+        Column("duration_ns", _INT, "host time, the recorder's own left out", number(_call("duration"))),
+        Column("device_ns", _INT, "what devices spent on its ops; with time=\"device\"",
+               _device_time(lambda facts: facts.index.call_device_durations)),
+        Column("first_op", _INT, "ops from this one …", number(_call("first_op"))),
+        Column("end_op", _INT, "… to before this one ran inside it", number(_call("end_op"))),
+        Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
+        Column("outputs", _TEXT, "tensors it returned", tensor_lists(_call_outputs)),
+        Column("file", _TEXT, "where it was called, outside torch",
+               looked_up(lambda f: f.files, lambda f: f.call_lines)),
+        Column("line", _INT, "", looked_up(lambda f: f.lines, lambda f: f.call_lines)),
+        Column("module_id", _INT, "→ modules.id", reference(_call("module"))),
+        Column("raised", _BOOL, "it ended in an exception", flag(_call("flags"), d.RAISED)),
+        Column("unfinished", _BOOL, "the recording ended first", flag(_call("flags"), d.UNFINISHED)),
+    ),
+    lambda facts: len(facts.raw.calls),
+)  # fmt: skip
 
 
-def real(column: Callable[[Facts], NDArray[Any]]) -> Reader:
-    """Floats; NaN is none, as SQL has it."""
+def _linked(name: str, about: str, owner: str, of: Callable[[Facts], Any], side: str) -> Table:
+    """A row for each tensor that went into, or came out of, an op or a module call."""
 
-    def read(facts: Facts, rows: Rows) -> list[Any]:
-        values = column(facts)[rows]
-        found = values.astype(object)
-        found[np.isnan(values)] = None
-        return _listed(found)
+    def owners(facts: Facts, rows: Rows) -> Array:
+        return np.searchsorted(getattr(of(facts), f"{side}_offsets"), rows, side="right") - 1
 
-    return read
+    def positions(facts: Facts, rows: Rows) -> list[Any]:
+        offsets = getattr(of(facts), f"{side}_offsets")
+        found: list[Any] = (rows - offsets[owners(facts, rows)]).tolist()
+        return found
 
-
-def choice(names: Sequence[str], column: Callable[[Facts], NDArray[Any]]) -> Reader:
-    """One of a few words, by its number."""
-    words = np.array(names, dtype=object)
-    return lambda facts, rows: words[column(facts)[rows]].tolist()
-
-
-def looked_up(items: Callable[[Facts], Objects], column: Callable[[Facts], NDArray[Any]]) -> Reader:
-    """Texts by id; -1 is none. The texts are worked out once per recording."""
-    return lambda facts, rows: _listed(facts.once(items)[column(facts)[rows]])
-
-
-def plain(items: Callable[[Facts], Sequence[Any]], read: Callable[[Any], Any]) -> Reader:
-    """A field of a small table of records."""
-    return lambda facts, rows: [read(items(facts)[row]) for row in rows.tolist()]
+    return Table(
+        name,
+        about,
+        (
+            Column(owner, _INT, f"→ {'ops' if owner == 'op' else 'module_calls'}.id",
+                   lambda facts, rows: owners(facts, rows).tolist()),
+            Column("position", _INT, f"which of its {side}s, from 0", positions),
+            Column("value", _INT, "→ values.id", number(lambda facts: getattr(of(facts), f"{side}s"))),
+        ),
+        lambda facts: len(getattr(of(facts), f"{side}s")),
+    )  # fmt: skip
 
 
-def tensor_lists(lists: Callable[[Facts, Rows], Lists]) -> Reader:
-    """Lists of tensors as they are written: ``f32[2, 8], f32[8]``."""
-
-    def read(facts: Facts, rows: Rows) -> list[Any]:
-        found = lists(facts, rows)
-        written = facts.metas[facts.raw.values.meta[found.items]].tolist()
-        bounds = found.bounds.tolist()
-        return [", ".join(written[a:b]) for a, b in pairwise(bounds)]
-
-    return read
+def _reader(facts: Facts, rows: Rows) -> list[Any]:
+    found: list[Any] = (np.searchsorted(facts.raw.ops.input_offsets, rows, side="right") - 1).tolist()
+    return found
 
 
-def storable(item: Any) -> Any:
-    """An item as any database takes it: whole Unicode, 64 bits, no text without end.
+EDGES: Final = Table(
+    "edges",
+    "what flowed where: a row for each tensor an op read",
+    (
+        Column("source", _INT, "→ ops.id, the op that made it; null for what came from outside",
+               reference(lambda facts: facts.edge_sources)),
+        Column("value", _INT, "→ values.id", number(_op("inputs"))),
+        Column("target", _INT, "→ ops.id, the op that read it", _reader),
+    ),
+    lambda facts: len(facts.raw.ops.inputs),
+)  # fmt: skip
 
-    >>> storable("a\\ud800"), storable(1 << 70)
-    ('a?', 1.1805916207174113e+21)
-    """
-    if isinstance(item, str):
-        return item[: LONGEST_BYTES // 4].encode("utf-8", "replace").decode()
-    if isinstance(item, int) and not -(1 << 63) <= item < 1 << 63:
-        return float(item)
-    return item
+INPUTS: Final = _linked("inputs", "tensors that ops read", "op", lambda facts: facts.raw.ops, "input")
+OUTPUTS: Final = _linked("outputs", "tensors that ops returned", "op", lambda facts: facts.raw.ops, "output")
+CALL_INPUTS: Final = _linked(
+    "call_inputs", "tensors given to module calls", "call", lambda facts: facts.raw.calls, "input"
+)
+CALL_OUTPUTS: Final = _linked(
+    "call_outputs", "tensors returned by module calls", "call", lambda facts: facts.raw.calls, "output"
+)
+
+
+DEVICE_WORK: Final = Table(
+    "device_work",
+    "what devices did, in the order it began; with time=\"device\"",
+    (
+        Column("id", _INT, "", row_id),
+        Column("op", _INT, "→ ops.id, the innermost op that asked for it; null where none did",
+               reference(lambda facts: facts.index.device_work_ops)),
+        Column("name", _TEXT, "of the kernel, or the direction of the copy",
+               looked_up(lambda f: f.names, _work("name"))),
+        Column("kind", _TEXT, ", ".join(d.WORK_KINDS), choice(d.WORK_KINDS, _work("kind"))),
+        Column("device", _TEXT, "cuda:0", _device_names),
+        Column("stream", _INT, "", number(_work("stream"))),
+        Column("launch_ns", _INT, "when the host asked for it, since the recording began",
+               number(_work("launch"))),
+        Column("start_ns", _INT, "since the recording began", number(_work("start"))),
+        Column("duration_ns", _INT, "by the device's own clock", number(_work("duration"))),
+    ),
+    lambda facts: len(facts.raw.device_work),
+)  # fmt: skip
+
+
+Array = NDArray[Any]
+_INT: Final = "integer"
+_REAL: Final = "real"
+_TEXT: Final = "text"
+_BOOL: Final = "boolean"
+
+
+def _frame(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.frames, name)
+
+
+def _each_frame(facts: Facts) -> Array:
+    return np.arange(len(facts.raw.frames))
+
+
+def _stat(name: str) -> Callable[[Facts], Array]:
+    return lambda facts: getattr(facts.raw.stats, name)
+
+
+def _module(read: Callable[[d.ModuleInfo], Any]) -> Reader:
+    return plain(lambda facts: facts.raw.modules, read)
+
+
+def _numel(module: d.ModuleInfo, *, buffer: bool = False) -> int:
+    return sum(info.numel for info in module.parameters if info.buffer == buffer)
+
+
+MODULES: Final = Table(
+    "modules",
+    "the modules that were called, and the ones that hold them",
+    (
+        Column("id", _INT, "", row_id),
+        Column("path", _TEXT, "blocks.0.attn; empty for the model itself", _module(lambda m: m.path)),
+        Column("module", _TEXT, "the path, or the class of the model", _module(lambda m: m.path or m.type)),
+        Column("type", _TEXT, "Linear", _module(lambda m: m.type)),
+        Column("type_module", _TEXT, "torch.nn.modules.linear", _module(lambda m: m.type_module)),
+        Column("parent", _INT, "→ modules.id", _module(lambda m: m.parent if m.parent >= 0 else None)),
+        Column("extra", _TEXT, "in_features=6, out_features=6, bias=True", _module(lambda m: m.extra)),
+        Column("training", _BOOL, "", _module(lambda m: m.training)),
+        Column("parameters", _INT, "elements of its own parameters", _module(_numel)),
+        Column("buffers", _INT, "elements of its own buffers", _module(lambda m: _numel(m, buffer=True))),
+        Column("calls", _INT, "how often it was called",
+               lambda facts, rows: [len(facts.index.calls_of_module.get(row, ())) for row in rows.tolist()]),
+    ),
+    lambda facts: len(facts.raw.modules),
+)  # fmt: skip
+
+
+def _owned(facts: Facts) -> list[tuple[str, d.ParameterInfo]]:
+    return facts.parameters
+
+
+def _parameter(read: Callable[[d.ParameterInfo], Any]) -> Reader:
+    return plain(_owned, lambda pair: read(pair[1]))
+
+
+PARAMETERS: Final = Table(
+    "parameters",
+    "parameters and buffers, by the module that owns them",
+    (
+        Column("path", _TEXT, "fc1.weight", _parameter(lambda p: p.path)),
+        Column("module", _TEXT, "path of the module", plain(_owned, lambda pair: pair[0])),
+        Column("name", _TEXT, "weight", _parameter(lambda p: p.name)),
+        Column("shape", _TEXT, "[2, 8], as JSON", _parameter(lambda p: str(list(p.shape)))),
+        Column("dtype", _TEXT, "float32", _parameter(lambda p: p.dtype.removeprefix("torch."))),
+        Column("numel", _INT, "", _parameter(lambda p: p.numel)),
+        Column("bytes", _INT, "", _parameter(lambda p: p.nbytes)),
+        Column("trainable", _BOOL, "", _parameter(lambda p: p.trainable)),
+        Column("buffer", _BOOL, "it is a buffer", _parameter(lambda p: p.buffer)),
+        Column("tensor", _INT, "equal for one tensor under several names", _parameter(lambda p: p.key)),
+    ),
+    lambda facts: len(facts.parameters),
+)  # fmt: skip
+
+FRAMES: Final = Table(
+    "frames",
+    "source positions; a row and its parents are a stack",
+    (
+        Column("id", _INT, "", row_id),
+        Column("parent", _INT, "→ frames.id, the caller", reference(_frame("parent"))),
+        Column("file", _TEXT, "", looked_up(lambda f: f.files, _each_frame)),
+        Column("line", _INT, "", number(_frame("line"))),
+        Column("end_line", _INT, "", number(_frame("end_line"))),
+        Column("first_column", _INT, "0-based, in bytes", reference(_frame("column"))),
+        Column("end_column", _INT, "", reference(_frame("end_column"))),
+        Column("function", _TEXT, "Net.forward",
+               looked_up(lambda f: f.functions, _each_frame)),
+        Column("code", _TEXT, "the source line", looked_up(lambda f: f.code, _each_frame)),
+    ),
+    lambda facts: len(facts.raw.frames),
+)  # fmt: skip
+
+
+def _step(read: Callable[[d.StepInfo], Any]) -> Reader:
+    return plain(lambda facts: facts.index.step_infos, read)
+
+
+STEPS: Final = Table(
+    "steps",
+    "training steps, and the stretches that were named by sl.step",
+    (
+        Column("id", _INT, "", row_id),
+        Column("name", _TEXT, "", _step(lambda s: s.name)),
+        Column("first_op", _INT, "ops from this one …", _step(lambda s: s.first_op)),
+        Column("end_op", _INT, "… to before this one ran in it", _step(lambda s: s.end_op)),
+        Column("first_call", _INT, "module calls likewise", _step(lambda s: s.first_call)),
+        Column("end_call", _INT, "", _step(lambda s: s.end_call)),
+        Column("start_ns", _INT, "since the recording began", _step(lambda s: s.start)),
+        Column("duration_ns", _INT, "the recorder's own time included", _step(lambda s: s.duration)),
+    ),
+    lambda facts: len(facts.index.step_infos),
+)
+
+
+def _fingerprints(facts: Facts, rows: Rows) -> list[Any]:
+    return [f"{bits:016x}" if bits else None for bits in facts.raw.stats.fingerprint[rows].tolist()]
+
+
+STATS: Final = Table(
+    "stats",
+    "what the numbers in a tensor were like, where they were measured",
+    (
+        Column("value", _INT, "→ values.id", number(_stat("value"))),
+        *(Column(name, _REAL, "of the finite elements", real(_stat(name)))
+          for name in ("min", "max", "mean", "std", "l2")),
+        *(Column(name, _INT, "how many", number(_stat(name))) for name in ("zeros", "nans", "infs")),
+        Column("fingerprint", _TEXT, "64 bits in hexadecimal; null where none was taken", _fingerprints),
+    ),
+    lambda facts: len(facts.raw.stats),
+)  # fmt: skip
+
+
+STORAGES: Final = Table(
+    "storages",
+    "memory behind the tensors; values that share memory share one",
+    (
+        Column("id", _INT, "", row_id),
+        Column("bytes", _INT, "", number(lambda facts: facts.raw.storages)),
+        Column("device", _TEXT, "cpu, cuda:0",
+               looked_up(lambda f: f.of_metas(lambda m: m.device), lambda f: f.lifetimes.meta)),
+        Column("use", _TEXT, "parameters, state, activations, gradients, other",
+               choice(USES, lambda facts: facts.lifetimes.use)),
+        Column("first_used_ns", _INT, "since the recording began",
+               reference(lambda facts: facts.lifetimes.first)),
+        Column("last_used_ns", _INT, "parameters and state to the end",
+               reference(lambda facts: facts.lifetimes.last)),
+    ),
+    lambda facts: len(facts.raw.storages),
+)  # fmt: skip
+
+
+def _capture(read: Callable[[d.CaptureInfo], Any]) -> Reader:
+    return plain(lambda facts: facts.raw.captures, read)
+
+
+TENSORS: Final = Table(
+    "tensors",
+    "the tensors that were kept, without their elements",
+    (
+        Column("key", _TEXT, "step0/blocks.0.attn/output/0/0", _capture(lambda c: c.key)),
+        Column("step", _TEXT, "", _capture(lambda c: c.step)),
+        Column("module", _TEXT, "path", _capture(lambda c: c.module)),
+        Column(
+            "name", _TEXT, "input, output, the op, or the name it was spied under", _capture(lambda c: c.name)
+        ),
+        Column("call", _INT, "which time, from 0", _capture(lambda c: c.call)),
+        Column("slot", _INT, "which tensor of it", _capture(lambda c: c.slot)),
+        Column("role", _TEXT, "input, output, op, spy, gradient", _capture(lambda c: c.role)),
+        Column("value", _INT, "→ values.id", _capture(lambda c: c.value if c.value >= 0 else None)),
+        Column("shape", _TEXT, "as kept, as JSON", _capture(lambda c: str(list(c.shape)))),
+        Column("dtype", _TEXT, "as kept", _capture(lambda c: c.dtype.removeprefix("torch."))),
+        Column("whole", _BOOL, "false if only a sample was kept", _capture(lambda c: c.whole)),
+    ),
+    lambda facts: len(facts.raw.captures),
+)
+
+INFO: Final = Table(
+    "info",
+    "facts about the recording as a whole",
+    (
+        Column("key", _TEXT, "name, ops, torch, exception …", plain(lambda f: list(f.raw.info), str)),
+        Column("value", _TEXT, "as JSON", plain(lambda f: list(f.raw.info.values()), json_text)),
+    ),
+    lambda facts: len(facts.raw.info),
+)
+
+
+#: Every table by its name, in the order they are listed.
+TABLES: Final = {
+    table.name: table
+    for table in (
+        run.OPS, run.CALLS, model.MODULES, model.PARAMETERS, run.VALUES, run.INPUTS, run.OUTPUTS,
+        run.CALL_INPUTS, run.CALL_OUTPUTS, run.EDGES, run.DEVICE_WORK, model.STORAGES, model.STATS,
+        model.STEPS, model.FRAMES, model.TENSORS, model.INFO,
+    )
+}  # fmt: skip
+#: Other names for the same tables. VALUES is a word of SQL: it needs quotes there.
+ALIASES: Final = {"calls": "module_calls", "vals": "values"}

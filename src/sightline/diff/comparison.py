@@ -14,13 +14,12 @@ import numpy as np
 from sightline.diff.alignment import Alignment
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.module_errors import ModuleRow, module_rows
+from sightline.diff.op_labels import Place
 from sightline.diff.parameters import ParameterDiff, compare_parameters
-from sightline.diff.places import Place
-from sightline.diff.side import Side
-from sightline.diff.spans import span_of
+from sightline.diff.side import Side, span_of
 from sightline.diff.values import UNKNOWN, State, Values, Verdict
 from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
 _ATEN: Final = LEVELS.index("aten")

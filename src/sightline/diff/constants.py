@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from sightline.trace.forms import SLOT, Elided, Record, Symbol
-from sightline.trace.tables import Op
+from sightline.trace.index import Op
 
 #: Arguments that say where and how a result is stored, not what it is.
 _STORAGE: Final = frozenset(

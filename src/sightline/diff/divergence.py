@@ -11,8 +11,7 @@ import numpy as np
 
 from sightline.diff.alignment import Alignment
 from sightline.diff.op_names import DECIDING
-from sightline.diff.reasons import Reason, Reasons, is_coarser
-from sightline.diff.regions import Region, Regions
+from sightline.diff.reasons import Reason, Reasons, Region, Regions, is_coarser
 from sightline.diff.values import State, Verdict
 
 #: An error this many times that of the inputs has not only grown: something was done differently.

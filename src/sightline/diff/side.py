@@ -1,21 +1,51 @@
-"""`Side`: one of the two recordings, laid out for comparison.
-
-The ops that are compared are the ones that compute: aten ops where they were recorded, else API calls. Ops
-that only show their input in another shape, order or precision are *layout* and are followed, not compared.
-"""
+"""`Side`: one of the two recordings, or one step of it, laid out for comparison."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.argument_checks import said
 from sightline.diff.op_names import LAYOUT, plain_name
-from sightline.diff.spans import Span
+from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
-from sightline.trace.tables import Index, Numbers
+from sightline.trace.index import Index, Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Ops [first_op, end_op) and module calls [first_call, end_call)."""
+
+    first_op: int
+    end_op: int
+    first_call: int
+    end_call: int
+
+
+def span_of(data: TraceData, step: str | int | None) -> Span:
+    """The span of a step, by its name or its number; all of the recording without one."""
+    if step is None:
+        return Span(0, len(data.ops), 0, len(data.calls))
+    if type(step) not in (str, int):
+        raise UsageError(f"step={said(step)} must be the name or the number of a step, or a pair of them.")
+    names = [info.name for info in data.steps]
+    if isinstance(step, int) and 0 <= step < len(names):
+        found = data.steps[step]
+    elif step in names:
+        found = data.steps[names.index(str(step))]
+    else:
+        known = (
+            f"it has {', '.join(map(repr, names[:6]))}{', …' if len(names) > 6 else ''}"
+            if names
+            else "it has none"
+        )
+        raise NothingMatched(f"step={step!r} is no step of this recording; {known}.")
+    return Span(found.first_op, found.end_op, found.first_call, found.end_call)
+
 
 _ATEN: Final = LEVELS.index("aten")
 #: Half the distance of neighbours around one, by dtype: what a single rounding changes at most.

@@ -1,26 +1,25 @@
-"""`Graph`: what was computed from what, as plain data; every view and format of it is one method.
-
-A graph holds nodes and edges and nothing that needs torch. It is never changed: folding, collapsing,
-pruning and cutting return new graphs, in which a node keeps its id. What stands for several nodes has the
-id and the name of the first of them. Nodes are stored in an order in which they can be computed.
-"""
+"""`Graph`: what was computed from what, as plain data; every view and format of it is one method."""
 
 from __future__ import annotations
 
+import gc
 import html
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from sightline.argument_checks import checked, said
 from sightline.errors import NoSuchNode
-from sightline.given import checked, said
 from sightline.trace.data import TensorMeta
+from sightline.trace.forms import Record
 
 if TYPE_CHECKING:
     import os
 
     import networkx as nx
+
 
 #: What a node is. All but "call" and "output" have no edges into them.
 NODE_KINDS: Final = ("input", "parameter", "buffer", "constant", "call", "output")
@@ -159,7 +158,7 @@ class Graph:
 
     @cached_property
     def _order(self) -> tuple[Node, ...]:
-        from sightline.graph.routes import topological
+        from sightline.graph.queries import topological
 
         return topological(self)
 
@@ -170,19 +169,19 @@ class Graph:
         >>> [node.name for node in g.ancestors("y")], g.descendants("y")
         (['x'], ())
         """
-        from sightline.graph.routes import ancestors
+        from sightline.graph.queries import ancestors
 
         return ancestors(self, self._node(node))
 
     def descendants(self, node: Node | str) -> tuple[Node, ...]:
         """Everything that was made from a node, directly or not."""
-        from sightline.graph.routes import descendants
+        from sightline.graph.queries import descendants
 
         return descendants(self, self._node(node))
 
     def shortest(self, start: Node | str, end: Node | str) -> tuple[Node, ...]:
         """The shortest way data went from one node to another, both included."""
-        from sightline.graph.routes import shortest
+        from sightline.graph.queries import shortest
 
         return shortest(self, self._node(start), self._node(end))
 
@@ -196,13 +195,13 @@ class Graph:
         >>> [node.name for node in g.nodes_of(op="re*")]
         ['y']
         """
-        from sightline.graph.routes import matching
+        from sightline.graph.queries import matching
 
         return matching(self, module, op, kind)
 
     def lint(self) -> Graph:
         """Raise `InvalidGraph` with the first thing that cannot be; else return the graph itself."""
-        from sightline.graph.linting import lint
+        from sightline.graph.lint import lint
 
         lint(self)
         return self
@@ -212,25 +211,25 @@ class Graph:
     @checked
     def subgraph(self, module: str) -> Graph:
         """What ran in the modules of a glob; what crosses the border becomes inputs and outputs."""
-        from sightline.graph.cutting import subgraph
+        from sightline.graph.queries import subgraph
 
         return subgraph(self, module)
 
     def fold(self) -> Graph:
         """Repeated layers and loops shown once, with how many there were."""
-        from sightline.graph.folding import fold
+        from sightline.graph.fold import fold
 
         return fold(self)
 
     def collapse(self, depth: int) -> Graph:
         """Every call of a module this deep becomes one node, as does every call that calls no other."""
-        from sightline.graph.collapsing import collapse
+        from sightline.graph.collapse import collapse
 
         return collapse(self, depth)
 
     def prune(self, *what: str | Iterable[str]) -> Graph:
         """Without "views", "parameters", "constants" or "leaves"; what was connected stays connected."""
-        from sightline.graph.pruning import prune
+        from sightline.graph.prune import prune
 
         return prune(self, what)
 
@@ -299,3 +298,47 @@ class Graph:
         from sightline.graph.formats.files import inline_svg
 
         return inline_svg(self) or f"<pre>{html.escape(str(self))}</pre>"
+
+
+def rewired(args: dict[str, Any], change: Callable[[Ref], Any]) -> dict[str, Any]:
+    """The arguments with every `Ref` replaced by what ``change`` makes of it.
+
+    >>> rewired({"tensors": [Ref("a"), Ref("b", 1)], "dim": 0}, lambda ref: ref.node)
+    {'tensors': ['a', 'b'], 'dim': 0}
+    """
+    return {key: _changed(item, change) for key, item in args.items()}
+
+
+def with_args(node: Node, change: Callable[[Ref], Any]) -> Node:
+    """The node with its tensor arguments changed; itself where nothing is different."""
+    args = rewired(node.args, change)
+    return node if args == node.args else replace(node, args=args)
+
+
+def _changed(item: Any, change: Callable[[Ref], Any]) -> Any:
+    if isinstance(item, Ref):
+        return change(item)
+    if isinstance(item, dict):
+        return {key: _changed(part, change) for key, part in item.items()}
+    if isinstance(item, list | tuple):
+        return type(item)(_changed(part, change) for part in item)
+    if isinstance(item, Record):
+        return Record(item.type, {key: _changed(part, change) for key, part in item.fields.items()})
+    return item
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """A stretch without garbage collection; afterwards it is as it was.
+
+    >>> with collector_paused():
+    ...     gc.isenabled()
+    False
+    """
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()

@@ -1,8 +1,6 @@
 """The graph of what ran: `graph(index)`, from any recorded Python, branches and loops as they were taken.
 
-Values are followed, not variables: views and in-place versions are ordinary edges. A call that hands back
-what it was given (dropout in eval, ``nn.Identity``, ``.contiguous()``) stays in the chain: who reads the
-value afterwards reads it from there.
+A node is an API call with the aten ops inside it, an aten op, or a module call.
 """
 
 from __future__ import annotations
@@ -14,16 +12,75 @@ import numpy as np
 
 from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.select import listed
+from sightline.argument_checks import said
 from sightline.errors import UsageError
-from sightline.given import said
-from sightline.graph.binding import Arguments, call_arguments, op_arguments
-from sightline.graph.collecting import collector_paused
-from sightline.graph.facts import Facts
-from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.naming import Names, full_name, op_name, word
-from sightline.graph.units import SHOWN, ordered_units, unit_of_op
-from sightline.trace.data import KINDS, LEVELS, PHASES, TensorMeta
-from sightline.trace.tables import Index
+from sightline.graph.arguments import Arguments, call_arguments, op_arguments
+from sightline.graph.context import Facts
+from sightline.graph.graph import Edge, Graph, Node, Ref, collector_paused
+from sightline.graph.node_names import Names, full_name, op_name, word
+from sightline.trace.data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
+from sightline.trace.index import Index
+
+API, ATEN = LEVELS.index("api"), LEVELS.index("aten")
+_OPAQUE: Final = FLAVOURS.index("opaque")
+_BACKWARD: Final = PHASES.index("backward")
+#: The phases each choice of ``phase=`` shows.
+SHOWN: Final = {
+    "forward": ("forward",),
+    "backward": ("backward", "recompute"),
+    "both": ("forward", "backward", "recompute"),
+}
+
+
+def unit_of_op(index: Index, level: str) -> I64:
+    """For each op the unit it belongs to; -1 for one that is not shown at this level."""
+    ops = index.raw.ops
+    count = len(ops)
+    units = np.arange(count, dtype=np.int64)
+    if not count:
+        return units
+    if level == "aten":
+        units[(ops.level == API) & (ops.flavour != _OPAQUE)] = -1
+        return units
+    # What a backward pass runs was written by nobody: ``loss.backward()`` is no node that holds it.
+    backward = ops.phase == _BACKWARD
+    held = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
+    units[held] = ops.parent[held]
+    starts = np.unique(ops.parent[(ops.parent >= 0) & backward])
+    units[starts[(ops.level[starts] == API) & (ops.phase[starts] == _BACKWARD)]] = -1
+    if level == "module":
+        leaf = leaf_calls(index)
+        inside = (units >= 0) & (ops.call >= 0) & ~backward
+        calls = ops.call[inside]
+        units[inside] = np.where(leaf[calls], count + calls, units[inside])
+    return units
+
+
+def leaf_calls(index: Index) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which module calls called no other module."""
+    calls = index.raw.calls
+    leaf = np.ones(len(calls), dtype=np.bool_)
+    leaf[calls.parent[calls.parent >= 0]] = False
+    return leaf
+
+
+def ordered_units(index: Index, units: I64, level: str, phases: tuple[str, ...]) -> list[int]:
+    """The units of these phases, in the order they began."""
+    ops, calls = index.raw.ops, index.raw.calls
+    wanted = [PHASES.index(phase) for phase in phases]
+    meant = (units >= 0) & np.isin(ops.phase, wanted)
+    found = dict.fromkeys(units[meant].tolist())
+    # A call that ran inside backward (a recomputation) belongs to the phase of its ops.
+    if level != "module":
+        return sorted(found)
+    count = len(ops)
+    starts = {unit: unit if unit < count else int(calls.first_op[unit - count]) for unit in found}
+    leaf = leaf_calls(index) & np.isin(calls.phase, wanted)
+    for call in np.flatnonzero(leaf).tolist():  # also those in which no op was seen
+        starts.setdefault(count + call, int(calls.first_op[call]))
+    # A call that ran no op began before the op that has the number it would have had.
+    return sorted(starts, key=lambda unit: (starts[unit], unit < count, unit))
+
 
 _LEVELS: Final = ("api", "aten", "module")
 #: A node: name, op, kind, arguments, module, source, phase, target, info; without a name and arguments.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sightline.integrations.steps import RecordsSteps
+from sightline.integrations.training_recorder import RecordsSteps
 
 try:
     from lightning.pytorch import Callback

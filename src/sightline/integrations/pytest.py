@@ -69,7 +69,7 @@ class TestRecorder:
 
     def _begun(self, item: pytest.Function) -> trace | None:
         from sightline.ranks import path_of_rank
-        from sightline.trace.on_disk import remove_recording
+        from sightline.trace.bundle.paths import remove_recording
         from sightline.tracing import trace
 
         place = path_of_rank(self._folder / f"{_file_name(item.nodeid)}.sight")
@@ -114,7 +114,7 @@ class TestRecorder:
         return f"sightline show {shlex.quote(str(shown))}"
 
     def _remove(self, place: Path) -> None:
-        from sightline.trace.on_disk import remove_recording
+        from sightline.trace.bundle.paths import remove_recording
 
         remove_recording(place)
         with suppress(OSError):
@@ -123,7 +123,7 @@ class TestRecorder:
 
 def _file_name(test: str) -> str:
     """The name of a test as one of a file: ``tests~test_net.py.test_forward``; never that of another test."""
-    from sightline.trace.filenames import file_name
+    from sightline.trace.file_names import file_name
 
     plain = test.replace("::", ".")
     name = file_name(plain, "")

@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 from typing import Any, Self
 
-from sightline.integrations.steps import RecordsSteps
+from sightline.integrations.training_recorder import RecordsSteps
 
 try:
     from transformers import TrainerCallback

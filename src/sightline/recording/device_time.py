@@ -20,7 +20,7 @@ from torch.autograd import profiler
 
 from sightline.errors import UsageError
 from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
-from sightline.trace.assembly.numbers import NONE, Numbers
+from sightline.trace.assembly.arrays import NONE, Numbers
 from sightline.trace.data import WORK_KINDS
 
 _OWN: Final = "sightline_"  # how the kernels that measure tensors begin

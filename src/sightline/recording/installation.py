@@ -11,12 +11,12 @@ import sys
 import threading
 from typing import Any
 
-from sightline.recording.compiled import CompileWatch
+from sightline.recording.compiled_code import CompileWatch
 from sightline.recording.modes import DispatchMode, FunctionMode, StackMode
 from sightline.recording.module_calls import install_hooks, remove_hooks
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
-from sightline.recording.steps import forget_optimizers, leave_optimizers, watch_optimizers
+from sightline.recording.step_marks import forget_optimizers, leave_optimizers, watch_optimizers
 from sightline.recording.thread_state import active
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
 
@@ -41,7 +41,7 @@ def _settle() -> None:
 
 def _native() -> Any:
     """The native engine's own, which is imported where it is used."""
-    from sightline.recording.native import installation
+    from sightline.recording.native import hooks as installation
 
     return installation
 
@@ -92,7 +92,7 @@ def _sweep() -> None:
 
 def _after_fork() -> None:
     """A forked worker records nothing: it works for nobody who could read it."""
-    native = sys.modules.get("sightline.recording.native.installation")
+    native = sys.modules.get("sightline.recording.native.hooks")
     if native is not None:
         native.after_fork()
     for state in [state for states in active.values() for state in states]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from sightline.recording.compiled import leave_region
-from sightline.recording.observing import CallEvent
+from sightline.recording.compiled_code import leave_region
+from sightline.recording.observers import CallEvent
 from sightline.recording.thread_state import OpenCall, ThreadState, states_here
 from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, quiet
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER

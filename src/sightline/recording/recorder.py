@@ -1,7 +1,4 @@
-"""A recording from start to stop: a session put in place, taken out, and turned into data when asked.
-
-This is what `sightline.trace` drives; it is the only door into this package.
-"""
+"""A recording from start to stop: a session put in place, taken out, and turned into data when asked."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import atexit
 import gc
 import threading
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,32 +14,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from sightline.errors import NonFiniteError, UsageError
+from sightline.markers import current_step
 from sightline.options import Capture, Check, Stats
 from sightline.ranks import this_rank
 from sightline.recording import installation
 from sightline.recording.atomic import stored
-from sightline.recording.build import build
-from sightline.recording.capturing import Capturer
-from sightline.recording.checking import Checker, Judge
-from sightline.recording.claiming import claim, unclaim
+from sightline.recording.captures import Capturer
 from sightline.recording.device_time import DeviceTimer
-from sightline.recording.explain import exception_text, explain, fault_text
-from sightline.recording.keeping import Keeper
-from sightline.recording.listening import Listener
-from sightline.recording.measuring import Measurer
+from sightline.recording.exception_notes import exception_text, explain, fault_text
 from sightline.recording.modules import original
-from sightline.recording.native.build import chosen, load
-from sightline.recording.observing import Observer, Observers
-from sightline.recording.ownframes import hide_own_frames, leave_out_own_frames
+from sightline.recording.native.engine import chosen, load
+from sightline.recording.nonfinite_check import Checker, Judge
+from sightline.recording.observers import Listener, Observer, Observers
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
-from sightline.recording.steps import note_step
+from sightline.recording.snapshot import build
+from sightline.recording.stacks import hide_own_frames, leave_out_own_frames
+from sightline.recording.statistics import Measurer
+from sightline.recording.step_marks import note_step
+from sightline.recording.stream_folder import claim, unclaim
+from sightline.recording.stream_writer import Keeper
 from sightline.recording.torchapi import Module, compiler, undisturbed
-from sightline.spying import current_step
-from sightline.trace.bundle.saving import amend_info
+from sightline.trace.bundle.writer import amend_info
 from sightline.trace.events import Watcher
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 hide_own_frames()
 #: Recordings that are being kept, to be finished when the interpreter ends.
@@ -350,3 +349,13 @@ class Recorder:
                     self._session = None  # the columns say it all, in a third of the memory
             assert self._index is not None
             return self._index
+
+
+_SEED = 0
+
+
+def run_once(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Call a model; the state of the random numbers is afterwards what it was."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(_SEED)
+        model(*args, **kwargs)

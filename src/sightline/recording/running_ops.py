@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from sightline.recording.compiled import COMPILED_NODE, compiled_backward
-from sightline.recording.observing import OpEvent
+from sightline.recording.compiled_code import COMPILED_NODE, compiled_backward
+from sightline.recording.observers import OpEvent
 from sightline.recording.operations import OpInfo, api_facts, aten_facts, without_end
-from sightline.recording.rows import op_row
+from sightline.recording.row_streams import op_row
 from sightline.recording.stacks import is_hidden
 from sightline.recording.thread_state import Mark, OpenOp
 from sightline.recording.torchapi import Tensor, current_node, quiet, sequence_number, storage_address

@@ -19,18 +19,18 @@ import numpy as np
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.atomic import at_once
 from sightline.recording.calibration import Passage, passage
-from sightline.recording.compiled import Region, close_region, leave_region
+from sightline.recording.compiled_code import Region, close_region, leave_region
+from sightline.recording.memory import Storages
 from sightline.recording.modules import Modules
 from sightline.recording.operations import Facts, OpInfo
-from sightline.recording.rows import Stream, call_row, op_row
+from sightline.recording.row_streams import Stream, call_row, op_row
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import Stacks
-from sightline.recording.storages import Storages
 from sightline.recording.thread_state import Mark, OpenCall, OptimizerStep, ThreadState
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import KIND, Values
+from sightline.trace.assembly.arrays import Numbers
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END, OPTIMIZER
-from sightline.trace.assembly.numbers import Numbers
 from sightline.trace.data import RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]

@@ -10,19 +10,19 @@ from typing import Any, ClassVar, Final
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
 from sightline.recording.calibration import Passage
-from sightline.recording.deferred import Deferred
-from sightline.recording.device_memory import Reading, before_and_after, read_allocators
+from sightline.recording.cpu_statistics import Readings
+from sightline.recording.device_statistics import Deferred
 from sightline.recording.device_time import NO_WORK
-from sightline.recording.explain import comes_from_a_signal, fault_text
+from sightline.recording.exception_notes import comes_from_a_signal, fault_text
+from sightline.recording.memory import Reading, before_and_after, read_allocators
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
-from sightline.recording.readings import Readings
 from sightline.recording.stacks import variable_name
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.training_log import TrainingLog
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
-from sightline.trace.assembly.numbers import Numbers
-from sightline.trace.assembly.raw import StepMark
+from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import ModuleInfo
 
 _MAX_FAULTS: Final = 20

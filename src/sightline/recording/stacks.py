@@ -1,21 +1,22 @@
 """Python stacks, interned: a stack is one number, made of code objects and instruction offsets.
 
-Nothing is read from source here. A walk ends at the innermost *mark*: a live frame (of a module call,
-an API call, or the caller of the block) above which the stack is known and cannot have changed, since
-every frame above it is suspended in the same call. Most walks see one to three frames.
+Our own frames are kept out of recorded stacks and of tracebacks, and Dynamo out of our frames.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import partial
 from operator import setitem
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Final
 
+from sightline.recording import stacks
 from sightline.recording.atomic import at_once
-from sightline.recording.torchapi import MODULE_CALL_CODES
+from sightline.recording.exception_notes import traceback_of
+from sightline.recording.torchapi import MODULE_CALL_CODES, OpOverload, skip_in_dynamo
 
 #: Frames that stand between two calls of the user's and say nothing: torch's module call, our handlers.
 _hidden: Final = {id(code): code for code in MODULE_CALL_CODES}
@@ -89,3 +90,53 @@ def variable_name(tensor: Any) -> str:
                     return str(name)
         at = at.f_back
     return ""
+
+
+_FOLDER: Final = os.path.dirname(__file__) + os.sep
+_OVERLOAD_CALL: Final = OpOverload.__call__.__code__
+_PACKAGE: Final = __name__.rpartition(".")[0] + "."
+#: Below these the user's own code runs, which Dynamo may compile.
+_HANDLERS: Final = frozenset({"__torch_dispatch__", "quiet"})
+#: These Dynamo must be able to trace: they do nothing while it compiles.
+_TRACED: Final = frozenset({"enter_module", "leave_module", "__torch_function__"})
+
+
+def hide_own_frames() -> None:
+    """Mark every function of this package, once, when all of it is imported."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_PACKAGE):
+            continue
+        classes = [kind for kind in vars(module).values() if isinstance(kind, type)]
+        for holder in (module, *classes):
+            for item in list(vars(holder).values()):
+                if isinstance(item, FunctionType) and item.__module__ == name:
+                    for code in _nested(item.__code__):
+                        stacks.hide(code)
+                        if code.co_name not in _TRACED:
+                            skip_in_dynamo(code, below=code.co_name not in _HANDLERS)
+
+
+def _nested(code: CodeType) -> list[CodeType]:
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return [code, *(found for part in inner for found in _nested(part))]
+
+
+def leave_out_own_frames(error: BaseException) -> None:
+    """Give an exception the traceback it would have without a recording.
+
+    What goes with our handlers is torch's own ``OpOverload.__call__``, which nobody else calls from Python.
+    """
+    kept: list[TracebackType] = []
+    at, ours = traceback_of(error), False
+    while at is not None:
+        code = at.tb_frame.f_code
+        own = code.co_filename.startswith(_FOLDER)
+        if not own and not (ours and code is _OVERLOAD_CALL):
+            kept.append(at)
+        at, ours = at.tb_next, own
+    found: TracebackType | None = None
+    for one in reversed(kept):
+        line: int | None = one.tb_lineno  # a compiler may have given its code none, which is -1 here
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, -1 if line is None else line)
+    if found is not None:  # else it is an error of our own
+        BaseException.with_traceback(error, found)  # an exception may refuse to have attributes set

@@ -1,17 +1,14 @@
-"""Which tensor is which: identity and metadata.
-
-A tensor is known by ``id`` and a weak reference that proves the id still means it. Nothing here keeps a
-tensor alive. ``Values`` is shared by all threads of one recording; every write is one atomic step.
-"""
+"""Which tensor is which: identity and metadata, also when ``torch.utils.swap_tensors`` swaps two."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from operator import setitem
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 import numpy as np
@@ -19,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.atomic import at_once
-from sightline.recording.rows import Stream
-from sightline.recording.storages import Storages
+from sightline.recording.memory import Storages
+from sightline.recording.row_streams import Stream
+from sightline.recording.thread_state import active
 from sightline.recording.torchapi import (
     Parameter,
     Tensor,
@@ -31,6 +29,10 @@ from sightline.recording.torchapi import (
 )
 from sightline.trace.assembly.layout import MOVED, V_WIDTH
 from sightline.trace.data import KINDS, TensorMeta
+
+if TYPE_CHECKING:
+    from sightline.recording.session_base import SessionBase
+
 
 KIND: Final = {name: number for number, name in enumerate(KINDS)}
 ACTIVATION: Final = KIND["activation"]
@@ -344,3 +346,47 @@ def _size(size: Any) -> int:
         return size
     hint = getattr(getattr(size, "node", None), "hint", None)
     return int(hint) if isinstance(hint, int) else -1
+
+
+class SwapWatch:
+    """Stands in for ``torch.utils.swap_tensors`` while anything records."""
+
+    def __init__(self) -> None:
+        self._real: Any = None
+
+    def install(self) -> None:
+        """Take its place."""
+        if torch.utils.swap_tensors != self.swap:
+            self._real = torch.utils.swap_tensors
+            torch.utils.swap_tensors = self.swap
+
+    def remove(self) -> None:
+        """Give it back, unless somebody has put another there since."""
+        if torch.utils.swap_tensors == self.swap:
+            torch.utils.swap_tensors = self._real
+
+    def swap(self, t1: Any, t2: Any) -> None:
+        """Swap two tensors, of which no recording knows meanwhile."""
+        held: list[tuple[SessionBase, Any, Any]] = []
+        for session in _sessions():
+            for tensor in (t1, t2):
+                try:
+                    held.append((session, tensor, session.let_go(tensor)))
+                except Exception as error:
+                    session.note_fault(error)
+        try:
+            self._real(t1, t2)
+        finally:
+            for session, tensor, known in held:
+                try:
+                    session.take_back(tensor, known)
+                except Exception as error:
+                    session.note_fault(error)
+
+
+def _sessions() -> list[SessionBase]:
+    """Every recording of the process: any of them may know the tensors."""
+    plain = [state.session for states in list(active.values()) for state in states]
+    native = sys.modules.get("sightline.recording.native.hooks")
+    found = [] if native is None else [one for here in list(native.sessions.values()) for one in here]
+    return [*plain, *found]

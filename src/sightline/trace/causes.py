@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.notation import dtype_name
-from sightline.trace.origins import bare_name, placed, user_frame, written
 from sightline.trace.rows import Op, Value
+from sightline.trace.user_frames import bare_name, placed, user_frame, written
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
 _MATRICES: Final = {

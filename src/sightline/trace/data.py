@@ -17,7 +17,7 @@ from sightline.trace.forms import Form
 from sightline.trace.source_lines import SourceLines
 
 if TYPE_CHECKING:
-    from sightline.trace.stores import Store
+    from sightline.trace.tensor_stores import Store
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]

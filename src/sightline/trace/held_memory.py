@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.assembly.numbers import chain_ends
+from sightline.trace.assembly.arrays import chain_ends
 from sightline.trace.data import I8, I32, I64, KINDS, TraceData
 
 #: What memory is for.

@@ -1,18 +1,138 @@
-"""The rows of what ran: ops, values, module calls and steps, each reading its columns when asked.
-
-Where it ran has rows of its own: `Frame` (`framerows`) and `Module` (`modulerows`).
-"""
+"""The rows of a recording: ops, values, module calls, steps, modules, frames. A row reads its columns when asked."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sightline.notation import call_text, numbers_text, value_text
+from sightline.notation import call_text, numbers_text, position_text, value_text
 from sightline.trace import data as d
 from sightline.trace.forms import Form
-from sightline.trace.framerows import Frame
-from sightline.trace.modulerows import Module
 from sightline.trace.table import Row, Table, optional
+
+
+class Frame(Row):
+    """A place in the source on the way to an op: file, line, columns, function, and who called it."""
+
+    __slots__ = ()
+
+    @property
+    def _code(self) -> d.CodeInfo:
+        return self._data.raw.codes[int(self._data.raw.frames.code[self.id])]
+
+    @property
+    def file(self) -> str:
+        return self._code.file
+
+    @property
+    def function(self) -> str:
+        """Qualified name of the function: ``Net.forward``."""
+        return self._code.function
+
+    @property
+    def line(self) -> int:
+        return int(self._data.raw.frames.line[self.id])
+
+    @property
+    def code(self) -> str:
+        """The source line, stripped; empty where the source is not at hand."""
+        return self._data.raw.source_lines.line(self.file, self.line).strip()
+
+    @property
+    def columns(self) -> tuple[int, int] | None:
+        """First and last column of the expression on its line, 0-based, in bytes; None if unknown."""
+        frames = self._data.raw.frames
+        if frames.column[self.id] < 0:
+            return None
+        return int(frames.column[self.id]), int(frames.end_column[self.id])
+
+    @property
+    def end_line(self) -> int:
+        return int(self._data.raw.frames.end_line[self.id])
+
+    @property
+    def parent(self) -> Frame | None:
+        return optional(Frame, self._data, self._data.raw.frames.parent[self.id])
+
+    @property
+    def chain(self) -> list[Frame]:
+        """The frames that led here, outermost first, this one last."""
+        found: list[Frame] = []
+        at: Frame | None = self
+        while at is not None:
+            found.append(at)
+            at = at.parent
+        return found[::-1]
+
+    @property
+    def position(self) -> str:
+        return position_text(self.file, self.line)
+
+    def __repr__(self) -> str:
+        return f"<Frame {self.position} in {self.function}>"
+
+
+class Module(Row):
+    """A module of the model: its path, class and what it owns."""
+
+    __slots__ = ()
+
+    @property
+    def _info(self) -> d.ModuleInfo:
+        return self._data.raw.modules[self.id]
+
+    @property
+    def path(self) -> str:
+        """Path relative to the model; ``""`` for the model itself."""
+        return self._info.path
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        return self._info.aliases
+
+    @property
+    def type(self) -> str:
+        return self._info.type
+
+    @property
+    def type_module(self) -> str:
+        return self._info.type_module
+
+    @property
+    def extra(self) -> str:
+        return self._info.extra
+
+    @property
+    def training(self) -> bool:
+        return self._info.training
+
+    @property
+    def parameters(self) -> tuple[d.ParameterInfo, ...]:
+        return self._info.parameters
+
+    @property
+    def parent(self) -> Module | None:
+        return optional(Module, self._data, self._info.parent)
+
+    @property
+    def root(self) -> Module:
+        return Module(self._data, self._info.root)
+
+    @property
+    def depth(self) -> int:
+        return len(self.path.split(".")) if self.path else 0
+
+    @property
+    def calls(self) -> Table[ModuleCall]:
+        return self._data.module_calls._of(self._data.calls_of_module.get(self.id, []))
+
+    @property
+    def label(self) -> str:
+        """The path, or the class name for a root."""
+        return self.path or self.type
+
+    def __repr__(self) -> str:
+        return f"<Module {self.label} ({self.type})>"
+
 
 __all__ = ["Frame", "Module", "ModuleCall", "Numbers", "Op", "Step", "Value"]
 

@@ -17,14 +17,14 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.argument_checks import checked, said
 from sightline.errors import DamagedFile, NotCaptured, UsageError
-from sightline.given import checked, said
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
 from sightline.patterns import PathPattern, segments_of
 from sightline.trace.data import ROLES, CaptureInfo
 from sightline.trace.dtypes import bits, nbytes_of, numbers
-from sightline.trace.stores import Store
+from sightline.trace.tensor_stores import Store
 
 Array = NDArray[Any]
 ToTorch = Callable[["CapturedTensor"], Any]
@@ -36,7 +36,7 @@ _CHEAP: Final = 1_000_000
 class CapturedTensor:
     """One tensor that was kept, and where it belongs.
 
-    >>> from sightline.trace.stores import MemoryStore
+    >>> from sightline.trace.tensor_stores import MemoryStore
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
     >>> CapturedTensor(info, MemoryStore({info.key: np.array([1, -1], dtype="f4").view(np.uint8)}))
     <fc/output/0/0: f32[2], -1 … 1, mean 0, std 1.41>
@@ -167,7 +167,7 @@ class Captures(Sequence[CapturedTensor]):
 class Tensors(Mapping[str, Any]):
     """The captured tensors of a trace.
 
-    >>> from sightline.trace.stores import MemoryStore
+    >>> from sightline.trace.tensor_stores import MemoryStore
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
     >>> tensors = Tensors([info], MemoryStore({info.key: np.zeros(8, dtype=np.uint8)}))
     >>> tensors["fc"][0].numpy()

@@ -18,7 +18,7 @@ import numpy as np
 from sightline.trace.data import I32, KINDS, LEVELS, OPTIMIZER_STEP, PHASES, StepInfo, TraceData
 
 if TYPE_CHECKING:
-    from sightline.trace.tables import Index
+    from sightline.trace.index import Index
 
 _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "backward", "optimizer"))
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))

@@ -18,16 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.fold import Node, Repeat, first_of, length_of
-from sightline.analysis.loops import Loop, header_text, loops_around
 from sightline.analysis.model_part import SHOWS_ALL, model_part
-from sightline.analysis.names import value_names
-from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Selection
+from sightline.analysis.source_loops import Loop, header_text, loops_around
+from sightline.analysis.variable_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
+from sightline.trace.index import Index
 from sightline.trace.source_lines import indent_of
-from sightline.trace.tables import Index
-from sightline.views.chain import (
+from sightline.trace.user_frames import Chains, shown_frames, torch_file
+from sightline.views.outline import Line, Span, View, line
+from sightline.views.source_chain import (
     NO_SOURCE,
     ChainWriter,
     Note,
@@ -39,8 +40,7 @@ from sightline.views.chain import (
     op_spans,
     shared_lines,
 )
-from sightline.views.numbers import Reading, Readings
-from sightline.views.outline import Line, Span, View, line
+from sightline.views.statistics_text import Reading, Readings
 from sightline.views.variation import Variation, Varying, fold_alike
 
 if TYPE_CHECKING:

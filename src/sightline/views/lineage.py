@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from sightline.analysis.find_value import find_wanted
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, Making, lineage_of
-from sightline.analysis.wanted import find_wanted
 from sightline.notation import position_text, value_text
-from sightline.trace.origins import numbers_text
-from sightline.trace.tables import Frame, Index, Value
+from sightline.trace.index import Frame, Index, Value
+from sightline.trace.user_frames import numbers_text
 from sightline.views.outline import Line, Span, View, cut, line, printable, width
 
 if TYPE_CHECKING:

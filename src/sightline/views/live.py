@@ -1,19 +1,18 @@
-"""What is printed while the model runs: the same lines as the finished view, one op at a time.
-
-A recorder makes an `OpEvent`, or anything that looks like one, for every op and hands it over; each is
-written and flushed before the next runs, so that what came before a crash is on the screen.
-"""
+"""``live=``: the lines of ``code()`` or the blocks of ``log()``, printed while the model runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
-from sightline.analysis.places import first_own, torch_file
+from sightline.trace.events import CallHappened, OpHappened
 from sightline.trace.forms import Form
-from sightline.views.chain import ChainWriter, PlaceLike, as_line, op_spans
-from sightline.views.outline import Printer
+from sightline.trace.user_frames import first_own, torch_file
+from sightline.views.log_blocks import OK, RAISED, BlockStyle, ModuleEvent, OpEvent
+from sightline.views.log_blocks import OpEvent as LogOp
+from sightline.views.outline import Line, Printer
+from sightline.views.source_chain import ChainWriter, PlaceLike, as_line, op_spans
 
 
 class LiveOp(Protocol):
@@ -78,3 +77,147 @@ class LiveCode:
         for entry in self._writer.op(chain, event.phase, content):
             self._printer.write(as_line(entry))
         self._printer.flush()
+
+
+class LiveLog:
+    """Prints module calls and operations as they happen.
+
+    >>> from sightline.trace.data import TensorMeta
+    >>> from sightline.trace.forms import ONE_TENSOR
+    >>> x = TensorMeta((2, 6), None, "float32", "cpu")
+    >>> log = LiveLog()
+    >>> call = ModuleEvent("fc", "Linear", "in_features=6", 0, True, ONE_TENSOR, (x,), outputs=(x,))
+    >>> log.enter(call); log.exit(call)
+    ● fc (Linear) (in_features: 6)
+    ├─ Input: Tensor [2, 6] @ cpu
+    └─ Output: Tensor [2, 6] @ cpu
+    """
+
+    def __init__(
+        self, *, title: str | None = None, root: bool = True, inside: bool = False,
+        style: BlockStyle | None = None, color: bool | None = None, file: IO[str] | None = None,
+    ) -> None:  # fmt: skip
+        self._title = title
+        self._root = root
+        self._inside = inside
+        self._style = style or BlockStyle()
+        self._printer = Printer(file, color)
+        self._leaves = 0  # leaf calls that are running: what happens inside them is not printed
+        self._last: int | None = None  # depth of what was printed last
+
+    def start(self) -> None:
+        """Print the first banner."""
+        if self._title is not None:
+            self._print([self._style.banner(f"TRACING {self._title} STARTED")])
+            self._last = 0
+
+    def stop(self) -> None:
+        """Print the last banner."""
+        if self._title is not None:
+            self._print([self._style.rail(0), self._style.banner(f"TRACING {self._title} COMPLETE")])
+
+    def enter(self, event: ModuleEvent) -> None:
+        """A module call begins: a container is printed, a leaf waits for its end."""
+        if self._opens(event):
+            if not self._leaves and self._shown(event):
+                event = self._placed(event)
+                self._block(event.depth, self._style.opened(event))
+        else:
+            self._leaves += 1
+
+    def exit(self, event: ModuleEvent) -> None:
+        """A module call ended; ``event`` has its outputs, or the state it ended in."""
+        if self._opens(event):
+            if not self._leaves and self._shown(event):
+                event = self._placed(event)
+                self._block(event.depth, self._style.closed(event))
+            return
+        self._leaves -= 1
+        if not self._leaves:
+            event = self._placed(event)
+            self._block(event.depth, self._style.leaf(event))
+
+    def op(self, event: OpEvent) -> None:
+        """An operation ended; inside a leaf it is not worth a block."""
+        if self._leaves:
+            return
+        if not self._root and event.depth:
+            event = replace(event, depth=event.depth - 1)
+        self._block(event.depth, self._style.op(event))
+
+    def _opens(self, event: ModuleEvent) -> bool:
+        return self._inside or not event.leaf
+
+    def _shown(self, event: ModuleEvent) -> bool:
+        return self._root or event.depth > 0
+
+    def _placed(self, event: ModuleEvent) -> ModuleEvent:
+        """With the root left out, everything moves up by one."""
+        return replace(event, depth=event.depth - 1) if not self._root and event.depth else event
+
+    def _block(self, depth: int, lines: list[Line]) -> None:
+        rail = [] if self._last is None else [self._style.rail(min(self._last, depth))]
+        self._last = depth
+        self._print([*rail, *lines])
+
+    def _print(self, lines: list[Line]) -> None:
+        for each in lines:
+            self._printer.write(each)
+        self._printer.flush()
+
+
+class WatchCode:
+    """Prints ops under their source lines: aten ops where they are recorded, else API calls."""
+
+    def __init__(self, ops: str, stream: IO[str] | None = None, *, color: bool | None = None) -> None:
+        self._level = "api" if ops == "api" else "aten"
+        self._live = LiveCode(stream, color=color)
+
+    def op(self, event: OpHappened) -> None:
+        """Print an op of the level that is shown, under its lines."""
+        if event.level == self._level:
+            inputs, outputs = [str(meta) for meta in event.inputs], [str(meta) for meta in event.outputs]
+            self._live.op(
+                OpEvent(
+                    event.name, event.form, inputs, event.result.fill(outputs), event.chain, event.phase,
+                    event.raised,
+                )
+            )  # fmt: skip
+
+    def enter(self, event: CallHappened) -> None:
+        """Module calls show as the lines they run."""
+
+    def leave(self, event: CallHappened) -> None:
+        """Module calls show as the lines they run."""
+
+
+class WatchLog:
+    """Prints a block per module call and operation: API calls where they are recorded, else aten ops."""
+
+    def __init__(self, ops: str, stream: IO[str] | None = None, *, color: bool | None = None) -> None:
+        self._level = "aten" if ops == "aten" else "api"
+        self._live = LiveLog(color=color, file=stream)
+
+    def op(self, event: OpHappened) -> None:
+        """Print an operation of the forward pass."""
+        if event.level == self._level and event.phase == "forward":
+            own = [place for place in event.chain if not torch_file(place.file)]
+            self._live.op(
+                LogOp(
+                    event.name, event.flavour, own[-1].function if own else "", event.depth, event.form,
+                    event.inputs, event.result, event.outputs, RAISED if event.raised else OK,
+                )
+            )  # fmt: skip
+
+    def enter(self, event: CallHappened) -> None:
+        self._live.enter(_module_event(event))
+
+    def leave(self, event: CallHappened) -> None:
+        self._live.exit(_module_event(event))
+
+
+def _module_event(event: CallHappened) -> ModuleEvent:
+    return ModuleEvent(
+        event.path, event.type, event.extra, event.depth, event.leaf, event.form, event.inputs, event.result,
+        event.outputs, RAISED if event.raised else OK, root=event.root,
+    )  # fmt: skip

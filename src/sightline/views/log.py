@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
-from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
-from sightline.views.blocks import (
+from sightline.trace.user_frames import Chains, shown_frames, torch_file
+from sightline.views.log_blocks import (
     OK,
     RAISED,
     UNFINISHED,
@@ -29,20 +29,9 @@ from sightline.views.blocks import (
     TensorText,
     tensor_block_text,
 )
-from sightline.views.log_folding import (
-    CLOSE,
-    LEAF,
-    OP,
-    OPEN,
-    REPEAT,
-    REPEATED,
-    Drawn,
-    Look,
-    Step,
-    drawn_blocks,
-)
-from sightline.views.numbers import Readings
+from sightline.views.log_fold import CLOSE, LEAF, OP, OPEN, REPEAT, REPEATED, Drawn, Look, Step, drawn_blocks
 from sightline.views.outline import Line, Span, View, line
+from sightline.views.statistics_text import Readings
 from sightline.views.variation import Variation, spread
 
 if TYPE_CHECKING:

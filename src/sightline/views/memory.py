@@ -11,8 +11,8 @@ from sightline.analysis.memory import Held, Share, Usage, usage_of
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, PHASES
-from sightline.trace.origins import backward_of, bare_name, placed, user_frame, written
-from sightline.views.fitting import fitted
+from sightline.trace.user_frames import backward_of, bare_name, placed, user_frame, written
+from sightline.views.layout import fitted
 from sightline.views.outline import Block, Cell, Column, Line, Span, View, grid, line, wrapped
 
 if TYPE_CHECKING:

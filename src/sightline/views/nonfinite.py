@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.analysis.asked import measured_nothing
 from sightline.analysis.nonfinite import (
     Finding,
     brought,
@@ -19,9 +18,10 @@ from sightline.analysis.nonfinite import (
     measured_all,
     reached_from,
 )
+from sightline.analysis.unmatched import measured_nothing
 from sightline.notation import value_text
 from sightline.options import Globs
-from sightline.trace.tables import Index, Op, Value
+from sightline.trace.index import Index, Op, Value
 from sightline.views.lineage import lineage_lines
 from sightline.views.outline import Line, View, cut, line
 

@@ -1,12 +1,8 @@
-"""The one intermediate form of all views: lines of styled spans, and tables of them.
-
-A view builds an `Outline`; text, terminal and HTML are three renderings of it. Whatever comes from
-the recording is data: the terminal rendering interprets no markup and drops control characters, the
-HTML rendering escapes at one place (`_html_spans`).
-"""
+"""The one intermediate form of all views: lines of styled spans, and tables of them; as text and as HTML."""
 
 from __future__ import annotations
 
+import codecs
 import html
 import re
 import shutil
@@ -18,12 +14,47 @@ from functools import lru_cache
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from sightline.argument_checks import checked, said
 from sightline.errors import UsageError
-from sightline.given import checked, said
-from sightline.views.signs import known_encoding, substitutes
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+#: Each sign of the views, and what stands in for it.
+_PLAIN: Final = {
+    "─": "-", "│": "|", "┊": ":", "┌": "+", "├": "+", "└": "+", "●": "*", "⋮": ":",
+    "▁": "_", "▂": ".", "▃": "-", "▄": ":", "▅": "=", "▆": "+", "▇": "#", "█": "#",
+    "░": ":", "▒": "+", "▓": "%", "·": ".", "…": "~", "×": "x", "±": "~", "µ": "u", "²": "2", "—": "-",
+    "→": ">", "⟵": "<", "↺": "@", "↓": "v", "⬇": "v", "\ufe0f": "", "∞": "I",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def substitutes(encoding: str) -> dict[int, str]:
+    """What to put for the signs that an encoding cannot hold, for `str.translate`.
+
+    >>> "│ 0 … 1.42".translate(substitutes("ascii")), "12 µs ─".translate(substitutes("latin-1"))
+    ('| 0 ~ 1.42', '12 µs -')
+    """
+    return {ord(sign): plain for sign, plain in _PLAIN.items() if not _holds(encoding, sign)}
+
+
+def known_encoding(encoding: str) -> str:
+    """An encoding as Python calls it; ASCII for one it does not know."""
+    try:
+        return codecs.lookup(encoding).name
+    except LookupError:
+        return "ascii"
+
+
+def _holds(encoding: str, sign: str) -> bool:
+    try:
+        sign.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 #: What a span means; how that looks is decided here, for the terminal (rich) and for HTML (CSS).
 STYLES: Final = {
@@ -180,7 +211,7 @@ class View:
             return self.blocks
         if not isinstance(room, int):
             raise UsageError(f"room={said(room)} must be a number of columns, or None.")
-        from sightline.views.fitting import NARROWEST, fitted
+        from sightline.views.layout import NARROWEST, fitted
 
         room = max(room, NARROWEST)
         return fitted(self.blocks if self.fit is None else self.fit(room), room)

@@ -15,20 +15,26 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.analysis.asked import left_out_text, unmatched
-from sightline.analysis.compilation import compiled_text, is_opaque
-from sightline.analysis.cost import Costs, cost_of, leaf_ops, uncounted, uncounted_text
+from sightline.analysis.cost import (
+    Costs,
+    compiled_text,
+    cost_of,
+    is_opaque,
+    leaf_ops,
+    uncounted,
+    uncounted_text,
+)
 from sightline.analysis.device_use import DeviceUse, device_use
-from sightline.analysis.places import Chains, shown_frames, torch_file
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
-from sightline.analysis.step_facts import step_facts
+from sightline.analysis.steps import step_facts
+from sightline.analysis.unmatched import left_out_text, unmatched
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.dtypes import nbytes_of
-from sightline.views.fitting import grid_width
-from sightline.views.numbers import WRONG
+from sightline.trace.user_frames import Chains, shown_frames, torch_file
+from sightline.views.layout import grid_width
 from sightline.views.outline import (
     Block,
     Cell,
@@ -45,6 +51,7 @@ from sightline.views.outline import (
     wrapped,
 )
 from sightline.views.shapes import Exchanges, key
+from sightline.views.statistics_text import WRONG
 from sightline.views.steps import step_table, steps_told
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from sightline.analysis.problems import (
     not_looked_at,
 )
 from sightline.analysis.select import listed, nearest
+from sightline.argument_checks import said
 from sightline.errors import NothingMatched, UsageError
-from sightline.given import said
 from sightline.patterns import path_matches
 from sightline.trace.data import ModuleInfo
 from sightline.views.outline import Block, Line, Span, View, cut, line, printable

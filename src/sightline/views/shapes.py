@@ -14,7 +14,7 @@ from typing import Final
 
 from sightline.notation import dtype_name, size_text
 from sightline.trace.data import RAISED, TensorMeta, TraceData
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 from sightline.views.outline import cut, width
 
 ARROW: Final = " → "

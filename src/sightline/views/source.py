@@ -17,19 +17,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.lines import LineRecord, Lines, Tally, tally_lines
-from sightline.analysis.places import installed_file
+from sightline.analysis.line_costs import LineRecord, Lines, Tally, tally_lines
 from sightline.analysis.select import Selection, nearest
+from sightline.argument_checks import said
 from sightline.errors import NothingMatched, UsageError
-from sightline.given import said
 from sightline.notation import short_path, time_text
 from sightline.trace.data import PHASES, TraceData
 from sightline.trace.source_lines import syntax_tree
-from sightline.views.chain import PHASE_MARKS
+from sightline.trace.user_frames import installed_file
 from sightline.views.code import chosen_level
-from sightline.views.numbers import Reading, Readings
 from sightline.views.outline import Line, Span, View, line, printable
 from sightline.views.outline import width as text_width
+from sightline.views.source_chain import PHASE_MARKS
+from sightline.views.statistics_text import Reading, Readings
 
 if TYPE_CHECKING:
     from sightline.api import Trace

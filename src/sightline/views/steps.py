@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.step_facts import StepFacts
+from sightline.analysis.steps import StepFacts
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.views.outline import Cell, Column, Grid, Line, Span, grid, line
 from sightline.views.variation import spread

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.compilation import compiled_text
 from sightline.analysis.cost import (
     Costs,
     Parameters,
+    compiled_text,
     cost_of,
     not_finite,
     parameters_in,
@@ -27,20 +27,20 @@ from sightline.analysis.cost import (
     uncounted_text,
 )
 from sightline.analysis.device_use import device_use
-from sightline.analysis.scope_looks import scope_looks
+from sightline.analysis.scope_equality import scope_looks
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
+from sightline.argument_checks import said
 from sightline.errors import NothingMatched, UsageError
-from sightline.given import said
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import path_matches
 from sightline.trace.data import PHASES, ModuleInfo, TraceData
 from sightline.trace.held_memory import held_memory
-from sightline.views.columns import OPS_ROOM, Figures, Fitted, fitted
-from sightline.views.numbers import WRONG, Reading, Readings
+from sightline.views.layout import OPS_ROOM, Figures, Fitted, fitted_columns
 from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
 from sightline.views.outline import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
+from sightline.views.statistics_text import WRONG, Reading, Readings
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -329,7 +329,7 @@ class _Table:
         """The table in the room there is."""
         names = [partial(self._name, row) for row in rows]
         shapes = [partial(self._shapes, row) for row in rows]
-        return fitted(names, shapes, self._figures(rows, tops, phase), room)
+        return fitted_columns(names, shapes, self._figures(rows, tops, phase), room)
 
     # -- facts ---------------------------------------------------------------------------------
 

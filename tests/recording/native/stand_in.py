@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sightline.recording.native.compilation import Builder
+from sightline.recording.native.builder import Builder
 from sightline.recording.native.toolchain import Toolchain
 
 SRC = Path(__file__).parents[3] / "src"

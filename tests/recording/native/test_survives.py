@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
-from sightline.recording.native import build
+from sightline.recording.native import engine as build
 from tests.recording.native.comparison import aten, prints, record, unchanged
 
 if build.status(build=True).engine != "native":

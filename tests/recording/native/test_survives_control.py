@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.recording.native import build
+from sightline.recording.native import engine as build
 from tests.recording.native.comparison import aten, prints
 
 if build.status(build=True).engine != "native":

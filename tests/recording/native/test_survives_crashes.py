@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from sightline.recording.native import build
+from sightline.recording.native import engine as build
 from tests.recording.native.comparison import POISON, prints, program
 
 if build.status(build=True).engine != "native":

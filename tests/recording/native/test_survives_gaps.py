@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sightline as sl
-from sightline.recording.native import build
+from sightline.recording.native import engine as build
 from tests.recording.native.comparison import aten, record, unchanged
 
 if build.status(build=True).engine != "native":

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
-from sightline.recording.native import build
+from sightline.recording.native import engine as build
 from tests.recording.native.comparison import api, prints, record
 
 if build.status(build=True).engine != "native":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sightline.trace.assembly.allocations import Allocations
-from sightline.trace.assembly.numbers import NONE
+from sightline.trace.assembly.arrays import NONE
+from sightline.trace.assembly.values import Allocations
 
 
 def columns(found: dict[str, np.ndarray]) -> list[list[int]]:

@@ -14,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 import sightline as sl
 from sightline.recording import installation
 from sightline.recording.atomic import exhaust
-from sightline.recording.cutting import Cutter
-from sightline.recording.gathering import tables_of
+from sightline.recording.batches import Cutter
+from sightline.recording.snapshot import tables_of
 from sightline.recording.torchapi import undisturbed
-from sightline.trace.assembly.evicting import evicted, merged
-from sightline.trace.assembly.raw import Batch, Late, Tables
-from sightline.trace.assembly.sinks import assemble
+from sightline.trace.assembly.batch import Batch, Late, Tables
+from sightline.trace.assembly.memory_sink import assemble
+from sightline.trace.assembly.ring import evicted, merged
 from sightline.trace.validate import validate
 from tests.recording.streams import awkward, differences, session_of
 

@@ -22,8 +22,8 @@ from sightline.api import Trace
 from sightline.errors import DamagedFile, InvalidTrace
 from sightline.trace import data as d
 from sightline.trace.bundle import checks, load, schema
-from sightline.trace.bundle.columns import encode
-from sightline.trace.bundle.tensorfiles import ListedShards
+from sightline.trace.bundle.column_codec import encode
+from sightline.trace.bundle.shard_files import ListedShards
 from sightline.trace.validate import validate
 from tests.builders import make_trace
 from tests.growth import calls_of

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sightline.errors import DamagedFile
-from sightline.trace.assembly.raw import Batch, Streams
+from sightline.trace.assembly.batch import Batch, Streams
 from sightline.trace.bundle import load
 from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sightline.trace import data as d
-from sightline.trace.bundle import plain, records
+from sightline.trace.bundle import json_codec as plain
+from sightline.trace.bundle import json_codec as records
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from sightline.errors import CaptureError, DamagedFile, UsageError
-from sightline.trace.bundle import load, save, saving, schema, tensorfiles
+from sightline.trace.bundle import load, save, schema
+from sightline.trace.bundle import shard_files as tensorfiles
+from sightline.trace.bundle import writer as saving
 from sightline.trace.data import TraceData
-from sightline.trace.stores import ShardStore
+from sightline.trace.tensor_stores import ShardStore
 from tests.builders import TraceBuilder, make_trace
 from tests.trace.bundle.bundles import assert_same, captured
 from tests.trace.captured import capture, some_bytes, written

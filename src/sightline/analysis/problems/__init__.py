@@ -8,14 +8,18 @@ from __future__ import annotations
 from typing import Final
 
 from sightline.analysis.problems.activations import dead_activation, masks_everything, saturated_activation
-from sightline.analysis.problems.again import computed_again
-from sightline.analysis.problems.asked import matched_nothing
 from sightline.analysis.problems.broadcasts import rows_against_columns
+from sightline.analysis.problems.context import BACKWARD, Facts
 from sightline.analysis.problems.devices import copied_to_device, mixed_devices, waits_for_device
-from sightline.analysis.problems.facts import BACKWARD, Facts
-from sightline.analysis.problems.failure import run_failed
-from sightline.analysis.problems.gradient_norms import exploding_gradients, vanishing_gradients
-from sightline.analysis.problems.gradients import cut_gradient, no_gradient, unused_parameter
+from sightline.analysis.problems.gradients import (
+    cut_gradient,
+    exploding_gradients,
+    no_gradient,
+    unused_parameter,
+    vanishing_gradients,
+)
+from sightline.analysis.problems.incomplete import matched_nothing, run_failed
+from sightline.analysis.problems.inplace_changes import changed_before_skip
 from sightline.analysis.problems.kept_graphs import graph_grows, graph_kept
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.losses import (
@@ -25,12 +29,12 @@ from sightline.analysis.problems.losses import (
 )
 from sightline.analysis.problems.numbers import dead_layer, first_non_finite
 from sightline.analysis.problems.problem import Check, Confidence, Problem, Severity, merged
+from sightline.analysis.problems.recomputation import computed_again
 from sightline.analysis.problems.run_modes import (
     dropout_in_evaluation,
     evaluation_mode_in_training,
     training_mode_in_evaluation,
 )
-from sightline.analysis.problems.skips import changed_before_skip
 from sightline.analysis.problems.tensors import accidental_upcast, broadcast_in_a_loss
 from sightline.analysis.problems.training_loop import (
     clipped_after_step,
@@ -46,7 +50,7 @@ from sightline.analysis.problems.weights import (
     unregistered_module,
     untied_weights,
 )
-from sightline.trace.tables import Index
+from sightline.trace.index import Index
 
 CHECKS: Final[tuple[Check, ...]] = (
     run_failed,

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.facts import RANDOM, Facts
+from sightline.analysis.problems.context import RANDOM, Facts
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.facts import MATMULS, Facts
+from sightline.analysis.problems.context import MATMULS, Facts
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.data import KINDS
 

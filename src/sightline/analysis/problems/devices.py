@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.facts import Facts, Mask
+from sightline.analysis.problems.context import Facts, Mask
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.data import KINDS, RAISED
 from sightline.trace.forms import Form

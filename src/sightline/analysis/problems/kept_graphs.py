@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.facts import FORWARD, Facts
+from sightline.analysis.problems.context import FORWARD, Facts
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import bytes_text

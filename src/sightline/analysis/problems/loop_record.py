@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.analysis.problems.facts import BACKWARD, Facts
+from sightline.analysis.problems.context import BACKWARD, Facts
 from sightline.notation import position_text
 from sightline.trace.data import KINDS
 

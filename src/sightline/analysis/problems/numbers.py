@@ -10,11 +10,11 @@ import numpy as np
 from sightline.analysis.nonfinite import Finding as NonFinite
 from sightline.analysis.nonfinite import brought, call_text, first_call, lasting
 from sightline.analysis.problems.activations import RECTIFIERS
-from sightline.analysis.problems.facts import FORWARD, RANDOM, Facts, Mask
+from sightline.analysis.problems.context import FORWARD, RANDOM, Facts, Mask
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
-from sightline.trace.origins import numbers_text
+from sightline.trace.user_frames import numbers_text
 
 _LEAST_DEAD: Final = 32  #: elements; fewer may be zero together by chance
 

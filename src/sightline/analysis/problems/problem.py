@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sightline.analysis.problems.facts import Facts
+    from sightline.analysis.problems.context import Facts
 
 
 #: The kind that comes before all others: what ended the run.

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.facts import FORWARD, Facts
+from sightline.analysis.problems.context import FORWARD, Facts
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.training import Training

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.facts import BACKWARD, FORWARD, Facts, Mask
+from sightline.analysis.problems.context import BACKWARD, FORWARD, Facts, Mask
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
 #: How layers are chosen by chance.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from sightline.analysis.problems.facts import FORWARD, Facts
+from sightline.analysis.problems.context import FORWARD, Facts
 from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.trace.data import KINDS

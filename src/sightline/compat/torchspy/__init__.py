@@ -19,19 +19,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sightline.compat.torchspy.calls import CallTracer
-    from sightline.compat.torchspy.saving import (
+    from sightline.compat.torchspy.saver import (
         BaseDebugger,
         DebugContext,
         TensorSaver,
         get_debug_context,
         spy_save,
     )
+    from sightline.compat.torchspy.tracer import CallTracer
 
 __all__ = ["BaseDebugger", "CallTracer", "DebugContext", "TensorSaver", "get_debug_context", "spy_save"]
 
-_SAVING: Final = "sightline.compat.torchspy.saving"
-_HOMES: Final = dict.fromkeys(__all__, _SAVING) | {"CallTracer": "sightline.compat.torchspy.calls"}
+_SAVING: Final = "sightline.compat.torchspy.saver"
+_HOMES: Final = dict.fromkeys(__all__, _SAVING) | {"CallTracer": "sightline.compat.torchspy.tracer"}
 
 
 def _load(name: str) -> Any:

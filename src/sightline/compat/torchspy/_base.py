@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sightline.compat.torchspy.saving import BaseDebugger
+from sightline.compat.torchspy.saver import BaseDebugger
 
 __all__ = ["BaseDebugger"]

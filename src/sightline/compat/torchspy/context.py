@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sightline.compat.torchspy.saving import DebugContext, get_debug_context
+from sightline.compat.torchspy.saver import DebugContext, get_debug_context
 
 __all__ = ["DebugContext", "get_debug_context"]

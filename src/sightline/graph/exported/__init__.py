@@ -17,9 +17,9 @@ except ImportError as error:
     ) from error
 
 from sightline.graph.exported.dynamic import Dynamic
-from sightline.graph.exported.executable import ExportedGraph
-from sightline.graph.exported.exporting import export, load_graph
-from sightline.graph.exported.running import NodeIO, Run
-from sightline.graph.exported.verifying import Verification
+from sightline.graph.exported.export import export, load_graph
+from sightline.graph.exported.exported_graph import ExportedGraph
+from sightline.graph.exported.interpreter import NodeIO, Run
+from sightline.graph.exported.verification import Verification
 
 __all__ = ["Dynamic", "ExportError", "ExportedGraph", "NodeIO", "Run", "Verification", "export", "load_graph"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from sightline.graph.formats.escaping import printable
 from sightline.graph.graph import Edge, Graph, Node
-from sightline.graph.nesting import Nesting, nesting
+from sightline.graph.module_scopes import Nesting, nesting
 from sightline.notation import constant_text
 
 

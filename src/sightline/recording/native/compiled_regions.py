@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sightline.recording.compilations import AfterImport, Compilations
-from sightline.recording.compiled import is_wrapper
+from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper
 from sightline.recording.operations import OPAQUE, Facts, OpInfo
 from sightline.recording.torchapi import Tensor, quiet
 

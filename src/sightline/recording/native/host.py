@@ -12,19 +12,9 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.arguments import form_of, has_parts
-from sightline.recording.compiled import COMPILED_BACKWARD
+from sightline.recording.compiled_code import COMPILED_BACKWARD
 from sightline.recording.native.api_names import ApiNames, is_torch_function
-from sightline.recording.native.call_sites import may_follow
-from sightline.recording.native.compiled_regions import opaque_info
-from sightline.recording.native.schemas import (
-    api_result_form,
-    dtype_name,
-    form_of_schema,
-    result_form,
-    split_arguments,
-    traits_of,
-)
-from sightline.recording.native.tables import (
+from sightline.recording.native.buffers import (
     DEVICE,
     MAPPING,
     NAMED,
@@ -35,7 +25,17 @@ from sightline.recording.native.tables import (
     NativeStacks,
     NativeValues,
 )
-from sightline.recording.observing import CallEvent, OpEvent
+from sightline.recording.native.call_sites import may_follow
+from sightline.recording.native.compiled_regions import opaque_info
+from sightline.recording.native.schema_forms import (
+    api_result_form,
+    dtype_name,
+    form_of_schema,
+    result_form,
+    split_arguments,
+    traits_of,
+)
+from sightline.recording.observers import CallEvent, OpEvent
 from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden

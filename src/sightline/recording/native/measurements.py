@@ -1,15 +1,19 @@
-"""The numbers that C++ takes of results of ops, as the other engine's `Readings` show theirs."""
+"""Statistics that C++ takes of results, on a CPU and on CUDA devices, read like the plain engine's."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
+import torch
 
-from sightline.recording.native.tables import NativeStream
-from sightline.recording.readings import Columns, Implied, Reading, Readings
+from sightline.recording.cpu_statistics import Columns, Implied, Reading, Readings
+from sightline.recording.device_statistics import Alarm, Cells, Deferred
+from sightline.recording.fingerprints import row_weights_on
+from sightline.recording.native.buffers import NativeStream
+from sightline.recording.native.schema_forms import dtype_name
+from sightline.trace.assembly.arrays import Numbers
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
-from sightline.trace.assembly.numbers import Numbers
 
 _WIDTH = COUNTS + LANES + FLOATS
 
@@ -96,3 +100,104 @@ class _Odd:
 def _columns(rows: Numbers) -> Columns:
     table = rows.reshape(-1, _WIDTH)
     return table[:, COUNTS + LANES :].copy().view(np.float64), table[:, : COUNTS + LANES]
+
+
+_ROWS: Final = 8192
+_ROW_BYTES: Final = 1024
+
+
+class DeviceTable:
+    """What Python holds of a table of C++'s: its memory."""
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+        self.list = torch.zeros((_ROWS, 2), dtype=torch.int64, device=cells.device)
+        self.list_here = torch.zeros((_ROWS, 2), dtype=torch.int64, pin_memory=True)
+        self.number = -1
+        self.rows: Any = None  #: value and elements of each row, once C++ writes no more
+
+    def addresses(self, matrix: Any) -> list[int]:
+        """What C++ has to know, in its order."""
+        cells = self.cells
+        parts = (
+            cells.sums,
+            cells.counts,
+            cells.alarm.count,
+            cells.alarm.bell,
+            matrix,
+            self.list,
+            self.list_here,
+        )
+        return [part.data_ptr() for part in parts]
+
+
+class NativeDeferred(Deferred):
+    """The tables of all devices, those of C++ among them."""
+
+    def __init__(self, fill: str, recording: Any, scalar_type_name: Any) -> None:
+        super().__init__(fill)
+        self._recording = recording
+        self._scalar_type_name = scalar_type_name
+        self._native: list[DeviceTable] = []
+        self._open: dict[tuple[int, int], DeviceTable] = {}  # by device and stream
+
+    def prepare(self, index: int, stream: int, scalar_type: int, many: bool, size: int) -> None:
+        """Make what C++ is missing to measure tensors of a dtype, on the current device and stream."""
+        from sightline.recording.cuda_kernels import compiled, word_matrix
+
+        device = torch.device("cuda", index)
+        held = self._open.get((index, stream))
+        if held is None or self._used(held) >= _ROWS - 1:
+            if held is not None:
+                self._finish(held)
+            held = DeviceTable(Cells(device, _ROWS, self.alarm_of(device)))
+            matrix = word_matrix(device)
+            held.number = self._recording.add_table(index, stream, _ROWS, *held.addresses(matrix))
+            self._native.append(held)
+            self._open[index, stream] = held
+        if self.fill == "fingerprints":
+            weights = row_weights_on(device, size // _ROW_BYTES + 64)
+            self._recording.set_weights(index, weights.data_ptr(), len(weights))
+        dtype = getattr(torch, dtype_name(self._scalar_type_name(scalar_type)))
+        kernel: Any = None
+        try:
+            kernel = compiled(dtype, held.cells, self.fill, many)
+        finally:  # without one Python is not asked again
+            self._recording.add_kernel(index, scalar_type, many, *(kernel or (0, 0, 0, 1, 1, 1)))
+
+    def _used(self, table: DeviceTable) -> int:
+        return len(self._recording.table_rows(table.number)) // 16
+
+    def _finish(self, table: DeviceTable) -> None:
+        """C++ writes no more to a table: begin to copy it."""
+        if table.rows is None:
+            table.rows = self._rows(table)
+            table.cells.send()
+
+    def _rows(self, table: DeviceTable) -> Any:
+        return np.frombuffer(self._recording.table_rows(table.number), dtype=np.int64).reshape(-1, 2)
+
+    def alarm_of(self, device: torch.device) -> Alarm:
+        """What counts the NaNs and infinities of a device; C++ hears it too."""
+        known = device in self._alarms
+        alarm = super().alarm_of(device)
+        if not known and alarm.count.is_cuda:
+            self._recording.watch_bell(alarm.bell.data_ptr())
+        return alarm
+
+    def heard(self, count: int) -> None:
+        """So much of what is not finite was looked into."""
+        self._recording.heard(count)
+
+    def freeze(self) -> None:
+        """C++ is about to forget what it has written."""
+        for table in self._native:
+            if table.rows is None:
+                table.rows = self._rows(table)
+
+    def _more_columns(self) -> list[Columns]:
+        parts = []
+        for table in self._native:
+            rows = self._rows(table) if table.rows is None else table.rows
+            parts.append(table.cells.columns(rows[:, 0], rows[:, 1]))
+        return parts

@@ -1,4 +1,4 @@
-// Telling Python's observers what has happened: see `sightline.recording.observing`.
+// Telling Python's observers what has happened: see `sightline.recording.observers`.
 #pragma once
 
 #include "recording.h"

@@ -19,19 +19,18 @@ import torch
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.calibration import Passage
-from sightline.recording.deferred import Deferred
-from sightline.recording.explain import comes_from_a_signal, traceback_of
+from sightline.recording.cpu_statistics import Readings
+from sightline.recording.device_statistics import Deferred
+from sightline.recording.exception_notes import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
+from sightline.recording.native.buffers import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.native.compiled_regions import has_compiled_code
-from sightline.recording.native.device_tables import NativeDeferred
 from sightline.recording.native.host import Host
-from sightline.recording.native.measurements import NativeReadings
-from sightline.recording.native.tables import TENSOR, NativeStacks, NativeStream, NativeValues
-from sightline.recording.readings import Readings
+from sightline.recording.native.measurements import NativeDeferred, NativeReadings
 from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
-from sightline.trace.assembly.numbers import Numbers
+from sightline.trace.assembly.arrays import Numbers
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 

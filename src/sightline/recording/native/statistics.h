@@ -1,4 +1,4 @@
-// The numbers of a tensor in CPU memory, in one pass over it: see `sightline.recording.readings`.
+// The numbers of a tensor in CPU memory, in one pass over it: see `sightline.recording.cpu_statistics`.
 #pragma once
 
 #include <ATen/core/Tensor.h>

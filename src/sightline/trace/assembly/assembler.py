@@ -14,18 +14,17 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.allocations import Allocations
-from sightline.trace.assembly.calls import Calls, PlaceOf
+from sightline.trace.assembly.arrays import NONE, Mask, Names, Numbers, Rows, dense, joined, offsets_of
+from sightline.trace.assembly.batch import Batch, Late, Learned, Streams, Tables
+from sightline.trace.assembly.calls import Calls, PlaceOf, Steps
 from sightline.trace.assembly.layout import BACKWARD
-from sightline.trace.assembly.numbers import NONE, Mask, Names, Numbers, Rows, dense, joined, offsets_of
 from sightline.trace.assembly.ops import OPAQUE, Ops, OpsSoFar, recompute_stacks
-from sightline.trace.assembly.raw import Batch, Late, Learned, Streams, Tables
-from sightline.trace.assembly.stats import Statistics
-from sightline.trace.assembly.steps import Steps
+from sightline.trace.assembly.statistics import Statistics
 from sightline.trace.assembly.values import (
     ACTIVATION,
     KIND,
     LASTING,
+    Allocations,
     Arriving,
     Living,
     Storages,

@@ -13,9 +13,9 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
+from sightline.trace.assembly.arrays import NONE, Mask, Names, Numbers, Rows, dense, offsets_of, spread
+from sightline.trace.assembly.batch import Operation, Place, Tables
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, RECOMPUTE
-from sightline.trace.assembly.numbers import NONE, Mask, Names, Numbers, Rows, dense, offsets_of, spread
-from sightline.trace.assembly.raw import Operation, Place, Tables
 
 if TYPE_CHECKING:
     from sightline.trace.assembly.values import Living

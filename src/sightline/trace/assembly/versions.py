@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sightline.trace.assembly.numbers import Mask, Numbers, spread
+from sightline.trace.assembly.arrays import Mask, Numbers, spread
 from sightline.trace.assembly.values import Living
 
 #: Columns of changes: the storage of each, and what a `Change` has.

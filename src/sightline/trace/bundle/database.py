@@ -22,9 +22,8 @@ from typing import Any, Final
 
 from sightline.errors import DamagedFile
 from sightline.trace.bundle import schema
-from sightline.trace.bundle.budget import Budget, json_cost
-from sightline.trace.bundle.plain import parsed
-from sightline.trace.bundle.records import is_integer
+from sightline.trace.bundle.json_codec import is_integer, parsed
+from sightline.trace.bundle.limits import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, shown
 
 _MAGIC: Final = b"SQLite format 3\x00"

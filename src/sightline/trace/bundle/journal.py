@@ -22,11 +22,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.trace.assembly.arrays import NONE, Numbers
+from sightline.trace.assembly.batch import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
-from sightline.trace.assembly.numbers import NONE, Numbers
-from sightline.trace.assembly.raw import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
-from sightline.trace.bundle import plain, records
-from sightline.trace.bundle.budget import Budget, json_cost
+from sightline.trace.bundle import json_codec as plain
+from sightline.trace.bundle import json_codec as records
+from sightline.trace.bundle.limits import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.trace.forms import Form

@@ -11,8 +11,8 @@ from typing import Final
 from sightline.errors import UsageError
 from sightline.trace.bundle import schema
 from sightline.trace.bundle.journal import JOURNAL
-from sightline.trace.bundle.loading import load
-from sightline.trace.bundle.saving import WholeColumns, save_columns
+from sightline.trace.bundle.reader import load
+from sightline.trace.bundle.writer import WholeColumns, save_columns
 from sightline.trace.shards import UNFINISHED
 
 #: How the names begin of what is there only while something is being written.

@@ -1,0 +1,257 @@
+"""What the checks look up: columns by op, value and tensor, derived once per recording.
+
+Checks work on the finest ops there are: aten ops, which alone say exactly what ran. Where only API calls or
+module calls were recorded, most of them have nothing to look at and stay silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.notation import position_text
+from sightline.trace.data import (
+    FLAVOURS,
+    I32,
+    I64,
+    KINDS,
+    LEVELS,
+    PHASES,
+    RAISED,
+    UNFINISHED,
+    TensorMeta,
+    TraceData,
+)
+from sightline.trace.index import Index
+from sightline.trace.user_frames import Chains, installed_file, shown_frames, torch_file
+
+Mask = NDArray[np.bool_]
+T = TypeVar("T")
+
+FORWARD: Final = PHASES.index("forward")
+BACKWARD: Final = PHASES.index("backward")
+_ATEN: Final = LEVELS.index("aten")
+_LOW: Final = ("bfloat16", "float16")
+
+#: Multiplications of matrices and what is built on them: where a model's work is.
+MATMULS: Final = frozenset(
+    "mm addmm bmm baddbmm matmul linear convolution _convolution mkldnn_convolution cudnn_convolution "
+    "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_attention_math scaled_dot_product_attention".split()
+)
+#: Ops that draw random numbers: two runs on the same inputs are not the same value.
+RANDOM: Final = frozenset(
+    "rand randn randint randperm rand_like randn_like randint_like normal normal_ uniform uniform_ "
+    "bernoulli bernoulli_ dropout dropout_ native_dropout alpha_dropout feature_dropout multinomial poisson "
+    "exponential_ geometric_ cauchy_ log_normal_ random_ rrelu_with_noise binomial _fused_dropout "
+    "_sample_dirichlet _standard_gamma".split()
+)
+
+
+class Facts:
+    """A recording as the checks see it."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.data: TraceData = index.raw
+        self._derived: dict[Callable[[Facts], Any], Any] = {}
+
+    def derived(self, make: Callable[[Facts], T]) -> T:
+        """What several checks derive from a recording, made once."""
+        if make not in self._derived:
+            self._derived[make] = make(self)
+        made: T = self._derived[make]
+        return made
+
+    # -- ops -------------------------------------------------------------------------------------
+
+    @cached_property
+    def finest(self) -> Mask:
+        """Aten ops, or API calls where there are no others; those that raised included."""
+        aten: Mask = self.data.ops.level == _ATEN
+        return aten if aten.any() else ~aten
+
+    @cached_property
+    def ended(self) -> Mask:
+        """Ops that returned."""
+        mask: Mask = (self.data.ops.flags & (RAISED | UNFINISHED)) == 0
+        return mask
+
+    @cached_property
+    def aten(self) -> Mask:
+        """Aten ops that returned."""
+        mask: Mask = (self.data.ops.level == _ATEN) & self.ended
+        return mask
+
+    @cached_property
+    def forward(self) -> Mask:
+        """Aten ops of the forward pass."""
+        mask: Mask = self.aten & (self.data.ops.phase == FORWARD)
+        return mask
+
+    @cached_property
+    def bare_names(self) -> list[str]:
+        """Every name of the recording without its overload: ``mul`` of ``mul.Tensor``."""
+        return [name.partition(".")[0] for name in self.data.names]
+
+    def named(self, names: frozenset[str] | set[str]) -> Mask:
+        """Which aten ops have one of these names, whatever the overload."""
+        ids = [id for id, name in enumerate(self.bare_names) if name in names]
+        mask: Mask = np.isin(self.data.ops.name, ids) & self.aten
+        return mask
+
+    def name(self, op: int) -> str:
+        """The name of an op without its overload."""
+        return self.bare_names[int(self.data.ops.name[op])]
+
+    def written(self, op: int) -> str:
+        """The API call an op came from as it is written, or the op's own name where that is not known."""
+        parent = int(self.data.ops.parent[op])
+        return self.data.names[int(self.data.ops.name[parent if parent >= 0 else op])]
+
+    def inputs(self, op: int) -> list[int]:
+        ops = self.data.ops
+        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
+        return found
+
+    def outputs(self, op: int) -> list[int]:
+        ops = self.data.ops
+        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
+        return found
+
+    def users(self, value: int) -> list[int]:
+        """The aten ops that read a value in the forward pass."""
+        return [op for op in self.index.consumers(value) if self.forward[op]]
+
+    @cached_property
+    def readers(self) -> I64:
+        """The op of every entry of ``ops.inputs``."""
+        ops = self.data.ops
+        return np.repeat(np.arange(len(ops)), np.diff(ops.input_offsets))
+
+    def any_input(self, tensors: Mask) -> Mask:
+        """The ops one of whose inputs is such a tensor; ``tensors`` is a mask over values."""
+        found = np.zeros(len(self.data.ops), dtype=np.bool_)
+        found[self.readers[tensors[self.data.ops.inputs]]] = True
+        return found
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def of_meta(self, test: Callable[[TensorMeta], bool]) -> Mask:
+        """Which values look so; asked once per kind of tensor."""
+        answers = np.array([test(meta) for meta in self.data.metas] or [False], dtype=np.bool_)
+        return answers[self.data.values.meta]
+
+    def meta(self, value: int) -> TensorMeta:
+        return self.data.metas[int(self.data.values.meta[value])]
+
+    def producer(self, value: int) -> int:
+        return int(self.data.values.producer[value])
+
+    def kind(self, value: int) -> str:
+        return KINDS[self.data.values.kind[value]]
+
+    @cached_property
+    def low(self) -> Mask:
+        """Values of low precision with at least one dimension: those that take part in type promotion."""
+        return self.of_meta(lambda meta: meta.dtype in _LOW and bool(meta.shape))
+
+    @cached_property
+    def floating(self) -> Mask:
+        """Values that a gradient, a NaN or an infinity can be in."""
+        return self.of_meta(lambda meta: meta.dtype.startswith(("float", "bfloat", "complex")))
+
+    @cached_property
+    def made(self) -> tuple[list[int], list[int]]:
+        """Values by the op that made them, those changed along with its outputs included: offsets, ids."""
+        producer = self.data.values.producer
+        held = np.flatnonzero(producer >= 0)
+        order = held[np.argsort(producer[held], kind="stable")]
+        counts = np.bincount(producer[held], minlength=len(self.data.ops))
+        return [0, *np.cumsum(counts).tolist()], order.tolist()
+
+    def results(self, op: int) -> list[int]:
+        """What an op made: its outputs, and the new versions of tensors that share their memory."""
+        offsets, ids = self.made
+        return ids[offsets[op] : offsets[op + 1]]
+
+    def stat(self, value: int) -> int:
+        """The row of a value's numbers, or -1."""
+        return self._stat_rows.get(value, -1)
+
+    @cached_property
+    def _stat_rows(self) -> dict[int, int]:
+        return {value: row for row, value in enumerate(self.data.stats.value.tolist())}
+
+    def args(self, op: int) -> list[Any]:
+        """The plain arguments of an op, by position and by name; tensors are left out."""
+        form = self.data.forms[int(self.data.ops.form[op])]
+        return [*form.args, *(form.kwargs or {}).values()]
+
+    # -- the run -------------------------------------------------------------------------------------
+
+    @cached_property
+    def complete(self) -> bool:
+        """Whether all that ran is known, so that what is missing did not happen.
+
+        Not so in a snapshot, after a crash, where ops were evicted or lost, or inside a compiled region.
+        """
+        data = self.data
+        info = data.info
+        cut_short = (data.ops.flags & (UNFINISHED | RAISED)).any() or (data.calls.flags & UNFINISHED).any()
+        opaque = (data.ops.flavour == FLAVOURS.index("opaque")).any()
+        evicted = (data.values.kind == KINDS.index("evicted")).any()
+        return not (cut_short or opaque or evicted or info.get("exception") or info.get("fault_count"))
+
+    # -- places ------------------------------------------------------------------------------------
+
+    @cached_property
+    def frames(self) -> I32:
+        """The frame each op is shown under; a backward op's is that of its forward op."""
+        return shown_frames(self.data)
+
+    @cached_property
+    def _chains(self) -> Chains:
+        return Chains(self.data, torch_file)
+
+    def visible(self, frame: int) -> int:
+        """The innermost frame that is not torch's own, or -1."""
+        chain = self._chains.of(frame) if frame >= 0 else ()
+        return chain[-1] if chain else -1
+
+    def place(self, frame: int) -> str:
+        """The line a frame stands for: ``net.py:9 in Net.forward``."""
+        shown = self.visible(frame)
+        if shown < 0:
+            return ""
+        code = self.data.codes[int(self.data.frames.code[shown])]
+        return f"{position_text(code.file, int(self.data.frames.line[shown]))} in {code.function}"
+
+    def own_place(self, frame: int) -> str:
+        """The innermost line of the user's own code, if `place` is one of a library; else empty."""
+        chain = self._chains.of(frame) if frame >= 0 else ()
+        codes, code = self.data.codes, self.data.frames.code
+        own = next((at for at in reversed(chain) if not installed_file(codes[int(code[at])].file)), -1)
+        return self.place(own) if chain and own not in (-1, chain[-1]) else ""
+
+    def is_own(self, op: int) -> bool:
+        """Whether an op was written in the user's own code: not in torch or another package."""
+        frame = int(self.data.ops.frame[op])
+        return frame >= 0 and not installed_file(self.data.codes[int(self.data.frames.code[frame])].file)
+
+    def module(self, op: int) -> int:
+        """The module an op ran in, or -1."""
+        call = int(self.data.ops.call[op])
+        return int(self.data.calls.module[call]) if call >= 0 else -1
+
+    def module_label(self, module: int) -> str:
+        info = self.data.modules[module]
+        return info.path or info.type
+
+    def module_type(self, module: int) -> str:
+        return self.data.modules[module].type if module >= 0 else ""

@@ -1,0 +1,39 @@
+"""Runs that did not finish, and recordings that lack what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sightline.analysis.problems.context import Facts
+from sightline.analysis.problems.problem import FIRST, Finding, Severity, check
+from sightline.analysis.unmatched import unmatched
+
+
+@check(
+    "unmatched",
+    Severity.WARNING,
+    "What it asks for is not in this recording: correct the glob, and record again.",
+)
+def matched_nothing(facts: Facts) -> Iterator[Finding]:
+    """A glob of ``Capture``, ``Stats`` or ``Check`` that means no module, op or name of the run."""
+    for each in unmatched(facts.data):
+        yield Finding(str(each))
+
+
+@check(FIRST, Severity.ERROR, "The run ended here: nothing after it was looked at.")
+def run_failed(facts: Facts) -> Iterator[Finding]:
+    """The exception that left the block, with its note as far as it explains the cause."""
+    info = facts.data.info
+    raised = info.get("exception")
+    if not raised:
+        return
+    told = info.get("failure")
+    told = told if isinstance(told, dict) else {}
+    op, place = told.get("op"), told.get("place")
+    op = op if type(op) is int and 0 <= op < len(facts.data.ops) else -1
+    why = [str(line) for line in told.get("why") or ()] if isinstance(told.get("why"), list) else []
+    frame = int(facts.frames[op]) if op >= 0 else -1
+    where = "" if op >= 0 and facts.place(frame) else place if isinstance(place, str) else ""
+    module = facts.module(op) if op >= 0 else -1
+    title = " ".join(str(raised).split())
+    yield Finding(title, module, frame, op, place=where, detail="; ".join(why))

@@ -1,0 +1,137 @@
+"""Rows as a table for people, or as JSON lines or CSV for programs, written while they are made.
+
+A row is a plain dict. A table takes its widths from the first rows; on a terminal longer cells that come
+later are cut, on a pipe nothing is, and such a cell moves the rest of its row. JSON has one object per line.
+No string reaches the output raw: JSON escapes what is not ASCII, CSV and tables write control characters as
+``\\x1b``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Final, TypeVar
+
+import click
+
+from sightline.cli.screen import Screen
+from sightline.convert.table_files import plain_cell
+from sightline.views.layout import narrowed
+from sightline.views.outline import Line, Span, cut, cut_end, printable, width
+
+F = TypeVar("F", bound=Callable[..., Any])
+Row = Mapping[str, Any]
+
+_LOOKED_AT: Final = 200  #: rows that decide how wide a table's columns are
+_GAP: Final = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its title, and the text of a row in it."""
+
+    title: str
+    text: Callable[[Row], str]
+    style: str = ""
+    right: bool = False  #: numbers are set flush right, and are never cut
+    least: int = 10  #: columns of a terminal that a text keeps, when it has to be cut
+    spare: int = 0  #: the higher, the sooner it goes where a terminal has no room; 0 stays
+    end: bool = False  #: the end of it matters more than the beginning, as of a path
+    widest: int = 0  #: columns that a text further down may need
+
+
+def formats(function: F) -> F:
+    """``--json`` and ``--csv``, as the argument ``form``: "table", "json" or "csv"."""
+    as_json = click.option("--json", "form", flag_value="json", help="JSON lines: one object per row.")
+    as_csv = click.option("--csv", "form", flag_value="csv", help="CSV with a header.")
+    return as_json(as_csv(function))
+
+
+def write(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column],
+          screen: Screen) -> None:  # fmt: skip
+    """Write rows in one of the forms; ``names`` are what JSON and CSV have, ``columns`` what a table has."""
+    if form == "json":
+        for row in rows:
+            sys.stdout.write(_json({name: row[name] for name in names}) + "\n")
+    elif form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_cell(row[name]) for name in names] for row in rows)
+    else:
+        screen.show(table(rows, columns, screen.room))
+
+
+def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = None) -> Iterator[Line]:
+    """The lines of a table; with ``room`` it is no wider, if that can be.
+
+    >>> shape = Column("shape", lambda row: row["shape"])
+    >>> [line.text for line in table([{"shape": "f32[2, 3]"}], [Column("id", lambda row: "7"), shape])]
+    ['id  shape', '─────────────', '7   f32[2, 3]']
+    """
+    given = iter(rows)
+    looked_at = [[column.text(row) for column in columns] for row in islice(given, _LOOKED_AT)]
+    widths = [
+        max(width(column.title), column.widest, *(width(printable(texts[at])) for texts in looked_at), 0)
+        for at, column in enumerate(columns)
+    ]
+    if room is not None:
+        widths = narrowed(widths, columns, room)
+    rule = "─" * (sum(size + len(_GAP) for size in widths if size >= 0) - len(_GAP))
+    yield _laid([column.title for column in columns], columns, widths, room, "dim")
+    yield Line((Span(rule, "dim"),))
+    for texts in chain(looked_at, ([column.text(row) for column in columns] for row in given)):
+        yield _laid(texts, columns, widths, room)
+
+
+def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], room: int | None,
+          style: str | None = None) -> Line:  # fmt: skip
+    spans: list[Span] = []
+    gap = ""
+    for text, column, size in zip(texts, columns, widths, strict=True):
+        if size < 0:
+            continue
+        if room is None or column.right:
+            text = printable(text)
+        else:
+            text = cut_end(text, size) if column.end else cut(text, size)
+        pad = " " * (size - width(text))
+        shown = Span(text, column.style if style is None else style)
+        spans += [Span(gap + pad), shown] if column.right else [Span(gap), shown]
+        gap = _GAP if column.right else pad + _GAP
+    return Line(tuple(spans))
+
+
+def _json(row: Row) -> str:
+    try:
+        return json.dumps(row, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(row), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """A value as JSON can say it: NaN and infinities, which it cannot, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value
+
+
+def _cell(value: Any) -> str:
+    """A value in a CSV: nothing for null, the parts of a list one after the other."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return "; ".join(_cell(part) for part in value)
+    if isinstance(value, Mapping):
+        return " ".join(_cell(part) for part in value.values())
+    return plain_cell(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,180 @@
+"""A script or a module, run as Python itself would; for launchers, what to type instead."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import importlib.util
+import io
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+from sightline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be run, found and compiled, but not begun."""
+
+    name: str  #: what a recording of it is called
+    code: CodeType
+    facts: dict[str, Any]  #: of ``__main__``: its file, its spec, its loader
+    folder: str  #: where its own imports are looked for first
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def script(cls, path: str, arguments: tuple[str, ...]) -> Program:
+        """A file, or a folder with a ``__main__.py`` in it."""
+        file = Path(path)
+        folder = file.is_dir()
+        if folder:
+            file /= "__main__.py"
+        if not file.is_file():
+            raise UsageError(
+                f"There is no script {path!r}; give the path of a Python file, or `-m` and a module."
+            )
+        place = str(file.absolute())
+        loader = importlib.machinery.SourceFileLoader("__main__", place)
+        facts: dict[str, Any] = dict.fromkeys(("__spec__", "__package__"))
+        facts |= {"__file__": place, "__loader__": loader}
+        if folder:  # to Python that is a module, and not a file
+            spec = importlib.util.spec_from_file_location("__main__", place, loader=loader)
+            facts |= {"__spec__": spec, "__package__": "", "__cached__": spec and spec.cached}
+        name = Path(path).absolute().name if folder else file.stem
+        return cls(name, _compiled(file, place), facts, str(file.resolve().parent), (path, *arguments))
+
+    @classmethod
+    def module(cls, name: str, arguments: tuple[str, ...]) -> Program:
+        """A module by its name, or a package by its ``__main__``; the current folder comes first."""
+        if not sys.flags.safe_path:
+            sys.path.insert(0, "")
+        try:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{name}.__main__")
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"The module {name!r} cannot be found: {error}.") from error
+        finally:
+            if not sys.flags.safe_path:
+                sys.path.remove("")
+        get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+        code = get_code(spec.name) if get_code is not None and spec is not None else None
+        if spec is None or code is None:
+            raise UsageError(
+                f"There is no module {name!r} that can be run; is it installed, or in this folder?"
+            )
+        facts = {
+            "__file__": spec.origin, "__spec__": spec, "__package__": spec.parent, "__loader__": spec.loader,
+            "__cached__": spec.cached,
+        }  # fmt: skip
+        return cls(name.rpartition(".")[2], code, facts, str(Path.cwd()), (spec.origin or name, *arguments))
+
+    def begin(self) -> dict[str, Any]:
+        """Take the place of ``__main__`` for the rest of the process; the result is its namespace."""
+        main = ModuleType("__main__")
+        own: dict[str, Any] = {"__cached__": None, "__annotations__": {}}
+        own["__builtins__"] = sys.modules["builtins"]
+        vars(main).update(own | self.facts)
+        sys.modules["__main__"] = main
+        sys.argv[:] = self.arguments
+        if not sys.flags.safe_path:
+            sys.path[:1] = [self.folder]
+        return vars(main)
+
+    def tell(self, error: BaseException) -> None:
+        """Say what the program died of, as Python would: from its own first frame on."""
+        found = error.__traceback__
+        while found is not None and found.tb_frame.f_code is not self.code:
+            found = found.tb_next
+        tell(error.with_traceback(found or error.__traceback__))
+
+
+def tell(error: BaseException) -> None:
+    """Say it by whatever says such things in this process."""
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _compiled(file: Path, place: str) -> CodeType:
+    """The code of a file; what is wrong in it is said as Python says it."""
+    with io.open_code(str(file)) as opened:
+        text = opened.read()
+    return compile(text, place, "exec", dont_inherit=True)
+
+
+#: Modules that launch, and the command that is the same.
+_MODULES: Final = {
+    "torch.distributed.run": ["torchrun"],
+    "torch.distributed.launch": ["torchrun"],
+    "accelerate.commands.launch": ["accelerate", "launch"],
+}
+#: Launchers whose options are not known here.
+_OTHERS: Final = frozenset({"deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "composer"})
+
+
+def instead_of(script: str, as_module: bool, arguments: Sequence[str], options: Sequence[str]) -> str | None:
+    """The sentence for somebody who would record a launcher; None if it is a program like any other.
+
+    ``options`` are those of ``sightline run``, which the command has to be given again.
+
+    >>> print(instead_of("mpirun", False, ["-n", "2", "python", "train.py"], ["--stats"]))
+    mpirun starts the processes of a job, which would not be recorded; have it start \
+`python -m sightline run --stats SCRIPT` instead of `python SCRIPT`.
+    """
+    command, rest = _command(script, as_module, list(arguments))
+    if not command:
+        return None
+    own = [option for option in options if option != "-m"] if as_module else list(options)
+    run = shlex.join(["sightline", "run", *own])
+    head = f"{' '.join(command)} starts the processes of a job, which would not be recorded"
+    asked = _asked(command, rest)
+    if asked is None:
+        return f"{head}; have it start `python -m {run} SCRIPT` instead of `python SCRIPT`."
+    before = rest[: len(rest) - len(asked.training_script_args) - 1]
+    program = [asked.training_script, *asked.training_script_args]
+    if not asked.module:
+        typed = f"{shlex.join([*command, *before])} -m {run} {shlex.join(program)}"
+    else:
+        typed = f"{shlex.join([*command, *before])} {run} -m {shlex.join(program)}"
+    return f"{head}; type instead: {typed}"
+
+
+def _command(script: str, as_module: bool, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The launcher that is meant, if any, and what it is given."""
+    if as_module:
+        return _MODULES.get(script, []), arguments
+    name = Path(script).name
+    if name == "torchrun" or name in _OTHERS:
+        return [name], arguments
+    if name == "accelerate" and arguments[:1] == ["launch"]:
+        return ["accelerate", "launch"], arguments[1:]
+    return [], arguments
+
+
+def _asked(command: list[str], arguments: list[str]) -> Any:
+    """What a launcher was asked for, read by its own parser; None where that is not to be had."""
+    try:
+        parser = _parser(command[0])
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            asked = None if parser is None else parser().parse_args(arguments)
+    except (ImportError, SystemExit):
+        return None
+    return None if asked is None or getattr(asked, "no_python", False) else asked
+
+
+def _parser(name: str) -> Callable[[], argparse.ArgumentParser] | None:
+    from importlib import import_module
+
+    home, function = {
+        "torchrun": ("torch.distributed.run", "get_args_parser"),
+        "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
+    }.get(name, ("", ""))
+    found: Callable[[], argparse.ArgumentParser] | None = (
+        getattr(import_module(home), function) if home else None
+    )
+    return found

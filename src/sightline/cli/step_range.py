@@ -1,0 +1,123 @@
+"""Which training steps of a script are recorded: a step ends when an optimizer has stepped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AbstractContextManager, ExitStack
+from types import FrameType, TracebackType
+
+from sightline.api import Trace
+from sightline.errors import NonFiniteError
+from sightline.markers import step
+from sightline.options import step_range
+from sightline.tracing import trace
+
+
+def span_of(text: str | None) -> range | None:
+    """The steps that are meant: ``3``, ``0:5``, ``10:``, ``:``; None if no steps are asked for.
+
+    >>> span_of("3"), span_of("2:5")
+    (range(3, 4), range(2, 5))
+    """
+    if text is None:
+        return None
+    return step_range(text, "--steps ")
+
+
+class Stepping:
+    """A block in which everything is recorded, or some training steps are, each named.
+
+    ``begin`` may refuse; once the block runs, what goes wrong with the recording is kept as ``trouble`` and
+    the script goes on. In a forked child all this is the parent's.
+    """
+
+    def __init__(self, traced: trace, span: range | None) -> None:
+        self._traced = traced
+        self._span = span
+        self._number = 0
+        self._step: AbstractContextManager[None] | None = None
+        self._ready = ExitStack()
+        self._above: FrameType | None = None  # the frame that runs the script
+        self._pid = os.getpid()
+        self.trace: Trace | None = None
+        self.trouble = ""  #: what went wrong with the recording, as a sentence
+
+    @property
+    def _at_home(self) -> bool:
+        return os.getpid() == self._pid
+
+    def begin(self) -> None:
+        """Begin to record, or to count steps; whoever calls it runs the script next."""
+        self._above = sys._getframe(1)
+        if self._span is None:
+            self._begin(sys._getframe())
+            return
+        from sightline.recording.step_marks import standing_by
+        from sightline.recording.torchapi import optimizer_hooks
+
+        self._ready.enter_context(standing_by())  # steps begin and end inside a hook
+        self._ready.callback(optimizer_hooks.register_optimizer_step_post_hook(self._stepped).remove)
+        self._next(sys._getframe())
+
+    def __enter__(self) -> None:
+        """What is inside is the script."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._at_home:
+            return
+        try:
+            self._end_step()
+            if self.trace is None:
+                return
+            if isinstance(error, SystemExit) and not error.code:  # `sys.exit(main())` is no failure
+                kind = error = traceback = None
+            self._traced.__exit__(kind, error, traceback)
+        except NonFiniteError:  # what was asked for
+            raise
+        except KeyboardInterrupt:  # the script has ended, in its own way
+            self.trouble = "the recording was interrupted before it was finished."
+        except Exception as own:  # noqa: BLE001 — whatever it is, it is not the script's
+            self._fail(own)
+        finally:
+            self._ready.close()
+            self._above = None
+
+    def _fail(self, error: Exception) -> None:
+        self.trouble = self.trouble or str(error) or type(error).__name__
+
+    def _stepped(self, *_: object) -> None:
+        """An optimizer has stepped."""
+        if not self._at_home:
+            return
+        try:
+            self._end_step()
+            self._number += 1
+            self._next(sys._getframe())
+        except NonFiniteError:
+            raise
+        except Exception as error:  # noqa: BLE001 — the same
+            self._fail(error)
+
+    def _next(self, frame: FrameType) -> None:
+        assert self._span is not None
+        if self._number == self._span.start:
+            self._begin(frame)
+        if self._number in self._span:
+            self._step = step(f"step{self._number}")
+            self._step.__enter__()
+        elif self._number == self._span.stop and self.trace is not None:
+            self._traced.stop()
+
+    def _begin(self, frame: FrameType) -> None:
+        """Begin to record, from the script's own first frame on."""
+        while frame.f_back is not None and frame.f_back is not self._above:
+            frame = frame.f_back
+        self.trace = self._traced._start(frame, above=False)
+
+    def _end_step(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None

@@ -1,0 +1,67 @@
+"""Where an op stands: its name as it is written, its line and its module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sightline.diff.side import Side
+from sightline.notation import position_text
+from sightline.trace.user_frames import Chains, shown_frames, torch_file
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An op of one recording, for people: ``* at port.py:40 (blocks.0.mixer)``."""
+
+    op: int
+    name: str  #: as it is written: ``F.linear``, ``*``
+    aten: str
+    file: str
+    line: int
+    function: str
+    code: str
+    module: str
+
+    @property
+    def position(self) -> str:
+        """``port.py:40``; empty where nothing is known."""
+        return position_text(self.file, self.line) if self.file else ""
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.where}"
+
+    @property
+    def where(self) -> str:
+        """`` at port.py:40 (blocks.0.mixer)``."""
+        position = f" at {self.position}" if self.file else ""
+        return f"{position} ({self.module})" if self.module else position
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"op": self.op, "name": self.name, "aten": self.aten, "file": self.file, "line": self.line,
+                "function": self.function, "code": self.code, "module": self.module}  # fmt: skip
+
+
+class Places:
+    """Finds the places of ops of one side."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._chains = Chains(side.data, torch_file)
+
+    @cached_property
+    def _frames(self) -> Any:
+        return shown_frames(self._side.data)
+
+    def of(self, op: int) -> Place:
+        side = self._side
+        row = side.index.ops[op]
+        parent = row.parent
+        chain = self._chains.of(int(self._frames[op]))
+        file, line, function, code = "", 0, "", ""
+        if chain:
+            frame = side.index.frames[chain[-1]]
+            file, line, function, code = frame.file, frame.line, frame.function, frame.code
+        module = side.label(int(side.data.ops.call[op]))
+        return Place(op, (parent or row).name, row.name, file, line, function, code, module)

@@ -1,0 +1,258 @@
+"""Modules shown as one node each: `collapse` hides what is deeper than asked for.
+
+Every call of a module at that depth becomes a node, and above it every call of a module that calls no other:
+a picture shows modules or ops of modules, not now the one and now the other. What a module reads from outside
+becomes its inputs, what others read of it its outputs. Parameters that only this module reads go with it.
+Calls of one module stay apart; a container that is never called itself (a ``ModuleList``) is one node for
+each stretch of calls in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import Any
+
+from sightline.argument_checks import said
+from sightline.errors import UsageError
+from sightline.graph.fold import loop_key
+from sightline.graph.graph import Edge, Graph, Node, Ref, with_args
+from sightline.graph.module_scopes import Nesting, nesting
+from sightline.graph.node_names import Names
+from sightline.graph.repeats import strict
+
+_SOURCES = ("parameter", "buffer", "constant")
+
+
+@dataclass(slots=True)
+class _Group:
+    """The nodes one new node stands for."""
+
+    path: str
+    call: int  #: the call around it, into ``info["calls"]``; -1 for none
+    own: int  #: the call it is itself; -1 for a container
+    nodes: list[Node] = field(default_factory=list)
+    sources: list[Node] = field(default_factory=list)  #: parameters that go with it
+    results: dict[tuple[int, int], int] = field(default_factory=dict)  #: (node, slot) inside -> its slot
+
+
+def collapse(graph: Graph, depth: int) -> Graph:
+    """Every call of a module at this depth as one node, and of shallower ones that call no other.
+
+    The model itself has depth 0.
+
+    >>> a = Node(0, "mm", "mm", module="fc", outputs=())
+    >>> b = Node(1, "relu", "relu", args={"self": Ref("mm")})
+    >>> g = Graph((a, b), (Edge(0, 1, 0, "self"),), modules={"": "Net", "fc": "Linear"})
+    >>> [(node.name, node.op) for node in collapse(g, 1)]
+    [('fc', 'Linear'), ('relu', 'relu')]
+    """
+    if type(depth) is not int or depth < 0:
+        raise UsageError(f"depth={said(depth)} must be a whole number from 0 up.")
+    tree = nesting(graph)
+    group_of = _groups(graph, tree, depth)
+    _absorb(graph, group_of)
+    made = _Collapsed(graph, group_of)
+    nodes, edges = made.nodes(), made.edges()
+    return replace(graph, nodes=nodes, edges=edges, info={**graph.info, "depth": depth})
+
+
+def _groups(graph: Graph, tree: Nesting, depth: int) -> dict[int, _Group]:
+    """For each node the group that hides it, if one does."""
+    found: dict[int, _Group] = {}
+    of_scope: dict[int, tuple[Hashable, str, int, int] | None] = {}
+    last: tuple[Hashable, _Group] | None = None
+    by_scope: dict[Hashable, _Group] = {}
+    folds = graph.info.get("folds", {})
+    leaves = set(range(len(tree.scopes))).difference(scope.parent for scope in tree.scopes)
+    for node in graph.topological():
+        if node.kind != "call":
+            continue
+        scope = tree.of_node.get(node.id, -1)
+        if scope not in of_scope:
+            of_scope[scope] = _hidden_by(tree, scope, depth, folds, leaves)
+        hidden = of_scope[scope]
+        if hidden is None:
+            last = None
+            continue
+        key, path, around, own = hidden
+        group = by_scope.get(key) if own >= 0 else last[1] if last is not None and last[0] == key else None
+        if group is None:
+            call = tree.scopes[own].call if own >= 0 else -1
+            group = by_scope[key] = _Group(path, tree.scopes[around].call if around >= 0 else -1, call)
+        last = key, group
+        group.nodes.append(node)
+        found[node.id] = group
+    return found
+
+
+def _hidden_by(
+    tree: Nesting, scope: int, depth: int, folds: dict[str, Any], leaves: set[int]
+) -> tuple[Hashable, str, int, int] | None:
+    """What hides the nodes of a scope: a key, its path, the scope around it, and the scope it is (or -1)."""
+    around = -1
+    for each in tree.chain(scope):
+        path = tree.scopes[each].path
+        parts = path.split(".") if path else []
+        # Of layers shown once, the layer says more than the list that holds them.
+        if len(parts) == depth or (len(parts) > depth and path in folds) or (path and each in leaves):
+            return each, path, around, each
+        if len(parts) > depth:
+            prefix = ".".join(parts[:depth])
+            return (around, prefix), prefix, around, -1
+        around = each
+    return None
+
+
+def _absorb(graph: Graph, group_of: dict[int, _Group]) -> None:
+    """Parameters, buffers and constants that one module alone reads, in whatever calls of it, go with it."""
+    readers: dict[int, list[_Group | None]] = {}
+    for edge in graph.edges:
+        readers.setdefault(edge.source, []).append(group_of.get(edge.target))
+    for node in graph.nodes:
+        groups = readers.get(node.id, [])
+        if node.kind not in _SOURCES or not groups or groups[0] is None:
+            continue
+        if all(group is not None and group.path == groups[0].path for group in groups):
+            groups[0].sources.append(node)
+            group_of[node.id] = groups[0]
+
+
+class _Collapsed:
+    """The new graph, put together."""
+
+    def __init__(self, graph: Graph, group_of: dict[int, _Group]) -> None:
+        self._graph, self._group_of = graph, group_of
+        self._edges: list[Edge] = []
+        self._args: dict[int, dict[str, Any]] = {}
+        self._ids: dict[int, int] = {}  # of a group -> id of its node
+        self._nodes: dict[int, Node] = {}
+        self._renamed: dict[str, tuple[str, dict[int, int]]] = {}
+        self._build()
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._nodes.values())
+
+    def edges(self) -> tuple[Edge, ...]:
+        return tuple(self._edges)
+
+    def _build(self) -> None:
+        names = Names()
+        kept = [node for node in self._graph.topological() if node.id not in self._group_of]
+        for node in kept:
+            names.new(node.name)
+        made: dict[int, str] = {}
+        order: list[tuple[Node, _Group | None]] = []
+        for node in self._graph.topological():
+            group = self._group_of.get(node.id)
+            if group is None:
+                order.append((node, None))
+            elif node is group.nodes[-1]:  # by then all it reads is there
+                type = self._graph.modules.get(group.path, "")
+                made[id(group)] = names.new(group.path or type or "model")
+                order.append((group.nodes[0], group))
+        self._connect()
+        for node, group in order:
+            self._nodes[node.id] = node if group is None else self._node(node, group, made[id(group)])
+        for id_, node in self._nodes.items():
+            if id_ not in self._args:
+                self._nodes[id_] = with_args(node, self._moved)
+
+    def _moved(self, ref: Ref) -> Ref:
+        source = self._graph.by_name[ref.node]
+        group = self._group_of.get(source.id)
+        if group is None:
+            return ref
+        return Ref(self._nodes[group.nodes[0].id].name, group.results[source.id, ref.slot])
+
+    def _connect(self) -> None:
+        """Edges between what is left; the inputs of a group are numbered as they are first read."""
+        given: dict[tuple[int, int, int, bool], int] = {}
+        counts: dict[int, int] = {}
+        loops = self._graph.info.get("loops", {})
+        for edge in self._graph.edges:
+            source, target = self._group_of.get(edge.source), self._group_of.get(edge.target)
+            if source is not None and source is target and not _around(edge, source, loops):
+                continue
+            if edge.source in self._group_of and source is not None:
+                if self._graph.by_id[edge.source].kind != "call":
+                    continue  # a parameter of a module that is called several times: each call has it
+                slot = source.results.setdefault((edge.source, edge.slot), len(source.results))
+                edge = replace(edge, source=source.nodes[0].id, slot=slot)
+            if target is None:
+                self._edges.append(edge)
+                continue
+            edge = replace(edge, target=target.nodes[0].id)
+            key = (edge.source, edge.slot, edge.target, edge.loop)
+            if key in given:
+                continue
+            number = counts[edge.target] = counts.get(edge.target, -1) + (not edge.loop)
+            argument = edge.argument if edge.loop else f"input{number}" if number else "input"
+            given[key] = len(self._edges)
+            self._edges.append(replace(edge, argument=argument))
+            if not edge.loop:
+                self._args.setdefault(edge.target, {})[argument] = (edge.source, edge.slot)
+
+    def _node(self, first: Node, group: _Group, name: str) -> Node:
+        graph = self._graph
+        results = list(group.results) or [
+            (group.nodes[-1].id, at) for at in range(len(group.nodes[-1].outputs))
+        ]
+        metas = [outputs[slot] for id, slot in results if slot < len(outputs := graph.by_id[id].outputs)]
+        args = {}
+        for argument, (source, slot) in self._args.get(first.id, {}).items():
+            made = self._nodes.get(source)  # stored before what reads it
+            args[argument] = Ref(made.name if made else graph.by_id[source].name, slot)
+        self._args.setdefault(first.id, {})
+        calls = graph.info.get("calls") or []
+        source_line = str(calls[group.own][2]) if 0 <= group.own < len(calls) else ""
+        return Node(
+            first.id, name, graph.modules.get(group.path, "") or group.path.rpartition(".")[2], "call", args,
+            group.path, source_line, tuple(metas), _repeat(group.nodes), first.phase,
+            graph.modules.get(group.path, ""),
+            _info(group) | self._varying(results),
+        )  # fmt: skip
+
+    def _varying(self, results: list[tuple[int, int]]) -> dict[str, Any]:
+        """The outputs the size of which changes from call to call, as they were said of the nodes inside."""
+        found = []
+        for id, slot in results:
+            varies = self._graph.by_id[id].info.get("varies") or []
+            found.append(varies[slot] if slot < len(varies) else "")
+        return {"varies": found} if any(found) else {}
+
+
+def _around(edge: Edge, group: _Group, loops: dict[str, list[int]]) -> bool:
+    """Whether an edge inside a group goes from one call of it to the next: a loop around, not one within."""
+    if not edge.loop:
+        return False
+    first, last = loops.get(loop_key(edge), (-1, -1))
+    inside = {node.id for node in group.nodes}
+    if first in inside and last in inside:  # a round is all of the group, or a part of it
+        return group.nodes[0].id == first and group.nodes[-1].id == last
+    return _repeat(group.nodes) > 1
+
+
+def _repeat(nodes: list[Node]) -> int:
+    """How many calls one stands for: what inside is folded further has a multiple of it."""
+    return gcd(*(node.repeat for node in nodes))
+
+
+def _info(group: _Group) -> dict[str, Any]:
+    info: dict[str, Any] = {"collapsed": sum(node.repeat for node in (*group.nodes, *group.sources))}
+    if group.call >= 0:
+        info["call"] = group.call
+    for key in ("flops", "duration"):
+        known = [node.info[key] for node in group.nodes if key in node.info]
+        if known:
+            info[key] = sum(known)
+    parameters = [node for node in group.sources if node.kind == "parameter"]
+    if parameters:
+        counts = [meta.numel * node.repeat for node in parameters for meta in node.outputs[:1]]
+        info["parameters"] = sum(counts)
+    # Two calls that are collapsed can be told apart, or not, by what they hide.
+    text = repr([strict(node) for node in group.nodes])
+    info["likeness"] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return info

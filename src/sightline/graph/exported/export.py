@@ -1,0 +1,202 @@
+"""Making an `ExportedGraph`: from a model, from a cache folder, from an archive."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from sightline.argument_checks import checked, said
+from sightline.errors import ExportError, UsageError
+from sightline.graph.exported.archive import Cache, Indescribable, key_of, read
+from sightline.graph.exported.dynamic import read_dimensions
+from sightline.graph.exported.exported_graph import ExportedGraph, graph_of
+from sightline.graph.exported.inputs import input_names, parameter_names
+from sightline.graph.exported.program import Facts, user_inputs
+from sightline.graph.exported.torch_export import Traced, traced
+
+
+@checked
+def export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic: Literal["auto"] | dict[str, Any] | tuple[Any, ...] | list[Any] | None = "auto",
+    strict: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+) -> ExportedGraph:
+    """The graph of a model for inputs like these, through `torch.export`.
+
+    Sizes are dynamic where the model allows it: ``print(g.dynamic)`` says which are, and which line fixed the
+    others. ``dynamic=None`` fixes all; torch's own ``dynamic_shapes`` can be given instead. ``cache`` is a
+    folder in which exports are kept: the next one of the same code, model and kinds of inputs is read from
+    it, with the weights of the model given. It is private to its owner, as loading an archive can run code.
+
+    Nothing is printed, the model is not changed, and the model is seen as it is, in train or eval mode. What
+    cannot be exported raises `ExportError`, which names the line.
+
+    >>> g = export(torch.nn.Linear(3, 2), torch.randn(4, 3))
+    >>> [node.name for node in g], g["p_weight"].kind
+    (['p_weight', 'p_bias', 'input', 'linear', 'output'], 'parameter')
+    >>> g.run(torch.randn(7, 3)).output.shape
+    torch.Size([7, 2])
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"export takes a torch.nn.Module, not a {type(model).__name__}.")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise UsageError(f"kwargs must be a dict of keyword arguments, not a {type(kwargs).__name__}.")
+    positional = _positional(args)
+    _check_signature(model, positional, kwargs or {})
+    if isinstance(dynamic, str) and dynamic != "auto":
+        raise UsageError(
+            f'dynamic={said(dynamic)} is not a choice; it is "auto", None for fixed sizes, or what torch '
+            "calls dynamic_shapes."
+        )
+    keywords = dict(kwargs or {})
+    options = {"dynamic": dynamic if dynamic is None or dynamic == "auto" else str(dynamic), "strict": strict}
+    store, key, why = (Cache(cache), "", "") if cache is not None else (None, "", "")
+    if store is not None:
+        try:
+            key = key_of(model, positional, keywords, options)
+        except Indescribable as reason:
+            why = str(reason)
+        found = store.load(key) if key else None
+        if found is not None:
+            return _told(graph_of(*found, model))
+    program, facts = _exported(model, positional, keywords, dynamic, strict)
+    if store is not None:
+        why = why or store.store(key, program, facts)
+        if why:
+            facts.info["not_cached"] = why
+    return _told(graph_of(program, facts, model))
+
+
+def _positional(args: Any) -> tuple[Any, ...]:
+    if isinstance(args, torch.Tensor):
+        return (args,)
+    if not isinstance(args, tuple | list):
+        raise UsageError(f"args must be a tuple of the model's inputs, not {said(args)}.")
+    return tuple(args)
+
+
+def _check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Inputs that ``forward`` cannot be called with are refused here: torch would blame the model."""
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # a forward that is not Python
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(
+            f"{type(model).__name__}.forward cannot be called with the example inputs: {error}; give them as "
+            "export(model, (x, y), {name: z})."
+        ) from None
+
+
+def _told(graph: ExportedGraph) -> ExportedGraph:
+    """The graph, after a warning if it does what only training should."""
+    if graph.info["training"] and any(_is_training_op(node.args) for node in graph.nodes):
+        warnings.warn(
+            "The model is exported in train mode, with dropout or batch statistics: call model.eval() first "
+            "if that is not meant.",
+            stacklevel=3,
+        )
+    return graph
+
+
+@checked
+def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> ExportedGraph:
+    """Read what ``g.save("m.pt2")`` wrote, or any archive of `torch.export.save`.
+
+    **Only archives you trust**: it is torch's format, and loading it can run code. With ``model`` the graph
+    computes with the model's own weights instead of the saved ones, and `verify` can compare.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export(torch.nn.ReLU(), torch.ones(2, 3)).save(f"{folder}/m.pt2")
+    ...     print(load_graph(f"{folder}/m.pt2").run(-torch.ones(1, 3)).output)
+    tensor([[0., 0., 0.]])
+    """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model must be a torch.nn.Module, not {said(model)}.")
+    return graph_of(*read(Path(path)), model)
+
+
+def _is_training_op(args: dict[str, Any]) -> bool:
+    """Whether an op does in train mode what it does not in eval mode."""
+    if "dropout_p" in args:
+        return bool(args["dropout_p"])
+    rate = args.get("p", args.get("dropout", 1.0))
+    return bool(rate) and True in (args.get("train"), args.get("training"), args.get("use_input_stats"))
+
+
+def _exported(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any, strict: bool
+) -> tuple[torch.export.ExportedProgram, Facts]:
+    """Export, with dynamic sizes if that works and fixed ones if only that does."""
+    notes = []
+    if dynamic != "auto":
+        result = traced(model, args, kwargs, dynamic, strict)
+    else:
+        try:
+            result = traced(model, args, kwargs, _all_dynamic(args, kwargs), strict)
+        except ExportError as error:
+            result = traced(model, args, kwargs, None, strict)  # where that fails, it is not for the sizes
+            notes.append(
+                f"With dynamic sizes: {str(error).partition('. A recorded run')[0]}. All sizes are fixed."
+            )
+    names = parameter_names(model, len(args))
+    ranges = {} if dynamic == "auto" else _ranges(result.program)
+    facts = _facts(result, names, args, kwargs, notes, ranges)
+    facts.info["model"] = type(model).__name__
+    facts.info["training"] = model.training
+    facts.info["torch"] = torch.__version__
+    if result.returned.left_out:
+        facts.info["left_out"] = [f"output{path} ({kind})" for path, kind in result.returned.left_out.items()]
+    return result.program, facts
+
+
+def _facts(
+    result: Traced,
+    names: list[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    notes: list[str],
+    ranges: dict[str, tuple[int | None, int | None]],
+) -> Facts:
+    leaves = tuple(input_names(names, args, kwargs))
+    examples = [example for _, example in user_inputs(result.program)]
+    fakes = [(name, one) for name, one in zip(leaves, examples, strict=True) if isinstance(one, torch.Tensor)]
+    environment = getattr(getattr(fakes[0][1], "fake_mode", None), "shape_env", None) if fakes else None
+    guards = list(getattr(environment, "guards", ()))
+    said = [*notes, *result.noise.notes]
+    dynamic = read_dimensions(fakes, guards, result.noise.places, said, ranges)
+    keywords = tuple(result.program.call_spec.in_spec.children()[1].context or ())
+    return Facts(dynamic, result.returned, tuple(names), keywords, leaves)
+
+
+def _ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int | None, int | None]]:
+    """The bounds of each symbol, where they say more than torch's own start of 2."""
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for symbol, bounds in program.range_constraints.items():
+        low, high = (
+            int(one) if one.is_finite and abs(one) < 2**62 else None for one in (bounds.lower, bounds.upper)
+        )
+        found[str(symbol)] = (low if low is not None and low > 2 else None, high)
+    return found
+
+
+def _all_dynamic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Every dimension of every tensor, wherever it stands."""
+    shapes = torch.export.ShapesCollection()
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            shapes[leaf] = dict.fromkeys(range(leaf.dim()), torch.export.Dim.AUTO)
+    return shapes if len(shapes) else None

@@ -1,0 +1,283 @@
+"""`ExportedGraph`: the graph of a model that can be run, edited, checked against the model and saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline.analysis.select import nearest
+from sightline.argument_checks import checked, said
+from sightline.errors import NoSuchNode, UsageError
+from sightline.graph.exported.archive import write
+from sightline.graph.exported.dynamic import Dynamic
+from sightline.graph.exported.inputs import Inputs
+from sightline.graph.exported.interpreter import NOTHING, OnNode, Pass, Plan, Run
+from sightline.graph.exported.program import Facts, Results, inputs_of, lowered, state_of, user_inputs
+from sightline.graph.exported.torch_export import flattened
+from sightline.graph.exported.verification import Verification, module_outputs, verification
+from sightline.graph.graph import Graph
+from sightline.patterns import PathPattern, segments_of
+
+Keep = str | Iterable[str] | Callable[[str], bool] | bool
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ExportedGraph(Graph):
+    """The graph of a model that can be run, edited, checked against the model and saved.
+
+    It is a `Graph`: folding, cutting and every format work on it; what they return is a picture and cannot
+    run. It holds the model's own parameters and buffers, no copies: when training goes on, it computes with
+    the new ones, and what the model does to its buffers in `forward` a run does too.
+    """
+
+    program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
+    flat: torch.fx.Graph = None  # type: ignore[assignment] # of the program: what is run
+    facts: Facts = None  # type: ignore[assignment]
+    model: torch.nn.Module | None = None  #: what it was made from; None when loaded without
+
+    @property
+    def dynamic(self) -> Dynamic:
+        """Which sizes may differ from the example's, which not, and which line fixed them."""
+        return self.facts.dynamic
+
+    def __repr__(self) -> str:
+        return f"<ExportedGraph {self.name}: {len(self.nodes)} nodes, {len(self.edges)} edges>"
+
+    # -- pictures of it: they cannot run -----------------------------------------------------------------
+
+    @cached_property
+    def _picture(self) -> Graph:
+        return Graph(self.nodes, self.edges, self.name, self.modules, self.info)
+
+    def subgraph(self, module: str) -> Graph:
+        return self._picture.subgraph(module)
+
+    def fold(self) -> Graph:
+        return self._picture.fold()
+
+    def collapse(self, depth: int) -> Graph:
+        return self._picture.collapse(depth)
+
+    def prune(self, *what: str | Iterable[str]) -> Graph:
+        return self._picture.prune(*what)
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *inputs: Any,
+        keep: Keep = True,
+        until: str | None = None,
+        on_node: OnNode | None = None,
+        edit: dict[str, Any] | None = None,
+        given: Run | None = None,
+        **kwargs: Any,
+    ) -> Run:
+        """Run the graph; what every node took and made, and the model's output.
+
+        Runs in the caller's grad mode. In-place ops, buffers that `forward` updates and inputs it writes to
+        behave as in the model; each value is recorded as it was when it was made.
+
+        - ``keep``: the nodes whose values stay, as a glob over node names and module paths, a list of them,
+          or a callable of the name; ``()`` keeps none. Other values are freed when no longer needed.
+        - ``until``: stop after this node, or after the last one of this module.
+        - ``on_node(name, inputs, outputs)`` is called for every node that ran.
+        - ``edit``: new values, ``{"relu_1": tensor}`` or ``{"blocks.*.mlp": lambda out: out * 0}``, by node
+          name, module path (its output) or glob.
+        - ``given``: an earlier run whose inputs and values are taken over; only what an edit changes runs
+          again. A graph with in-place ops runs again as a whole.
+
+        >>> from sightline.graph.exported import export
+        >>> model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(), torch.nn.Tanh())
+        >>> g = export(model, torch.zeros(2, 3))
+        >>> io = g.run(torch.ones(4, 3))
+        >>> io["relu"].outputs.shape, g.run(edit={"1": torch.zeros(4, 3)}, given=io).output.sum()
+        (torch.Size([4, 3]), tensor(0.))
+        """
+        _check_asked(keep, until, on_node, edit, given)
+        plan = self._plan
+        starts = self._starts(inputs, kwargs, given)
+        named = {plan.steps[position].name: value for position, value in starts.items()}
+        return Pass(
+            plan,
+            starts,
+            lambda results: self._results.finished(results, named),
+            self._kept(keep),
+            None if until is None else max(self._positions(until, "until", outputs=False)),
+            on_node,
+            self._edits(edit or {}),
+            given,
+            self._place,
+        ).run()
+
+    def verify(self, *inputs: Any, **kwargs: Any) -> Verification:
+        """Compare a run with the model itself, within torch's usual tolerances.
+
+        True where they agree; if not, ``print`` it: it names the first module, node and line that differ.
+
+        >>> from sightline.graph.exported import export
+        >>> print(export(torch.nn.ReLU(), torch.ones(2, 3)).verify(torch.randn(5, 3)))
+        The graph computes what the model computes.
+        """
+        if self.model is None:
+            raise UsageError(
+                "This graph was loaded without its model, so there is nothing to compare it with: "
+                "load_graph(path, model=model)."
+            )
+        self._inputs.flat(inputs, kwargs)  # says what is wrong with them, if anything is
+        return verification(
+            self.model, self.run, self._fit, self._outputs, lambda name: self[name].source, inputs, kwargs
+        )
+
+    # -- on disk -------------------------------------------------------------------------------------
+
+    @checked
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph: ``.pt2`` is torch's archive, weights included, for `load_graph`; else a picture.
+
+        Loading an archive can run code: tell those you give it to that they have to trust you.
+        """
+        if Path(path).suffix == ".pt2":
+            write(self.program, self.facts, Path(path))
+        else:
+            super().save(path)
+
+    # -- parts made when first asked for ---------------------------------------------------------------
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return Plan(self.program.graph_module, self.flat)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return inputs_of(self.program, self.facts)
+
+    @cached_property
+    def _results(self) -> Results:
+        return Results(self.program, self.facts.returned)
+
+    @cached_property
+    def _state(self) -> dict[int, Any]:
+        state = state_of(self.program, self.model)
+        return {self._plan.index[name]: value for name, value in state.items()}
+
+    @cached_property
+    def _slots(self) -> list[int]:
+        return [self._plan.index[name] for name, _ in user_inputs(self.program)]
+
+    @cached_property
+    def _outputs(self) -> dict[tuple[str, int], list[str]]:
+        return module_outputs(list(self.flat.nodes))
+
+    # -- what was asked for ----------------------------------------------------------------------------
+
+    def _starts(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None) -> dict[int, Any]:
+        if given is None:
+            return {**self._state, **dict(zip(self._slots, self._inputs.flat(inputs, kwargs), strict=True))}
+        if inputs or kwargs:
+            raise UsageError("With `given=` the inputs are those of the earlier run: leave them out.")
+        if given._plan is not self._plan:
+            raise UsageError("`given=` is a run of another graph.")
+        starts = dict(self._state)
+        for slot in self._slots:
+            value = given._records[slot]
+            if value is NOTHING:
+                name = self._plan.steps[slot].name
+                raise UsageError(f"`given=` did not keep the input {name!r}, from which to run again.")
+            copied = self._plan.in_place and isinstance(value, torch.Tensor)
+            starts[slot] = value.clone() if copied else value
+        return starts
+
+    def _kept(self, keep: Keep) -> frozenset[int] | None:
+        if keep is True:
+            return None
+        if callable(keep):
+            return frozenset(position for name, position in self._plan.index.items() if keep(name))
+        if keep is False:
+            return frozenset()
+        patterns = [keep] if isinstance(keep, str) else list(keep)
+        return frozenset(
+            position for pattern in patterns for position in self._positions(pattern, "keep", outputs=False)
+        )
+
+    def _edits(self, edit: dict[str, Any]) -> dict[int, Any]:
+        found = {}
+        for pattern, value in edit.items():
+            for position in self._positions(pattern, "edit", outputs=True):
+                if self._plan.steps[position].kind == "output":
+                    raise UsageError("The output itself cannot be edited: edit the node it comes from.")
+                found[position] = value
+        return found
+
+    def _positions(self, pattern: str, option: str, *, outputs: bool) -> list[int]:
+        """The nodes a name, module path or glob means; of a module all its nodes, or only its outputs."""
+        index = self._plan.index
+        if pattern in index:
+            return [index[pattern]]
+        matches = PathPattern(pattern)
+        found = [index[name] for name in index if fnmatchcase(name, pattern)]
+        if not found and outputs:
+            for (path, _), names in self._outputs.items():
+                if path and matches.exactly(segments_of(path)):
+                    if len(names) != 1:
+                        listed = ", ".join(names) or "none"
+                        raise UsageError(
+                            f"The module {path!r} has {len(names)} outputs in the graph ({listed}): "
+                            "name the one that is meant."
+                        )
+                    found.append(index[names[0]])
+        elif not found:
+            found = [index[one.name] for one in self.nodes if one.module and matches(segments_of(one.module))]
+        if not found:
+            calls = [node.name for node in self.nodes if node.kind == "call"]  # parameters are seldom meant
+            known = dict.fromkeys([*calls, *self.modules, *index])
+            raise NoSuchNode(
+                f"`{option}=` names {pattern!r}, which this graph does not have{nearest(pattern, known)}"
+            )
+        return found
+
+    def _place(self, name: str) -> str:
+        node = self[name]
+        return "".join(
+            f", {part}" for part in (f"module {node.module}" if node.module else "", node.source) if part
+        )
+
+    def _fit(self, output: Any) -> Any:
+        """The model's output without what the graph cannot return, taken apart."""
+        return type(self.facts.returned)().fit(output)
+
+
+def _check_asked(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> None:
+    """Refuse what `ExportedGraph.run` cannot take, in one sentence."""
+    globs = isinstance(keep, list | tuple | set | frozenset) and all(isinstance(one, str) for one in keep)
+    if not (isinstance(keep, bool | str) or callable(keep) or globs):
+        raise UsageError(
+            f"keep={said(keep)} is not a choice; it is True, False, a glob, a list of globs or a function of "
+            "a name."
+        )
+    if until is not None and not isinstance(until, str):
+        raise UsageError(f"until={said(until)} must be the name of a node or a module.")
+    if on_node is not None and not callable(on_node):
+        raise UsageError(f"on_node={said(on_node)} must be a function of name, inputs and outputs.")
+    if edit is not None and not (isinstance(edit, dict) and all(isinstance(name, str) for name in edit)):
+        raise UsageError(f"edit={said(edit)} must be a dict from names of nodes or modules to new values.")
+    if given is not None and not isinstance(given, Run):
+        raise UsageError(f"given={said(given)} must be a run of this graph: given=g.run(x).")
+
+
+def graph_of(
+    program: torch.export.ExportedProgram, facts: Facts, model: torch.nn.Module | None
+) -> ExportedGraph:
+    """The graph of a program; with ``model`` it computes with the model's own tensors."""
+    flat = flattened(program)
+    parts = lowered(program, flat)
+    name = str(facts.info.get("model", ""))
+    nodes, edges = tuple(parts.nodes), tuple(parts.edges)
+    return ExportedGraph(nodes, edges, name, parts.modules, dict(facts.info), program, flat, facts, model)

@@ -1,0 +1,171 @@
+"""Whether an exported graph computes what the model computes, and where it first does not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node as FxNode
+from torch.utils import _pytree as pytree
+
+from sightline.graph.exported.program import module_calls
+
+if TYPE_CHECKING:
+    from sightline.graph.exported.interpreter import Run
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a comparison with the model found; true where nothing differs.
+
+    >>> bool(Verification()), bool(Verification("the output differs"))
+    (True, False)
+    """
+
+    difference: str = ""  #: what differs, in torch's words; "" where nothing does
+    module: str = ""  #: the first module whose output differs
+    node: str = ""  #: the node that made it
+    source: str = ""  #: its line
+
+    def __bool__(self) -> bool:
+        return not self.difference
+
+    def __str__(self) -> str:
+        if self:
+            return "The graph computes what the model computes."
+        if not self.node:
+            return f"The graph's output differs from the model's: {self.difference}"
+        place = f" ({self.source})" if self.source else ""
+        return (
+            f"The graph differs from the model from the node {self.node!r}{place} on, which is the output of "
+            f"{self.module or 'the model'}: {self.difference}"
+        )
+
+
+def verification(
+    model: torch.nn.Module,
+    run: Callable[..., Run],
+    fit: Callable[[Any], Any],
+    outputs: dict[tuple[str, int], list[str]],
+    source: Callable[[str], str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Verification:
+    """Run both on the same inputs, random numbers and buffers, and compare.
+
+    ``outputs`` is what `module_outputs` found.
+    """
+    called: list[tuple[str, int, list[torch.Tensor]]] = []
+    with _buffers_put_back(model), torch.random.fork_rng():
+        random = torch.get_rng_state()
+        own_args, own_kwargs = _copied((args, kwargs))
+        with _watched(model, called):
+            eager = model(*own_args, **own_kwargs)
+    with _buffers_put_back(model), torch.random.fork_rng():
+        torch.set_rng_state(random)
+        own_args, own_kwargs = _copied((args, kwargs))
+        io = run(*own_args, **own_kwargs)
+    difference = _difference(fit(io.output), fit(eager))
+    if not difference:
+        return Verification()
+    for path, call, tensors in called:
+        names = outputs.get((path, call), [])
+        if len(names) != len(tensors) or any(name not in io for name in names):
+            continue  # a module whose results cannot be told apart in the graph
+        for name, tensor in zip(names, tensors, strict=True):
+            here = _difference(io[name].outputs, tensor)
+            if here:
+                return Verification(here, path, name, source(name))
+    return Verification(difference)
+
+
+def module_outputs(nodes: list[FxNode]) -> dict[tuple[str, int], list[str]]:
+    """The nodes that make what each call of a module returns: used outside it, made inside it."""
+    calls: dict[tuple[str, str], list[FxNode]] = {}
+    inside: dict[FxNode, set[tuple[str, str]]] = {}
+    for node in nodes:
+        stack = module_calls(node)
+        inside[node] = set(stack)
+        for call in stack:
+            calls.setdefault(call, []).append(node)
+    found: dict[tuple[str, int], list[str]] = {}
+    counts: dict[str, int] = {}
+    for (path, key), held in calls.items():
+        number = counts.get(path, 0)
+        counts[path] = number + 1
+        found[path, number] = [
+            node.name
+            for node in held
+            if any((path, key) not in inside[user] for user in node.users) and not _is_symbol(node)
+        ]
+    return found
+
+
+def _is_symbol(node: FxNode) -> bool:
+    return not isinstance(node.meta.get("val"), (torch.Tensor, list, tuple))
+
+
+@contextmanager
+def _watched(model: torch.nn.Module, called: list[Any]) -> Iterator[None]:
+    """Keep what every module returns, in the order in which they return."""
+    counts: dict[str, int] = {}
+    handles = []
+
+    def keeping(path: str) -> Callable[..., None]:
+        def keep(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001 — a hook gets them
+            number = counts.get(path, 0)
+            counts[path] = number + 1
+            tensors = [
+                one.detach().clone() for one in pytree.tree_leaves(output) if isinstance(one, torch.Tensor)
+            ]
+            called.append((path, number, tensors))
+
+        return keep
+
+    try:
+        for path, module in model.named_modules():
+            handles.append(module.register_forward_hook(keeping(path)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _buffers_put_back(model: torch.nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+def _copied(value: Any) -> Any:
+    """The same inputs, so that a model that changes them changes its own."""
+    return pytree.tree_map_only(
+        torch.Tensor, lambda one: one.detach().clone().requires_grad_(one.requires_grad), copy.copy(value)
+    )
+
+
+def _difference(one: Any, other: Any) -> str:
+    """What differs between two results, in torch's words; "" where nothing does."""
+    left, left_spec = pytree.tree_flatten(one)
+    right, right_spec = pytree.tree_flatten(other)
+    if left_spec != right_spec:
+        return f"the structure: {left_spec} and {right_spec}"
+    for mine, theirs in zip(left, right, strict=True):
+        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+            try:
+                torch.testing.assert_close(mine, theirs, equal_nan=True)
+            except AssertionError as error:
+                return " ".join(str(error).split())
+        elif mine != theirs:
+            return f"{mine!r} and {theirs!r}"
+    return ""

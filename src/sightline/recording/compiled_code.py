@@ -1,0 +1,300 @@
+"""Compiled code: it stays compiled and appears as one opaque op per call; how long Dynamo compiled."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
+
+import torch
+
+from sightline.recording.atomic import at_once, stored
+from sightline.recording.operations import OpInfo, opaque_facts
+from sightline.recording.row_streams import op_row
+from sightline.recording.thread_state import Mark, OpenOp, ThreadState, active, states_here
+from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
+from sightline.trace.assembly.layout import BACKWARD
+
+if TYPE_CHECKING:
+    from sightline.recording.session import Session
+    from sightline.recording.session_base import SessionBase
+
+
+_CALLBACKS: Final = "torch._dynamo.callback"
+
+
+#: The recordings that are to hear of something.
+Sessions = Callable[[], "Iterable[SessionBase]"]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Has a function called with a module: now if it is imported, else when it will have been.
+
+    What the function raises is a fault of the recordings, and not of the program that imports the module.
+    """
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None], sessions: Sessions) -> None:
+        self._name, self._then, self._sessions = name, then, sessions
+
+    def install(self) -> None:
+        """Begin to wait."""
+        found = sys.modules.get(self._name)
+        if found is not None:
+            self._tell(found)
+        elif self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def _tell(self, module: ModuleType) -> None:
+        try:
+            self._then(module)
+        except Exception as error:
+            note_faults(self._sessions, error)
+
+    def remove(self) -> None:
+        """Wait no more."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The ordinary spec, with a loader that calls back."""
+        if name != self._name:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        loader = None if spec is None else spec.loader
+        if loader is None or not hasattr(loader, "exec_module"):
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._tell(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
+        return spec
+
+
+class Compilations:
+    """Tells recordings of every compilation while they run."""
+
+    def __init__(self, sessions: Sessions, begins: Callable[[], None] | None = None) -> None:
+        self._sessions, self._begins = sessions, begins
+        self._handler: Any = None
+        self._since = 0
+        self._import = AfterImport(_CALLBACKS, self._register, sessions)
+
+    def install(self) -> None:
+        """Begin to watch, as soon as Dynamo is there."""
+        self._import.install()
+
+    def remove(self) -> None:
+        """Put everything back."""
+        self._import.remove()
+        if self._handler is not None:
+            with suppress(ValueError):  # the program has cleared them
+                self._handler.remove_start_callback(self._start)
+            with suppress(ValueError):
+                self._handler.remove_end_callback(self._end)
+            self._handler = None
+
+    def _register(self, module: ModuleType) -> None:
+        self._handler = handler = module.callback_handler
+        if self._start not in handler.start_callbacks:
+            handler.register_start_callback(self._start)
+        if self._end not in handler.end_callbacks:
+            handler.register_end_callback(self._end)
+
+    def _start(self, *_: Any) -> None:
+        try:
+            if self._begins is not None:
+                self._begins()
+        except Exception as error:
+            note_faults(self._sessions, error)
+        self._since = time.perf_counter_ns()
+
+    def _end(self, *_: Any) -> None:
+        if not self._since:  # it began before we watched
+            return
+        taken, self._since = time.perf_counter_ns() - self._since, 0
+        for session in self._sessions():
+            try:
+                session.note_compilation(taken)
+            except Exception as error:
+                session.note_fault(error)
+
+
+def note_faults(sessions: Sessions, error: Exception) -> None:
+    """Count a fault in every recording: the program has no part in it."""
+    for session in sessions():
+        session.note_fault(error)
+
+
+_WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
+_WRAPPER_FILE: Final = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
+COMPILED_BACKWARD: Final = "compiled backward"  # the op that stands for it
+COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
+
+
+class Region(Mark):
+    """A compiled function that is running; its frame is the wrapper ``torch.compile`` returned."""
+
+    def __init__(self, frame: FrameType, op: OpenOp, spent: int) -> None:
+        super().__init__(frame, op.stack)
+        self.op = op
+        self.spent = spent  #: what was no part of the run before it
+
+
+def is_wrapper(frame: FrameType) -> bool:
+    """Whether a frame is of the function ``torch.compile`` returned."""
+    code = frame.f_code
+    return code.co_name == _WRAPPER and code.co_filename == _WRAPPER_FILE
+
+
+def enter_region(session: Session, state: ThreadState, frame: FrameType | None) -> None:
+    """Compiled code begins somewhere below ``frame``: open one opaque op for its outermost wrapper."""
+    if state.off and not leave_region(session, state, frame):
+        return
+    wrapper: FrameType | None = None
+    at = frame
+    while at is not None and at is not state.top.frame:
+        if is_wrapper(at):
+            wrapper = at
+        at = at.f_back
+    if wrapper is None:
+        return
+    local = wrapper.f_locals
+    stack = session.stack(state, wrapper.f_back)
+    _note_tensors(session, wrapper.f_back)
+    info = _info(session, state, local.get("fn"))
+    inputs: list[int] = []
+    form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
+    op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
+    state.push(Region(wrapper, op, state.spent))
+    state.off = True
+
+
+def leave_region(session: Session, state: ThreadState, frame: FrameType | None) -> bool:
+    """Whether the region that is open on this state has ended; if so it is written down."""
+    region = state.top
+    if not isinstance(region, Region):
+        return False  # off because the session has stopped
+    at = frame
+    while at is not None:
+        if at is region.frame:
+            return False
+        at = at.f_back
+    close_region(session, state)
+    return True
+
+
+def close_region(session: Session, state: ThreadState) -> None:
+    """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
+    region = state.top
+    assert isinstance(region, Region)
+    duration = session.now() - region.op.start - (state.spent - region.spent)
+    row = _row(session, state, region.op, duration, region.outer_phase)
+    # Written and over in one step: an interrupt in between would write it twice, or never.
+    at_once(
+        partial(session.ops.write, row), partial(session.regions.append, region.op.number), *state.popping()
+    )
+    state.off = not session.running
+    state.compiled_node = None
+
+
+def compiled_backward(session: Session, state: ThreadState, node: Any, frame: FrameType | None) -> None:
+    """A kernel ran inside the compiled backward of a region: one opaque op stands for all of them."""
+    number = node._sequence_nr()
+    if state.compiled_node == number:
+        return
+    state.compiled_node = number
+    info = session.info(opaque_facts, (COMPILED_BACKWARD, None))
+    stack = session.stack(state, frame)
+    op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
+    row = _row(session, state, op, 0, BACKWARD, number)
+    at_once(partial(session.ops.write, row), partial(session.regions.append, op.number))
+
+
+def _row(
+    session: Session, state: ThreadState, op: OpenOp, duration: int, phase: int, node: int = -1
+) -> list[int]:
+    """The row of an opaque op, whose outputs are still unknown."""
+    nothing, sequence = session.arguments.nothing, sequence_number()
+    return op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
+
+
+def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
+    """What a compiled function is called: its own name, or the class of the compiled module."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    owner = getattr(function, "__self__", None)
+    calls = state.calls()
+    if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
+        called = session.modules.all[calls[-1].module].ref()
+        owner = getattr(called, "_orig_mod", called)
+        name = type(owner).__name__
+    elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
+        name = type(owner).__name__
+    return session.info(opaque_facts, (f"compiled {name}", getattr(function, "__code__", function)))
+
+
+def _note_tensors(session: Session, frame: FrameType | None) -> None:
+    """The tensors a frame holds in variables are no outputs of what it calls now.
+
+    What is unknown among them was there before the first region, or came out of an earlier one.
+    """
+    for value in list(frame.f_locals.values()) if frame is not None else ():
+        if isinstance(value, Tensor) and session.values.known(value) is None:
+            if session.regions:
+                session.values.value(value)
+            else:
+                session.before_region[id(value)] = ref(value)
+
+
+def _sessions() -> list[Session]:
+    """Every recording of this engine that is running."""
+    return [state.session for states in list(active.values()) for state in states]
+
+
+class CompileWatch:
+    """Dynamo's word that compiled code is about to run. One for the process while anything records."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] = []  # what was there before ours; nothing while ours is not
+        self._found: list[Any] = []  # what was there when ours was to go
+        self._hook = self._guards_passed
+        self._compilations = Compilations(_sessions, lambda: self._enter(sys._getframe(1)))
+
+    def install(self) -> None:
+        if not self._before:
+            stored(self._before.append, partial(set_guard_complete_hook, self._hook))
+        self._compilations.install()
+
+    def remove(self) -> None:
+        if self._before and not self._found:
+            stored(self._found.append, partial(set_guard_complete_hook, self._before[0]))
+        if self._found and self._found[0] is not self._hook:  # somebody else's came after ours: it stays
+            set_guard_complete_hook(self._found[0])
+        at_once(self._before.clear, self._found.clear)
+        self._compilations.remove()
+
+    def _guards_passed(self, passed: bool) -> bool:
+        if passed:
+            self._enter(sys._getframe(1))
+        before = self._before[0] if self._before else None
+        return bool(before(passed)) if before is not None else passed
+
+    def _enter(self, frame: FrameType | None) -> None:
+        for state in states_here():
+            try:
+                with quiet():
+                    enter_region(state.session, state, frame)
+            except Exception as error:
+                state.session.fault(error)

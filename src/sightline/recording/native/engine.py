@@ -1,0 +1,167 @@
+"""Which engine records, and the native one ready for use: built on first use, loaded once per process.
+
+`chosen` is what a recording asks, `load` gives the extension, `status` explains. Whatever keeps the native
+engine from being used is one sentence, a `NativeUnavailable`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Final, Literal
+
+import torch
+
+from sightline.errors import NativeUnavailable, UsageError
+from sightline.options import one_of
+from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, imported
+from sightline.recording.native.toolchain import Toolchain, find_compiler
+
+ENGINES: Final = ("auto", "native", "python")
+ENGINE: Final = "SIGHTLINE_ENGINE"
+SOURCES: Final = Path(__file__).parent
+
+_lock: Final = threading.Lock()
+#: What came of the first `load` of this process: the extension, or the sentence why there is none.
+_outcome: ModuleType | str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """Which engine is used here and why, and what that depends on."""
+
+    engine: Literal["native", "python"]
+    reason: str  #: a sentence
+    path: Path | None  #: of the built extension
+    torch: str
+    python: str
+    compiler: str | None  #: its version in a line
+    cache: Path | None  #: None where the user has no home
+
+
+def chosen(asked: str) -> Literal["native", "python"]:
+    """The engine that ``engine=asked`` means here; "auto" leaves it to ``$SIGHTLINE_ENGINE``."""
+    one_of("engine", asked, ENGINES)
+    wanted = _in_environment() if asked == "auto" else asked
+    if wanted == "python":
+        return "python"
+    try:
+        load()
+    except NativeUnavailable:
+        if wanted == "native":
+            raise
+        return "python"
+    return "native"
+
+
+def load() -> ModuleType:
+    """The extension, built if need be; raises `NativeUnavailable`, at once if it did before."""
+    global _outcome  # noqa: PLW0603 — an extension is loaded once per process
+    with _lock:
+        if _outcome is None:
+            _outcome = _loaded(again=False)
+        outcome = _outcome
+    if isinstance(outcome, str):
+        raise NativeUnavailable(outcome)
+    return outcome
+
+
+def status(build: bool = False) -> Status:
+    """Which engine is used here. Without ``build`` nothing is compiled; with it, also what failed before."""
+    wanted = _in_environment()
+    try:
+        path = _built(build)
+    except NativeUnavailable as error:
+        reason = str(error)
+        if wanted == "native":
+            reason = f"{ENGINE}=native is set, so that nothing can be recorded. {reason}"
+        return _status("python", reason, None)
+    if wanted == "python":
+        return _status("python", f"{ENGINE}=python is set.", path)
+    if path is None:
+        reason = "It is built when it is first used, in about 15 s; `sightline engine --build` builds it now."
+        return _status("native", reason, None)
+    return _status("native", "It is built for this torch and this Python, and loads.", path)
+
+
+def _built(build: bool) -> Path | None:
+    """The extension that loads, or None where it would be built; raises where neither is so."""
+    global _outcome  # noqa: PLW0603 — a build that succeeds now is used from now on
+    if build:
+        with _lock:
+            if not isinstance(_outcome, ModuleType):
+                _outcome = _loaded(again=True)
+    builder = _builder()
+    if isinstance(_outcome, str):
+        raise NativeUnavailable(_outcome)
+    path = builder.existing()
+    if path is not None:
+        load()
+        return path
+    failed = builder.failure()
+    if failed is not None:
+        raise NativeUnavailable(failed)
+    builder.check()
+    return None
+
+
+def _builder() -> Builder:
+    return Builder(SOURCES, cache_folder(), Toolchain.here())
+
+
+def _loaded(*, again: bool) -> ModuleType | str:
+    try:
+        builder = _builder()
+        path = builder.build(again=again)
+        try:
+            module = imported(path)
+        except NotLoadable:
+            if not again:
+                raise
+            path.unlink()
+            module = imported(builder.build(again=True))
+    except NativeUnavailable as error:
+        return str(error)
+    except Exception as error:  # "auto" must not end a run that the Python engine can record
+        return f"The native engine cannot be built ({type(error).__name__}: {error})."
+    sys.modules[NAME] = module
+    return module
+
+
+def _in_environment() -> str:
+    wanted = os.environ.get(ENGINE, "") or "auto"
+    if wanted not in ENGINES:
+        listed = ", ".join(map(repr, ENGINES))
+        raise UsageError(f"{ENGINE}={wanted!r} is not a choice; it is one of {listed}.")
+    return wanted
+
+
+def _status(engine: Literal["native", "python"], reason: str, path: Path | None) -> Status:
+    try:
+        compiler = find_compiler(os.environ)
+    except NativeUnavailable:
+        compiler = None
+    try:
+        cache = cache_folder()
+    except NativeUnavailable:
+        cache = None
+    return Status(
+        engine=engine,
+        reason=reason,
+        path=path,
+        torch=str(torch.__version__),
+        python=sys.version.split()[0],
+        compiler=None if compiler is None else compiler.name,
+        cache=cache,
+    )
+
+
+def reads_cheaply() -> bool:
+    """Whether the numbers of results cost little to read: in C++, and on no device but a CPU."""
+    import torch
+
+    return chosen("auto") == "native" and not torch.cuda.is_available()

@@ -1,0 +1,270 @@
+"""Observers of a running recording: called for every op and module call with the tensors at hand.
+
+`Listener` is the observer behind ``live=``.
+"""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from sightline.recording.arguments import form_of
+from sightline.recording.session_base import SessionBase
+from sightline.recording.source_positions import operator_names
+from sightline.recording.torchapi import below_autograd, no_dispatch, quiet, sequence_number
+from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
+from sightline.trace.events import CallHappened, OpHappened, Place, Watcher
+from sightline.trace.forms import Form
+from sightline.trace.source_files import cell_name
+from sightline.trace.source_lines import indent_of
+from sightline.trace.user_frames import inside_engine
+
+if TYPE_CHECKING:
+    from sightline.recording.operations import OpInfo
+    from sightline.recording.session_base import SessionBase
+    from sightline.trace.forms import Form
+
+
+@dataclass(slots=True)
+class OpEvent:
+    """An op, or an API call, that has ended."""
+
+    info: OpInfo
+    number: int  #: of its row
+    stack: int
+    phase: int  #: a position in ``PHASES``
+    node: int | None  #: the number of the autograd node that runs it; None outside a backward pass
+    api: OpInfo | None  #: the API call an op is part of
+    modules: list[int]  #: whose calls are open, outermost first
+    worker: bool  #: one of autograd's own threads runs it
+    ids: list[int]  #: the values of its inputs
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    result: Any
+    raised: bool = False
+    form: Form | None = None  #: of the arguments and of the result, where the engine knows them already
+    result_form: Form | None = None
+    odd: bool = False  #: the native engine has found something in it that is not finite
+
+
+@dataclass(slots=True)
+class CallEvent:
+    """A module call that has begun, or ended; on an exception without a result."""
+
+    module: int
+    number: int
+    phase: int
+    depth: int  #: how many calls are open around it
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    form: int  #: of what it was given
+    result: Any = None
+    raised: bool = False
+
+
+@dataclass(slots=True)
+class Spied:
+    """What ``sl.spy`` was told."""
+
+    name: str
+    value: Any
+    module: Any  #: the module it belongs to, or None for the one that runs
+    modules: list[int]  #: whose calls are open, outermost first
+    phase: int
+
+
+class Observer:
+    """Does nothing at every event; `silent` ones run where no mode and no autograd sees their ops."""
+
+    silent: ClassVar = True
+    ops: bool = True  #: whether it wants to hear of ops
+    api: bool = True  #: whether it wants to hear of API calls
+    calls: bool = True  #: whether it wants to hear of every module call
+
+    def wants(self, event: OpEvent) -> bool:
+        """Whether it would look at an op; asked first, since making silence costs microseconds."""
+        return True
+
+    def op(self, event: OpEvent) -> None:
+        """An op has ended."""
+
+    def enter(self, call: CallEvent) -> None:
+        """A module call begins."""
+
+    def leave(self, call: CallEvent) -> None:
+        """A module call has ended."""
+
+    def spied(self, spied: Spied) -> None:
+        """A value was named by ``sl.spy``."""
+
+    def step(self) -> None:
+        """A step has begun or ended."""
+
+    def finish(self) -> None:
+        """The recording has stopped; the model is still there."""
+
+    def asked(self) -> dict[str, Any]:
+        """What it was asked for, as plain data: views tell what of it did not come about."""
+        return {}
+
+
+class Observers(Observer):
+    """Several observers as one."""
+
+    def __init__(self, session: SessionBase, observers: list[Observer]) -> None:
+        self._session = session
+        self._loud = [one for one in observers if not one.silent]
+        self._silent = [one for one in observers if one.silent]
+        self.all = observers
+        self.ops = any(one.ops for one in observers)
+        self.api = any(one.api for one in observers)
+        self.calls = any(one.calls for one in observers)
+
+    def op(self, event: OpEvent) -> None:
+        """Tell each."""
+        for one in self._loud:
+            one.op(event)
+        asking = [] if event.raised else [one for one in self._silent if one.wants(event)]
+        if asking:
+            with quiet(), no_dispatch(), below_autograd():
+                for one in asking:
+                    one.op(event)
+
+    def enter(self, call: CallEvent) -> None:
+        """Tell each."""
+        for one in self._loud:
+            one.enter(call)
+        if self._silent:
+            with quiet(), no_dispatch(), below_autograd():
+                for one in self._silent:
+                    one.enter(call)
+
+    def leave(self, call: CallEvent) -> None:
+        """Tell each."""
+        for one in self._loud:
+            one.leave(call)
+        if self._silent:
+            with quiet(), no_dispatch(), below_autograd():
+                for one in self._silent:
+                    one.leave(call)
+
+    def spied(self, spied: Spied) -> None:
+        """Tell each."""
+        with quiet(), no_dispatch(), below_autograd():
+            for one in self.all:
+                one.spied(spied)
+
+    def step(self) -> None:
+        """Tell each."""
+        for one in self.all:
+            one.step()
+
+    def finish(self) -> None:
+        """Tell each, and the last one though the first fails."""
+        for one in self.all:
+            try:
+                one.finish()
+            except Exception as error:
+                self._session.fault(error)
+
+    def asked(self) -> dict[str, Any]:
+        """Of each."""
+        return {name: what for one in self.all for name, what in one.asked().items()}
+
+
+class Listener(Observer):
+    """Turns what passes through the recorder into plain events."""
+
+    silent = False
+
+    def __init__(self, session: SessionBase, watcher: Watcher) -> None:
+        self._session = session
+        self._watcher = watcher
+        self._nodes: dict[int, int] = {}  # autograd node -> stack of the op that made it
+        self._newest = sequence_number()
+        self._places: dict[int, Place] = {}
+        self._operator = operator_names(session.stacks)
+
+    def op(self, event: OpEvent) -> None:
+        """An op has ended."""
+        info, stack, phase = event.info, event.stack, PHASES[event.phase]
+        if stack >= len(self._session.stacks.parents):
+            self._session.refresh()
+        if info.backward or (event.api is not None and event.api.backward):
+            phase = "backward"
+        if event.node is None:
+            now = sequence_number()
+            if now > self._newest:  # else it has made no node
+                self._nodes[now - 1] = stack
+                self._newest = now
+        elif not self._of_the_user(event):
+            stack = self._nodes.get(event.node, stack)
+        level = "aten" if FLAVOURS[info.flavour] == "op" else "api"
+        symbol = self._operator(stack, info.name) if level == "api" else None
+        with quiet():
+            inputs = self._metas((event.args, event.kwargs or {}))
+            outputs = self._metas(event.result)
+            form, made = event.form, event.result_form
+            if form is None or made is None:
+                form = form_of(event.args, event.kwargs)
+                made = form_of((event.result,), None) if event.result is not None else Form(())
+        self._watcher.op(
+            OpHappened(
+                symbol or info.name, level, "operator" if symbol else FLAVOURS[info.flavour], phase, form,
+                inputs, made, outputs, self._chain(stack), len(event.modules), event.raised,
+            )
+        )  # fmt: skip
+
+    def enter(self, call: CallEvent) -> None:
+        """A module call begins."""
+        self._watcher.enter(self._call(call))
+
+    def leave(self, call: CallEvent) -> None:
+        """It has ended."""
+        self._watcher.leave(self._call(call))
+
+    def _call(self, call: CallEvent) -> CallHappened:
+        known = self._session.modules.all[call.module]
+        module = known.ref()
+        with quiet():
+            inputs = self._metas((call.args, call.kwargs or {}))
+            outputs = self._metas(call.result)
+            made = form_of((call.result,), None) if call.result is not None else Form(())
+        kind = type(module).__name__
+        return CallHappened(
+            known.path or kind, kind, self._session.modules.says(module), call.depth,
+            module is not None and not any(True for _ in module.children()), not known.path,
+            self._session.arguments.forms.all[call.form], inputs, made, outputs, call.raised,
+        )  # fmt: skip
+
+    def _metas(self, item: Any) -> list[TensorMeta]:
+        values = self._session.values
+        return [values.metas[values.describe(tensor)] for tensor in self._session.arguments.tensors(item, [])]
+
+    def _of_the_user(self, event: OpEvent) -> bool:
+        """Whether the user's own code ran an op of the backward pass: it is shown where it is written."""
+        places = [(place.file, place.function) for place in reversed(self._chain(event.stack))]
+        return inside_engine(places, worker=event.worker) >= 0
+
+    def _chain(self, stack: int) -> list[Place]:
+        found = []
+        while stack >= 0:
+            place = self._places.get(stack)
+            if place is None:
+                place = self._places[stack] = self._place(stack)
+            found.append(place)
+            stack = self._session.stacks.parents[stack]
+        return found[::-1]
+
+    def _place(self, stack: int) -> Place:
+        stacks = self._session.stacks
+        code = stacks.codes[stacks.code_ids[stack]]
+        at = list(code.co_positions())[stacks.instructions[stack] // 2]
+        line = at[0] or code.co_firstlineno
+        columns = (at[2], at[3]) if at[2] is not None and at[3] is not None else None
+        text = linecache.getline(code.co_filename, line)
+        return Place(
+            cell_name(code.co_filename), line, at[1] or line, code.co_qualname, text.strip(), columns,
+            indent=indent_of(text),
+        )  # fmt: skip

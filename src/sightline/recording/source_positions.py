@@ -1,0 +1,166 @@
+"""From code objects and instruction offsets to lines, columns and the operators written there."""
+
+from __future__ import annotations
+
+import dis
+import os
+from collections.abc import Callable
+from itertools import islice
+from types import CodeType
+from typing import Any, Final
+
+import torch
+
+from sightline.recording.stacks import Stacks
+from sightline.trace.assembly.batch import Place
+from sightline.trace.data import CodeInfo, FileInfo
+from sightline.trace.source_files import cell_name
+
+_Position = tuple[int | None, int | None, int | None, int | None]
+_NOWHERE: Final = (None, None, None, None)
+_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
+
+
+class Sources:
+    """Lines and columns of the stacks of a recording, worked out once for each as they come."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        self.places: list[Place] = []
+        self.codes: list[CodeInfo] = []
+        self.files: dict[str, FileInfo] = {}
+
+    def update(self) -> None:
+        """Take in what is new."""
+        stacks = self._stacks
+        count = len(stacks.parents)  # nodes are only ever added: what is there now is whole
+        for code in stacks.codes[len(self.codes) :]:
+            self.codes.append(CodeInfo(cell_name(code.co_filename), code.co_qualname, code.co_firstlineno))
+        self.files |= _files({code.file for code in self.codes} - self.files.keys())
+        nodes = range(len(self.places), count)
+        units = [max(stacks.instructions[node], 0) // 2 for node in nodes]
+        wanted: dict[int, set[int]] = {}
+        for node, unit in zip(nodes, units, strict=True):
+            wanted.setdefault(stacks.code_ids[node], set()).add(unit)
+        found = {number: _positions(stacks.codes[number], each) for number, each in wanted.items()}
+        for node, unit in zip(nodes, units, strict=True):
+            number = stacks.code_ids[node]
+            line, end, column, end_column = found[number][unit]
+            line = line if line is not None else self.codes[number].first_line
+            self.places.append(Place(
+                stacks.parents[node], number, line, line if end is None else end,
+                -1 if column is None else column, -1 if end_column is None else end_column,
+            ))  # fmt: skip
+
+
+def _positions(code: CodeType, units: set[int]) -> dict[int, _Position]:
+    """Where some units of a code, two bytes each, are written.
+
+    Python counts its way through the code from the start; what is passed by on the way is not kept.
+    """
+    positions, passed = code.co_positions(), 0
+    found: dict[int, _Position] = {}
+    for unit in sorted(units):
+        found[unit] = next(islice(positions, unit - passed, None), _NOWHERE)
+        passed = unit + 1
+    return found
+
+
+def _files(paths: set[str]) -> dict[str, FileInfo]:
+    found = {}
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except OSError:  # <stdin>, a notebook cell, a file inside a zip
+            continue
+        found[path] = FileInfo(status.st_mtime_ns, status.st_size)
+    return found
+
+
+#: What each binary instruction is written as, and the methods such an expression arrives as.
+_UNARY: Final = {
+    "UNARY_NEGATIVE": ("-", ("neg", "negative", "__neg__")),
+    "UNARY_INVERT": ("~", ("bitwise_not", "__invert__")),
+    "UNARY_POSITIVE": ("+", ("positive", "__pos__")),
+    "BINARY_SUBSCR": ("[]", ("__getitem__",)),
+    "STORE_SUBSCR": ("[]=", ("__setitem__",)),
+}
+#: Reflected methods that are not here are known as operators by their name alone: see `operations`.
+_BINARY: Final = {
+    "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__"), "*": ("mul", "__mul__", "__rmul__"),
+    "/": ("div", "__div__", "__truediv__"), "//": ("floor_divide", "__floordiv__"),
+    "%": ("remainder", "__mod__"), "@": ("matmul", "__matmul__"), "**": ("pow", "__pow__"),
+    "&": ("__and__", "__rand__", "bitwise_and"), "|": ("__or__", "__ror__", "bitwise_or"),
+    "^": ("__xor__", "__rxor__", "bitwise_xor"), "<<": ("__lshift__", "bitwise_left_shift"),
+    ">>": ("__rshift__", "bitwise_right_shift"),
+}  # fmt: skip
+_COMPARE: Final = {
+    "<": ("lt", "__lt__"), "<=": ("le", "__le__"), "==": ("eq", "__eq__"),
+    "!=": ("ne", "__ne__"), ">": ("gt", "__gt__"), ">=": ("ge", "__ge__"),
+}  # fmt: skip
+_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def operator_names(stacks: Stacks) -> Callable[[int, str], str | None]:
+    """A function (stack, method name) → the operator that was written there, or None for a plain call."""
+    cache: dict[tuple[int, str], str | None] = {}
+
+    def find(stack: int, name: str) -> str | None:
+        key = (stack, name)
+        if key not in cache:
+            cache[key] = _operator(stacks, stack, name.rpartition(".")[2])
+        return cache[key]
+
+    return find
+
+
+def _operator(stacks: Stacks, stack: int, method: str) -> str | None:
+    while stack >= 0 and stacks.codes[stacks.code_ids[stack]].co_filename.startswith(_TORCH):
+        stack = stacks.parents[stack]
+    if stack < 0:
+        return None
+    written, methods = _instruction(stacks.codes[stacks.code_ids[stack]], stacks.instructions[stack])
+    if method in methods:
+        return written
+    mirrored = _MIRRORED.get(written, "")
+    if method in _COMPARE.get(mirrored, ()):
+        return mirrored  # ``1 < x`` arrives as ``x.gt(1)``
+    in_place = written + "="
+    bare = (
+        method.rstrip("_") if not method.startswith("__") else "__" + method[3:] if method[2] == "i" else ""
+    )
+    return in_place if written in _BINARY and bare in methods else None
+
+
+def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:
+    raw = code.co_code
+    if offset + 1 >= len(raw):
+        return "", ()
+    name, argument = dis.opname[raw[offset]], raw[offset + 1]
+    if name in _UNARY:
+        return _UNARY[name]
+    if name == "BINARY_OP":
+        symbol = _binary_symbols()[argument].removesuffix("=")
+        return symbol, _BINARY.get(symbol, ())
+    if name == "COMPARE_OP":
+        for symbol in _compare_symbols(argument):
+            return symbol, _COMPARE.get(symbol, ())
+    return "", ()
+
+
+def _binary_symbols() -> list[str]:
+    table: Any = getattr(dis, "_nb_ops", [])
+    return [symbol for _, symbol in table] or [""] * 256
+
+
+def _compare_symbols(argument: int) -> list[str]:
+    shift = 4 if len(dis.cmp_op) and dis.hasjrel and _packed_comparisons() else 0
+    index = argument >> shift
+    return [dis.cmp_op[index]] if index < len(dis.cmp_op) else []
+
+
+def _packed_comparisons() -> bool:
+    """From Python 3.12 on the operand of COMPARE_OP carries flags in its low bits."""
+    import sys
+
+    return sys.version_info >= (3, 12)

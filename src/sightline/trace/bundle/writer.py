@@ -1,0 +1,374 @@
+"""``save``: a trace becomes a bundle, or takes the place of the one that was there, in one step.
+
+New shards come first, under names of their own; the database is written beside the old one and then takes its
+name, which is the one moment at which the bundle changes; shards of the old one go last. Whatever ends a save
+half-way, a reader finds the whole old bundle or the whole new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sightline import _version
+from sightline.errors import CaptureError, InvalidTrace, SightlineError, UsageError
+from sightline.notation import bytes_text
+from sightline.trace.bundle import checks, schema
+from sightline.trace.bundle import json_codec as plain
+from sightline.trace.bundle import json_codec as records
+from sightline.trace.bundle.column_codec import encode
+from sightline.trace.bundle.database import Database, checksum_of, dump_json, source_label
+from sightline.trace.bundle.disk_sink import SpoolSink
+from sightline.trace.bundle.environment import environment_of
+from sightline.trace.bundle.json_codec import parsed
+from sightline.trace.bundle.schema import Damage
+from sightline.trace.bundle.shard_files import Placing
+from sightline.trace.bundle.sources import SourceText, gather
+from sightline.trace.data import TraceData
+from sightline.trace.dtypes import nbytes_of
+from sightline.trace.shards import is_shard
+
+#: What ``info`` says of where a recording was made.
+PRIVATE: Final = ("torch", "python", "pid")
+
+
+def save(
+    data: TraceData, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True
+) -> str:
+    """Write a trace to the bundle at ``path``; returns one line that says what went in.
+
+    ``source=False`` leaves out the text of the source files, ``environment=False`` versions, host and command
+    line. A bundle that is there already, whatever recording it holds, is replaced without a question, in one
+    step; any other folder with something in it is refused.
+
+    >>> import tempfile
+    >>> from sightline.trace.bundle.reader import load
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(load(folder), "run.sight")
+    Traceback (most recent call last):
+    sightline.errors.UsageError: ... is no sightline recording: it is an empty folder.
+    """
+    return save_columns(data, WholeColumns(data), path, source=source, environment=environment)
+
+
+class WholeColumns:
+    """The columns of a `TraceData`, in chunks."""
+
+    def __init__(self, data: TraceData) -> None:
+        self._data = data
+
+    def size(self, kind: str, name: str) -> int:
+        """How many numbers a column has; of offsets, how many lists."""
+        return len(self._column(kind, name)) - name.endswith("_offsets")
+
+    def _column(self, kind: str, name: str) -> Any:
+        return self._data.storages if kind == "storages" else getattr(getattr(self._data, kind), name)
+
+    def checked(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
+        """The chunks of a column, when it was found to be in order; of offsets the lengths of the lists."""
+        column = self._column(kind, name)
+        if kind != "storages":
+            column = np.ascontiguousarray(column, dtype=schema.columns_of(kind)[name])
+            checks.check_column(kind, name, column, counts)
+        if name == "end_op":
+            checks.check_spans(self._data.calls.first_op, column, counts)
+        column = np.diff(column) if name.endswith("_offsets") else column
+        for at in range(0, len(column), schema.CHUNK_ROWS):
+            yield column[at : at + schema.CHUNK_ROWS]
+
+
+class SpooledColumns:
+    """The columns of a recording that was assembled batch by batch; its frames are in memory."""
+
+    def __init__(self, spool: SpoolSink, data: TraceData) -> None:
+        self._spool = spool
+        self._whole = WholeColumns(data)
+
+    def size(self, kind: str, name: str) -> int:
+        """How many numbers a column has; of offsets, how many lists."""
+        return self._whole.size(kind, name) if kind == "frames" else self._spool.size(kind, name)
+
+    def checked(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
+        """The chunks of a column, each when it was found to be in order."""
+        if kind == "frames":
+            yield from self._whole.checked(kind, name, counts)
+            return
+        at = 0
+        for block in self._spool.blocks(kind, name):
+            if kind != "storages" and not name.endswith("_offsets"):
+                checks.check_block(kind, name, block, at, counts)
+            yield block
+            at += len(block)
+
+
+Columns = WholeColumns | SpooledColumns
+
+
+def save_columns(
+    data: TraceData, columns: Columns, path: str | os.PathLike[str], *, source: bool = True,
+    environment: bool = True, sweep: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The same for columns that need not be in memory; ``data`` has the small tables.
+
+    ``sweep`` are files of the bundle that are of no use once it is there.
+    """
+    folder = Path(path)
+    if not sweep:
+        _check_folder(folder)
+    placing = Placing(folder / schema.TENSORS)
+    temporary = folder / f".{schema.DATABASE}.{os.getpid()}-{os.urandom(4).hex()}.part"
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        shards = placing.place(data.captures, data.store)
+        sources = gather(data) if source else {}
+        told = environment_of(data) if environment else {}
+        counts = _write(temporary, data, columns, shards, sources, told, keep_private=environment)
+        with alone(folder):
+            before = _shards_of(folder / schema.DATABASE)
+            os.replace(temporary, folder / schema.DATABASE)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+            placing.undo()
+        if isinstance(error, OSError | sqlite3.Error) and not isinstance(error, SightlineError):
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise CaptureError(f"{folder} could not be written: {why.rstrip('.')}.") from error
+        raise
+    _sync_folder(folder)
+    old = [*sweep, *(f"{schema.TENSORS}/{name}" for name in before - set(shards))]
+    for name in old:
+        with contextlib.suppress(OSError):  # it stays, and nobody looks at it
+            (folder / name).unlink(missing_ok=True)
+    return _said(folder, data, counts, sources, told)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse to put a bundle where something else is."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; a recording is saved to a folder, such as run.sight.")
+    if folder.is_dir() and not (folder / schema.DATABASE).exists():
+        others = [name for name in os.listdir(folder) if name != schema.TENSORS and not name.startswith(".")]
+        if others:
+            raise UsageError(
+                f"{folder} is a folder with other things in it, such as {min(others)!r}; "
+                f"save to a new one, such as {folder / 'run.sight'}."
+            )
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time, where a system can do that.
+
+    Elsewhere a save that is overtaken at this moment may leave shards that nobody looks at.
+    """
+    try:
+        import fcntl
+
+        number = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def _shards_of(database: Path) -> set[str]:
+    """The shards of the bundle that is about to be replaced; none of one that cannot be read."""
+    if not database.exists():
+        return set()
+    try:
+        opened = Database(database)
+    except SightlineError:
+        return set()
+    try:
+        with opened.guard():
+            names = [parsed(text) for text in opened.texts("shards")]
+        return {name for name in names if isinstance(name, str) and is_shard(name)}
+    except SightlineError:
+        return set()
+    finally:
+        opened.close()
+
+
+def _write(
+    path: Path, data: TraceData, columns: Columns, shards: list[str], sources: Mapping[str, SourceText],
+    told: dict[str, Any], *, keep_private: bool,
+) -> dict[str, int]:  # fmt: skip
+    """A whole database under a name that nobody reads; returns how many rows its tables have."""
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # only its owner reads it
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        # No journal: a file that is not finished is thrown away.
+        for pragma in (f"page_size = {schema.PAGE}", "journal_mode = OFF", "synchronous = OFF",
+                       "locking_mode = EXCLUSIVE", f"application_id = {schema.APPLICATION_ID}",
+                       f"user_version = {schema.VERSION}"):  # fmt: skip
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        connection.execute("BEGIN")
+        for statement in schema.TABLES.values():
+            connection.execute(statement)
+        try:
+            counts, sums = _write_tables(connection, data, columns, shards, sources)
+        except Damage as why:
+            raise InvalidTrace(f"This recording contradicts itself and cannot be saved: {why}.") from None
+        private = () if keep_private else PRIVATE
+        facts = {
+            "counts": dump_json(counts),
+            "info": plain.dumps({key: value for key, value in data.info.items() if key not in private}),
+            "written": dump_json(_written()),
+            **({"environment": plain.dumps(told)} if told else {}),
+        }
+        sums |= {f"facts.{name}": zlib.crc32(text.encode()) for name, text in facts.items()}
+        facts["sums"] = dump_json(sums)
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+        connection.execute("COMMIT")
+        _pad(connection, path, schema.decoded_bytes(counts))
+    finally:
+        connection.close()
+    _sync(path)
+    return counts
+
+
+def _written() -> dict[str, str]:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"by": f"sightline {_version.__version__}", "at": now}
+
+
+def _write_tables(
+    connection: sqlite3.Connection, data: TraceData, columns: Columns, shards: list[str],
+    sources: Mapping[str, SourceText],
+) -> tuple[dict[str, int], dict[str, int]]:  # fmt: skip
+    """Every table; returns how many rows each has, and the checksums of the texts."""
+    texts = _texts(data, shards)
+    counts = {name: len(rows) for name, rows in texts.items()} | {"sources": len(sources)}
+    for kind in schema.KINDS:
+        counts[kind] = columns.size(kind, next(iter(schema.columns_of(kind))))
+    counts["storages"] = columns.size(*schema.STORAGES)
+    for kind in ("ops", "calls"):
+        counts |= {f"{kind}.{name}": columns.size(kind, name) for name in ("inputs", "outputs")}
+    checks.check_modules(data.modules)
+    checks.check_metas(data.metas)
+    checks.check_steps(data.steps, counts)
+    checks.check_captures(data.captures, counts)
+    for kind in schema.KINDS:
+        for name in schema.columns_of(kind):
+            _write_column(connection, columns, kind, name, counts)
+    _write_column(connection, columns, *schema.STORAGES, counts)
+    for table, rows in texts.items():
+        connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", enumerate(rows))  # noqa: S608  # ours
+    listed: list[str] = []
+    for id, file, whole, size, packed in _source_rows(sources):
+        connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", (id, file, whole, size, packed))
+        listed.append(source_label(file, whole, size))
+    sums = {table: checksum_of(rows) for table, rows in texts.items()}
+    return counts, {**sums, "sources": checksum_of(listed)}
+
+
+def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
+    """The small tables as JSON."""
+    found = {
+        "names": [plain.dumps(name) for name in data.names],
+        "codes": [records.dump(code) for code in data.codes],
+        "files": [plain.dumps([file, seen.mtime_ns, seen.size]) for file, seen in data.files.items()],
+        "metas": [records.dump(meta) for meta in data.metas],
+        "forms": [plain.dump_form(form) for form in data.forms],
+        "schemas": [plain.dumps([name, *arguments]) for name, arguments in data.schemas.items()],
+        "modules": [records.dump(module) for module in data.modules],
+        "steps": [records.dump(step) for step in data.steps],
+        "captures": [records.dump(info) for info in data.captures],
+        "shards": [plain.dumps(name) for name in shards],
+    }
+    return {name: found[name] for name in schema.TEXTS}
+
+
+def _write_column(
+    connection: sqlite3.Connection, columns: Columns, kind: str, name: str, counts: Mapping[str, int]
+) -> None:
+    at = 0
+    for number, part in enumerate(columns.checked(kind, name, counts)):
+        data = encode(np.ascontiguousarray(part), at, f"{kind}/{name}/{number}")
+        connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", (kind, name, number, len(part), data))
+        at += len(part)
+
+
+def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, int, int, bytes]]:
+    for id, (file, (text, whole)) in enumerate(sources.items()):
+        raw = text.encode("utf-8", "surrogatepass")
+        yield id, plain.dumps(file), int(whole), len(raw), zlib.compress(raw)
+
+
+def _pad(connection: sqlite3.Connection, path: Path, needed: int) -> None:
+    """Make a file large enough for what it decodes to; only one that repeats one op without end needs it."""
+    missing = -(-(needed - schema.FREE_BYTES) // schema.GROWTH) - path.stat().st_size
+    if missing > 0:
+        connection.execute(
+            "INSERT INTO chunks VALUES ('', '', 0, 0, zeroblob(?))", (missing + schema.PAGE,)
+        ).fetchall()
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the new name on the disk, too, where a system can do that."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _said(
+    folder: Path, data: TraceData, counts: Mapping[str, int], sources: Mapping[str, SourceText],
+    told: Mapping[str, Any],
+) -> str:  # fmt: skip
+    parts = [_counted(counts["ops"], "op"), _counted(counts["calls"], "module call")]
+    if data.captures:
+        size = sum(nbytes_of(info.dtype, info.shape) or 0 for info in data.captures)
+        parts.append(f"{_counted(len(data.captures), 'captured tensor')} ({bytes_text(size)})")
+    whole = sum(text.whole for text in sources.values())
+    kept = [f"the text of {_counted(whole, 'source file')}"] if whole else []
+    kept += ["versions, host name and command line"] if told else []
+    size = (folder / schema.DATABASE).stat().st_size
+    stays = "names, paths, text arguments and errors as they were recorded stay"
+    with_ = f"; with {' and '.join(kept)}" if kept else f"; without sources and environment ({stays})"
+    return f"{folder}: {', '.join(parts)}{with_}; {bytes_text(size)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def amend_info(folder: Path, more: dict[str, Any]) -> None:
+    """Add to what a bundle says of the whole recording, if there is one.
+
+    The note of the exception that ended a run is known only when its bundle is there.
+    """
+    path = folder / schema.DATABASE
+    if not path.exists():
+        return
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        facts = dict(connection.execute("SELECT name, data FROM facts"))
+        info = plain.dumps({**plain.loads(facts["info"]), **more})
+        sums = parsed(facts["sums"]) | {"facts.info": zlib.crc32(info.encode())}
+        for name, text in (("info", info), ("sums", dump_json(sums))):
+            connection.execute("UPDATE facts SET data = ? WHERE name = ?", (text, name))
+        connection.execute("COMMIT")
+    finally:
+        connection.close()

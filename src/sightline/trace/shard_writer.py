@@ -1,0 +1,386 @@
+"""`ShardWriter`: captured tensors go to disk in a thread of their own, while the model runs on.
+
+What waits to be written is bounded in bytes: a disk that is too slow slows the run down, and never fills the
+memory. What fails is counted and said; nothing half-written is ever left under a name that is read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+
+import numpy as np
+
+from sightline.errors import CaptureError, UsageError
+from sightline.options import one_of
+from sightline.trace.data import CaptureInfo
+from sightline.trace.dtypes import nbytes_of
+from sightline.trace.file_names import FileNames
+from sightline.trace.shards import PAGE, UNFINISHED, Bytes, Described, ShardFile, shard_name
+
+MIB: Final = 1 << 20
+#: A shard is finished at this age: a killed process loses what is younger.
+SHARD_SECONDS: Final = 0.5
+_LONGEST_HEADER: Final = 4 * MIB
+
+Data = Bytes | Callable[[], Bytes]
+
+
+class ShardWriter:
+    """Writes tensors to the shards of a folder, in the background.
+
+    >>> import tempfile
+    >>> from sightline.trace.tensor_stores import ShardStore
+    >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with ShardWriter(Path(folder)) as writer:
+    ...         writer.put(info.key, "float32", (2,), np.zeros(8, dtype=np.uint8), info)
+    ...     [capture.key for capture in ShardStore(Path(folder)).captures()]
+    ['fc/output/0/0']
+
+    At most ``queue_bytes`` wait to be written; `put` waits while there are more, and a tensor that is larger
+    goes alone. With ``on_error="raise"`` the first fault is raised by the next `put`, `flush` or `close`, and
+    nothing more is written; with "report" the tensor is left out and counted in `failures`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        queue_bytes: int = 256 * MIB,
+        shard_bytes: int = 256 * MIB,
+        on_error: Literal["raise", "report"] = "raise",
+    ) -> None:
+        one_of("on_error", on_error, ("raise", "report"))
+        for name, number in (("queue_bytes", queue_bytes), ("shard_bytes", shard_bytes)):
+            if number < 1:
+                raise UsageError(f"{name}={number!r} must be a whole number from 1 up.")
+        _check_folder(folder)
+        self._names = FileNames(folder)
+        self._worker = _Worker(folder, queue_bytes, shard_bytes, stops=on_error == "raise")
+        # The thread knows only the worker, so a writer that is forgotten is collected, and closed by this;
+        # so is one that is still there when the interpreter exits.
+        self._finalizer = weakref.finalize(self, self._worker.close)
+
+    def put(self, key: str, dtype: str, shape: Sequence[int], data: Data, info: CaptureInfo) -> None:
+        """Have a tensor written: its bytes in row-major order, or a function that returns them.
+
+        The function is called in the writer's thread. The bytes belong to the writer until they are written.
+        """
+        if not self._worker.at_home:
+            return
+        if info.dtype != dtype or info.shape != tuple(shape):  # what is said here is what is written
+            info = replace(info, dtype=dtype, shape=tuple(map(int, shape)))
+        if key != info.key:
+            raise UsageError(f"the key {key!r} is not that of its capture, {info.key!r}.")
+        nbytes = nbytes_of(dtype, info.shape)
+        if nbytes is None and not callable(data):
+            nbytes = data.nbytes
+        self._worker.put(_Tensor(info, data, nbytes or 0))
+
+    def put_file(self, name: str, write: Callable[[Path], None], nbytes: int) -> str:
+        """Have a file written by ``write(path)``, in the writer's thread; returns the name it will have.
+
+        A name that is too long, or that is another one's where upper and lower case are one, ends in a hash.
+        """
+        if not self._worker.at_home:
+            return name
+        name = self._names.take(name)
+        self._worker.put(_File(name, write, nbytes))
+        return name
+
+    def flush(self) -> None:
+        """Wait until all that was put is in finished shards."""
+        if self._worker.at_home:
+            self._worker.flush()
+
+    def close(self) -> None:
+        """Wait until all is written. Closing again does nothing."""
+        self._worker.close()
+        self._finalizer.detach()  # not before: whoever interrupts the wait still has it at the exit
+        self._worker.raise_fault(again=False)
+
+    @property
+    def failures(self) -> int:
+        """How many tensors and files were not written."""
+        return self._worker.failures
+
+    @property
+    def failure(self) -> str | None:
+        """The first thing that went wrong, as a sentence."""
+        return str(self._worker.fault) if self._worker.fault else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written so far."""
+        return self._worker.written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CaptureError:
+            if error is None:  # never in place of the error that ended the block
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    info: CaptureInfo
+    data: Data
+    nbytes: int
+
+    @property
+    def text(self) -> str:
+        return f"the tensor {self.info.key!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    write: Callable[[Path], None]
+    nbytes: int
+
+    @property
+    def text(self) -> str:
+        return f"the file {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flush:
+    done: threading.Event
+    nbytes: int = 0
+    text: str = "what came before"
+
+
+_Item = _Tensor | _File | _Flush
+
+
+class _Worker:
+    """The queue, the thread that empties it, and the shards that are open.
+
+    The queue and the counts belong to whoever holds the lock; the shards only to the thread.
+    """
+
+    def __init__(self, folder: Path, queue_bytes: int, shard_bytes: int, *, stops: bool) -> None:
+        self.failures = 0
+        self.fault: CaptureError | None = None
+        self.written = 0
+        self._folder = folder
+        self._queue_bytes = queue_bytes
+        self._shard_bytes = shard_bytes
+        self._stops = stops
+        self._raised = False
+        self._closing = False
+        self._pid = os.getpid()
+        # Re-entrant: a collected writer is closed wherever that happens. It is taken by itself, not through
+        # the condition, which is written in Python: an interrupt there would leave it locked for good.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[_Item] = deque()
+        self._held = 0  # bytes put and not yet written
+        self._keys: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._shards: dict[int, ShardFile] = {}  # by alignment
+        self._next_shard = 0
+        self._next_order = 0
+        self._room = PAGE  # for the header of the next shard
+
+    @property
+    def at_home(self) -> bool:
+        """Whether this process made the writer: a forked child has no thread, and writes nothing."""
+        return os.getpid() == self._pid
+
+    def put(self, item: _Item) -> None:
+        """Queue an item when there is room for it."""
+        with self._lock:
+            self._check_open()
+            while self._held and self._held + item.nbytes > self._queue_bytes:
+                self._changed.wait()
+                self._check_open()
+            if isinstance(item, _Tensor) and self._refused(item):
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sightline-writer", daemon=True)
+                self._thread.start()
+            self._queue.append(item)
+            self._held += item.nbytes
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Wait until the thread has come this far."""
+        if self._thread is None or self._closing:
+            return
+        marker = _Flush(threading.Event())
+        self.put(marker)
+        marker.done.wait()
+        self.raise_fault()
+
+    def close(self) -> None:
+        """End the thread when it has written all; no fault is raised here."""
+        if not self.at_home:
+            return
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def raise_fault(self, *, again: bool = True) -> None:
+        """Raise the first fault, if faults are to be raised; ``again=False``: only if it never was."""
+        if self.fault is not None and self._stops and (again or not self._raised):
+            self._raised = True
+            raise CaptureError(str(self.fault)) from self.fault.__cause__
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise CaptureError(f"The writer of {self._folder} is closed: no more tensors can be put into it.")
+        self.raise_fault()
+
+    def _refused(self, item: _Tensor) -> bool:
+        """Whether a tensor has no name a shard could hold; it is then a failure."""
+        key = item.info.key
+        if key in self._keys:
+            why = "its key was used before"
+        elif not key or key == "__metadata__" or any("\ud800" <= char <= "\udfff" for char in key):
+            why = "its key cannot be a name in a file"
+        else:
+            self._keys.add(key)
+            return False
+        self._fail(item.text, ValueError(why))
+        self.raise_fault()
+        return True
+
+    def _fail(self, what: str, error: BaseException, count: int = 1) -> None:
+        with self._lock:
+            self.failures += count
+            if self.fault is None:
+                why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+                why = why or type(error).__name__
+                self.fault = CaptureError(f"{self._folder}: {what} could not be written: {why.rstrip('.')}.")
+                self.fault.__cause__ = error
+
+    # What follows runs in the thread.
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                self._handle(item)
+                nbytes = item.nbytes
+                del item  # its bytes are free before room is given for others
+                with self._lock:
+                    self._held -= nbytes
+                    self._changed.notify_all()
+                self._finish_shards(older_than=SHARD_SECONDS)
+        finally:
+            self._finish_shards()
+
+    def _next(self) -> _Item | None:
+        """The next item, when there is one; None at the end. Meanwhile shards that are due are finished."""
+        while True:
+            with self._lock:
+                if not self._queue and not self._closing:
+                    opened = min((shard.opened for shard in self._shards.values()), default=None)
+                    due = None if opened is None else opened + SHARD_SECONDS - time.monotonic()
+                    if due is None or due > 0:
+                        self._changed.wait(due)
+                if self._queue:
+                    return self._queue.popleft()
+                if self._closing:
+                    return None
+            self._finish_shards(older_than=SHARD_SECONDS)
+
+    def _handle(self, item: _Item) -> None:
+        if isinstance(item, _Flush):
+            self._finish_shards()
+            item.done.set()
+            return
+        if self.fault is not None and self._stops:
+            self._fail(item.text, self.fault)  # counted; the run is about to be stopped by the first
+            return
+        try:
+            if isinstance(item, _File):
+                self._write_file(item)
+            else:
+                self._write_tensor(item)
+        except BaseException as error:  # noqa: BLE001  # kept, and raised where the run can see it
+            self._fail(item.text, error)
+
+    def _write_tensor(self, item: _Tensor) -> None:
+        data = item.data() if callable(item.data) else item.data
+        _check_bytes(data, item.info)
+        tensor = Described.of(item.info, data.nbytes, self._next_order)
+        shard = self._shards.get(tensor.alignment)
+        if shard is not None and not shard.room_for(tensor):
+            self._finish(tensor.alignment)
+            shard = None
+        if shard is None:
+            path = self._folder / shard_name(self._next_shard)
+            shard = ShardFile(path, max(self._room, tensor.header_size))
+            self._shards[tensor.alignment] = shard
+            self._next_shard += 1
+        shard.add(tensor, data)
+        self._next_order += 1
+        self.written += data.nbytes
+        if shard.size >= self._shard_bytes:
+            self._finish(tensor.alignment)
+
+    def _write_file(self, item: _File) -> None:
+        temporary = self._folder / f".file{UNFINISHED}"  # one at a time: there is one thread
+        try:
+            item.write(temporary)
+            os.replace(temporary, self._folder / item.name)
+        finally:
+            temporary.unlink(missing_ok=True)
+        self.written += item.nbytes
+
+    def _finish_shards(self, older_than: float = -1.0) -> None:
+        now = time.monotonic()
+        for alignment, shard in list(self._shards.items()):
+            if now - shard.opened > older_than:
+                self._finish(alignment)
+
+    def _finish(self, alignment: int) -> None:
+        shard = self._shards.pop(alignment)
+        # Twice what this one needed: a flood of small tensors soon has few shards, a trickle small ones.
+        self._room = min(2 * shard.header_size, _LONGEST_HEADER)
+        try:
+            shard.finish()
+        except BaseException as error:  # noqa: BLE001  # the thread goes on: nobody may wait for it in vain
+            self.written -= shard.size
+            self._fail(f"the shard {shard.path.name!r}", error, count=len(shard))
+
+
+def _check_folder(folder: Path) -> None:
+    """Make the folder, and refuse one that cannot be written to or that tensors are in already."""
+    probe = folder / f".probe{UNFINISHED}"
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+        there = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        raise CaptureError(f"No tensors can be written to {folder}: {error.strerror or error}.") from error
+    if there:
+        raise CaptureError(f"{folder} already holds {there[0]!r}: tensors are written to an empty folder.")
+
+
+def _check_bytes(data: object, info: CaptureInfo) -> None:
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+        raise TypeError("its bytes are not a contiguous numpy array of uint8")
+    expected = nbytes_of(info.dtype, info.shape)
+    if expected not in (None, data.nbytes):
+        raise ValueError(f"it has {data.nbytes} bytes, not the {expected} of {info.dtype} {list(info.shape)}")

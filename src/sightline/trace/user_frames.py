@@ -1,0 +1,264 @@
+"""The user's line of an op, whose code a frame is, and where a tensor came from, each in one line of text.
+
+A frame belongs to torch, to another installed package, or to the user. Views show a chain of frames
+without those that the reader neither wrote nor asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.trace.data import FLAVOURS, I32, I64, PHASES, TraceData
+from sightline.trace.rows import Frame, Op, Value
+from sightline.trace.source_files import installed_file, torch_file
+
+_BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
+#: The function of torch below which the nodes of a backward pass run.
+_ENGINE: Final = "_engine_run_backward"
+
+
+def line_in_backward(data: TraceData, op: int) -> int:
+    """The frame of the user's own code that ran an op during the backward pass; -1 for torch's own ops.
+
+    Such code is in the ``backward`` of an ``autograd.Function``, or in a hook of a tensor: it is on the stack
+    inside the engine, or on a thread of the engine's.
+    """
+    if data.ops.phase[op] != _BACKWARD or data.ops.flavour[op] == _OPAQUE:
+        return -1
+    chain: list[int] = []
+    at = int(data.ops.frame[op])
+    while at >= 0:
+        chain.append(at)
+        at = int(data.frames.parent[at])
+    codes = [data.codes[int(data.frames.code[frame])] for frame in chain]
+    found = inside_engine([(code.file, code.function) for code in codes], worker=data.ops.thread[op] > 0)
+    return chain[found] if found >= 0 else -1
+
+
+def inside_engine(places: Iterable[tuple[str, str]], *, worker: bool) -> int:
+    """Where in a stack of (file, function), innermost first, the user's code is that autograd has called.
+
+    -1 where there is none. ``worker`` says that the whole stack is autograd's.
+
+    >>> engine = ("/lib/site-packages/torch/autograd/graph.py", "_engine_run_backward")
+    >>> inside_engine([("net.py", "Root.backward"), engine, ("net.py", "main")], worker=False)
+    0
+    >>> inside_engine([engine, ("net.py", "main")], worker=False)
+    -1
+    """
+    found = -1
+    for at, (file, function) in enumerate(places):
+        if torch_file(file):
+            if function == _ENGINE:
+                return found
+        elif found < 0:
+            found = at
+    return found if worker else -1
+
+
+def user_frame(op: Op) -> Frame | None:
+    """The innermost frame of an op that is not torch's own.
+
+    A backward op has that of its forward op, unless the user's own code ran it.
+    """
+    line = line_in_backward(op._data.raw, op.id)
+    if line >= 0:
+        return Frame(op._data, line)
+    forward = op.forward if op.phase == "backward" else None
+    own = forward.frame if forward is not None and forward.frame is not None else op.frame
+    frame = own
+    while frame is not None and torch_file(frame.file):
+        frame = frame.parent
+    return frame if frame is not None else own
+
+
+def place_text(op: Op) -> str:
+    """``net.py:9 in Net.forward (fc1)``; empty for an op that no Python line and no module ran.
+
+    What the user's own code ran in the backward pass has two lines: that one, and the one of its forward op.
+    """
+    text, forward = _line_text(op), op.forward
+    if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
+        line = user_frame(forward)
+        at = f" at {line.position} in {line.function}" if line is not None else ""
+        text += f", backward of {bare_name(written(forward))}{at}"
+    return text
+
+
+def _line_text(op: Op) -> str:
+    frame, module = user_frame(op), op.module
+    parts = [f"{frame.position} in {frame.function}"] if frame is not None else []
+    parts += [f"({module.label})"] if module is not None else []
+    return " ".join(parts)
+
+
+def placed(text: str, op: Op, *, short: bool = False) -> str:
+    """What is said about an op, followed by where it is: ``relu, net.py:8 in Net.forward (act)``."""
+    place = _line_text(op) if short else place_text(op)
+    if place.startswith("("):  # no line is known, only the module
+        return f"{text} {place}"
+    return f"{text}, {place}" if place else text
+
+
+def written(op: Op) -> Op:
+    """The call the user wrote that an op came from: its API call where one was recorded.
+
+    What runs inside ``loss.backward()`` was written by nobody, so a backward op stands for itself.
+    """
+    parent = op.parent
+    return parent if parent is not None and op.phase == parent.phase != "backward" else op
+
+
+def bare_name(op: Op) -> str:
+    """The name of an op without its namespace: ``relu`` for ``torch.relu``; aten names stay as they are."""
+    return op.name.removeprefix("torch.").removeprefix("F.").removeprefix("Tensor.")
+
+
+def backward_of(op: Op) -> str:
+    """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty.
+
+    Empty too where the place of the op says so (`place_text`).
+    """
+    forward = op.forward if op.phase == "backward" else None
+    if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
+        return ""
+    return f" (backward of {bare_name(written(forward))})" if forward is not None else ""
+
+
+def argument_names(op: Op) -> list[str]:
+    """What each tensor input of an op is called: ``mat1`` by the schema, ``argument 0``, ``tensors[1]``."""
+    schema = op._data.argument_names(op)
+    return [_argument(path, schema) for path in op.form.slots()]
+
+
+def _argument(path: str, schema: tuple[str, ...]) -> str:
+    if not path.startswith("["):
+        return path
+    index, _, rest = path[1:].partition("]")
+    return (schema[int(index)] if int(index) < len(schema) else f"argument {index}") + rest
+
+
+def origin(value: Value, reader: Op) -> str:
+    """What a tensor that ``reader`` was given came from: ``relu, net.py:8 in Net.forward (act)``."""
+    # A view made inside the same call (the transpose in a linear) says less than what it is a view of.
+    while value.base is not None and (
+        value.producer is None or (reader.parent is not None and value.producer.parent == reader.parent)
+    ):
+        value = value.base
+    if value.kind in ("parameter", "buffer", "state"):
+        return f"{value.kind} {value.name}"
+    maker = value.producer
+    if maker is None:
+        return f"{value.kind}{' ' + value.name if value.name else ''}"
+    shown = written(maker)
+    return placed(bare_name(shown) + backward_of(shown), shown, short=True)
+
+
+def numbers_text(value: Value) -> str:
+    """The statistics of a value, if they were taken: ``-1.2 … 3.4, mean 0.1, std 1``, or ``all NaN``."""
+    numbers = value.stats
+    if numbers is None:
+        return ""
+    wrong = numbers.nans + numbers.infs
+    if wrong and wrong == max(numbers.nans, numbers.infs) >= value.meta.numel:
+        name = "NaN" if numbers.nans else "Inf"
+        return f"all {name}" if value.meta.numel > 1 else name
+    if wrong and (wrong >= value.meta.numel or numbers.min != numbers.min):  # none finite, or only counted
+        return ", ".join(f"{n:,} {name}" for n, name in ((numbers.nans, "NaN"), (numbers.infs, "Inf")) if n)
+    if not wrong and numbers.min == numbers.max and value.meta.numel > 1:
+        return f"all {numbers}"
+    return str(numbers)
+
+
+__all__ = ["Chains", "first_own", "installed_file", "shown_frames", "torch_file"]
+
+
+def first_own(files: Iterable[str]) -> int:
+    """Where a chain reaches the user's code: what is further out is a test runner, a notebook, a thread.
+
+    0 where the user has no part in it.
+
+    >>> first_own(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
+    1
+    """
+    return next((at for at, file in enumerate(files) if not installed_file(file)), 0)
+
+
+def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
+    """The frame each op, or each of those asked for, is shown under: its own, or that of its forward op.
+
+    What the user's own code runs in the backward pass is shown under that code.
+    """
+    ops = data.ops
+    if ids is None:
+        ids = np.arange(len(ops))
+    own: I32 = ops.frame[ids]
+    if not len(own):
+        return own
+    forward = ops.forward[ids]
+    theirs = ops.frame[np.maximum(forward, 0)]
+    linked = (forward >= 0) & (ops.phase[ids] == PHASES.index("backward")) & (theirs >= 0)
+    at = np.flatnonzero(linked)
+    _, first, same = np.unique(
+        own[at].astype(np.int64) * 256 + ops.thread[ids[at]], return_index=True, return_inverse=True
+    )
+    written = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
+    linked[at] = ~np.array(written, dtype=np.bool_)[same]
+    return np.where(linked, theirs, own)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The visible part of every frame's chain, worked out once per frame.
+
+    ``hidden`` says which files are left out, ``hidden_frames`` which frames beside those.
+    """
+
+    data: TraceData
+    hidden: Callable[[str], bool]
+    hidden_frames: NDArray[np.bool_] | None = None
+
+    @cached_property
+    def _visible(self) -> list[bool]:
+        by_code = np.array([not self.hidden(code.file) for code in self.data.codes], dtype=np.bool_)
+        visible = by_code[self.data.frames.code]
+        found: list[bool] = (
+            visible if self.hidden_frames is None else visible & ~self.hidden_frames
+        ).tolist()
+        return found
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[int, ...]]:
+        return {-1: ()}
+
+    @cached_property
+    def _began(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
+    def of(self, frame: int) -> tuple[int, ...]:
+        """The ids of the visible frames that led to this one, outermost first, from the user's code on."""
+        chain = self._began.get(frame)
+        if chain is None:
+            chain = self._whole(frame)
+            codes, code = self.data.codes, self.data.frames.code
+            chain = self._began[frame] = chain[first_own(codes[code[each]].file for each in chain) :]
+        return chain
+
+    def _whole(self, frame: int) -> tuple[int, ...]:
+        known = self._known
+        parents, visible = self.data.frames.parent, self._visible
+        path: list[int] = []
+        while frame not in known:
+            path.append(frame)
+            frame = int(parents[frame])
+        chain = known[frame]
+        for each in reversed(path):
+            chain = (*chain, each) if visible[each] else chain
+            known[each] = chain
+        return chain

@@ -1,0 +1,169 @@
+"""The statistics of values as views write them: ``0 … 1.42, mean 0.406, std 0.467, 3 NaN``.
+
+`Readings` looks them up, for one value or for several taken together; a `Reading` is written in full after an
+op, or as one cell of a table. Every view that shows statistics asks here whether there are any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from sightline.argument_checks import said
+from sightline.errors import UsageError
+from sightline.notation import number_text
+from sightline.trace.data import TraceData
+from sightline.views.outline import Span
+
+#: NaN is always a mistake; an infinity may be meant, as in a mask.
+WRONG: Final = (("NaN", "error"), ("Inf", "warn"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the numbers of one value were like, or those of several taken together.
+
+    >>> relu = Reading(0.0, 1.42, 0.406, 0.467, size=16)
+    >>> relu.text, relu.range
+    ('0 … 1.42, mean 0.406, std 0.467', '0 … 1.42')
+    """
+
+    low: float  #: of the finite elements, as are the next three; NaN where there are none
+    high: float
+    mean: float
+    std: float
+    nans: int = 0
+    infs: int = 0
+    size: int = 1  #: elements
+    values: int = 1  #: tensors
+
+    @property
+    def range(self) -> str:
+        """``0 … 1.42``; one number where all are the same; empty where none is finite."""
+        if math.isnan(self.low):
+            return ""
+        if self.low != self.high:
+            return f"{number_text(self.low)} … {number_text(self.high)}"
+        alone = self.size <= 1 or self.nans or self.infs
+        return number_text(self.low) if alone else f"all {number_text(self.low)}"
+
+    @property
+    def wrong(self) -> tuple[Span, ...]:
+        """How many elements are not finite, in spans that stand out: ``3 NaN``, ``all NaN``."""
+        made: list[Span] = []
+        for (name, style), count in zip(WRONG, (self.nans, self.infs), strict=True):
+            if count:
+                told = f"{count:,} {name}" if count < self.size else f"all {name}" if self.size > 1 else name
+                made += [Span(", "), Span(told, style)]
+        return tuple(made[1:])
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """All of it on one line. Of several values only the range is told: their means differ."""
+        made = [Span(self.range)] if self.range else []
+        if made and self.low != self.high and self.values == 1:
+            made.append(Span(f", mean {number_text(self.mean)}, std {number_text(self.std)}", "dim"))
+        wrong = self.wrong
+        return (*made, Span(", "), *wrong) if made and wrong else (*made, *wrong)
+
+    @property
+    def text(self) -> str:
+        return "".join(span.text for span in self.spans)
+
+    @property
+    def spread(self) -> tuple[str, str]:
+        """Mean and standard deviation for a narrow column, the mean no finer than the deviation is written.
+
+        >>> Reading(0.0, 1.42, 0.406, 0.467, size=16).spread, Reading(-3, 3, 9e-9, 0.996, size=16).spread
+        (('0.41', '0.47'), ('0', '1'))
+        """
+        if math.isnan(self.mean):
+            return ("NaN" if self.nans else "Inf" if self.infs else ""), ""
+        if self.size == 1 or not 0 < self.std < math.inf:  # a deviation of one number is none
+            return number_text(self.mean), ""
+        digits = 1 - math.floor(math.log10(self.std))
+        return f"{round(self.mean, digits) + 0.0:.3g}", f"{self.std:.2g}"
+
+
+class Readings:
+    """The statistics of a trace as far as a view shows them; false where it shows none."""
+
+    def __init__(self, data: TraceData, wanted: bool | None = None) -> None:
+        if wanted is not None and not isinstance(wanted, bool):
+            raise UsageError(f"stats={said(wanted)} must be True, False or None.")
+        if wanted and not len(data.stats):
+            raise UsageError(
+                "stats=True: this trace has no statistics; record it with sl.trace(…, stats=True)."
+            )
+        self._data = data
+        self._shown = bool(len(data.stats)) and wanted is not False
+
+    def __bool__(self) -> bool:
+        return self._shown
+
+    @cached_property
+    def _rows(self) -> dict[int, tuple[float, float, float, float, int, int]]:
+        stats = self._data.stats
+        columns = (stats.min, stats.max, stats.mean, stats.std, stats.nans, stats.infs)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return dict(zip(stats.value.tolist(), rows, strict=True))
+
+    def one(self, value: int) -> Reading | None:
+        """The statistics of a value, if they were taken and are shown."""
+        row = self._rows.get(value) if self._shown else None
+        return None if row is None else Reading(*row, size=self._size(value))
+
+    def of(self, values: Iterable[int]) -> Reading | None:
+        """Those of several values taken together; None where none was measured."""
+        known = [found for found in map(self.one, values) if found is not None]
+        if len(known) <= 1:
+            return known[0] if known else None
+        return _pooled(known)
+
+    def of_made(self, values: Sequence[int]) -> Reading | None:
+        """Those of several values but for views, which make no numbers; of views where there is no other."""
+        if not self._shown:
+            return None
+        columns = self._data.values
+        made = [value for value in values if columns.base[value] < 0 or columns.previous[value] >= 0]
+        return self.of(made) or self.of(values)
+
+    def _size(self, value: int) -> int:
+        return self._sizes[int(self._data.values.meta[value])]
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [meta.numel for meta in self._data.metas]
+
+
+def _mean_and_deviation(parts: list[Reading], weights: list[int]) -> tuple[float, float]:
+    """Over all elements, in shares of the largest number: the square of a double may be none."""
+    total = sum(weights)
+    unit = max(max(abs(part.low), abs(part.high)) for part in parts) or 1.0
+    means = [part.mean / unit for part in parts]
+    middle = sum(n * share for n, share in zip(weights, means, strict=True)) / total
+    squares = [
+        max(n - 1, 0) * (part.std / unit) ** 2 + n * (share - middle) ** 2
+        for n, part, share in zip(weights, parts, means, strict=True)
+    ]
+    return middle * unit, math.sqrt(sum(squares) / max(total - 1, 1)) * unit
+
+
+def _pooled(parts: list[Reading]) -> Reading:
+    """Several readings as one: the widest range, and mean and deviation over all elements."""
+    finite = [part for part in parts if not math.isnan(part.low)]
+    weights = [max(part.size - part.nans - part.infs, 0) for part in finite]
+    mean = std = math.nan
+    if any(weights):
+        with suppress(ArithmeticError, ValueError):  # numbers that no tensor has, out of an altered file
+            mean, std = _mean_and_deviation(finite, weights)
+    return Reading(
+        min((part.low for part in finite), default=math.nan),
+        max((part.high for part in finite), default=math.nan),
+        mean, std, sum(part.nans for part in parts), sum(part.infs for part in parts),
+        sum(part.size for part in parts), len(parts),
+    )  # fmt: skip
