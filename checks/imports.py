@@ -3,7 +3,7 @@
     recording → trace ← analysis ← diff, graph ← views ← convert ← api ← tracing
     tracing ← diffs, compat, integrations ← cli
 
-``errors``, ``given``, ``notation``, ``options``, ``patterns``, ``ranks``, ``spying``, ``step_range`` and
+``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``ranks``, ``markers`` and
 ``_version`` are below all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
@@ -21,7 +21,7 @@ from typing import Final
 PACKAGE: Final = "sightline"
 
 _BASE: Final = frozenset(
-    {"errors", "given", "notation", "options", "patterns", "ranks", "spying", "step_range", "_version"}
+    {"errors", "argument_checks", "notation", "options", "patterns", "ranks", "markers", "_version"}
 )
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
@@ -31,12 +31,11 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
     "errors": frozenset(),
     "notation": frozenset({"errors"}),
-    "given": frozenset({"errors"}),
-    "options": frozenset({"errors", "given"}),
+    "argument_checks": frozenset({"errors"}),
+    "options": frozenset({"errors", "argument_checks"}),
     "patterns": frozenset(),
     "ranks": frozenset(),
-    "spying": frozenset({"errors", "given"}),
-    "step_range": frozenset({"errors"}),
+    "markers": frozenset({"errors", "argument_checks"}),
     "trace": _BASE,
     "recording": _DATA,
     "analysis": _DATA,

@@ -147,13 +147,13 @@ def _free(target: Path, source: Path, force: bool) -> None:
 def _written(index: Index, format: str, tables: list[Table], target: Path,
              progress: Callable[[int, int], None]) -> list[Path]:  # fmt: skip
     """Write; the files that were."""
-    from sightline.convert import table_files as documents
+    from sightline.convert import table_files
     from sightline.convert.perfetto import to_perfetto
 
     if format == "perfetto":
         to_perfetto(index, target, progress)
         return [target]
-    total, rows = documents.count(index, tables), 0
+    total, rows = table_files.count(index, tables), 0
 
     def done(more: int) -> None:
         nonlocal rows
@@ -161,11 +161,11 @@ def _written(index: Index, format: str, tables: list[Table], target: Path,
         progress(rows, total)
 
     if format == "json":
-        documents.to_json(index, tables, target, done)
+        table_files.to_json(index, tables, target, done)
         return [target]
     if _is_file(target, format):
-        one = documents.to_csv if format == "csv" else documents.to_parquet
+        one = table_files.to_csv if format == "csv" else table_files.to_parquet
         one(index, tables[0], target, done)
         return [target]
-    documents.to_folder(index, tables, target, format, done)
+    table_files.to_folder(index, tables, target, format, done)
     return [target / f"{table.name}.{format}" for table in tables]

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES
-from sightline.convert import tables as model
-from sightline.convert import tables as run
 from sightline.convert.context import Facts, Lists, json_text
 from sightline.convert.table_columns import (
     Column,
@@ -32,6 +30,7 @@ from sightline.trace import data as d
 
 Array = NDArray[Any]
 _INT: Final = "integer"
+_REAL: Final = "real"
 _TEXT: Final = "text"
 _BOOL: Final = "boolean"
 
@@ -269,13 +268,6 @@ DEVICE_WORK: Final = Table(
 )  # fmt: skip
 
 
-Array = NDArray[Any]
-_INT: Final = "integer"
-_REAL: Final = "real"
-_TEXT: Final = "text"
-_BOOL: Final = "boolean"
-
-
 def _frame(name: str) -> Callable[[Facts], Array]:
     return lambda facts: getattr(facts.raw.frames, name)
 
@@ -460,9 +452,9 @@ INFO: Final = Table(
 TABLES: Final = {
     table.name: table
     for table in (
-        run.OPS, run.CALLS, model.MODULES, model.PARAMETERS, run.VALUES, run.INPUTS, run.OUTPUTS,
-        run.CALL_INPUTS, run.CALL_OUTPUTS, run.EDGES, run.DEVICE_WORK, model.STORAGES, model.STATS,
-        model.STEPS, model.FRAMES, model.TENSORS, model.INFO,
+        OPS, CALLS, MODULES, PARAMETERS, VALUES, INPUTS, OUTPUTS,
+        CALL_INPUTS, CALL_OUTPUTS, EDGES, DEVICE_WORK, STORAGES, STATS,
+        STEPS, FRAMES, TENSORS, INFO,
     )
 }  # fmt: skip
 #: Other names for the same tables. VALUES is a word of SQL: it needs quotes there.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 
-from sightline import markers as spying
+from sightline import markers
 from sightline.argument_checks import said
 from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
@@ -316,7 +316,7 @@ class Capturer(Observer):
         return type(spied.module).__name__ if known is None else self._label(known.number)
 
     def _time(self, label: str, name: str) -> int:
-        key = (spying.current_step(), label, name)
+        key = (markers.current_step(), label, name)
         self._times[key] += 1
         return self._times[key] - 1
 
@@ -369,7 +369,7 @@ class Capturer(Observer):
         self, tensor: Any, label: str, name: str, index: int, slot: int, role: str, path: str, phase: int
     ) -> bool:
         """Keep one tensor; False if it is not wanted or cannot be kept."""
-        wanted, step = self._wanted, spying.current_step()
+        wanted, step = self._wanted, markers.current_step()
         shown = PHASES[phase if current_node() is None else PHASES.index("backward")]
         if wanted.when is not None and not wanted.when(Candidate(step, label, name, index, role, shown)):
             return False

@@ -41,9 +41,9 @@ def _settle() -> None:
 
 def _native() -> Any:
     """The native engine's own, which is imported where it is used."""
-    from sightline.recording.native import hooks as installation
+    from sightline.recording.native import hooks
 
-    return installation
+    return hooks
 
 
 def install(session: SessionBase) -> None:

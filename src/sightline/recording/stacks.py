@@ -13,7 +13,6 @@ from operator import setitem
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Final
 
-from sightline.recording import stacks
 from sightline.recording.atomic import at_once
 from sightline.recording.exception_notes import traceback_of
 from sightline.recording.torchapi import MODULE_CALL_CODES, OpOverload, skip_in_dynamo
@@ -111,7 +110,7 @@ def hide_own_frames() -> None:
             for item in list(vars(holder).values()):
                 if isinstance(item, FunctionType) and item.__module__ == name:
                     for code in _nested(item.__code__):
-                        stacks.hide(code)
+                        hide(code)
                         if code.co_name not in _TRACED:
                             skip_in_dynamo(code, below=code.co_name not in _HANDLERS)
 

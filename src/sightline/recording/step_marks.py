@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
-from sightline import markers as spying
+from sightline import markers
 from sightline.recording.observers import Spied
 from sightline.recording.thread_state import states_here
 from sightline.recording.torchapi import optimizer_hooks, quiet
@@ -53,7 +53,7 @@ class RecorderEar:
         """A value was named."""
         sessions = sessions_here()
         if sessions:
-            spying.check_name("spy", name)
+            markers.check_name("spy", name)
         for session in sessions:
             try:
                 session.name_spied(name, value)
@@ -68,12 +68,12 @@ class RecorderEar:
             note_step(session, begins)
 
 
-spying.ears.append(RecorderEar())
+markers.ears.append(RecorderEar())
 
 
 def note_step(session: SessionBase, begins: bool) -> None:
     """Write the current step into a recording."""
-    _mark(session, spying.current_step(), begins)
+    _mark(session, markers.current_step(), begins)
     try:
         if session.observer is not None:
             session.observer.step()

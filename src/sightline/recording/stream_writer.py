@@ -35,7 +35,7 @@ from sightline.trace.assembly.calls import opening
 from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
 from sightline.trace.assembly.ring import known_after
 from sightline.trace.assembly.values import held_after
-from sightline.trace.bundle import json_codec as plain
+from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
 from sightline.trace.bundle.reader import load
@@ -216,7 +216,7 @@ class Keeper:
             more["sources"] = self._new_sources(tables)
         if first:
             more["first"] = first_of(tables)
-            more["environment"] = plain.dumps(_environment(tables) if self._with["environment"] else {})
+            more["environment"] = json_codec.dumps(_environment(tables) if self._with["environment"] else {})
         frame = encode(batch, news, tables.info, more)
         if self._folder is not None:
             self._append(frame)
@@ -476,7 +476,7 @@ def _without_news(frame: bytes) -> bytes:
     journal = Journal(None, [frame])
     head = journal.heads()[0]
     more = {"sources": head["sources"]} if "sources" in head else {}
-    return encode(journal.batch(0), {}, plain.loads(head["info"]), more)
+    return encode(journal.batch(0), {}, json_codec.loads(head["info"]), more)
 
 
 def _identity(file: int) -> tuple[int, int] | None:

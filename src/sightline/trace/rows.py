@@ -1,4 +1,4 @@
-"""The rows of a recording: ops, values, module calls, steps, modules, frames. A row reads its columns when asked."""
+"""The rows of a recording: ops, values, module calls, steps, modules, frames, read from columns on demand."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 `ShardFile` writes one, `read_shard` reads the head of one and believes none of it unchecked. A shard is
 written under a temporary name with room left at its start for the header, so that bytes go straight to disk;
-the header is filled in last, and only then does the file get its name. Used by `sightline.trace.shard_writer` and
-`sightline.trace.tensor_stores`.
+the header is filled in last, and only then does the file get its name.
 """
 
 from __future__ import annotations

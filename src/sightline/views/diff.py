@@ -205,7 +205,6 @@ def _fact(title: str, *parts: tuple[str, str]) -> Line:
     return line((f"{title:<{_MARGIN}}", "dim"), *parts, hang=_MARGIN)
 
 
-_WIDTH: Final = 100
 _STATES: Final = {
     State.UNKNOWN: ("not measured", "dim"),
     State.SAME: ("same", "dim"),
@@ -244,7 +243,6 @@ def _row(row: ModuleRow, diff: Diff, room: int) -> tuple[Span | str | tuple[str,
             Span(f"{bar(row.error)}{mark}", "number"))  # fmt: skip
 
 
-_WIDTH: Final = 100
 _AROUND: Final = 12  #: rows shown before and after the divergence
 _SIGNS: Final = {State.UNKNOWN: " ", State.SAME: "=", State.CLOSE: "≈", State.DIFFERENT: "≠"}
 

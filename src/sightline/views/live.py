@@ -9,7 +9,7 @@ from typing import IO, Protocol
 from sightline.trace.events import CallHappened, OpHappened
 from sightline.trace.forms import Form
 from sightline.trace.user_frames import first_own, torch_file
-from sightline.views.log_blocks import OK, RAISED, BlockStyle, ModuleEvent, OpEvent
+from sightline.views.log_blocks import OK, RAISED, BlockStyle, ModuleEvent
 from sightline.views.log_blocks import OpEvent as LogOp
 from sightline.views.outline import Line, Printer
 from sightline.views.source_chain import ChainWriter, PlaceLike, as_line, op_spans
@@ -137,7 +137,7 @@ class LiveLog:
             event = self._placed(event)
             self._block(event.depth, self._style.leaf(event))
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: LogOp) -> None:
         """An operation ended; inside a leaf it is not worth a block."""
         if self._leaves:
             return

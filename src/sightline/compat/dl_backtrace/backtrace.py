@@ -16,7 +16,6 @@ from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from sightline.compat.dl_backtrace import backtrace as layers
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported import ExportedGraph, Run, export
 from sightline.graph.exported.program import bound_arguments, module_stack, state_of
@@ -201,19 +200,19 @@ class DLBacktrace:
         graph = nx.DiGraph()
         for name, fx in self._nodes.items():
             node = self.exported[name]
-            kind = layers.layer_type(fx, node.kind, node.op)
+            kind = layer_type(fx, node.kind, node.op)
             graph.add_node(
                 name,
                 parents=[other.name for other in fx.all_input_nodes],
                 children=[other.name for other in fx.users],
-                method_args=layers.method_args(fx),
+                method_args=method_args(fx),
                 node_type=fx.op,
                 layer=fx.target,
                 layer_type=kind,
-                layer_name=layers.layer_name(fx, kind),
-                func_name=layers.func_name(fx),
-                func_module=layers.func_module(fx),
-                layer_hyperparams=layers.hyperparameters(fx, self._known),
+                layer_name=layer_name(fx, kind),
+                func_name=func_name(fx),
+                func_module=func_module(fx),
+                layer_hyperparams=hyperparameters(fx, self._known),
             )
         graph.add_edges_from(
             (other.name, fx.name) for fx in self._nodes.values() for other in fx.all_input_nodes
@@ -225,11 +224,7 @@ class DLBacktrace:
         if fx.name in self.extracted_weights:
             return self.extracted_weights[fx.name]
         value = fx.meta.get("val")
-        return (
-            str(value)
-            if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-            else layers.COMPUTED
-        )
+        return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else COMPUTED
 
     # -- a run -------------------------------------------------------------------------------------
 
@@ -290,10 +285,10 @@ class DLBacktrace:
             if other.name in self.extracted_weights:
                 return self.extracted_weights[other.name]
             made = run[other.name].outputs
-            return made if isinstance(made, (bool, int, float)) else layers.COMPUTED
+            return made if isinstance(made, (bool, int, float)) else COMPUTED
 
         return {
-            "input_sources": layers.sources(fx),
+            "input_sources": sources(fx),
             "input_values": io.inputs[0] if len(io.inputs) == 1 else io.inputs,
             "output_values": io.outputs,
             "layer_type": attributes["layer_type"],
@@ -304,7 +299,7 @@ class DLBacktrace:
             "func_name": attributes["func_name"],
             "func_module": attributes["func_module"],
             "output_children": attributes["children"],
-            "layer_hyperparams": layers.hyperparameters(fx, value),
+            "layer_hyperparams": hyperparameters(fx, value),
         }
 
     def _scale(self, temperature: float) -> None:

@@ -1,4 +1,4 @@
-"""One call of `torch.export`: noise is collected, all it may touch is put back, grad-mode boxes are flattened."""
+"""One call of `torch.export`: noise is collected, state is put back, grad-mode boxes are flattened."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ import numpy as np
 from sightline.trace.assembly.arrays import NONE, Numbers
 from sightline.trace.assembly.batch import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
-from sightline.trace.bundle import json_codec as plain
-from sightline.trace.bundle import json_codec as records
+from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.limits import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, shown
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
@@ -63,9 +62,9 @@ def encode(batch: Batch, news: News, info: dict[str, Any], more: dict[str, Any] 
             packed.append(data)
             lengths.append([name, int(numbers.size), len(data)])
     told = {
-        "streams": lengths, "end": batch.end, "news": news, "info": plain.dumps(info),
+        "streams": lengths, "end": batch.end, "news": news, "info": json_codec.dumps(info),
         "learned": batch.learned, "steps": batch.steps,
-        "captures": [records.dump(capture) for capture in batch.captures],
+        "captures": [json_codec.dump(capture) for capture in batch.captures],
         **(more or {}),
     }  # fmt: skip
     head = zlib.compress(json.dumps(told, separators=(",", ":")).encode(), 1)
@@ -78,11 +77,11 @@ def news_of(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int
     """What is new in the tables; ``since`` says how much was told, and is brought up to date."""
     found: News = {
         "operations": [list(one) for one in tables.operations[since.get("operations", 0) :]],
-        "metas": [records.dump(one) for one in tables.metas[since.get("metas", 0) :]],
-        "forms": [plain.dump_form(one) for one in tables.forms[since.get("forms", 0) :]],
+        "metas": [json_codec.dump(one) for one in tables.metas[since.get("metas", 0) :]],
+        "forms": [json_codec.dump_form(one) for one in tables.forms[since.get("forms", 0) :]],
         "places": [list(one) for one in tables.places[since.get("places", 0) :]],
-        "codes": [records.dump(one) for one in tables.codes[since.get("codes", 0) :]],
-        "modules": [records.dump(one) for one in tables.modules[since.get("modules", 0) :]],
+        "codes": [json_codec.dump(one) for one in tables.codes[since.get("codes", 0) :]],
+        "modules": [json_codec.dump(one) for one in tables.modules[since.get("modules", 0) :]],
         "files": [
             [file, seen.mtime_ns, seen.size]
             for file, seen in list(tables.files.items())[since.get("files", 0) :]
@@ -195,7 +194,7 @@ class Journal:
         if not reader.eof:
             raise Damage("a frame claims more than a file of its size can hold")
         self._budget.take(f"the head of frame {number}", json_cost(text))
-        head = plain.parsed(text.decode())
+        head = json_codec.parsed(text.decode())
         if not isinstance(head, dict):
             raise Damage("a frame has no head")
         return head, 4 + length
@@ -226,7 +225,7 @@ class Journal:
                 Learned(int(value), int(kind), str(name)) for value, kind, name in head["learned"]
             ]
             batch.steps = [StepMark(str(n), int(op), int(at), bool(b)) for n, op, at, b in head["steps"]]
-            batch.captures = [records.load(CaptureInfo, text) for text in head["captures"]]
+            batch.captures = [json_codec.load(CaptureInfo, text) for text in head["captures"]]
         return batch
 
     def late(self) -> Late:
@@ -249,7 +248,7 @@ class Journal:
                 if name not in _FIRST or type(value) not in (int, bool):
                     raise Damage(f"a frame says {shown(value)} of {shown(name)}")
                 setattr(tables, name, value)
-            tables.info = plain.loads(head["info"])
+            tables.info = json_codec.loads(head["info"])
         return tables
 
     def _fill(self, tables: Tables, head: dict[str, Any]) -> None:
@@ -295,11 +294,11 @@ def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, 
          flops: dict[tuple[Any, ...], int]) -> None:  # fmt: skip
     for name, flavour, *rest in news.get("operations", ()):
         tables.operations.append(Operation(str(name), int(flavour), *map(bool, rest)))
-    tables.metas += (records.load(TensorMeta, text) for text in news.get("metas", ()))
-    tables.forms += (plain.load_form(text) for text in news.get("forms", ()))
+    tables.metas += (json_codec.load(TensorMeta, text) for text in news.get("metas", ()))
+    tables.forms += (json_codec.load_form(text) for text in news.get("forms", ()))
     tables.places += (Place(*map(int, row)) for row in news.get("places", ()))
-    tables.codes += (records.load(CodeInfo, text) for text in news.get("codes", ()))
-    tables.modules += (records.load(ModuleInfo, text) for text in news.get("modules", ()))
+    tables.codes += (json_codec.load(CodeInfo, text) for text in news.get("codes", ()))
+    tables.modules += (json_codec.load(ModuleInfo, text) for text in news.get("modules", ()))
     for file, mtime, size in news.get("files", ()):
         tables.files[str(file)] = FileInfo(int(mtime), int(size))
     for name, *names in news.get("schemas", ()):

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from sightline.errors import UsageError
 from sightline.trace import data as d
-from sightline.trace.bundle import checks, schema
-from sightline.trace.bundle import json_codec as plain
-from sightline.trace.bundle import json_codec as records
+from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.column_codec import decode
 from sightline.trace.bundle.database import Database
 from sightline.trace.bundle.journal import JOURNAL
@@ -226,7 +224,7 @@ def _store(database: Database) -> ListedShards | None:
         return None
     names: dict[str, None] = {}
     for text in database.texts("shards"):
-        name = plain.parsed(text)
+        name = json_codec.parsed(text)
         if not isinstance(name, str) or not is_shard(name) or name in names:
             raise Damage(f"{shown(name)} is no name of a shard")
         names[name] = None
@@ -234,11 +232,11 @@ def _store(database: Database) -> ListedShards | None:
 
 
 def _rows(table: str, kind: type[Any]) -> Callable[[Database], list[Any]]:
-    return lambda database: [records.load(kind, text) for text in database.texts(table)]
+    return lambda database: [json_codec.load(kind, text) for text in database.texts(table)]
 
 
 def _names(database: Database) -> list[str]:
-    names = [plain.parsed(text) for text in database.texts("names")]
+    names = [json_codec.parsed(text) for text in database.texts("names")]
     if not all(type(name) is str for name in names):
         raise Damage("its names are no texts")
     return names
@@ -251,7 +249,7 @@ def _files(database: Database) -> dict[str, d.FileInfo]:
         if "\0" in file:
             raise Damage(f"{shown(file)} cannot be the name of a file")
         os.fsencode(file)  # what views ask the system about must be a name, and not an error
-        found[file] = records.load(d.FileInfo, plain.dumps(seen))
+        found[file] = json_codec.load(d.FileInfo, json_codec.dumps(seen))
     return found
 
 
@@ -266,39 +264,39 @@ def _schemas(database: Database) -> dict[str, tuple[str, ...]]:
 
 
 def _pair(text: str) -> list[Any]:
-    given = plain.parsed(text)
+    given = json_codec.parsed(text)
     if not isinstance(given, list) or not given or type(given[0]) is not str:
         raise Damage(f"{shown(text)} has no name")
     return given
 
 
 def _modules(database: Database) -> list[d.ModuleInfo]:
-    found = [records.load(d.ModuleInfo, text) for text in database.texts("modules")]
+    found = [json_codec.load(d.ModuleInfo, text) for text in database.texts("modules")]
     checks.check_modules(found)
     return found
 
 
 def _metas(database: Database) -> list[d.TensorMeta]:
-    found = [records.load(d.TensorMeta, text) for text in database.texts("metas")]
+    found = [json_codec.load(d.TensorMeta, text) for text in database.texts("metas")]
     checks.check_metas(found)
     return found
 
 
 def _steps(database: Database) -> list[d.StepInfo]:
-    found = [records.load(d.StepInfo, text) for text in database.texts("steps")]
+    found = [json_codec.load(d.StepInfo, text) for text in database.texts("steps")]
     checks.check_steps(found, database.counts)
     return found
 
 
 def _captures(database: Database) -> list[d.CaptureInfo]:
-    found = [records.load(d.CaptureInfo, text) for text in database.texts("captures")]
+    found = [json_codec.load(d.CaptureInfo, text) for text in database.texts("captures")]
     checks.check_captures(found, database.counts)
     return found
 
 
 def _fact(name: str) -> Callable[[Database], dict[str, Any]]:
     def read(database: Database) -> dict[str, Any]:
-        found = plain.loads(database.facts[name]) if name in database.facts else {}
+        found = json_codec.loads(database.facts[name]) if name in database.facts else {}
         if not isinstance(found, dict) or not all(type(key) is str for key in found):
             raise Damage(f"its fact {name!r} is none")
         return found
@@ -343,7 +341,7 @@ _TABLES: Final[dict[str, Callable[[Database], Any]]] = {
     "codes": _rows("codes", d.CodeInfo),
     "files": _files,
     "metas": _metas,
-    "forms": lambda database: [plain.load_form(text) for text in database.texts("forms")],
+    "forms": lambda database: [json_codec.load_form(text) for text in database.texts("forms")],
     "names": _names,
     "storages": lambda database: _read_column(database, *schema.STORAGES),
     "schemas": _schemas,

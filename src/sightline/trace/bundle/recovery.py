@@ -21,8 +21,7 @@ from sightline.trace.assembly.batch import Batch, Late, Tables
 from sightline.trace.assembly.layout import O_WIDTH
 from sightline.trace.assembly.memory_sink import KINDS, assemble, final_info, frame_columns
 from sightline.trace.assembly.ring import evicted, merged, stood_in
-from sightline.trace.bundle import checks, schema
-from sightline.trace.bundle import json_codec as plain
+from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.database import FAULTS, word
 from sightline.trace.bundle.disk_sink import SpoolSink
 from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
@@ -154,7 +153,7 @@ def _opened(path: Path, journal: Journal) -> Opened:
     for head in journal.heads():
         sources |= {str(file): str(text) for file, text in head.get("sources", ())}
         if "environment" in head:
-            environment = plain.loads(head["environment"])
+            environment = json_codec.loads(head["environment"])
     return Opened(replace(data, captures=kept, store=store if kept else None), sources, environment)
 
 

@@ -21,9 +21,7 @@ import numpy as np
 from sightline import _version
 from sightline.errors import CaptureError, InvalidTrace, SightlineError, UsageError
 from sightline.notation import bytes_text
-from sightline.trace.bundle import checks, schema
-from sightline.trace.bundle import json_codec as plain
-from sightline.trace.bundle import json_codec as records
+from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.column_codec import encode
 from sightline.trace.bundle.database import Database, checksum_of, dump_json, source_label
 from sightline.trace.bundle.disk_sink import SpoolSink
@@ -225,9 +223,9 @@ def _write(
         private = () if keep_private else PRIVATE
         facts = {
             "counts": dump_json(counts),
-            "info": plain.dumps({key: value for key, value in data.info.items() if key not in private}),
+            "info": json_codec.dumps({key: value for key, value in data.info.items() if key not in private}),
             "written": dump_json(_written()),
-            **({"environment": plain.dumps(told)} if told else {}),
+            **({"environment": json_codec.dumps(told)} if told else {}),
         }
         sums |= {f"facts.{name}": zlib.crc32(text.encode()) for name, text in facts.items()}
         facts["sums"] = dump_json(sums)
@@ -278,16 +276,16 @@ def _write_tables(
 def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
     """The small tables as JSON."""
     found = {
-        "names": [plain.dumps(name) for name in data.names],
-        "codes": [records.dump(code) for code in data.codes],
-        "files": [plain.dumps([file, seen.mtime_ns, seen.size]) for file, seen in data.files.items()],
-        "metas": [records.dump(meta) for meta in data.metas],
-        "forms": [plain.dump_form(form) for form in data.forms],
-        "schemas": [plain.dumps([name, *arguments]) for name, arguments in data.schemas.items()],
-        "modules": [records.dump(module) for module in data.modules],
-        "steps": [records.dump(step) for step in data.steps],
-        "captures": [records.dump(info) for info in data.captures],
-        "shards": [plain.dumps(name) for name in shards],
+        "names": [json_codec.dumps(name) for name in data.names],
+        "codes": [json_codec.dump(code) for code in data.codes],
+        "files": [json_codec.dumps([file, seen.mtime_ns, seen.size]) for file, seen in data.files.items()],
+        "metas": [json_codec.dump(meta) for meta in data.metas],
+        "forms": [json_codec.dump_form(form) for form in data.forms],
+        "schemas": [json_codec.dumps([name, *arguments]) for name, arguments in data.schemas.items()],
+        "modules": [json_codec.dump(module) for module in data.modules],
+        "steps": [json_codec.dump(step) for step in data.steps],
+        "captures": [json_codec.dump(info) for info in data.captures],
+        "shards": [json_codec.dumps(name) for name in shards],
     }
     return {name: found[name] for name in schema.TEXTS}
 
@@ -305,7 +303,7 @@ def _write_column(
 def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, int, int, bytes]]:
     for id, (file, (text, whole)) in enumerate(sources.items()):
         raw = text.encode("utf-8", "surrogatepass")
-        yield id, plain.dumps(file), int(whole), len(raw), zlib.compress(raw)
+        yield id, json_codec.dumps(file), int(whole), len(raw), zlib.compress(raw)
 
 
 def _pad(connection: sqlite3.Connection, path: Path, needed: int) -> None:
@@ -365,7 +363,7 @@ def amend_info(folder: Path, more: dict[str, Any]) -> None:
     try:
         connection.execute("BEGIN IMMEDIATE")
         facts = dict(connection.execute("SELECT name, data FROM facts"))
-        info = plain.dumps({**plain.loads(facts["info"]), **more})
+        info = json_codec.dumps({**json_codec.loads(facts["info"]), **more})
         sums = parsed(facts["sums"]) | {"facts.info": zlib.crc32(info.encode())}
         for name, text in (("info", info), ("sums", dump_json(sums))):
             connection.execute("UPDATE facts SET data = ? WHERE name = ?", (text, name))
