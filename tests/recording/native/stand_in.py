@@ -101,11 +101,11 @@ def start_build(sources: Path, cache: Path) -> subprocess.Popen[str]:
     """A build in a process of its own, which prints the path of what it built."""
     script = (
         "import sys\nfrom pathlib import Path\n"
-        "from sightline.recording.native import compilation\n"
+        "from sightline.recording.native import builder\n"
         "from sightline.recording.native.toolchain import Toolchain\n"
-        "compilation.try_in_a_process = lambda path: None\n"
-        "builder = compilation.Builder(Path(sys.argv[1]), Path(sys.argv[2]), Toolchain.here())\n"
-        "print(builder.build())\n"
+        "builder.try_in_a_process = lambda path: None\n"
+        "made = builder.Builder(Path(sys.argv[1]), Path(sys.argv[2]), Toolchain.here())\n"
+        "print(made.build())\n"
     )
     return subprocess.Popen(
         [sys.executable, "-c", script, str(sources), str(cache)],

@@ -39,10 +39,10 @@ _TRIAL_SECONDS: Final = 120.0
 _TRIAL: Final = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from sightline.recording.native import extension
+from sightline.recording.native import builder
 try:
-    extension.imported(extension.Path(sys.argv[2]))
-except extension.NativeUnavailable as error:
+    builder.imported(builder.Path(sys.argv[2]))
+except builder.NativeUnavailable as error:
     sys.exit(str(error))
 """
 
