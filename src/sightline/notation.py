@@ -54,7 +54,7 @@ def size_text(size: int | str) -> str:
     return "*" if size == -1 else str(size)
 
 
-def tensor_text(shape: Sequence[int], dtype: str, device: str = "cpu", layout: str = "strided") -> str:
+def tensor_text(shape: Sequence[int | str], dtype: str, device: str = "cpu", layout: str = "strided") -> str:
     """A tensor as readers of fx and DebugMode know it.
 
     >>> tensor_text((2, 8), "float32"), tensor_text((4,), "bfloat16", "cuda:0")

@@ -417,3 +417,16 @@ def test_verbose_says_what_was_traced(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("path", ["", ".pytorch_backtrace", ".pytorch_backtrace.dlbacktrace"])
 def test_scripts_find_it_under_the_old_name(path: str) -> None:
     assert importlib.import_module(f"dl_backtrace{path}").DLBacktrace is DLBacktrace
+
+
+def test_weights_that_were_replaced_are_the_ones_shown() -> None:
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    dlb = DLBacktrace(model, x)
+    dlb.predict(x)
+    model.load_state_dict({"weight": torch.ones(2, 3), "bias": torch.zeros(2)}, assign=True)
+    assert dlb.graph.nodes["linear"]["layer_hyperparams"]["weight"] is model.weight
+    assert dlb.extracted_weights["p_weight"] is model.weight
+    node_io = dlb.predict(x)
+    assert node_io["linear"]["layer_hyperparams"]["weight"] is model.weight
+    assert torch.equal(node_io["output"]["output_values"], torch.full((4, 2), 3.0))
+    assert dlb.exported_program.state_dict["bias"] is model.bias

@@ -411,3 +411,48 @@ def test_a_tracer_that_is_forgotten_ends_its_recording(tmp_path: Path) -> None:
     CallTracer(tmp_path).register_hooks(model)
     gc.collect()
     model(torch.ones(1, 4))  # that nothing is left installed is checked after every test
+
+
+def test_a_trace_that_is_read_at_every_step_is_a_list_that_grows(tmp_path: Path) -> None:
+    model = nn.Sequential(*[nn.ReLU() for _ in range(100)])
+    tracer = CallTracer(tmp_path)
+    tracer.register_hooks(model)
+    held = tracer.call_trace
+    for step in range(1, 201):
+        model(torch.ones(1))
+        assert len(tracer.call_trace) == 101 * step
+    assert tracer.call_trace is held  # nothing is made anew, however long it is
+    tracer.remove_hooks()
+    assert held[-101:] == [*map(str, range(100)), "root"]
+
+
+def test_a_trace_can_be_added_to_and_set(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.ReLU())
+    tracer = CallTracer(tmp_path)
+    tracer.register_hooks(model)
+    model(torch.ones(1))
+    tracer.call_trace.append("--- step 1 ---")
+    model(torch.ones(1))
+    assert tracer.call_trace == ["0", "root", "--- step 1 ---", "0", "root"]
+    tracer.call_trace = ["mine"]
+    model(torch.ones(1))
+    assert tracer.get_trace() == ["mine", "0", "root"]
+    assert tracer.save_trace().read_text() == "mine\n0\nroot"
+    tracer.remove_hooks()
+    assert tracer.call_trace == ["mine", "0", "root"]
+
+
+def test_a_call_is_in_the_trace_as_soon_as_it_is_done(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(watching.get_trace())
+            return x
+
+    model = nn.Sequential(nn.ReLU(), Looking())
+    watching = CallTracer(tmp_path)
+    watching.register_hooks(model)
+    with watching:
+        model(torch.ones(1))
+    assert seen == [["0"]]

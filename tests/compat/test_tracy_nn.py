@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import math
 import re
 import subprocess
@@ -220,7 +221,7 @@ def test_operators_have_their_sides_as_they_are_written(capsys: pytest.CaptureFi
     model = Written()
     with Tracer("Written").trace(model):
         model(X)
-    text = re.sub(r"Tensor \[2, 3\] @ cpu", "x", capsys.readouterr().out)
+    text = re.sub(r"Tensor \[2, 3\]( bool)? @ cpu", "x", capsys.readouterr().out)
     found = re.findall(r"● Tensor\.(\S+) @.*\n  ├─ Left: (.*)\n  ├─ Right: (.*)\n", text)
     assert [one for one in found if one[1:] != ("x", "x")] == [
         ("-", "1", "x"), ("**", "2", "x"), ("/", "3", "x"),
@@ -235,9 +236,9 @@ def test_modules_say_what_they_are_set_to(capsys: pytest.CaptureFixture[str]) ->
         nn.functional.softmax(model(ids), dim=-1)
     heads = [line for line in capsys.readouterr().out.splitlines() if "●" in line][1:-1]
     assert heads == [
-        "  ● 0 (Embedding) (9, 4)",
-        "  ● 1 (LayerNorm) ((4,), eps: 1e-05, elementwise_affine: True)",
-        "  ● 2 (Conv1d) (3, 2, kernel_size: (3,), stride: (1,), bias: False)",
+        "  ● 0 (Embedding) (num_embeddings: 9, embedding_dim: 4)",
+        "  ● 1 (LayerNorm) (normalized_shape: (4,), eps: 1e-05, elementwise_affine: True)",
+        "  ● 2 (Conv1d) (in_channels: 3, out_channels: 2, kernel_size: (3,), stride: (1,), bias: False)",
         "  ● F.softmax(dim=-1) @ [test_modules_say_what_they_are_set_to]",
     ]
 
@@ -315,8 +316,126 @@ def test_a_script_of_its_own(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-6:] == [
         "  │",
         "  ● Dropout (p: 0.5, inplace: False)",
-        "  ├─ Input: Tensor [2] @ cpu",
-        "  └─ Output: Tensor [2] @ cpu",
+        "  ├─ Input: Tensor [2] float64 @ cpu",
+        "  └─ Output: Tensor [2] float64 @ cpu",
         "  │",
         "  ● TRACING Dropout COMPLETE",
     ]
+
+
+def test_a_module_of_the_users_own_shows_what_runs_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(Doubled())
+    with trace_model(model):
+        model(X)
+    out = capsys.readouterr().out
+    assert "● TRACING Sequential STARTED" in out
+    assert "● 0 (Doubled)" in out
+    assert "● Tensor.relu() @ [Doubled.forward]" in out
+    assert "● Tensor.* @ [Doubled.forward]" in out
+
+
+def test_a_tracer_without_a_model_traces_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    linear = nn.Linear(3, 2)
+    with Tracer() as tracer:
+        linear(X)
+    out = capsys.readouterr().out
+    assert out.startswith("  ● TRACING Model STARTED")
+    assert "  ● Linear (in_features: 3, out_features: 2)\n  ├─ Input: Tensor [2, 3] @ cpu\n  └─" in out
+    assert not tracer.active
+
+
+def test_a_block_inside_a_block_leaves_the_tracer_on(capsys: pytest.CaptureFixture[str]) -> None:
+    linear = nn.Linear(3, 2)
+    tracer = trace_model(linear)
+    active = []
+    with tracer:
+        with tracer:
+            linear(X)
+        active.append(tracer.active)
+    assert [*active, tracer.active] == [True, False]
+    out = capsys.readouterr().out
+    assert out.count("● Tracer Linear is already active") == 1
+    assert out.count("COMPLETE") == 1
+
+
+def test_layers_of_torch_name_all_they_are_set_to(capsys: pytest.CaptureFixture[str]) -> None:
+    heads = {
+        nn.LSTM(3, 4, num_layers=2): "LSTM (input_size: 3, hidden_size: 4, num_layers: 2)",
+        nn.BatchNorm1d(3, affine=False): "BatchNorm1d (num_features: 3, eps: 1e-05, momentum: 0.1, ",
+        nn.GroupNorm(1, 3): "GroupNorm (num_groups: 1, num_channels: 3, eps: 1e-05, ",
+        nn.ReflectionPad1d(1): "ReflectionPad1d (padding: (1, 1))",
+        nn.Softshrink(): "Softshrink (lambd: 0.5)",
+        nn.LSTMCell(3, 4): "LSTMCell (input_size: 3, hidden_size: 4)",
+        nn.Tanh(): "Tanh\n",
+    }
+    for layer, head in heads.items():
+        with Tracer():
+            layer(X)
+        assert f"  ● {head}" in capsys.readouterr().out
+
+
+def test_a_layer_derived_from_one_of_torchs_shows_what_runs_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    model = nn.Sequential(Scaled(3, 2))
+    with trace_model(model):
+        model(X)
+    heads = [line.strip(" │") for line in capsys.readouterr().out.splitlines() if "●" in line][1:-1]
+    assert heads == [
+        "● 0 (Scaled) (in_features: 3, out_features: 2)",
+        "● F.linear() @ [Linear.forward]",
+        "● Tensor.* @ [Scaled.forward]",
+    ]
+
+
+@pytest.mark.parametrize("engine", ["auto", "python"])
+def test_a_fused_op_says_how_to_see_inside(
+    engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGHTLINE_ENGINE", engine)
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)).eval()
+    x = torch.ones(1, 3, 8)
+    with torch.no_grad(), trace_model(model):
+        model(x)
+    out = capsys.readouterr().out
+    assert out.count("one fused op") == 1
+    assert re.search(
+        r"● torch\._transformer_encoder_layer_fwd\(.*\) @ \[TransformerEncoderLayer\.forward\] "
+        r"\(torch ran the whole module as one fused op; .*set_fastpath_enabled\(False\) shows inside\)",
+        out,
+    )
+    before = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.no_grad(), trace_model(model):
+            model(x)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    out = capsys.readouterr().out
+    assert "● 0.linear1 (Linear)" in out
+    assert "● F.multi_head_attention_forward(" in out
+    assert "fused" not in out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    linear, written = nn.Linear(3, 2), []
+    for switch in (adapter.Color.disable, adapter.Color.enable):
+        switch()
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stdout", terminal)
+        with trace_model(linear) as tracer:
+            tracer.start(linear)  # says that it is active
+            linear(X)
+        written.append(terminal.getvalue())
+    assert "\x1b" not in written[0]
+    assert "\x1b" in written[1]
+    assert "already active" in written[0]

@@ -44,6 +44,59 @@ def test_an_archive_comes_back_with_everything(tmp_path: Path) -> None:
     assert bound.verify(x)
 
 
+def _other_weights() -> dict[str, Tensor]:
+    return {"weight": torch.full((2, 3), 5.0), "bias": torch.full((2,), 7.0)}
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_what_runs_is_what_is_saved(tmp_path: Path, ran_before: bool) -> None:
+    model, x = nn.Linear(3, 2), torch.ones(4, 3)
+    g = export(model, x)
+    if ran_before:
+        g.run(x)
+    model.load_state_dict(_other_weights(), assign=True)  # other tensors, of which the program knows nothing
+    g.save(tmp_path / "m.pt2")
+    assert torch.equal(g.run(x).output, torch.full((4, 2), 22.0))
+    assert torch.equal(load_graph(tmp_path / "m.pt2").run(x).output, g.run(x).output)
+    assert torch.equal(g.program.module()(x), g.run(x).output)
+    assert g.verify(x)
+
+
+def test_what_a_cached_export_saves_is_what_it_runs(tmp_path: Path) -> None:
+    x = torch.ones(4, 3)
+    export(nn.Linear(3, 2), x, cache=tmp_path / "cache")
+    model = nn.Linear(3, 2)
+    g = export(model, x, cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # the second export was read from it
+    assert torch.equal(g.program.module()(x), model(x))
+    model.load_state_dict(_other_weights(), assign=True)
+    g.save(tmp_path / "m.pt2")
+    assert torch.equal(load_graph(tmp_path / "m.pt2").run(x).output, model(x))
+    other = nn.Linear(3, 2)
+    assert load_graph(tmp_path / "m.pt2", model=other).program.state_dict["weight"] is other.weight
+
+
+def test_buffers_that_are_replaced_are_saved(tmp_path: Path) -> None:
+    class Shifted(nn.Module):
+        kept: Tensor
+        unsaved: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("kept", torch.zeros(3))
+            self.register_buffer("unsaved", torch.zeros(3), persistent=False)
+
+        def forward(self, x: Tensor) -> Any:
+            return x + self.kept + self.unsaved
+
+    model, x = Shifted(), torch.zeros(2, 3)
+    g = export(model, x)
+    model.kept, model.unsaved = torch.ones(3), torch.full((3,), 10.0)
+    g.save(tmp_path / "m.pt2")
+    assert torch.equal(load_graph(tmp_path / "m.pt2").run(x).output, torch.full((2, 3), 11.0))
+    assert torch.equal(g.run(x).output, torch.full((2, 3), 11.0))
+
+
 def test_structures_and_dataclasses_come_back(tmp_path: Path) -> None:
     x = [torch.randn(2, 4) for _ in range(5)]
     g = export(Structures().eval(), (x[:2], {"inner": {"x": x[2]}, "z": x[3]}), {"scale": x[4], "power": 3})

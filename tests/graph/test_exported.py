@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import random
+import re
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from sightline.graph.exported import ExportedGraph, ExportError, export, load_gr
 from sightline.graph.exported import export as exporting
 from sightline.graph.exported import torch_export as tracing
 from sightline.graph.exported.program import _source
+from sightline.graph.exported.progress import Progress
 from sightline.graph.graph import Graph
 from tests import leftovers
 from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs
@@ -97,6 +101,7 @@ def test_transformers(name: str) -> None:
         for key, shape in TRANSFORMERS[name].items()
     }
     eager: Any = None
+    io: Any = None
     for call in (kwargs, other):
         with torch.no_grad():
             eager = model(**call)
@@ -107,6 +112,10 @@ def test_transformers(name: str) -> None:
         assert set(eager) - set(io.output) <= {"past_key_values"}
     if "past_key_values" in eager:
         assert [text.partition(" ")[0] for text in g.info["left_out"]] == ["output['past_key_values']"]
+        assert repr(io).endswith(f"nodes, without {g.info['left_out'][0]}>")
+        assert f", without {g.info['left_out'][0]}, which it leaves out." in str(g.verify(**kwargs))
+    for one in g.dynamic.fixed:  # the line is named, in the file of the model
+        assert "/modeling_" in one.by, one
 
 
 # -- the graph -----------------------------------------------------------------------------------
@@ -247,10 +256,57 @@ def test_fixed_sizes_and_torchs_own_description() -> None:
         UsageError, match=r"input must be f32\[2, 3\], but is f32\[4, 3\]: dimension 0 is fixed at 2"
     ):
         fixed.run(torch.randn(4, 3))
+    assert str(fixed.dynamic.fixed[0]) == "dimension 0 is fixed at 2 by dynamic=None, as asked for"
     ranged = export(nn.ReLU(), x, dynamic=({0: torch.export.Dim("batch", min=2, max=6)},))
     assert ranged.run(torch.randn(6, 3)).output.shape == (6, 3)
     with pytest.raises(UsageError, match=r"made for input\.shape\[0\] <= 6"):
         ranged.run(torch.randn(7, 3))
+
+
+@pytest.mark.parametrize("how", ["disable", "config"])
+def test_lines_are_named_where_logging_is_turned_off(how: str) -> None:
+    guards = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    before = guards.disabled
+    try:
+        if how == "disable":
+            logging.disable(logging.CRITICAL)
+        else:
+            guards.disabled = True  # as `logging.config.dictConfig` leaves loggers that it does not name
+        g = export(Convolutional().eval(), torch.randn(2, 3, 8, 8))
+        assert (logging.root.manager.disable, guards.disabled) == (
+            (logging.CRITICAL, before) if how == "disable" else (0, True)
+        )
+        assert guards.manager is logging.root.manager
+    finally:
+        logging.disable(logging.NOTSET)
+        guards.disabled = before
+    (fixed,) = g.dynamic.fixed
+    assert "exportable.py" in fixed.by
+
+
+def test_an_export_that_takes_long_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    said = threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            assert said.wait(60)
+            return x + 1
+
+    class Watching(Progress):
+        def _say(self, seconds: float) -> None:
+            super()._say(seconds)
+            said.set()
+
+    with Watching("Slow", True, period=0.05):
+        Slow()(torch.ones(2))
+    line = capsys.readouterr().err.splitlines()[0]
+    assert re.fullmatch(
+        r"exporting Slow: 0 s, 0 s of it at \S+test_exported.py:\d+ in \S+Slow.forward; "
+        r"fixed sizes are faster: dynamic=None",
+        line,
+    )
+    export(nn.ReLU(), torch.ones(2, 3))
+    assert capsys.readouterr().err == ""  # what is quick says nothing
 
 
 def test_fixed_sizes_where_dynamic_ones_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:

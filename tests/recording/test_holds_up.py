@@ -271,6 +271,19 @@ def test_the_encoder_keeps_its_fast_path() -> None:
     assert "F.linear" in api(t)
 
 
+def test_an_encoder_without_its_fast_path_shows_its_api_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.linspace(-1, 1, 80).reshape(2, 5, 8)
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[:, 3:] = True
+    with torch.no_grad():
+        plain, traced, t = twice(lambda: encoder(x, src_key_padding_mask=padding), model=encoder)
+    assert torch.equal(plain, traced)
+    assert "F.multi_head_attention_forward" in api(t)
+
+
 def test_a_scripted_function_shows_its_aten_ops() -> None:
     def plain(a: Tensor) -> Tensor:
         return (a + 1).relu()

@@ -174,7 +174,7 @@ class _Alone(str):
 
 def _texts(metas: Iterable[TensorMeta]) -> list[str]:
     """Tensors without their device: ``bf16[2, 3]``."""
-    return [_Alone(tensor_text(meta.shape, meta.dtype)) for meta in metas]
+    return [_Alone(tensor_text(meta.sizes, meta.dtype)) for meta in metas]
 
 
 def _made(op: OpHappened | Op, texts: Sequence[str]) -> str:

@@ -5,29 +5,84 @@
 
 is enough for a script that is written for that package. The recorder says what happens and the live log
 writes it, so every torch function is seen (``torch.cat`` too), what a module is set to comes from the module
-itself, containers indent what runs inside them, and nothing in torch is replaced. The model has no block of
-its own, unless it is a single module of torch; a bias is said where there is none.
+itself, containers indent what runs inside them, and nothing in torch is replaced. A module of the user's
+own shows what runs in it, also where it has no submodules; the model has no block of its own, unless it is
+a single module of torch; a bias is said where there is none, and a dtype where it is not ``float32``.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from dataclasses import replace
+from functools import cache
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Self
+
+import torch
 
 from sightline.api import Trace
 from sightline.errors import UsageError
+from sightline.recording.native.engine import chosen
 from sightline.recording.recorder import Asked, Recorder, check_model
-from sightline.trace.events import CallHappened
-from sightline.trace.source_files import torch_file
+from sightline.trace.data import TensorMeta
+from sightline.trace.events import CallHappened, OpHappened
+from sightline.trace.source_files import inside_torch, torch_file
 from sightline.views.live import LiveLog, WatchLog
-from sightline.views.log_blocks import BlockStyle
+from sightline.views.log_blocks import BlockStyle, tensor_block_text
 from sightline.views.outline import Printer
 
-__all__ = ["Tracer", "trace_model"]
+__all__ = ["Color", "Tracer", "trace_model"]
 
-_STYLE: Final = BlockStyle(margin="  ")
+#: What torch runs instead of the modules of its own attention layers, in eval mode and without gradients.
+_FUSED: Final = re.compile(r"_transformer_encoder_layer_fwd|_native_multi_head_attention")
+_FUSING: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+_HINT: Final = (
+    "torch ran the whole module as one fused op; torch.backends.mha.set_fastpath_enabled(False) shows inside"
+)
+
+
+class Color:
+    """Whether blocks are coloured on a terminal: ``Color.disable()`` turns it off for tracers started later.
+
+    >>> Color.disable(); Color.enabled
+    False
+    >>> Color.enable(); Color.enabled
+    True
+    """
+
+    enabled: ClassVar = True
+
+    @classmethod
+    def disable(cls) -> None:
+        """Write no colours."""
+        cls.enabled = False
+
+    @classmethod
+    def enable(cls) -> None:
+        """Write colours where there is a terminal."""
+        cls.enabled = True
+
+
+def _color() -> bool | None:
+    """What a printer is told: no colours, or those that suit the stream."""
+    return None if Color.enabled else False
+
+
+def _level(model: Any) -> str:
+    """What is recorded: API calls; the plain engine sees only the aten ops of what torch fuses."""
+    fuses = model is not None and any(isinstance(part, _FUSING) for part in model.modules())
+    return "both" if fuses and chosen("auto") == "python" else "api"
+
+
+def _tensor_text(meta: TensorMeta) -> str:
+    """A tensor, with its dtype where that is not the usual one: ``Tensor [2, 3] int64 @ cpu``."""
+    text = tensor_block_text(meta)
+    return text if meta.dtype == "float32" else text.replace("] @", f"] {meta.dtype} @")
+
+
+_STYLE: Final = BlockStyle(_tensor_text, margin="  ")
 
 
 class Tracer:
@@ -46,13 +101,16 @@ class Tracer:
       │
       ● TRACING Tiny COMPLETE
 
-    The recording itself is ``tracer.recording``, for every other view. A tracer can be used again.
+    ``with tracer:`` traces the model that `trace_model` was given, or whatever runs. The recording itself is
+    ``tracer.recording``, for every other view. A tracer can be used again.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str = "Model", model: Any = None) -> None:
         self.name = name
+        self._model = model
         self._recorder: Recorder | None = None
         self._log: LiveLog | None = None
+        self._began: list[bool] = []  # whether each open ``with tracer:`` block has started it
 
     def __repr__(self) -> str:
         return f"<Tracer {self.name!r}, {'tracing' if self.active else 'not tracing'}>"
@@ -90,16 +148,26 @@ class Tracer:
         """Trace a model while a block runs; the tracer is what ``as`` gives."""
         return _Block(self, model)
 
+    def __enter__(self) -> Self:
+        self._began.append(self._start(self._model, sys._getframe(1)))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._began.pop():  # what was tracing before the block goes on after it
+            self._stop(error)
+
     def _start(self, model: Any, frame: FrameType) -> bool:
         """Whether it was not tracing yet, and now is."""
         if self.active:
-            printer = Printer()
+            printer = Printer(color=_color())
             printer.write(_STYLE.banner(f"Tracer {self.name} is already active"))
             printer.flush()
             return False
         check_model(model)
-        log = LiveLog(title=self.name, root=False, style=_STYLE)
-        recorder = Recorder(model, "api", self.name, asked=Asked(_Watch(log, model)))
+        log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
+        recorder = Recorder(model, _level(model), self.name, asked=Asked(_Watch(log, model)))
         log.start()
         recorder.start(frame)
         self._recorder, self._log = recorder, log
@@ -112,15 +180,17 @@ class Tracer:
         self._log.stop()
 
 
-def trace_model(model: Any, name: str) -> Tracer:
-    """A tracer with a name, not started yet; a ``with tracer.trace(model):`` block starts it.
+def trace_model(model: Any, name: str | None = None) -> Tracer:
+    """A tracer of a model, not started yet: ``with tracer:`` or ``with tracer.trace(model):`` starts it.
+
+    Without a name it has that of the model's class.
 
     >>> import torch
-    >>> trace_model(torch.nn.ReLU(), "My model")
-    <Tracer 'My model', not tracing>
+    >>> trace_model(torch.nn.ReLU(), "My model"), trace_model(torch.nn.ReLU())
+    (<Tracer 'My model', not tracing>, <Tracer 'ReLU', not tracing>)
     """
     check_model(model)
-    return Tracer(name)
+    return Tracer(type(model).__name__ if name is None else name, model)
 
 
 class _Block:
@@ -152,7 +222,7 @@ class _Watch(WatchLog):
         super().__init__("api")
         self._live = log
         module = sys.modules.get(type(model).__module__)
-        self._own = not torch_file(getattr(module, "__file__", None) or "")
+        self._own = model is not None and not torch_file(getattr(module, "__file__", None) or "")
 
     def enter(self, event: CallHappened) -> None:
         super().enter(self._seen(event))
@@ -160,6 +230,44 @@ class _Watch(WatchLog):
     def leave(self, event: CallHappened) -> None:
         super().leave(self._seen(event))
 
+    def op(self, event: OpHappened) -> None:
+        if event.level == "aten" and _FUSED.search(event.name):  # there is no API call to be seen
+            event = replace(event, level="api", flavour="function", name=f"torch.{event.name}")
+        super().op(event)
+
+    def caller(self, event: OpHappened) -> str:
+        """The module of torch in which an operation runs is its caller, if that is inside the user's code."""
+        for place in reversed(event.chain):
+            if not torch_file(place.file):
+                return place.function
+            if (inside_torch(place.file) or "").startswith("nn/modules/") and place.function[:1].isupper():
+                if not place.function.startswith("Module."):
+                    return place.function
+        return ""
+
+    def note(self, event: OpHappened) -> str:
+        """What torch has not run one by one."""
+        return _HINT if _FUSED.search(event.name) else ""
+
     def _seen(self, event: CallHappened) -> CallHappened:
-        leaf = event.leaf and not (event.root and self._own)
-        return replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
+        leaf = event.leaf and event.library and not (event.root and self._own)
+        event = replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
+        return replace(event, extra=_named(event)) if event.library else event
+
+
+def _named(event: CallHappened) -> str:
+    """What a module of torch is set to, each value with its name: ``in_channels=3, out_channels=8``."""
+    parts = re.split(r", (?![^()]*\))", event.extra) if event.extra else []
+    unnamed = sum("=" not in part for part in parts)
+    names = _parameters(event.type)[:unnamed] if all("=" not in part for part in parts[:unnamed]) else []
+    return ", ".join([*map("=".join, zip(names, parts, strict=False)), *parts[len(names) :]])
+
+
+@cache
+def _parameters(kind: str) -> list[str]:
+    """The names of what a module of torch is made with; those of the base class where it passes them on."""
+    for base in getattr(torch.nn, kind, torch.nn.Module).__mro__[:-1]:
+        found = inspect.signature(base).parameters.values()
+        if not any(one.kind is one.VAR_POSITIONAL for one in found):
+            return [one.name for one in found if one.name not in ("mode",)]
+    return []

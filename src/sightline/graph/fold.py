@@ -207,7 +207,7 @@ def _varying(metas: list[TensorMeta]) -> str:
     if all(meta.shape == first.shape for meta in metas):
         return ""
     sizes = [_sizes({meta.shape[at] for meta in metas}) for at in range(len(first.shape))]
-    return tensor_text(sizes, first.dtype, first.device, first.layout)  # type: ignore[arg-type]  # as text
+    return tensor_text(sizes, first.dtype, first.device, first.layout)
 
 
 def _sizes(seen: set[int]) -> str:

@@ -51,6 +51,8 @@ class Storages:
         except (RuntimeError, NotImplementedError):  # sparse, opaque, functorch: they have none
             return
         address, nbytes = storage._cdata, storage.nbytes()
+        if type(nbytes) is not int:  # a symbol, which is no number
+            return
         held = self._held.get(address)
         if held is None:
             self._held[address] = _Held(StorageWeakRef(storage), value, nbytes, self._now())

@@ -167,6 +167,8 @@ def _outputs(session: Session, result: Any) -> tuple[list[int], int]:
 
 
 def _may_go_fast(module: Any) -> bool:
+    if not torch.backends.mha.get_fastpath_enabled():
+        return False
     if all(part.training for part in module.modules() if isinstance(part, _FAST_PATHS)):
         return False
     return not (torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()))

@@ -120,6 +120,8 @@ class Observers(Observer):
         self.ops = any(one.ops for one in observers)
         self.api = any(one.api for one in observers)
         self.calls = any(one.calls for one in observers)
+        if len(observers) == 1 and self._loud:  # nobody is in between, once per module call
+            vars(self).update(enter=observers[0].enter, leave=observers[0].leave)
 
     def op(self, event: OpEvent) -> None:
         """Tell each."""
@@ -236,6 +238,7 @@ class Listener(Observer):
             known.path or kind, kind, self._session.modules.says(module), call.depth,
             module is not None and not any(True for _ in module.children()), not known.path,
             self._session.arguments.forms.all[call.form], inputs, made, outputs, call.raised,
+            type(module).__module__.partition(".")[0] == "torch",
         )  # fmt: skip
 
     def _metas(self, item: Any) -> list[TensorMeta]:

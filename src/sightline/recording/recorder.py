@@ -6,7 +6,7 @@ import atexit
 import gc
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -84,6 +84,7 @@ class Asked:
     environment: bool = True  #: and versions, host and command line
     overwrite: bool = False  #: whether a recording that is in the folder is replaced
     time: str = "host"
+    observer: Callable[[Any], Observer] | None = None  #: makes one more observer, from the session
 
 
 class Recorder:
@@ -211,6 +212,8 @@ class Recorder:
         observers: list[Observer] = []
         if asked.watcher is not None:
             observers.append(Listener(session, asked.watcher))
+        if asked.observer is not None:
+            observers.append(asked.observer(session))
         if asked.capture is not None:
             session.captures = Capturer(session, asked.capture, asked.folder)
             observers.append(session.captures)

@@ -188,7 +188,7 @@ class Values(KnownTensors):
         address = 0
         if offset is None:
             try:
-                address, offset = storage_address(tensor), tensor.storage_offset()
+                address, offset = storage_address(tensor), max(size_of(tensor.storage_offset()), 0)
             except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
                 offset = 0
             if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
@@ -217,8 +217,7 @@ class Values(KnownTensors):
             number = self.produced(tensor, producer, -1, kind, base, int(bool(tensor.requires_grad)))
             if name:
                 self.names[number] = name
-            with suppress(Exception):  # no storage: sparse, functorch, some subclasses
-                self.storage_bytes[number] = tensor.untyped_storage().nbytes()
+            note_bytes(self.storage_bytes, number, tensor)
         return number
 
     def sharing(self, tensor: Any) -> int:
@@ -286,14 +285,15 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
     if nested:
         layout = "nested"
     meta = TensorMeta(
-        tuple(map(_size, shape)),
-        None if stride is None else tuple(map(_size, stride)),
+        tuple(map(size_of, shape)),
+        None if stride is None else tuple(map(size_of, stride)),
         str(dtype).removeprefix("torch."),
         str(device),
         layout,
         dtype.itemsize,
         "Tensor" if plain else kind.__name__,
         _nested_elements(tensor) if nested else -1,
+        () if all(type(size) is int for size in shape) else tuple(map(str, shape)),
     )
     return _plain_key(tensor) or meta, meta
 
@@ -314,14 +314,14 @@ def _nested_shape(tensor: Any) -> tuple[Any, ...]:
 def _nested_elements(tensor: Any) -> int:
     """How many elements the parts of a nested tensor have; -1 if it does not say."""
     try:
-        return int((tensor._values if tensor.layout == torch.jagged else tensor).numel())
+        return size_of((tensor._values if tensor.layout == torch.jagged else tensor).numel())
     except (RuntimeError, TypeError):
         return -1
 
 
 def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
     """What tells the metadata of plain strided tensors apart, cheaply; None for any other."""
-    if type(tensor) not in PLAIN_TENSORS:
+    if type(tensor) not in PLAIN_TENSORS or tensor._has_symbolic_sizes_strides:  # a comparison adds guards
         return None
     try:
         return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
@@ -340,8 +340,16 @@ def _appearance(tensor: Any) -> tuple[Any, ...] | None:
         return None
 
 
-def _size(size: Any) -> int:
-    """A size as a number; a symbolic one by its hint, since converting it would add a guard."""
+def note_bytes(held: dict[int, int], value: int, tensor: Any) -> None:
+    """Keep the size of the storage of a tensor that was not made in the block, if it is a number."""
+    with suppress(Exception):  # no storage: sparse, functorch, some subclasses
+        nbytes = size_of(tensor.untyped_storage().nbytes())
+        if nbytes >= 0:
+            held[value] = nbytes
+
+
+def size_of(size: Any) -> int:
+    """A size as a number; a symbolic one by its hint, since converting it would add a guard; else -1."""
     if type(size) is int:
         return size
     hint = getattr(getattr(size, "node", None), "hint", None)

@@ -51,7 +51,7 @@ _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 class TensorMeta:
     """What all tensors that look alike have in common."""
 
-    shape: tuple[int, ...]  #: -1 is a size that differs between the parts of a nested tensor
+    shape: tuple[int, ...]  #: -1: it differs between the parts of a nested tensor, or is a symbol of any size
     stride: tuple[int, ...] | None
     dtype: str
     device: str
@@ -59,6 +59,12 @@ class TensorMeta:
     itemsize: int = 4
     type: str = "Tensor"  #: the Python class, for tensor subclasses
     elements: int = -1  #: how many there are, where the sizes do not tell: of a nested tensor
+    symbols: tuple[str, ...] = ()  #: the sizes as torch writes them, where one is no number: ``s26``, ``j1``
+
+    @property
+    def sizes(self) -> tuple[int | str, ...]:
+        """The sizes as they are shown: numbers, or symbols where torch has those."""
+        return self.symbols or self.shape
 
     @property
     def numel(self) -> int:
@@ -77,7 +83,7 @@ class TensorMeta:
         return -(-self.numel * self.itemsize // _PACKED.get(self.dtype, 1))
 
     def __str__(self) -> str:
-        return tensor_text(self.shape, self.dtype, self.device, self.layout)
+        return tensor_text(self.sizes, self.dtype, self.device, self.layout)
 
 
 @dataclass(frozen=True, slots=True)

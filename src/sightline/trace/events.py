@@ -60,6 +60,7 @@ class CallHappened:
     result: Form
     outputs: Sequence[TensorMeta] = ()
     raised: bool = False
+    library: bool = False  #: its class is one of torch's own
 
 
 class Watcher(Protocol):

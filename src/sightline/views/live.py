@@ -201,13 +201,21 @@ class WatchLog:
     def op(self, event: OpHappened) -> None:
         """Print an operation of the forward pass."""
         if event.level == self._level and event.phase == "forward":
-            own = [place for place in event.chain if not torch_file(place.file)]
             self._live.op(
                 LogOp(
-                    event.name, event.flavour, own[-1].function if own else "", event.depth, event.form,
-                    event.inputs, event.result, event.outputs, RAISED if event.raised else OK,
+                    event.name, event.flavour, self.caller(event), event.depth, event.form, event.inputs,
+                    event.result, event.outputs, RAISED if event.raised else OK, self.note(event),
                 )
             )  # fmt: skip
+
+    def caller(self, event: OpHappened) -> str:
+        """The function an operation is said to be called from: the user's innermost one."""
+        own = [place for place in event.chain if not torch_file(place.file)]
+        return own[-1].function if own else ""
+
+    def note(self, event: OpHappened) -> str:  # noqa: ARG002 — for those who have something to say
+        """What else is said of an operation."""
+        return ""
 
     def enter(self, event: CallHappened) -> None:
         self._live.enter(_module_event(event))

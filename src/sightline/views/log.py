@@ -32,7 +32,7 @@ from sightline.views.log_blocks import (
 from sightline.views.log_fold import CLOSE, LEAF, OP, OPEN, REPEAT, REPEATED, Drawn, Look, Step, drawn_blocks
 from sightline.views.outline import Line, Span, View, line
 from sightline.views.statistics_text import Readings
-from sightline.views.variation import Variation, spread
+from sightline.views.variation import Variation, sizes_text
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -315,12 +315,12 @@ class _Story:
             return first
         if len({len(meta.shape) for meta in metas}) > 1:  # an optimizer does the same to weights of any rank
             rank: Any = ("…",)
-            return replace(first, shape=rank)
+            return replace(first, shape=rank, symbols=())
         sizes: tuple[Any, ...] = tuple(
-            column[0] if len(set(column)) == 1 else spread(column)
-            for column in zip(*(meta.shape for meta in metas), strict=True)
+            column[0] if len(set(column)) == 1 else sizes_text(column)
+            for column in zip(*(meta.sizes for meta in metas), strict=True)
         )
-        return replace(first, shape=sizes)
+        return replace(first, shape=sizes, symbols=())
 
     def _numbers(self, values: Sequence[tuple[int, ...]]) -> list[tuple[Span, ...]]:
         """The statistics of each, where there are any; of several runs together."""

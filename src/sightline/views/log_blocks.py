@@ -51,7 +51,7 @@ _LOCALS: Final = "<locals>."
 
 def tensor_block_text(meta: TensorMeta) -> str:
     """A tensor as this log writes it: ``Tensor [10, 20, 6] @ cpu``."""
-    return f"{meta.type} [{', '.join(map(str, meta.shape))}] @ {meta.device}"
+    return f"{meta.type} [{', '.join(map(str, meta.sizes))}] @ {meta.device}"
 
 
 @dataclass(frozen=True, slots=True)

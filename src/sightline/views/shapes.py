@@ -179,7 +179,7 @@ class Exchanges:
         layout = meta.layout.removeprefix("torch.")
         layout = "" if layout == "strided" else f" {layout}"
         device = "" if self._one_device or meta.device == "cpu" else f"@{meta.device}"
-        return Item(label, dtype_name(meta.dtype), tuple(map(size_text, meta.shape)), layout + device)
+        return Item(label, dtype_name(meta.dtype), tuple(map(size_text, meta.sizes)), layout + device)
 
 
 def _label(path: str) -> str:

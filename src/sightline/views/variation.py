@@ -169,7 +169,7 @@ class Variation:
         first = metas[0]
         if len({len(meta.shape) for meta in metas}) > 1:
             return f"{dtype_name(first.dtype)}[…]"
-        sizes: list[Any] = [spread(column) for column in zip(*(meta.shape for meta in metas), strict=True)]
+        sizes = [sizes_text(column) for column in zip(*(meta.sizes for meta in metas), strict=True)]
         return tensor_text(sizes, first.dtype, first.device, first.layout)
 
     def _form(self, form: int, result: bool) -> tuple[Hashable, Varying]:
@@ -215,6 +215,17 @@ def _merged(items: Sequence[Any]) -> Any:
     if isinstance(one, Record):
         return Record(one.type, _merged([item.fields for item in items]))
     return one
+
+
+def sizes_text(sizes: Sequence[int | str]) -> str:
+    """The sizes that one dimension had: a range of numbers, or the symbols one after the other.
+
+    >>> sizes_text([5, 9]), sizes_text(["s26", "s26", "2*s26"])
+    ('5…9', 's26…2*s26')
+    """
+    if all(isinstance(size, int) for size in sizes):
+        return spread(sizes)
+    return "…".join(dict.fromkeys(map(str, sizes)))
 
 
 def spread(numbers: Sequence[Any], text: Callable[[Any], str] = constant_text) -> str:

@@ -184,17 +184,36 @@ class DLBacktrace:
     def _use(self, exported: ExportedGraph) -> None:
         """Take a trace as the one that is shown."""
         self.exported = exported
-        self.exported_program = exported.program
         self.tracer = exported.program.graph_module
         self._nodes: dict[str, FxNode] = {fx.name: fx for fx in exported.flat.nodes}
         self.layer_stack = list(self._nodes)
-        self.extracted_weights: dict[str, Any] = state_of(exported.program, self.model)
-        self.placeholder_to_real_name = {name: exported[name].op for name in self.extracted_weights}
+        self._weights = self.extracted_weights
+        self.placeholder_to_real_name = {name: exported[name].op for name in self._weights}
         stacks = {name: module_stack(fx) for name, fx in self._nodes.items()}
         self.fx_node_to_module = {name: stack[-1] for name, stack in stacks.items() if stack}
-        self.graph = self._graph()
+        self._graph = self._drawn()
 
-    def _graph(self) -> nx.DiGraph:
+    @property
+    def exported_program(self) -> torch.export.ExportedProgram:
+        """Torch's own program of the trace that is shown."""
+        return self.exported.program
+
+    @property
+    def extracted_weights(self) -> dict[str, Any]:
+        """The tensor of each placeholder that is no input, as the model has it now."""
+        return state_of(self.exported.program, self.model)
+
+    @property
+    def graph(self) -> nx.DiGraph:
+        """The nodes by name, with their attributes; weights are those that the model has now."""
+        now = self.extracted_weights
+        if any(tensor is not self._weights[name] for name, tensor in now.items()):
+            self._weights = now
+            for name, fx in self._nodes.items():
+                self._graph.nodes[name]["layer_hyperparams"] = layers.hyperparameters(fx, self._known)
+        return self._graph
+
+    def _drawn(self) -> nx.DiGraph:
         import networkx as nx
 
         graph = nx.DiGraph()
@@ -221,8 +240,8 @@ class DLBacktrace:
 
     def _known(self, fx: FxNode) -> Any:
         """A tensor of the model, a size as its symbol, or what is not known before a run."""
-        if fx.name in self.extracted_weights:
-            return self.extracted_weights[fx.name]
+        if fx.name in self._weights:
+            return self._weights[fx.name]
         value = fx.meta.get("val")
         return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else COMPUTED
 
@@ -247,7 +266,8 @@ class DLBacktrace:
             inputs, kwargs = _call(self.model, inputs[0])
         with torch.no_grad():
             run = self._run(inputs, kwargs)
-        self.node_io = {name: self._values(name, run) for name in self.layer_stack}
+        graph = self.graph
+        self.node_io = {name: self._values(name, graph.nodes[name], run) for name in self.layer_stack}
         if temperature != 1.0:
             self._scale(temperature)
         if self.verbose if debug is None else debug:
@@ -278,12 +298,12 @@ class DLBacktrace:
         self._use(made)
         return made.run(*args, **kwargs)
 
-    def _values(self, name: str, run: Run) -> NodeValues:
-        fx, attributes, io = self._nodes[name], self.graph.nodes[name], run[name]
+    def _values(self, name: str, attributes: Mapping[str, Any], run: Run) -> NodeValues:
+        fx, io = self._nodes[name], run[name]
 
         def value(other: FxNode) -> Any:
-            if other.name in self.extracted_weights:
-                return self.extracted_weights[other.name]
+            if other.name in self._weights:
+                return self._weights[other.name]
             made = run[other.name].outputs
             return made if isinstance(made, (bool, int, float)) else COMPUTED
 

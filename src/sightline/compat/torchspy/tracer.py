@@ -7,21 +7,23 @@ to the model. A module that is shared is reported under the name it was called b
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
 from torch import nn
 
-from sightline.api import Trace
 from sightline.compat.torchspy.saver import BaseDebugger, Classes, Names, chosen_modules
-from sightline.trace.data import RAISED, UNFINISHED, TraceData
-from sightline.tracing import trace
+from sightline.recording.observers import CallEvent, Observer
+from sightline.recording.recorder import Asked, Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +61,11 @@ class CallTracer(BaseDebugger):
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
         self._models: list[nn.Module] = []
-        self._hooked: dict[str, str] = {}  # the path in all models -> the path that is reported
         self._shelf: dict[str, str] = {}  # what a block that has ended had hooked
         self._before: list[bool] = []
-        self._done: list[str] = []
-        self._recording: trace | None = None
-        self._running: Trace | None = None
+        self._calls = _Calls()
+        self._recording: Recorder | None = None
         self._end: Any = None
-        self._names: _Names | None = None
         self._enabled = enabled
         super().__init__(output_dir, enabled)
 
@@ -83,14 +82,16 @@ class CallTracer(BaseDebugger):
     @property
     def hooks(self) -> list[Hook]:
         """One for each module that is reported; a shared one has one for each of its names."""
-        return [Hook(key, self._forget) for key in self._hooked]
+        return [Hook(key, self._forget) for key in self._calls.hooked]
 
     @property
     def call_trace(self) -> list[str]:
-        """The paths of the calls so far, in order of completion."""
-        if self._running is None or self._names is None:
-            return list(self._done)
-        return self._done + completed(self._running.data, self._hooked, self._names)
+        """The paths of the calls so far, in order of completion: the list itself, which grows as they end."""
+        return self._calls.done
+
+    @call_trace.setter
+    def call_trace(self, paths: list[str]) -> None:
+        self._calls.done = paths
 
     def get_trace(self) -> list[str]:
         """A copy of ``call_trace``."""
@@ -104,26 +105,25 @@ class CallTracer(BaseDebugger):
         exclude_names: Names = None,
     ) -> None:
         """Report the modules that the filters mean; one that is registered twice is reported once."""
-        self._harvest()
+        self._end_recording()
         self._shelf = {}
         if not any(known is model for known in self._models):
             self._models.append(model)
         number = next(i for i, known in enumerate(self._models) if known is model)
         for path, module in chosen_modules(model, target_classes, target_names, exclude_names):
             key = str(number) if module is model and path == "root" else f"{number}.{path}"
-            self._hooked[key] = path
+            self._calls.hooked[key] = path
             self._remember(module, path)
         self._sync()
 
     def remove_hooks(self) -> None:
         """End the recording; what it saw stays in ``call_trace``."""
-        self._harvest()
-        self._hooked, self._shelf, self._models = {}, {}, []
+        self._end_recording()
+        self._calls.hooked, self._shelf, self._models = {}, {}, []
 
     def reset_trace(self) -> None:
         """Forget the calls so far."""
-        self._harvest()
-        self._done = []
+        self._calls.done = []
         self._sync()
 
     def save_trace(self, filename: str = "call_trace.txt") -> Path:
@@ -135,7 +135,7 @@ class CallTracer(BaseDebugger):
 
     def __enter__(self) -> Self:
         self._before.append(self._enabled)
-        self._hooked = self._hooked or self._shelf
+        self._calls.hooked = self._calls.hooked or self._shelf
         self._enabled = True
         self.reset_trace()
         return self
@@ -143,34 +143,31 @@ class CallTracer(BaseDebugger):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._harvest()
-        self._shelf, self._hooked = self._hooked, {}
+        self._end_recording()
+        self._shelf, self._calls.hooked = self._calls.hooked, {}
         self._enabled = self._before.pop()
 
     def _forget(self, key: str) -> None:
-        self._harvest()
-        self._hooked.pop(key, None)
+        self._calls.hooked.pop(key, None)
         self._sync()
 
     def _sync(self) -> None:
         """Record if there is something to report, and only then."""
-        wanted = self._enabled and bool(self._hooked)
+        wanted = self._enabled and bool(self._calls.hooked)
         if not wanted:
-            self._harvest()
+            self._end_recording()
         elif self._recording is None:
             models = nn.ModuleList(self._models)
-            self._names = _Names.of(models)
-            self._recording = trace(models, ops="none", name="calls")
+            observer = partial(_Completed, calls=self._calls, names=_Names.of(models))
+            self._recording = Recorder(models, "none", "calls", asked=Asked(observer=observer))
             self._end = weakref.finalize(self, self._recording.stop)
-            self._running = self._recording.start()
+            self._recording.start(sys._getframe(1))
 
-    def _harvest(self) -> None:
-        """Stop recording, and keep what was seen."""
-        if self._recording is not None and self._names is not None:
+    def _end_recording(self) -> None:
+        if self._recording is not None:
             self._end.detach()
-            seen = self._recording.stop()
-            self._done += completed(seen.data, self._hooked, self._names)
-            self._recording = self._running = self._end = None
+            self._recording.stop()
+            self._recording = self._end = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,27 +202,51 @@ class _Names:
         return True
 
 
-def completed(data: TraceData, wanted: Mapping[str, str], names: _Names) -> list[str]:
-    """The wanted calls of a recording in the order they were done, without recursion."""
-    parents, modules, flags = (
-        column.tolist() for column in (data.calls.parent, data.calls.module, data.calls.flags)
-    )
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    own: list[str] = []  # the name each call was made by; none for a module of no model
-    within = {-1: ""}  # the innermost name around what a call calls
-    turns: defaultdict[tuple[int, int], int] = defaultdict(int)
-    for call, (parent, module) in enumerate(zip(parents, modules, strict=True)):  # a parent comes first
-        children[parent].append(call)
-        own.append(names.choose(data.modules[module].aliases, within[parent], turns[parent, module]))
-        turns[parent, module] += 1
-        within[call] = own[call] or within[parent]
-    found: list[str] = []
-    stack = [(call, False) for call in reversed(children[-1])]
-    while stack:
-        call, done = stack.pop()
-        if not done:
-            stack.append((call, True))
-            stack += [(inner, False) for inner in reversed(children[call])]
-        elif not flags[call] & (RAISED | UNFINISHED) and own[call] in wanted:
-            found.append(wanted[own[call]])
-    return found
+class _Calls:
+    """The list that a tracer and its recording share, and what is reported in it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.hooked: dict[str, str] = {}  # the path in all models -> the path that is reported
+
+
+#: A module call that goes on: its number; the name it was made by, "" for a module of no model; the innermost
+#: name around what it calls; and how often it has called each module. A tuple, as one is made per call.
+_Open = tuple[int, str, str, dict[int, int]]
+
+
+class _Completed(Observer):
+    """Adds the name of each call to the list when it is done."""
+
+    silent = False
+    ops = False
+    api = False
+
+    def __init__(self, session: Any, calls: _Calls, names: _Names) -> None:
+        self._modules = session.modules.all
+        self._calls = calls
+        self._names = names
+        self._open: defaultdict[int, list[_Open]] = defaultdict(lambda: [(-1, "", "", {})])  # by thread
+        self._chosen: dict[tuple[int, str, int], str] = {}
+
+    def enter(self, call: CallEvent) -> None:
+        """A module call begins."""
+        stack, module = self._open[get_ident()], call.module
+        _, _, around, turns = stack[-1]
+        turn = turns[module] = turns.get(module, -1) + 1
+        own = self._chosen.get((module, around, turn))
+        if own is None:
+            own = self._names.choose(self._modules[module].aliases, around, turn)
+            self._chosen[module, around, turn] = own
+        stack.append((call.number, own, own or around, {}))
+
+    def leave(self, call: CallEvent) -> None:
+        """It has ended; one that raised is not reported."""
+        stack = self._open[get_ident()]
+        while stack[-1][0] > call.number:  # calls that an exception went through
+            stack.pop()
+        if stack[-1][0] != call.number:
+            return  # it began before the recording did
+        own = stack.pop()[1]
+        if not call.raised and own in self._calls.hooked:
+            self._calls.done.append(self._calls.hooked[own])

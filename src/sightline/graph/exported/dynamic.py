@@ -269,8 +269,9 @@ def read_dimensions(
     places: Mapping[str, str],
     notes: Sequence[str],
     ranges: Mapping[str, tuple[int | None, int | None]],
+    asked: str = "",
 ) -> Dynamic:
-    """The report on a fresh export.
+    """The report on a fresh export; ``asked`` is the option that fixed every size it does not name.
 
     ``inputs`` are names and fake tensors, ``guards`` torch's own, and ``places`` says for the text of a guard
     which line of the model was running when torch added it. ``ranges`` are bounds that the user set.
@@ -284,7 +285,8 @@ def read_dimensions(
             symbol = "" if known else _code(size.node.expr)
             if _SYMBOL.fullmatch(symbol):
                 sources.setdefault(symbol, f"{name}.shape[{dim}]")
-            by = "" if symbol else _fixed_by(origins.get((name, dim)), guards, places)
+            origin = origins.get((name, dim))
+            by = "" if symbol else _fixed_by(origin, guards, places) if origin else asked
             dimensions.append(Dimension(name, dim, size_of(size), symbol, by))
     conditions = []
     for guard in guards:
@@ -338,9 +340,7 @@ def _same_source(source: str, name: str) -> bool:
     return (match[1] + match[2] if match else source) == name
 
 
-def _fixed_by(symbol: str | None, guards: Sequence[Any], places: Mapping[str, str]) -> str:
-    if symbol is None:
-        return ""
+def _fixed_by(symbol: str, guards: Sequence[Any], places: Mapping[str, str]) -> str:
     for guard in guards:
         if type(guard.expr).__name__ == "Equality" and symbol in {
             str(one) for one in guard.expr.free_symbols

@@ -38,8 +38,9 @@ def export(
     folder in which exports are kept: the next one of the same code, model and kinds of inputs is read from
     it, with the weights of the model given. It is private to its owner, as loading an archive can run code.
 
-    Nothing is printed, the model is not changed, and the model is seen as it is, in train or eval mode. What
-    cannot be exported raises `ExportError`, which names the line.
+    Nothing is printed but, every ten seconds, how long it takes and at which line. The model is not changed,
+    and is seen as it is, in train or eval mode. What cannot be exported raises `ExportError`, which names the
+    line.
 
     >>> g = export(torch.nn.Linear(3, 2), torch.randn(4, 3))
     >>> [node.name for node in g], g["p_weight"].kind
@@ -154,7 +155,8 @@ def _exported(
             )
     names = parameter_names(model, len(args))
     ranges = {} if dynamic == "auto" else _ranges(result.program)
-    facts = _facts(result, names, args, kwargs, notes, ranges)
+    asked = "" if dynamic == "auto" else f"dynamic={'None' if dynamic is None else '…'}, as asked for"
+    facts = _facts(result, names, args, kwargs, notes, ranges, asked)
     facts.info["model"] = type(model).__name__
     facts.info["training"] = model.training
     facts.info["torch"] = torch.__version__
@@ -170,6 +172,7 @@ def _facts(
     kwargs: dict[str, Any],
     notes: list[str],
     ranges: dict[str, tuple[int | None, int | None]],
+    asked: str,
 ) -> Facts:
     leaves = tuple(input_names(names, args, kwargs))
     examples = [example for _, example in user_inputs(result.program)]
@@ -177,7 +180,7 @@ def _facts(
     environment = getattr(getattr(fakes[0][1], "fake_mode", None), "shape_env", None) if fakes else None
     guards = list(getattr(environment, "guards", ()))
     said = [*notes, *result.noise.notes]
-    dynamic = read_dimensions(fakes, guards, result.noise.places, said, ranges)
+    dynamic = read_dimensions(fakes, guards, result.noise.places, said, ranges, asked)
     keywords = tuple(result.program.call_spec.in_spec.children()[1].context or ())
     return Facts(dynamic, result.returned, tuple(names), keywords, leaves)
 

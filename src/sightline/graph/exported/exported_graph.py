@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,15 @@ from sightline.graph.exported.archive import write
 from sightline.graph.exported.dynamic import Dynamic
 from sightline.graph.exported.inputs import Inputs
 from sightline.graph.exported.interpreter import NOTHING, OnNode, Pass, Plan, Run
-from sightline.graph.exported.program import Facts, Results, inputs_of, lowered, state_of, user_inputs
+from sightline.graph.exported.program import (
+    Facts,
+    Results,
+    inputs_of,
+    lowered,
+    state_of,
+    user_inputs,
+    with_tensors_of,
+)
 from sightline.graph.exported.torch_export import flattened
 from sightline.graph.exported.verification import Verification, module_outputs, verification
 from sightline.graph.graph import Graph
@@ -37,10 +45,23 @@ class ExportedGraph(Graph):
     the new ones, and what the model does to its buffers in `forward` a run does too.
     """
 
-    program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
+    _program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
     flat: torch.fx.Graph = None  # type: ignore[assignment] # of the program: what is run
     facts: Facts = None  # type: ignore[assignment]
     model: torch.nn.Module | None = None  #: what it was made from; None when loaded without
+
+    @property
+    def program(self) -> torch.export.ExportedProgram:
+        """Torch's own program, with the tensors that the next run computes with: the model's own as they are.
+
+        >>> from sightline.graph.exported import export
+        >>> model = torch.nn.Linear(2, 2)
+        >>> g = export(model, torch.zeros(3, 2))
+        >>> model.weight = torch.nn.Parameter(torch.ones(2, 2))
+        >>> g.program.state_dict["weight"] is model.weight
+        True
+        """
+        return with_tensors_of(self._program, self.model)
 
     @property
     def dynamic(self) -> Dynamic:
@@ -105,7 +126,7 @@ class ExportedGraph(Graph):
         plan = self._plan
         starts = self._starts(inputs, kwargs, given)
         named = {plan.steps[position].name: value for position, value in starts.items()}
-        return Pass(
+        made = Pass(
             plan,
             starts,
             lambda results: self._results.finished(results, named),
@@ -116,6 +137,8 @@ class ExportedGraph(Graph):
             given,
             self._place,
         ).run()
+        made.left_out = self._left_out
+        return made
 
     def verify(self, *inputs: Any, **kwargs: Any) -> Verification:
         """Compare a run with the model itself, within torch's usual tolerances.
@@ -132,9 +155,10 @@ class ExportedGraph(Graph):
                 "load_graph(path, model=model)."
             )
         self._inputs.flat(inputs, kwargs)  # says what is wrong with them, if anything is
-        return verification(
+        found = verification(
             self.model, self.run, self._fit, self._outputs, lambda name: self[name].source, inputs, kwargs
         )
+        return replace(found, left_out=self._left_out)
 
     # -- on disk -------------------------------------------------------------------------------------
 
@@ -153,39 +177,42 @@ class ExportedGraph(Graph):
 
     @cached_property
     def _plan(self) -> Plan:
-        return Plan(self.program.graph_module, self.flat)
+        return Plan(self._program.graph_module, self.flat)
 
     @cached_property
     def _inputs(self) -> Inputs:
-        return inputs_of(self.program, self.facts)
+        return inputs_of(self._program, self.facts)
 
     @cached_property
     def _results(self) -> Results:
-        return Results(self.program, self.facts.returned)
+        return Results(self._program, self.facts.returned)
 
-    @cached_property
     def _state(self) -> dict[int, Any]:
-        state = state_of(self.program, self.model)
-        return {self._plan.index[name]: value for name, value in state.items()}
+        """The tensors of the model as it is now: loading a checkpoint may put others in their place."""
+        return {self._plan.index[name]: value for name, value in state_of(self._program, self.model).items()}
 
     @cached_property
     def _slots(self) -> list[int]:
-        return [self._plan.index[name] for name, _ in user_inputs(self.program)]
+        return [self._plan.index[name] for name, _ in user_inputs(self._program)]
 
     @cached_property
     def _outputs(self) -> dict[tuple[str, int], list[str]]:
         return module_outputs(list(self.flat.nodes))
 
+    @property
+    def _left_out(self) -> tuple[str, ...]:
+        return tuple(self.info.get("left_out", ()))
+
     # -- what was asked for ----------------------------------------------------------------------------
 
     def _starts(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None) -> dict[int, Any]:
         if given is None:
-            return {**self._state, **dict(zip(self._slots, self._inputs.flat(inputs, kwargs), strict=True))}
+            return {**self._state(), **dict(zip(self._slots, self._inputs.flat(inputs, kwargs), strict=True))}
         if inputs or kwargs:
             raise UsageError("With `given=` the inputs are those of the earlier run: leave them out.")
         if given._plan is not self._plan:
             raise UsageError("`given=` is a run of another graph.")
-        starts = dict(self._state)
+        starts = self._state()
         for slot in self._slots:
             value = given._records[slot]
             if value is NOTHING:

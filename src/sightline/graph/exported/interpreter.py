@@ -247,6 +247,9 @@ class Run(Mapping[str, NodeIO]):
     (['input', 'relu', 'output'], tensor([[3., 0.]]), tensor([[3., 0.]]))
     """
 
+    #: What the model returns and ``output`` leaves out, as torch cannot take it apart: a cache, for example.
+    left_out: tuple[str, ...] = ()
+
     def __init__(self, plan: Plan, records: list[Any], inputs: list[Any], output: Any, stopped: str) -> None:
         self._plan = plan
         self._records = records
@@ -292,7 +295,8 @@ class Run(Mapping[str, NodeIO]):
 
     def __repr__(self) -> str:
         stopped = f", stopped after {self._stopped!r}" if self._stopped else ""
-        return f"<Run: {len(self)} of {len(self._plan.steps)} nodes{stopped}>"
+        without = f", without {', '.join(self.left_out)}" if self.left_out else ""
+        return f"<Run: {len(self)} of {len(self._plan.steps)} nodes{stopped}{without}>"
 
 
 OnNode = Callable[[str, tuple[Any, ...], Any], None]

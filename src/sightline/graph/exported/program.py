@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sightline.graph.exported.dynamic import Dimension, Dynamic, size_of
 from sightline.graph.exported.inputs import Inputs
 from sightline.graph.exported.outputs import Returned
-from sightline.graph.exported.torch_export import is_layers, is_users
+from sightline.graph.exported.source_lines import is_layers, is_users
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta
@@ -114,10 +114,7 @@ def inputs_of(program: torch.export.ExportedProgram, facts: Facts) -> Inputs:
 
 def state_of(program: torch.export.ExportedProgram, model: torch.nn.Module | None) -> dict[str, Any]:
     """The tensor of each placeholder that is no input: the model's own where there is a model."""
-    own: dict[str, Any] = {}
-    if model is not None:
-        own = {**dict(model.named_parameters(remove_duplicate=False))}
-        own |= dict(model.named_buffers(remove_duplicate=False))
+    own = _own_tensors(model)
     found = {}
     for node, spec in zip(
         program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True
@@ -132,6 +129,28 @@ def state_of(program: torch.export.ExportedProgram, model: torch.nn.Module | Non
         else:
             found[node.name] = getattr(program.graph_module, target, None)
     return found
+
+
+def with_tensors_of(
+    program: torch.export.ExportedProgram, model: torch.nn.Module | None
+) -> torch.export.ExportedProgram:
+    """The same program, holding the tensors that the model has now.
+
+    A model has other ones than the program after ``load_state_dict(…, assign=True)``, and where the program
+    comes from an archive.
+    """
+    own = _own_tensors(model)
+    for held in (program.state_dict, program.constants):
+        held.update({name: own[name] for name in held.keys() & own.keys()})
+    return program
+
+
+def _own_tensors(model: torch.nn.Module | None) -> dict[str, Any]:
+    """The parameters and buffers of a model, under every name they have."""
+    if model is None:
+        return {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return parameters | dict(model.named_buffers(remove_duplicate=False))
 
 
 class Results:

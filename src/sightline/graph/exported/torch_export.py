@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from types import FrameType
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -27,8 +26,10 @@ from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError
 from sightline.graph.exported.outputs import Returned
+from sightline.graph.exported.progress import Progress
+from sightline.graph.exported.source_lines import is_users, running_line
 from sightline.notation import position_text
-from sightline.trace.source_files import cell_name, inside_torch, torch_file
+from sightline.trace.source_files import cell_name, inside_torch
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
@@ -124,7 +125,6 @@ def _vanishes(node: FxNode) -> bool:
     return node.op == "get_attr" and bool(node.users) and all(map(_is_box, node.users))
 
 
-_OURS: Final = str(Path(__file__).parents[2]) + "/"
 #: Where torch says which sizes it fixed; it speaks only at this level.
 _GUARDS: Final = "torch.fx.experimental.symbolic_shapes"
 
@@ -181,7 +181,8 @@ def traced(
         handle = model.register_forward_hook(fit)
         stack.callback(handle.remove)
         try:
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=strict)
+            with Progress(type(model).__name__, shapes is not None):
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # noqa: BLE001 — anything the model or torch raises is the reason
             failure = _explained(error)
         else:
@@ -197,13 +198,14 @@ def heard(noise: Noise) -> Iterator[None]:
     """A stretch in which nothing torch says on this thread reaches the user; what other threads say does."""
     here = threading.get_ident()
     guards = logging.getLogger(_GUARDS)
-    threshold = guards.getEffectiveLevel()
+    disabled = max(guards.manager.disable, logging.CRITICAL if guards.disabled else 0)
+    threshold = max(guards.getEffectiveLevel(), disabled + 1)
 
     def keep(record: logging.LogRecord) -> bool:
         if record.thread != here:
             return record.name != _GUARDS or record.levelno >= threshold
         if record.name == _GUARDS and "[guard added]" in record.msg and isinstance(record.args, tuple):
-            noise.places.setdefault(str(record.args[1]), _running_line())
+            noise.places.setdefault(str(record.args[1]), running_line(sys._getframe(2)))
         elif record.levelno >= logging.WARNING and "0/1 specialized" not in record.getMessage():
             noise.note(record.getMessage())
         return False
@@ -218,11 +220,15 @@ def heard(noise: Noise) -> Iterator[None]:
         for logger in loggers:
             logger.addFilter(keep)
         guards.setLevel(logging.INFO)
+        before = {name: vars(guards)[name] for name in ("disabled", "manager")}
+        # A program that has turned logging off does so for its own output, and this is none.
+        vars(guards).update(disabled=False, manager=SimpleNamespace(disable=0))
         sys.stderr = _WithoutTorch(stderr)
         try:
             yield
         finally:
             sys.stderr = stderr
+            vars(guards).update(before)
             guards.setLevel(level)
             for logger in loggers:
                 logger.removeFilter(keep)
@@ -247,39 +253,6 @@ class _WithoutTorch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _running_line() -> str:
-    """The line of the model that is running now: the innermost frame that is neither torch's nor ours."""
-    frame: FrameType | None = sys._getframe(2)  # above the handler
-    layer = ""  # the line of torch.nn, where the model is one of its own layers
-    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
-        file = frame.f_code.co_filename
-        text = f"{position_text(cell_name(file), frame.f_lineno)} in {frame.f_code.co_qualname}"
-        if is_users(file):
-            return text
-        if not layer and is_layers(file) and frame.f_code.co_name == "forward":
-            layer = text
-        frame = frame.f_back
-    return layer
-
-
-def is_users(file: str) -> bool:
-    """Whether a line of this file is the model's, and not torch's or ours.
-
-    >>> is_users(torch.__file__), is_users("net.py"), is_users("<string>")
-    (False, True, False)
-    """
-    if file.startswith("<"):
-        return file.startswith(("<stdin", "<ipython", "<doctest"))
-    return not torch_file(file) and not file.endswith(
-        ("/logging/__init__.py", "/contextlib.py", "/functools.py", "/copyreg.py")
-    )
-
-
-def is_layers(file: str) -> bool:
-    """Whether a file is one of ``torch.nn``."""
-    return (inside_torch(file) or "").startswith("nn/")
 
 
 # -- what is put back -----------------------------------------------------------------------------------

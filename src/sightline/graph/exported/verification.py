@@ -30,13 +30,15 @@ class Verification:
     module: str = ""  #: the first module whose output differs
     node: str = ""  #: the node that made it
     source: str = ""  #: its line
+    left_out: tuple[str, ...] = ()  #: what the model returns and the graph does not, which was not compared
 
     def __bool__(self) -> bool:
         return not self.difference
 
     def __str__(self) -> str:
         if self:
-            return "The graph computes what the model computes."
+            without = f", without {', '.join(self.left_out)}, which it leaves out" if self.left_out else ""
+            return f"The graph computes what the model computes{without}."
         if not self.node:
             return f"The graph's output differs from the model's: {self.difference}"
         place = f" ({self.source})" if self.source else ""

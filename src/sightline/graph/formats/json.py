@@ -18,7 +18,7 @@ from sightline.trace.forms import Elided, Record, Symbol
 
 FORMAT: Final = "sightline-graph"
 VERSION: Final = 1
-_META = ("shape", "stride", "dtype", "device", "layout", "itemsize", "type")
+_META = ("shape", "stride", "dtype", "device", "layout", "itemsize", "type", "elements", "symbols")
 
 
 def to_json(graph: Graph) -> str:
@@ -69,7 +69,7 @@ def from_json(text: str) -> Graph:
 
 def _read(read: dict[str, Any]) -> Graph:
     metas = [
-        TensorMeta(tuple(shape), None if stride is None else tuple(stride), *(rest))
+        TensorMeta(tuple(shape), None if stride is None else tuple(stride), *map(_tupled, rest))
         for shape, stride, *rest in read["metas"]
     ]
 
@@ -96,6 +96,10 @@ def _natural(at: Any) -> int:
     if type(at) is not int or at < 0:
         raise ValueError(f"{at!r} is no position")
     return at
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _plain_meta(item: TensorMeta) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from operator import setitem
 from types import CodeType
@@ -12,7 +11,7 @@ import numpy as np
 
 from sightline.recording.atomic import at_once
 from sightline.recording.torchapi import quiet
-from sightline.recording.values import KnownTensors, metadata_of
+from sightline.recording.values import KnownTensors, metadata_of, note_bytes
 from sightline.trace.assembly.arrays import NONE, Numbers
 from sightline.trace.data import TensorMeta
 
@@ -137,8 +136,7 @@ class NativeValues(KnownTensors):
         """What is kept of a tensor that was not made in the block."""
         if name:
             self.names[number] = name
-        with suppress(Exception):  # no storage: sparse, functorch, some subclasses
-            self.storage_bytes[number] = tensor.untyped_storage().nbytes()
+        note_bytes(self.storage_bytes, number, tensor)
 
     def describe(self, tensor: Any) -> int:
         """The number of the metadata of any tensor."""

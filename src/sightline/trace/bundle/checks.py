@@ -219,8 +219,10 @@ def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int])
 
 
 def check_metas(metas: Sequence[d.TensorMeta]) -> None:
-    """Sizes are sizes, or -1 where they differ between the parts of a nested tensor."""
+    """Sizes are sizes, or -1 where they differ between the parts of a nested tensor or are symbols."""
     for number, meta in enumerate(metas):
-        least = -1 if meta.layout == "nested" else 0
+        least = -1 if meta.layout == "nested" or meta.symbols else 0
         if min(meta.shape, default=0) < least or meta.itemsize < 0:
             raise Damage(f"the metadata {number} has a negative size")
+        if meta.symbols and len(meta.symbols) != len(meta.shape):
+            raise Damage(f"the metadata {number} has another number of symbols than of sizes")
