@@ -210,7 +210,7 @@ class DLBacktrace:
         if any(tensor is not self._weights[name] for name, tensor in now.items()):
             self._weights = now
             for name, fx in self._nodes.items():
-                self._graph.nodes[name]["layer_hyperparams"] = layers.hyperparameters(fx, self._known)
+                self._graph.nodes[name]["layer_hyperparams"] = hyperparameters(fx, self._known)
         return self._graph
 
     def _drawn(self) -> nx.DiGraph:
