@@ -10,6 +10,8 @@ import pytest
 
 from sightline.views import code, log
 from sightline.views.outline import Line
+from sightline.views.variation import Variation
+from tests.growth import calls_of
 from tests.views.long_run import long_run
 
 OPS = 8_000
@@ -31,6 +33,25 @@ def test_the_code_of_a_long_run_reads_the_ops_it_shows(monkeypatch: pytest.Monke
     monkeypatch.setattr(code._Ops, "__init__", counted)
     assert len(screen(code.code_lines(long_run(OPS)))) == SCREEN
     assert sum(seen) < OPS / 10
+
+
+def test_folded_code_looks_once_at_ops_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    look = Variation.look
+
+    def counted(self: Any, op: int) -> Any:
+        seen.append(op)
+        return look(self, op)
+
+    monkeypatch.setattr(Variation, "look", counted)
+    assert "×4000" in str(long_run(OPS).code(fold=True))
+    assert len(seen) == 2 * 7  # ops in a batch, sizes of batches
+
+
+def test_the_source_of_a_longer_run_is_no_more_work() -> None:
+    short, long = long_run(OPS // 4), long_run(OPS)
+    assert "×4000" in str(long.source())
+    assert calls_of(lambda: str(long.source())) < 1.1 * calls_of(lambda: str(short.source()))
 
 
 @pytest.mark.parametrize("fold", [False, True])

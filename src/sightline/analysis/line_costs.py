@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numpy as np
+
+from sightline.analysis.row_groups import group_rows, list_numbers, list_places
 from sightline.analysis.select import Mask
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.index import Index
@@ -66,33 +70,43 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I
     chains = Chains(data, hidden)
     lines = Lines()
     metas = [str(meta) for meta in data.metas]
-    columns = data.ops
-    bounds, flat, meta_of = columns.output_offsets, columns.outputs, data.values.meta
-    frames, phases = shown_frames(data).tolist(), columns.phase.tolist()
-    own, durations = columns.frame.tolist(), (columns.duration if times is None else times).tolist()
-    for id in ops.nonzero()[0].tolist():
-        chain = chains.of(frames[id])
-        time = durations[id]
+    columns, ids = data.ops, ops.nonzero()[0]
+    places, lengths = list_places(columns.output_offsets, ids)
+    made = columns.outputs[places]
+    made_metas = data.values.meta[made]
+    shown, own = shown_frames(data, ids), columns.frame[ids]
+    phase, name, raised = columns.phase[ids], columns.name[ids], columns.flags[ids] & RAISED
+    groups = group_rows(shown, own, phase, name, raised, list_numbers(made_metas, lengths))
+    counts = np.bincount(groups.of).tolist()
+    total = np.zeros(len(counts), dtype=np.int64)
+    np.add.at(total, groups.of, (columns.duration if times is None else times)[ids])
+    made_by = np.repeat(groups.of, lengths)
+    values = made[np.argsort(made_by, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(made_by, minlength=len(counts))).tolist()
+    results = [values[start:end] for start, end in pairwise([0, *ends])]
+    first_made = (np.cumsum(lengths) - lengths).tolist()
+    for group, at in enumerate(groups.first.tolist()):
+        count, time = counts[group], int(total[group])
+        chain = chains.of(int(shown[at]))
         if not chain:
-            lines.elsewhere += 1
+            lines.elsewhere += count
             lines.elsewhere_time += time
             continue
         position = _position(data, chain[-1])
         # A backward op ran where backward() was called, if that is a line that is shown.
-        called = chains.of(own[id]) if own[id] != frames[id] else ()
+        called = chains.of(int(own[at])) if own[at] != shown[at] else ()
         around = dict.fromkeys(_position(data, frame) for frame in called or chain[:-1])
-        tally = lines.at(*position).phases.setdefault(PHASES[phases[id]], Tally())
+        tally = lines.at(*position).phases.setdefault(PHASES[phase[at]], Tally())
         if called and position not in around:
             tally.elsewhere += time
         for outer in around:
             if outer != position:
                 lines.at(*outer).inside += time
-        tally.ops[data.names[columns.name[id]]] += 1
+        tally.ops[data.names[name[at]]] += count
         tally.time += time
-        tally.raised += int(columns.flags[id]) & RAISED
-        made = flat[bounds[id] : bounds[id + 1]]
-        tally.values += made.tolist()
-        for meta in dict.fromkeys(meta_of[made].tolist()):
+        tally.raised += int(raised[at]) * count
+        tally.values += results[group]
+        for meta in made_metas[first_made[at] : first_made[at] + lengths[at]].tolist():
             tally.shapes[metas[meta]] = None
     _count_calls(data, chains, lines)
     return lines
@@ -127,10 +141,11 @@ def _count_calls(data: TraceData, chains: Chains, lines: Lines) -> None:
 def _least(chains: Chains, frames: I32, names: I32) -> dict[int, int]:
     """For each visible frame, how often its rarest op ran: some ops run several times in one go."""
     counts: Counter[tuple[int, int]] = Counter()
-    for (frame, name), count in Counter(zip(frames.tolist(), names.tolist(), strict=True)).items():
-        chain = chains.of(frame)
+    groups = group_rows(frames, names)
+    for at, count in zip(groups.first.tolist(), np.bincount(groups.of).tolist(), strict=True):
+        chain = chains.of(int(frames[at]))
         if chain:
-            counts[chain[-1], name] += count
+            counts[chain[-1], int(names[at])] += count
     least: dict[int, int] = {}
     for (frame, _), count in counts.items():
         least[frame] = min(least.get(frame, count), count)

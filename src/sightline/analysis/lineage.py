@@ -8,7 +8,7 @@ once. Nothing here recurses: a chain may be as long as the run.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -193,11 +193,6 @@ class _Telling:
             known = self._given[maker] = followed, saved
         return known
 
-    def _earlier(self, maker: int) -> list[int]:
-        """The makers of what a maker was given."""
-        found = dict.fromkeys(self._makers.of(value) for value in self._sources(maker)[0])
-        return [each for each in found if each not in (NOBODY, maker)]
-
     def _near(self, root: int, depth: int | None) -> set[int]:
         """The makers at most ``depth`` steps back."""
         near = {root}
@@ -206,7 +201,7 @@ class _Telling:
             maker, distance = edge.popleft()
             if depth is not None and distance >= depth:
                 continue
-            for each in self._earlier(maker):
+            for each in self._makers.earlier(maker):
                 if each not in near:
                     near.add(each)
                     edge.append((each, distance + 1))
@@ -216,7 +211,7 @@ class _Telling:
         """Each maker after all that used it; among those that may come next, the most recent."""
         waiting = dict.fromkeys(near, 0)
         for maker in near:
-            for each in self._earlier(maker):
+            for each in self._makers.earlier(maker):
                 if each in near:
                     waiting[each] += 1
         ready = [(-self._makers.recency(root), root)]
@@ -225,7 +220,7 @@ class _Telling:
         while ready:
             _, maker = heapq.heappop(ready)
             done.append(maker)
-            for each in self._earlier(maker):
+            for each in self._makers.earlier(maker):
                 if each in near:
                     waiting[each] -= 1
                     if waiting[each] <= 0 and each not in seen:
@@ -242,7 +237,7 @@ class _Telling:
             if at:
                 depths[at] = depths[parents[at]] + 1
                 children[parents[at]].append(at)
-            for each in self._earlier(maker):
+            for each in self._makers.earlier(maker):
                 place = self._places.get(each)
                 if place is not None:
                     parents[place] = (
@@ -260,17 +255,20 @@ class _Telling:
         for number, maker in enumerate(cuts):
             for each in {self._makers.of(value) for value in self._cut(maker)}:
                 masks[each] = masks.get(each, 0) | 1 << number
-        counts = [0] * len(cuts)
+        often: Counter[int] = Counter()
         for maker in self._latest_first(list(masks)):
             mask = masks[maker]
-            for each in self._earlier(maker):
+            for each in self._makers.earlier(maker):
                 if each not in self._places:
                     masks[each] = masks.get(each, 0) | mask
+            often[mask] += 1
+        counts = dict.fromkeys(cuts, 0)
+        for mask, count in often.items():
             while mask:
                 lowest = mask & -mask
-                counts[lowest.bit_length() - 1] += 1
+                counts[cuts[lowest.bit_length() - 1]] += count
                 mask ^= lowest
-        return dict(zip(cuts, counts, strict=True))
+        return counts
 
     def _latest_first(self, starts: Sequence[int]) -> list[int]:
         """All makers behind the starts that are not told of, each after those that used it."""
@@ -280,7 +278,7 @@ class _Telling:
             stack: list[tuple[int, list[int]]] = []
             if start not in seen:
                 seen.add(start)
-                stack.append((start, self._earlier(start)))
+                stack.append((start, self._makers.earlier(start)))
             while stack:
                 maker, left = stack[-1]
                 if not left:
@@ -290,7 +288,7 @@ class _Telling:
                 each = left.pop()
                 if each not in seen:
                     seen.add(each)
-                    stack.append((each, self._earlier(each)))
+                    stack.append((each, self._makers.earlier(each)))
         return done[::-1]
 
     def _cut(self, maker: int) -> list[int]:

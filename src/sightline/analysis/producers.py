@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.analysis.row_groups import list_places
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES
 from sightline.trace.index import Index
 
@@ -36,13 +37,6 @@ class Makers:
         self._data = data
         self._groups = _groups(index) if level == "api" else np.arange(len(ops), dtype=np.int64)
         self._first_call = 2 * len(ops)  # numbers below are of ops, and of backward passes of ops
-        # Lists from here on: one number at a time is what they are read by.
-        self._order: list[int] = np.argsort(self._groups, kind="stable").tolist()
-        ends = np.cumsum(np.bincount(self._groups, minlength=self._first_call))
-        self._starts: list[int] = [0, *ends.tolist()]
-        self._inputs: list[int] = ops.inputs.tolist()
-        self._input_starts: list[int] = ops.input_offsets.tolist()
-        self._phases: list[int] = ops.phase.tolist()
         self._first_value = self._first_call + len(data.calls)
         made = values.producer >= 0
         if left_out is not None:  # what such ops made is taken as it is
@@ -58,6 +52,29 @@ class Makers:
             first[asked] = False
             by[first] = NOBODY
         self._of: list[int] = by.tolist()
+        self._order = np.argsort(self._groups, kind="stable")
+        self._starts = _bounds(self._groups, self._first_call)
+        self._backward = np.zeros(self._first_value + len(values), dtype=np.bool_)
+        makers, leading = np.unique(self._groups, return_index=True)
+        self._backward[makers] = ops.phase[leading] == _BACKWARD
+        self._read_inputs(by)
+
+    def _read_inputs(self, by: I64) -> None:
+        """What each maker of ops was given, and the makers before it, for all of them at once."""
+        ops, kinds = self._data.ops, self._data.values.kind
+        places, lengths = list_places(ops.input_offsets, self._order)
+        given, op = ops.inputs[places], np.repeat(self._order, lengths)
+        maker = self._groups[op]
+        # Inside an API call: what it was not given itself, but read all the same.
+        kept = ((op == maker) | (kinds[given] != _CONSTANT)) & (by[given] != maker)
+        given, maker = given[kept], maker[kept]
+        self._given, self._given_starts = given, _bounds(maker, self._first_call)
+        # What a backward op reads of the forward pass was saved for it, and is not followed.
+        earlier = by[given]
+        followed = (earlier != NOBODY) & (self._backward[earlier] | ~self._backward[maker])
+        # Lists: the makers of a long run are gone through one by one.
+        self._earlier: list[int] = earlier[followed].tolist()
+        self._earlier_starts: list[int] = _bounds(maker[followed], self._first_call).tolist()
 
     def of(self, value: int) -> int:
         """The maker of a value, or `NOBODY`."""
@@ -67,11 +84,12 @@ class Makers:
         """The ops of a maker, in the order they ran; none for a module call and a view."""
         if maker >= self._first_call:
             return []
-        return self._order[self._starts[maker] : self._starts[maker + 1]]
+        found: list[int] = self._order[self._starts[maker] : self._starts[maker + 1]].tolist()
+        return found
 
     def head(self, maker: int) -> int:
         """The op that gives a maker its name and its line, of a backward pass a forward one; -1 if none."""
-        if maker < len(self._phases):
+        if maker < len(self._groups):
             return maker
         ops = self.ops(maker)
         return int(self._written[self._data.ops.forward[ops[0]]]) if ops else -1
@@ -82,12 +100,11 @@ class Makers:
 
     def is_backward(self, maker: int) -> bool:
         """Whether a maker is what the backward pass did for an op."""
-        return len(self._phases) <= maker < self._first_call
+        return len(self._groups) <= maker < self._first_call
 
     def in_backward(self, maker: int) -> bool:
         """Whether a maker ran in the backward pass."""
-        ops = self.ops(maker)
-        return bool(ops) and self._phases[ops[0]] == _BACKWARD
+        return bool(self._backward[maker])
 
     def recency(self, maker: int) -> int:
         """When it was done, to compare: higher is more recent."""
@@ -111,13 +128,14 @@ class Makers:
                 for source in (data.values.base, data.values.previous)
                 if source[value] >= 0
             ][:1]
-        found: list[int] = []
-        for op in self.ops(maker):
-            given = self._inputs[self._input_starts[op] : self._input_starts[op + 1]]
-            if op != maker:  # inside an API call: what it was not given itself, but read all the same
-                given = [each for each in given if data.values.kind[each] != _CONSTANT]
-            found += given
-        return _unique([value for value in found if self._of[value] != maker])
+        return _unique(self._given[self._given_starts[maker] : self._given_starts[maker + 1]].tolist())
+
+    def earlier(self, maker: int) -> list[int]:
+        """The makers of what a maker was given, but for what a backward op reads of the forward pass."""
+        if maker < self._first_call:
+            return _unique(self._earlier[self._earlier_starts[maker] : self._earlier_starts[maker + 1]])
+        made_by = _unique([self._of[value] for value in self.sources(maker)])
+        return [each for each in made_by if each not in (NOBODY, maker)]
 
     def settled(self, value: int) -> int:
         """What a view made inside a call is a view of: the weight, not its transpose in a linear."""
@@ -183,6 +201,11 @@ def _returned(index: Index) -> dict[int, int]:
             if value not in given:
                 found.setdefault(value, call)
     return found
+
+
+def _bounds(numbers: I64, size: int) -> I64:
+    """Where each of the numbers below ``size`` begins among some that are sorted, and where the last ends."""
+    return np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=size))])
 
 
 def _unique(ids: list[int]) -> list[int]:

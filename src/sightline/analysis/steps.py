@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -158,6 +158,7 @@ class _Numbers:
 
     def __init__(self, index: Index) -> None:
         self._index, self._data = index, index.raw
+        self._origin = cache(self._read_origin)  # families of a counter, read at every step, overlap
 
     def losses(self, step: StepInfo) -> tuple[tuple[float, ...], ...]:
         """The losses of a step by the line that started their backward pass, those that are known."""
@@ -205,24 +206,28 @@ class _Numbers:
 
     def _family(self, value: int, through: frozenset[str] = _SAME | _MULTIPLES) -> list[int]:
         """A single number, and the ones it was made from by ops that leave it what it is, or a multiple."""
-        values, ops, metas = self._data.values, self._data.ops, self._data.metas
         found = [value]
         while len(found) < _LONGEST:
-            producer = int(values.producer[found[-1]])
-            if producer < 0 or metas[values.meta[found[-1]]].numel != 1:
-                break
-            name = bare_name(self._data.names[ops.name[producer]], LEVELS[ops.level[producer]])
-            given = ops.inputs[ops.input_offsets[producer] : ops.input_offsets[producer + 1]].tolist()
-            if name in _SUMS:  # a running sum that begins at zero
-                given = [each for each in given if not self._is_zero(each)]
-                name = "to" if len(given) == 1 else name
-            if name not in through or not given or any(metas[values.meta[each]].numel != 1 for each in given):
-                break
-            earlier = given[0] if name in _SAME else self._with_gradient(given)
-            if earlier in found:
+            earlier = self._origin(found[-1], through)
+            if earlier < 0 or earlier in found:
                 break
             found.append(earlier)
         return found
+
+    def _read_origin(self, value: int, through: frozenset[str]) -> int:
+        """What a single number was made from by an op that leaves it what it is, or a multiple; else -1."""
+        values, ops, metas = self._data.values, self._data.ops, self._data.metas
+        producer = int(values.producer[value])
+        if producer < 0 or metas[values.meta[value]].numel != 1:
+            return -1
+        name = bare_name(self._data.names[ops.name[producer]], LEVELS[ops.level[producer]])
+        given = ops.inputs[ops.input_offsets[producer] : ops.input_offsets[producer + 1]].tolist()
+        if name in _SUMS:  # a running sum that begins at zero
+            given = [each for each in given if not self._is_zero(each)]
+            name = "to" if len(given) == 1 else name
+        if name not in through or not given or any(metas[values.meta[each]].numel != 1 for each in given):
+            return -1
+        return int(given[0]) if name in _SAME else self._with_gradient(given)
 
     def _is_zero(self, value: int) -> bool:
         """Whether a single number is known to be 0: it was made so, or taken from itself."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -66,8 +66,9 @@ def assignments(index: Index) -> Iterator[Assigned]:
 
     Read off API calls, aten ops that came from none, and module calls, in the order they ended.
     """
+    name_at = _name_at(index)
     for value, frame, call, path in _made(index):
-        name = assigned_name(*_position(index, frame), path)
+        name = name_at(frame, path)
         if name is not None:
             yield Assigned(value, name, frame, call)
 
@@ -77,14 +78,20 @@ def returned_assignments(index: Index) -> Iterator[Assigned]:
 
     A function that sets the variable it returns several times returned the last one of these.
     """
+    name_at, parents = _name_at(index), index.raw.frames.parent
+    returns = cache(lambda frame, name: _returns(*_position(index, frame), name))
     for value, frame, call, path in _made(index):
-        name = assigned_name(*_position(index, frame), path)
-        parents = index.raw.frames.parent
-        while frame >= 0 and not path and _returns(*_position(index, frame), name):
+        name = name_at(frame, path)
+        while frame >= 0 and not path and returns(frame, name):
             frame = int(parents[frame])
-            name = assigned_name(*_position(index, frame)) if frame >= 0 else None
+            name = name_at(frame, "") if frame >= 0 else None
             if name is not None:
                 yield Assigned(value, name, frame, call)
+
+
+def _name_at(index: Index) -> Callable[[int, str], str | None]:
+    """`assigned_name` of a frame and a path in its result, each read once."""
+    return cache(lambda frame, path: assigned_name(*_position(index, frame), path))
 
 
 def _made(index: Index) -> Iterator[tuple[int, int, int, str]]:
@@ -93,6 +100,7 @@ def _made(index: Index) -> Iterator[tuple[int, int, int, str]]:
     ops, calls = data.ops, data.calls
     own = np.array([not torch_file(code.file) for code in data.codes] + [False])[data.frames.code]
     own = np.append(own, False)  # frame -1: no source
+    paths = cache(lambda form: _paths(index, form))
     for ids, frames, inside, forms, offsets, flat in (
         (np.flatnonzero(ops.parent < 0), _callers(data)[ops.frame], ops.call, ops.result,
          ops.output_offsets, ops.outputs),
@@ -101,7 +109,7 @@ def _made(index: Index) -> Iterator[tuple[int, int, int, str]]:
     ):  # fmt: skip
         bounds = offsets.tolist()
         for id in ids[own[frames[ids]] & (forms[ids] >= 0)].tolist():
-            for slot, path in enumerate(_paths(index, int(forms[id]))):
+            for slot, path in enumerate(paths(int(forms[id]))):
                 at = bounds[id] + slot
                 if at < bounds[id + 1]:
                     yield int(flat[at]), int(frames[id]), int(inside[id]), path

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sightline.analysis.fold import Node, Repeat, first_of, length_of
 from sightline.analysis.model_part import SHOWS_ALL, model_part
+from sightline.analysis.row_groups import list_places
 from sightline.analysis.select import Selection
 from sightline.analysis.source_loops import Loop, header_text, loops_around
 from sightline.analysis.variable_names import value_names
@@ -98,33 +99,39 @@ def chosen_level(index: Index, ops: str | None) -> str | None:
 
 
 class _Ops:
-    """The ops at hand as plain lists, by their place among them: a long recording is not read for forty."""
+    """The ops at hand as plain lists, by their place among them: a long recording is not read for forty.
 
-    def __init__(self, data: TraceData, ids: I64) -> None:
+    Ops of one kind have one text, but for names of values, and stand on one line: ``kinds`` has the kind of
+    each op, ``first`` the first op of each kind.
+    """
+
+    def __init__(self, variation: Variation, ids: I64) -> None:
+        data = variation.data
         ops = data.ops
+        frames = shown_frames(data, ids)
+        groups = variation.groups(ids, frames)
         self.ids: list[int] = ids.tolist()
-        self.frames: list[int] = shown_frames(data, ids).tolist()
+        self.frames: list[int] = frames.tolist()
         self.calls: list[int] = ops.call[ids].tolist()
+        self.kinds: list[int] = groups.of.tolist()
+        self.first: list[int] = groups.first.tolist()
         columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
-        self._looks = list(zip(*(column[ids].tolist() for column in columns), strict=True))
-        self._inputs = _metas(data, ids, ops.input_offsets, ops.inputs)
-        self._outputs = _metas(data, ids, ops.output_offsets, ops.outputs)
+        plain = (column[ids[groups.first]].tolist() for column in columns)
+        given = _metas(data, ids[groups.first], ops.input_offsets, ops.inputs)
+        made = _metas(data, ids[groups.first], ops.output_offsets, ops.outputs)
+        #: For each kind what the text is made of, names of values left out.
+        self.looks: list[Hashable] = list(zip(*plain, given, made, strict=True))
+        self._phases: list[int] = ops.phase[ids].tolist()
 
     def phase(self, at: int) -> str:
-        return PHASES[self._looks[at][1]]
-
-    def look(self, at: int) -> Hashable:
-        """What the text of an op is made of, names of values left out."""
-        return (*self._looks[at], self._inputs[at], self._outputs[at])
+        return PHASES[self._phases[at]]
 
 
 def _metas(data: TraceData, ids: I64, offsets: I64, values: I32) -> list[tuple[int, ...]]:
     """What the values of each op look like."""
-    lengths = offsets[ids + 1] - offsets[ids]
-    ends = np.cumsum(lengths)
-    places = np.arange(int(ends[-1])) + np.repeat(offsets[ids] - (ends - lengths), lengths)
+    places, lengths = list_places(offsets, ids)
     metas = data.values.meta[values[places]].tolist()
-    starts = [0, *ends.tolist()]
+    starts = [0, *np.cumsum(lengths).tolist()]
     return [tuple(metas[start:end]) for start, end in pairwise(starts)]
 
 
@@ -161,11 +168,11 @@ class _Listing:
         """
         held: list[Placed] = []
         for ids in windows:
-            self._ops = _Ops(self._data, ids)
+            self._ops = _Ops(self._variation, ids)
             nodes: Sequence[Node] = range(len(ids))
             if fold:
-                looks = [self._look(at) for at in range(len(ids))]
-                nodes = fold_alike(looks, self._is_loop, self._loop_start)
+                looks = self._looks()
+                nodes = fold_alike([looks[kind] for kind in self._ops.kinds], self._is_loop, self._loop_start)
             held += self._entries(nodes, after=())
             end = _settled(held) if self._readings else len(held)
             yield from self._finished(held[:end])
@@ -176,10 +183,17 @@ class _Listing:
         for entry, repeats in aligned(placed) if self._readings else placed:
             yield entry if isinstance(entry, Line) else as_line(entry, repeats)
 
-    def _look(self, at: int) -> tuple[Hashable, Varying]:
-        """What makes two ops the same to a reader but for their numbers, and the numbers."""
-        look, numbers = self._variation.look(self._ops.ids[at])
-        return (self._ops.frames[at], look), numbers
+    def _looks(self) -> list[tuple[Hashable, Varying]]:
+        """For each kind of op what makes it the same to a reader as another but for numbers, and the numbers.
+
+        What it is without them is a whole number, which is compared faster than all that it stands for.
+        """
+        known: dict[Hashable, int] = {}
+        made: list[tuple[Hashable, Varying]] = []
+        for at in self._ops.first:
+            look, numbers = self._variation.look(self._ops.ids[at])
+            made.append((known.setdefault((self._ops.frames[at], look), len(known)), numbers))
+        return made
 
     def _is_loop(self, ops: Sequence[int]) -> bool:
         """Whether the source has a loop around all of some ops, or an optimizer goes over its weights."""
@@ -306,9 +320,11 @@ class _Listing:
 
     def _spans(self, runs: Sequence[int], phase: str, times: int) -> tuple[Span, ...]:
         """The text of an op, for all its runs: where each of them is among the ops at hand."""
-        looks = {self._ops.look(run): self._ops.ids[run] for run in reversed(runs)}
-        differing = [*looks.values()][::-1]
-        key = (differing[0] if len(looks) > 1 or self._names is not None else next(iter(looks)), times)
+        ops = self._ops
+        kinds = {ops.kinds[run]: ops.ids[run] for run in reversed(runs)}
+        differing = [*kinds.values()][::-1]
+        alone = len(kinds) == 1 and self._names is None
+        key = (ops.looks[next(iter(kinds))] if alone else differing[0], times)
         if key not in self._made:
             self._made[key] = self._new_spans(differing, phase, times)
         return self._made[key]

@@ -14,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, Start, first_of, fold, length_of
+from sightline.analysis.row_groups import RowGroups, group_rows, list_numbers, list_places
 from sightline.notation import constant_text, dtype_name, tensor_text
-from sightline.trace.data import KINDS, PHASES, TraceData
+from sightline.trace.data import I32, I64, KINDS, PHASES, TraceData
 from sightline.trace.forms import Form, Record, Symbol
 
 _LEAST: Final = 3  #: two runs always differ by some amount; it takes a third to see that it stays the same
@@ -42,6 +43,8 @@ def fold_alike(
     >>> fold_alike(looks, lambda ops: True)
     [Repeat(body=(0,), count=5)]
     """
+    known: dict[Varying, int] = {}
+    kinds = np.array([known.setdefault(numbers, len(known)) for _, numbers in looks], dtype=np.int64)
 
     def settled(nodes: Iterable[Node]) -> list[Node]:
         made: list[Node] = []
@@ -54,12 +57,14 @@ def fold_alike(
 
     def repeat(node: Repeat) -> list[Node]:
         first, period = first_of(node), length_of(node) // node.count
-        runs = [range(first + run * period, first + (run + 1) * period) for run in range(node.count)]
-        whole = [[number for at in run for number in looks[at][1][0]] for run in runs]
-        other = [[number for at in run for number in looks[at][1][1]] for run in runs]
+        runs = kinds[first : first + node.count * period].reshape(node.count, period)
+        differing = (first + np.flatnonzero((runs != runs[0]).any(axis=0))).tolist()
+        later = [run * period for run in range(node.count)]
+        whole = [[number for at in differing for number in looks[at + by][1][0]] for by in later]
+        other = [[number for at in differing for number in looks[at + by][1][1]] for by in later]
         stretches = _stretches(np.array(whole, dtype=np.int64), other)
         if stretches != [(0, node.count)] and is_loop(range(first, first + 2 * period)):
-            steady = _stretches(np.array(whole, dtype=np.int64), [[] for _ in runs])
+            steady = _stretches(np.array(whole, dtype=np.int64), [[] for _ in later])
             # A prompt and then token after token are two stretches; batches of any size are one.
             stretches = steady if len(steady) <= 2 else [(0, node.count)]
         made: list[Node] = []
@@ -107,19 +112,32 @@ class Variation:
     """What the ops of a trace look like with their numbers left out, and how several are written as one."""
 
     def __init__(self, data: TraceData) -> None:
-        self._data = data
+        self.data = data
         self._forms: dict[tuple[int, bool], tuple[Hashable, Varying]] = {(-1, True): ((), ((), ()))}
+
+    def groups(self, ids: I64, frames: I32) -> RowGroups:
+        """Groups of ops with one frame each, that are written the same and have the same look and numbers."""
+        ops, values = self.data.ops, self.data.values
+        lists = []
+        for flat, offsets in ((ops.inputs, ops.input_offsets), (ops.outputs, ops.output_offsets)):
+            places, lengths = list_places(offsets, ids)
+            held = flat[places]
+            weights = np.isin(values.kind[held], [*_WEIGHTS])
+            weights &= np.repeat(ops.phase[ids] != _OPTIMIZER, lengths)
+            lists.append(list_numbers(2 * values.meta[held].astype(np.int64) + weights, lengths))
+        columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
+        return group_rows(frames, *(column[ids] for column in columns), *lists)
 
     def look(self, op: int) -> tuple[Hashable, Varying]:
         """An op without its numbers, and the numbers."""
-        ops, values = self._data.ops, self._data.values
+        ops, values = self.data.ops, self.data.values
         given, (whole, other) = self._form(int(ops.form[op]), result=False)
         made, (_, returned) = self._form(int(ops.result[op]), result=True)
         optimizer = ops.phase[op] == _OPTIMIZER
         sizes = [*whole]
         kinds: list[Hashable] = []
         for value in (*self.inputs(op), *self.outputs(op)):
-            meta = self._data.metas[values.meta[value]]
+            meta = self.data.metas[values.meta[value]]
             kind = meta.dtype, meta.device, meta.layout, meta.type
             if optimizer:  # it does the same to weights of any size
                 kinds.append(kind)
@@ -133,7 +151,7 @@ class Variation:
 
     def call_look(self, call: int) -> tuple[Hashable, Varying]:
         """A module call without the numbers in what it was given and what it returned, and those."""
-        calls, values, metas = self._data.calls, self._data.values, self._data.metas
+        calls, values, metas = self.data.calls, self.data.values, self.data.metas
         given, (whole, other) = self._form(int(calls.input_form[call]), result=False)
         made, (_, returned) = self._form(int(calls.output_form[call]), result=True)
         kinds: list[Hashable] = []
@@ -147,25 +165,25 @@ class Variation:
 
     def inputs(self, op: int) -> list[int]:
         """The values an op was given."""
-        ops = self._data.ops
+        ops = self.data.ops
         found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
         return found
 
     def outputs(self, op: int) -> list[int]:
         """The values it made."""
-        ops = self._data.ops
+        ops = self.data.ops
         found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
         return found
 
     def form(self, column: Any, runs: Sequence[int]) -> Form:
         """The form of several ops as one: ``5…9`` where a number differs."""
-        forms = [self._data.forms[one] for one in dict.fromkeys(int(column[op]) for op in runs)]
+        forms = [self.data.forms[one] for one in dict.fromkeys(int(column[op]) for op in runs)]
         args, kwargs = [form.args for form in forms], [form.kwargs for form in forms]
         return forms[0] if len(forms) == 1 else Form(_merged(args), _merged(kwargs))
 
     def tensor(self, ids: Sequence[int]) -> str:
         """Values that differ in sizes only: ``f32[1, 5…9, 64]``; of different ranks ``f32[…]``."""
-        metas = [self._data.metas[meta] for meta in dict.fromkeys(self._data.values.meta[list(ids)].tolist())]
+        metas = [self.data.metas[meta] for meta in dict.fromkeys(self.data.values.meta[list(ids)].tolist())]
         first = metas[0]
         if len({len(meta.shape) for meta in metas}) > 1:
             return f"{dtype_name(first.dtype)}[…]"
@@ -178,7 +196,7 @@ class Variation:
         if (form, result) not in self._forms:
             whole: list[int] = []
             other: list[Any] = []
-            held = self._data.forms[form]
+            held = self.data.forms[form]
             key = (_bare(held.args, whole, other), _bare(held.kwargs, whole, other))
             # What an op returns is no size, but a number that was read.
             numbers: Varying = ((), (*whole, *other)) if result else (tuple(whole), tuple(other))
