@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.graph.exported import ExportedGraph
 from sightline.graph.graph import Graph
 from sightline.trace.tensors import Captures, Tensors
@@ -162,7 +162,7 @@ def test_the_sentence_says_the_fix(sentence: str) -> None:
 
 
 def test_a_checked_function_is_the_function() -> None:
-    @checked
+    @check_arguments
     def shout(text: str, loud: bool = True, *, times: int | None = None) -> str:
         """Say it."""
         return text.upper() if loud else text * (times or 1)
@@ -176,6 +176,6 @@ def test_a_checked_function_is_the_function() -> None:
 
 
 def test_what_is_long_is_named_by_its_class() -> None:
-    assert said(torch.ones(2)) == "a Tensor"
-    assert said("x" * 99) == "a str"
-    assert said([1, 2]) == "[1, 2]"
+    assert argument_text(torch.ones(2)) == "a Tensor"
+    assert argument_text("x" * 99) == "a str"
+    assert argument_text([1, 2]) == "[1, 2]"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import TorchMissing, UsageError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Trace:
 
         return validate(self.data)
 
-    @checked
+    @check_arguments
     def code(
         self,
         *,
@@ -188,7 +188,7 @@ class Trace:
                     fold=fold, torch_frames=torch_frames, names=names, stats=stats,
                     everything=everything)  # fmt: skip
 
-    @checked
+    @check_arguments
     def source(
         self,
         *,
@@ -221,7 +221,7 @@ class Trace:
         return source(self._at(step), file=file, ops=ops, module=module, op=op, phase=phase, depth=depth,
                       tail=tail, width=width, stats=stats)  # fmt: skip
 
-    @checked
+    @check_arguments
     def log(
         self,
         *,
@@ -258,13 +258,15 @@ class Trace:
         from sightline.views.log_blocks import tensor_block_text
 
         if tensor is not None and not callable(tensor):
-            raise UsageError(f"tensor={said(tensor)} must be a function that writes a tensor, such as str.")
+            raise UsageError(
+                f"tensor={argument_text(tensor)} must be a function that writes a tensor, such as str."
+            )
 
         return log(self._at(step), module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
                    tensor=tensor or tensor_block_text, stats=stats, fold=fold,
                    everything=everything)  # fmt: skip
 
-    @checked
+    @check_arguments
     def call_order(
         self,
         *,
@@ -297,7 +299,7 @@ class Trace:
             self._at(step), order=order, module=module, phase=phase, depth=depth, tail=tail, fold=fold
         )
 
-    @checked
+    @check_arguments
     def summary(
         self,
         *,
@@ -330,7 +332,7 @@ class Trace:
         return summary(self._at(step), module=module, phase=phase, depth=depth, width=width, stats=stats,
                        fold=fold)  # fmt: skip
 
-    @checked
+    @check_arguments
     def memory(
         self,
         *,
@@ -358,7 +360,7 @@ class Trace:
 
         return memory(self._at(step), module=module, phase=phase, depth=depth)
 
-    @checked
+    @check_arguments
     def problems(
         self, *, module: str | None = None, kind: str | None = None, step: StepRange | None = None
     ) -> View:
@@ -377,7 +379,7 @@ class Trace:
 
         return problems(self._at(step), module=module, kind=kind)
 
-    @checked
+    @check_arguments
     def nonfinite(self, *, allow: str | Sequence[str] = (), step: StepRange | None = None) -> View:
         """The op that made the first NaN or infinity, its inputs, and how far it went.
 
@@ -394,7 +396,7 @@ class Trace:
 
         return nonfinite(self._at(step), allow=allow)
 
-    @checked
+    @check_arguments
     def lineage(
         self,
         value: Any,
@@ -420,7 +422,7 @@ class Trace:
 
         return lineage(self._at(step), value, depth=depth, ops=ops, everything=everything)
 
-    @checked
+    @check_arguments
     def graph(
         self,
         *,
@@ -453,7 +455,7 @@ class Trace:
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
                      module=module, everything=everything)  # fmt: skip
 
-    @checked
+    @check_arguments
     def save(
         self,
         path: str | os.PathLike[str],
@@ -486,7 +488,7 @@ class Trace:
             refuse_recording(folder, "save under another name, or give overwrite=True to replace it")
         return save(self.data, folder, source=source, environment=environment)
 
-    @checked
+    @check_arguments
     def to_perfetto(self, path: str | os.PathLike[str], *, step: StepRange | None = None) -> None:
         """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
@@ -507,7 +509,7 @@ class Trace:
 
         to_perfetto(self._at(step).index, path)
 
-    @checked
+    @check_arguments
     def print(self, color: bool | None = None) -> None:
         """Write the one-screen overview to the terminal, with colour on a TTY."""
         self._overview().print(color)
@@ -542,7 +544,7 @@ class Trace:
         return self._overview()._repr_html_()
 
 
-@checked
+@check_arguments
 def load(path: str | os.PathLike[str]) -> Trace:
     """A recording that was saved, read as it is asked for; needs no torch, and runs nothing of the file.
 

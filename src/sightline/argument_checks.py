@@ -1,7 +1,7 @@
 """Arguments people give: shown in a message on one line, and refused in one sentence where the type is wrong.
 
-`checked` reads what a public function says of its own parameters, so that nothing is written down twice. What
-must hold beyond a type (a number from 1 up, one of some words) is looked at where it is known.
+`check_arguments` reads the annotations of a public function, so that nothing is written down twice. What must
+hold beyond a type (a number from 1 up, one of some words) is checked where it is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _LONGEST: Final = 60
 
 
-def said(value: object) -> str:
+def argument_text(value: object) -> str:
     """An argument in a message: as Python writes it, or by its class where that is long.
 
     >>> said("relu"), said([0] * 99), said(3)
@@ -61,7 +61,7 @@ _KINDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
 }
 
 
-def checked(function: Callable[P, T]) -> Callable[P, T]:
+def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     """The function, with a sentence for every argument that is not what its annotation says.
 
     >>> @checked
@@ -88,7 +88,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)  # Python's own sentence names the argument that is missing
         for name, (test, told, optional) in tests.items():
             if name in bound and not (optional and bound[name] is None) and not test(bound[name]):
-                raise UsageError(f"{name}={said(bound[name])} {told}.")
+                raise UsageError(f"{name}={argument_text(bound[name])} {told}.")
         return function(*args, **kwargs)
 
     return asked

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sightline.api import Trace, load
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import UsageError
 from sightline.options import one_of
 
@@ -100,7 +100,7 @@ class Diff:
 
         return modules_view(self)
 
-    @checked
+    @check_arguments
     def source(self, *, everything: bool = False) -> View:
         """Both sources side by side: around the divergence, or all of them with ``everything=True``."""
         from sightline.views.diff import source_view
@@ -112,7 +112,7 @@ class Diff:
         names = {"a": str(self.a.info["name"]), "b": str(self.b.info["name"])}
         return {**names, **self.comparison.to_dict()}
 
-    @checked
+    @check_arguments
     def print(self, color: bool | None = None) -> None:
         """Write the verdict to the terminal, with colour on a TTY."""
         self._verdict().print(color)
@@ -175,7 +175,7 @@ def diff(
 def _check_numbers(given: Mapping[str, Any]) -> None:
     for name, number in given.items():
         if number is not None and (type(number) not in (int, float) or number < 0):
-            raise UsageError(f"{name}={said(number)} must be a number from 0 up, or None.")
+            raise UsageError(f"{name}={argument_text(number)} must be a number from 0 up, or None.")
 
 
 def _check_names(rename: Any) -> None:
@@ -184,7 +184,7 @@ def _check_names(rename: Any) -> None:
     if not isinstance(rename, Mapping) or not all(
         isinstance(part, str) for pair in rename.items() for part in pair
     ):
-        raise UsageError(f'rename={said(rename)} must be a dict of names: {{"mixer": "attn"}}.')
+        raise UsageError(f'rename={argument_text(rename)} must be a dict of names: {{"mixer": "attn"}}.')
 
 
 def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
@@ -196,7 +196,7 @@ def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         if _is_recording(each) or not callable(each):
             raise UsageError(
                 f"sl.diff compares two recordings, two paths of them, or two models with their inputs; "
-                f"{said(each)} does not go with that."
+                f"{argument_text(each)} does not go with that."
             )
     from sightline.tracing import recorded
 

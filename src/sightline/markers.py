@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Final, Protocol, TypeVar
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 
 T = TypeVar("T")
 
 
-class Ear(Protocol):
+class MarkerListener(Protocol):
     """Whoever listens: the recorder, once it has been imported."""
 
     def spied(self, name: str, value: Any, module: Any) -> None: ...
     def stepped(self, begins: bool) -> None: ...
 
 
-ears: Final[list[Ear]] = []
+listeners: Final[list[MarkerListener]] = []
 #: The steps open on each thread, outermost first: kept while nothing records too, since something may start.
 _open: Final[dict[int, list[str]]] = {}
 
@@ -37,7 +37,7 @@ def spy(name: str, value: T, module: Any = None) -> T:
     ``module`` is the module it belongs to; without it, the one whose ``forward`` is running. Outside a
     recording it does nothing.
     """
-    for ear in ears:
+    for ear in listeners:
         ear.spied(name, value, module)
     return value
 
@@ -57,12 +57,12 @@ def step(name: str) -> Iterator[None]:
     check_name("step", name)
     names = _open.setdefault(get_ident(), [])
     names.append(name)
-    for ear in ears:
+    for ear in listeners:
         ear.stepped(begins=True)
     try:
         yield
     finally:
-        for ear in ears:
+        for ear in listeners:
             ear.stepped(begins=False)
         names.pop()
         if not names:
@@ -77,7 +77,7 @@ def current_step() -> str:
 def check_name(what: str, name: object) -> None:
     """A name becomes part of a key, and may become part of a file's name."""
     if not isinstance(name, str) or not name:
-        raise UsageError(f"sl.{what}(name) takes a text that is not empty, not {said(name)}.")
+        raise UsageError(f"sl.{what}(name) takes a text that is not empty, not {argument_text(name)}.")
     if "/" in name or "\\" in name or ".." in name or "\0" in name:
         raise UsageError(
             f"sl.{what}({name!r}): a name holds no '/', '\\' or '..', since it becomes part of a key."

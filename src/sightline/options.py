@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 
 Globs = str | Sequence[str] | None
@@ -55,9 +55,13 @@ class Capture:
         for name in ("max_bytes", "sample"):
             number = getattr(self, name)
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-                raise UsageError(f"Capture({name}={said(number)}) takes a positive whole number, or None.")
+                raise UsageError(
+                    f"Capture({name}={argument_text(number)}) takes a positive whole number, or None."
+                )
         if self.when is not None and not callable(self.when):
-            raise UsageError(f"Capture(when=…) takes a function of one argument, not {said(self.when)}.")
+            raise UsageError(
+                f"Capture(when=…) takes a function of one argument, not {argument_text(self.when)}."
+            )
         for name in ("inputs", "outputs", "gradients"):
             one_of(name, getattr(self, name), (True, False))
         one_of("format", self.format, ("safetensors", "pt"))
@@ -75,7 +79,8 @@ class Capture:
         if isinstance(wanted, str | list | tuple):
             return cls(modules=wanted)
         raise UsageError(
-            f"capture={said(wanted)} is not a choice; it is True, a glob, a list of globs, or sl.Capture(…)."
+            f"capture={argument_text(wanted)} is not a choice; it is True, a glob, a list of globs, "
+            "or sl.Capture(…)."
         )
 
 
@@ -114,7 +119,7 @@ class Stats:
             return cls()
         if isinstance(wanted, cls):
             return wanted
-        raise UsageError(f"stats={said(wanted)} is not a choice; it is True or sl.Stats(…).")
+        raise UsageError(f"stats={argument_text(wanted)} is not a choice; it is True or sl.Stats(…).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +153,14 @@ class Check:
             return cls()
         if isinstance(wanted, cls):
             return wanted if wanted.nonfinite else None
-        raise UsageError(f'check={said(wanted)} is not a choice; it is "nonfinite" or sl.Check(…).')
+        raise UsageError(f'check={argument_text(wanted)} is not a choice; it is "nonfinite" or sl.Check(…).')
 
 
 def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuse what is not a choice, in one sentence."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
-        raise UsageError(f"{name}={said(value)} is not a choice; {name} is one of {listed}.")
+        raise UsageError(f"{name}={argument_text(value)} is not a choice; {name} is one of {listed}.")
 
 
 def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
@@ -165,7 +170,7 @@ def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
         return (wanted,)
     if isinstance(wanted, Sequence) and all(isinstance(glob, str) for glob in wanted):
         return tuple(wanted)
-    raise UsageError(f"{what} takes a glob or a list of globs, not {said(wanted)}.")
+    raise UsageError(f"{what} takes a glob or a list of globs, not {argument_text(wanted)}.")
 
 
 def step_range(text: str, what: str) -> range:

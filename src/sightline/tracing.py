@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from sightline.api import Trace
-from sightline.argument_checks import checked
+from sightline.argument_checks import check_arguments
 from sightline.errors import UsageError
 from sightline.options import Capture, Check, Stats, one_of
 from sightline.ranks import path_of_rank
@@ -61,7 +61,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
     recorder, which any machine can run; ``"auto"`` takes the first where it can be built.
     """
 
-    @checked
+    @check_arguments
     def __init__(
         self,
         model: Any = None,
@@ -99,7 +99,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
         if time == "device" and ops == "none":
             raise UsageError('time="device" says what each op took: use ops="api", "aten" or "both" with it.')
-        from sightline.recording.recorder import Asked, Recorder, check_model
+        from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 
         check_model(model)
         if time == "device":
@@ -111,7 +111,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             ops,
             name,
             compiled,
-            Asked(
+            RecordingOptions(
                 _watcher(live, ops),
                 measured,
                 guarded,
@@ -232,9 +232,9 @@ def _watcher(live: str | None, ops: str) -> Watcher | None:
     """Who prints while the block runs."""
     if live is None:
         return None
-    from sightline.views.live import WatchCode, WatchLog
+    from sightline.views.live import CodeWatcher, LogWatcher
 
-    return WatchCode(ops) if live == "code" else WatchLog(ops)
+    return CodeWatcher(ops) if live == "code" else LogWatcher(ops)
 
 
 def recorded(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Trace:

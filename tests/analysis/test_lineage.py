@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analysis.find_value import find_wanted, wanted_value
+from sightline.analysis.find_value import find_value, found_value
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
@@ -46,7 +46,7 @@ def recorded(ops: Any = "both") -> Trace:
 
 
 def told(trace: Trace, value: object, **options: object) -> Lineage:
-    row = wanted_value(trace.index, value)
+    row = found_value(trace.index, value)
     return lineage_of(row._data, row.id, **options)  # type: ignore[arg-type]
 
 
@@ -168,24 +168,24 @@ def test_the_ways_to_name_a_value() -> None:
     value = linear.outputs[0]
     for wanted in (value, value.id, f"${value.id}", linear, "fc", t.module_calls.where(module="fc")[0],
                    t.modules.where(path="fc")[0], "h", "Residual.h"):  # fmt: skip
-        assert wanted_value(t.index, wanted).id in (value.id, value.consumers[0].outputs[0].id), wanted
-    assert wanted_value(t.index, "fc.weight").kind == "parameter"
-    assert wanted_value(t.index, "loss").shape == ()
-    assert wanted_value(t.index, "turned").shape == (4, 2)
+        assert found_value(t.index, wanted).id in (value.id, value.consumers[0].outputs[0].id), wanted
+    assert found_value(t.index, "fc.weight").kind == "parameter"
+    assert found_value(t.index, "loss").shape == ()
+    assert found_value(t.index, "turned").shape == (4, 2)
 
 
 def test_a_variable_in_a_module() -> None:
     t = make_trace(2, backward=False)
-    found = wanted_value(t.index, "blocks.1.scores")
+    found = found_value(t.index, "blocks.1.scores")
     assert (found.shape, found.producer and found.producer.name) == ((2, 8, 8), "bmm")
-    assert found.id > wanted_value(t.index, "blocks.0.scores").id
+    assert found.id > found_value(t.index, "blocks.0.scores").id
 
 
 def test_a_capture_by_its_key() -> None:
     t = make_trace()
     info = CaptureInfo("step0", "blocks.0", "output", 0, 0, "output", "", 7, (2, 8), "float32")
     kept = Trace(dataclasses.replace(t.data, captures=[info]))
-    assert wanted_value(kept.index, "step0/blocks.0/output/0/0").id == 7
+    assert found_value(kept.index, "step0/blocks.0/output/0/0").id == 7
 
 
 @pytest.mark.parametrize(
@@ -205,17 +205,17 @@ def test_a_capture_by_its_key() -> None:
 def test_what_is_no_value_is_one_sentence(wanted: object, sentence: str) -> None:
     t = make_trace()
     if wanted == "":  # the model itself
-        assert wanted_value(t.index, wanted).id == t.module_calls[0].outputs[0].id
+        assert found_value(t.index, wanted).id == t.module_calls[0].outputs[0].id
         return
     with pytest.raises(UsageError, match=sentence) as caught:
-        wanted_value(t.index, wanted)
+        found_value(t.index, wanted)
     assert "\n" not in str(caught.value)
 
 
 def test_an_op_that_returned_nothing() -> None:
     t = recorded()
     with pytest.raises(NothingMatched, match="returned no tensor"):
-        wanted_value(t.index, t.ops.where(name="Tensor.backward")[0])
+        found_value(t.index, t.ops.where(name="Tensor.backward")[0])
 
 
 def test_wrong_options_are_one_sentence() -> None:
@@ -326,9 +326,9 @@ def test_a_module_that_was_never_called_is_not_offered_again() -> None:
         model(torch.ones(1, 2))
     sentence = r"^'unused' is a module that was never called in this recording: there is no value of it\.$"
     with pytest.raises(NothingMatched, match=sentence):
-        wanted_value(t.index, "unused")
+        found_value(t.index, "unused")
     with pytest.raises(NothingMatched, match=r"did you mean 'used'(, [^u]| or [^u]|\?)"):
-        wanted_value(t.index, "unsed")
+        found_value(t.index, "unsed")
 
 
 def returning(x: Tensor) -> Tensor:
@@ -344,10 +344,10 @@ def test_a_variable_anywhere_means_the_last_value_it_had() -> None:
         outer = returning(torch.ones(2))
         outer = returning(outer.expand(2))
         model(torch.ones(2, 4))
-    assert wanted_value(t.index, "inner").producer.name == "mse_loss"  # type: ignore[union-attr]
-    assert wanted_value(t.index, "outer").id == wanted_value(t.index, "inner").id
-    assert find_wanted(t.index, "inner").set_by.code.startswith("inner = nn.functional")  # type: ignore[union-attr]
-    assert find_wanted(t.index, "outer").set_by.code == "outer = returning(outer.expand(2))"  # type: ignore[union-attr]
-    assert wanted_value(t.index, "turned").shape == (4, 2)
-    assert find_wanted(t.index, "fc.weight").set_by is None
+    assert found_value(t.index, "inner").producer.name == "mse_loss"  # type: ignore[union-attr]
+    assert found_value(t.index, "outer").id == found_value(t.index, "inner").id
+    assert find_value(t.index, "inner").set_by.code.startswith("inner = nn.functional")  # type: ignore[union-attr]
+    assert find_value(t.index, "outer").set_by.code == "outer = returning(outer.expand(2))"  # type: ignore[union-attr]
+    assert found_value(t.index, "turned").shape == (4, 2)
+    assert find_value(t.index, "fc.weight").set_by is None
     assert outer.shape == ()

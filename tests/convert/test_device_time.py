@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.api import Trace
-from sightline.convert.query import Desk
+from sightline.convert.query import Query
 from sightline.trace.data import WORK_KINDS
 from tests.builders import make_trace
 from tests.convert.trace_events import ns, read, slices
@@ -16,7 +16,7 @@ from tests.trace.bundle.bundles import on_a_device
 
 
 def asked(trace: Trace, query: str) -> list[tuple[Any, ...]]:
-    with Desk(trace.index, query) as desk:
+    with Query(trace.index, query) as desk:
         return list(desk.rows)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from sightline.api import Trace
-from sightline.convert.context import Facts
+from sightline.convert.context import TableContext
 from sightline.convert.table_files import (
     NO_PYARROW,
     needs,
@@ -33,7 +33,9 @@ from tests.trace.bundle.bundles import ZOO
 
 
 def rows(trace: Trace, name: str) -> list[tuple[Any, ...]]:
-    return [row for batch in TABLES[name].batches(Facts(trace.index)) for row in zip(*batch, strict=True)]
+    return [
+        row for batch in TABLES[name].batches(TableContext(trace.index)) for row in zip(*batch, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", TABLES)

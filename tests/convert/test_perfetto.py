@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sightline as sl
 from sightline.api import Trace
-from sightline.convert.perfetto import Writer, microseconds
+from sightline.convert.perfetto import EventWriter, microseconds
 from sightline.convert.timeline import cut_to_nest, steps
 from sightline.errors import CaptureError, UsageError
 from sightline.trace.data import StepInfo
@@ -234,10 +234,10 @@ def test_a_fault_half_way_leaves_the_old_file_and_nothing_else(
 ) -> None:
     (tmp_path / "run.json").write_text("old")
 
-    def fails(self: Writer) -> Any:
+    def fails(self: EventWriter) -> Any:
         raise RuntimeError("no memory counter today")
 
-    monkeypatch.setattr(Writer, "_memory", fails)
+    monkeypatch.setattr(EventWriter, "_memory", fails)
     with pytest.raises(RuntimeError):
         make_trace(1).to_perfetto(tmp_path / "run.json")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sightline.api import Trace
 from sightline.convert import query as module
-from sightline.convert.query import NAMED, Desk
+from sightline.convert.query import NAMED, Query
 from sightline.convert.tables import TABLES
 from sightline.errors import UsageError
 from sightline.trace.data import TensorMeta
@@ -28,7 +28,7 @@ NOT_ALLOWED = "is not allowed here: a recording is read, with one SELECT, and ne
 
 
 def answer(query: str, trace: Trace = TRACE, **options: Any) -> list[tuple[Any, ...]]:
-    with Desk(trace.index, query, **options) as desk:
+    with Query(trace.index, query, **options) as desk:
         return list(desk.rows)
 
 
@@ -45,7 +45,7 @@ def test_a_query_is_answered() -> None:
 
 
 def test_the_names_of_columns_are_distinct() -> None:
-    with Desk(TRACE.index, "select id, id, name as id from ops") as desk:
+    with Query(TRACE.index, "select id, id, name as id from ops") as desk:
         assert list(desk.names) == ["id", "id_2", "id_3"]
         assert next(desk.rows) == (0, 0, "F.embedding")
 
@@ -53,7 +53,7 @@ def test_the_names_of_columns_are_distinct() -> None:
 @pytest.mark.parametrize("name", NAMED)
 def test_every_table_can_be_read_whole(name: str) -> None:
     for trace in (make() for make in ZOO.values()):
-        with Desk(trace.index, f'select * from "{name}"') as desk:
+        with Query(trace.index, f'select * from "{name}"') as desk:
             assert list(desk.names) == [column.name for column in NAMED[name].columns]
             assert len(list(desk.rows)) == answer(f'select count(*) from "{name}"', trace)[0][0]
 
@@ -250,7 +250,7 @@ def test_any_text_is_answered_or_refused_in_one_sentence(text: str) -> None:
     threads = threading.active_count()
     said: list[str] = []
     try:
-        with Desk(TRACE.index, text, seconds=1) as desk:
+        with Query(TRACE.index, text, seconds=1) as desk:
             for _, row in zip(range(100), desk.rows, strict=False):
                 assert len(row) == len(desk.names)
     except UsageError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sightline.api import Trace
-from sightline.convert.context import Facts, json_text
+from sightline.convert.context import TableContext, json_text
 from sightline.convert.tables import ALIASES, TABLES
 from sightline.trace.data import StepInfo
 from tests.builders import make_trace
@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "convert.md"
 
 
 def rows(trace: Trace, name: str) -> list[dict[str, Any]]:
-    table, facts = TABLES[name], Facts(trace.index)
+    table, facts = TABLES[name], TableContext(trace.index)
     names = [column.name for column in table.columns]
     found = [
         dict(zip(names, row, strict=True))

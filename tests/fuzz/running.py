@@ -85,20 +85,20 @@ def recorded_bundle(folder: Path) -> Path:
 def recorded_journal(folder: Path) -> Path:
     """The journal of the same, as a killed process leaves it, in several frames."""
     import sightline as sl
-    from sightline.recording.stream_writer import Keeper
+    from sightline.recording.stream_writer import StreamWriter
 
     kept: list[bytes] = []
-    whole = Keeper._append
+    whole = StreamWriter._append
 
-    def noted(self: Keeper, frame: bytes) -> None:
+    def noted(self: StreamWriter, frame: bytes) -> None:
         kept.append(frame)
         whole(self, frame)
 
-    Keeper._append = noted  # type: ignore[method-assign]
+    StreamWriter._append = noted  # type: ignore[method-assign]
     try:
         _train(sl.trace(stats=True, path=folder.with_name("whole"), name="run"), flush=True)
     finally:
-        Keeper._append = whole  # type: ignore[method-assign]
+        StreamWriter._append = whole  # type: ignore[method-assign]
     from sightline.trace.bundle.journal import HEAD
 
     folder.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 import sightline as sl
-from sightline.analysis.steps import step_facts
+from sightline.analysis.steps import step_summaries
 from tests.integrations.test_lightning import Net, fit
 from tests.integrations.test_transformers import tiny, trainer
 from tests.recording.engines import BOTH_ENGINES
@@ -30,7 +30,7 @@ def test_steps_of_a_trainer_have_the_numbers_that_it_logs(tmp_path: Path, engine
     with sl.trace(model, engine=engine) as t:
         running.train()
     logged = [row for row in running.state.log_history if "grad_norm" in row]
-    found = step_facts(t.index)
+    found = step_summaries(t.index)
     assert len(found) == len(logged) == STEPS
     for row, told in zip(logged, found, strict=True):
         assert [*told.losses[0]] == pytest.approx([float(row["loss"])], abs=1e-3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sightline.recording.cpu_statistics import read
-from sightline.recording.device_statistics import Deferred, _is_dense
+from sightline.recording.device_statistics import DeviceStatistics, _is_dense
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_dense_is_without_gaps_in_any_order(tensor: Any, dense: bool) -> None:
 def test_layout_does_not_change_what_is_counted(fill: str) -> None:
     tensor = torch.randn(7, 12, 5)
     tensor[3, 4, 1], tensor[0, 0, 0], tensor[6, 11, 4] = float("nan"), float("inf"), 0.0
-    deferred = Deferred(fill)
+    deferred = DeviceStatistics(fill)
     layouts = [tensor, tensor.transpose(0, 1).contiguous().transpose(0, 1), tensor[:, :, :3]]
     for value, one in enumerate(layouts):
         deferred.add(value, one)

@@ -226,12 +226,12 @@ def test_an_interrupt_in_a_fast_path_does_not_silence_what_follows() -> None:
 
 @pytest.mark.faults
 def test_a_failing_live_view_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sightline.views.live import WatchLog
+    from sightline.views.live import LogWatcher
 
-    def broken(self: WatchLog, event: object) -> None:
+    def broken(self: LogWatcher, event: object) -> None:
         raise OSError("the terminal is gone")
 
-    monkeypatch.setattr(WatchLog, "enter", broken)
+    monkeypatch.setattr(LogWatcher, "enter", broken)
     net = Net()
     with sl.trace(net, live="log") as t:
         net(X)

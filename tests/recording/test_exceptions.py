@@ -17,7 +17,7 @@ import torch
 import sightline as sl
 from sightline.errors import CaptureError
 from sightline.recording import recorder
-from sightline.recording.captures import Capturer
+from sightline.recording.captures import CaptureObserver
 from tests.recording.engines import needs_native
 
 X = torch.ones(2, 3)
@@ -179,10 +179,10 @@ def test_a_fault_of_ours_is_counted_and_shown(
 def test_even_a_full_disk_does_not_replace_it(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Capturer) -> NoReturn:
+    def full(self: CaptureObserver) -> NoReturn:
         raise CaptureError("the disk is full")
 
-    monkeypatch.setattr(Capturer, "finish", full)
+    monkeypatch.setattr(CaptureObserver, "finish", full)
     error = ValueError("mine")
     trace = sl.trace(capture=True, **options)
     assert left_by(error, trace) is error

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sightline as sl
 from sightline.recording.cpu_statistics import read
-from sightline.recording.device_statistics import Deferred
+from sightline.recording.device_statistics import DeviceStatistics
 from sightline.recording.fingerprints import ROW, fingerprints_of, matrix_on, row_weights_on
 
 DTYPES = [
@@ -148,7 +148,7 @@ def test_another_process_agrees() -> None:
 def test_the_way_of_devices_agrees(dtype: torch.dtype) -> None:
     """What is done on a device, done on the CPU: the same numbers, and nothing of it reads a value."""
     tensor = (torch.randn(70, 33) * 2).to(dtype)
-    plain, deferred = read(tensor, fingerprint=True), Deferred("fingerprints")
+    plain, deferred = read(tensor, fingerprint=True), DeviceStatistics("fingerprints")
     deferred.add(7, tensor)
     floats, counts = deferred.columns()
     assert counts[0].tolist() == [7, plain.zeros, plain.nans, plain.infs, *plain.lanes]

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 import sightline as sl
 from sightline.notation import short_path
-from sightline.recording import nonfinite_check as checking
-from sightline.recording.cpu_statistics import Readings, is_finite
+from sightline.recording import nonfinite_check
+from sightline.recording.cpu_statistics import StatisticsBuffer, is_finite
 from tests.recording.architectures import ZOO, Architecture
 from tests.recording.engines import needs_native
 
@@ -344,7 +344,7 @@ def test_copies_of_what_was_looked_at_are_not_looked_at_again(monkeypatch: pytes
         looked.append(tensor.dtype)
         return is_finite(tensor)
 
-    monkeypatch.setattr(checking, "is_finite", noted)
+    monkeypatch.setattr(nonfinite_check, "is_finite", noted)
     x = torch.randn(3, 4, dtype=torch.bfloat16)
     with sl.trace(ops="aten", check="nonfinite", engine="python") as t:
         y = x * 2
@@ -368,9 +368,13 @@ def test_copies_count_as_looked_at_on_the_native_engine() -> None:
 
 
 def test_a_copy_has_the_counts_of_what_it_was_made_from() -> None:
-    checker: Any = SimpleNamespace(_copies=[(5, 2, False), (6, 5, True), (9, 8, False)], readings=Readings())
+    checker: Any = SimpleNamespace(
+        _copies=[(5, 2, False), (6, 5, True), (9, 8, False)], readings=StatisticsBuffer()
+    )
     counts = np.array([[2, 0, 7, 1], [3, 0, 0, 0]])
-    floats, more = checking.Checker._with_copies(checker, np.arange(10.0).reshape(2, 5), counts)
+    floats, more = nonfinite_check.NonFiniteChecker._with_copies(
+        checker, np.arange(10.0).reshape(2, 5), counts
+    )
     assert more.tolist() == [*counts.tolist(), [5, 0, 7, 1], [6, 0, 7, 0]]
     assert floats[2:].tolist() == [floats[0].tolist()] * 2
 

@@ -11,9 +11,9 @@ from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.forms import SLOT, Form
 from sightline.views.code import code, code_lines
-from sightline.views.live import LiveCode, OpEvent
+from sightline.views.live import CodeOp, LiveCode
 from sightline.views.outline import Line, View
-from sightline.views.source_chain import Place
+from sightline.views.source_chain import ChainFrame
 from tests.builders import TORCH, TraceBuilder, make_trace
 from tests.conftest import Golden
 from tests.views import measured
@@ -256,7 +256,7 @@ def test_hostile_strings_stay_text() -> None:
 # -- live ------------------------------------------------------------------------------------------
 
 
-def events(trace: Trace) -> list[OpEvent]:
+def events(trace: Trace) -> list[CodeOp]:
     """The trace's aten ops as a recorder would tell them."""
     made = []
     for op in trace.ops.where(level="aten"):
@@ -268,16 +268,16 @@ def events(trace: Trace) -> list[OpEvent]:
             call = call.parent
         frames = shown.frame.chain if shown.frame else []
         chain = [
-            Place(f.file, f.line, f.function, f.code, f.columns, f.end_line, entered.get(f.id, -1), 4)
+            ChainFrame(f.file, f.line, f.function, f.code, f.columns, f.end_line, entered.get(f.id, -1), 4)
             for f in frames
         ]
         visible = [place for place in chain if "/torch/" not in place.file]
         innermost = visible[-1]
-        chain[chain.index(innermost)] = Place(
+        chain[chain.index(innermost)] = ChainFrame(
             innermost.file, innermost.line, innermost.function, innermost.code, innermost.columns
         )
         inputs, outputs = [str(v) for v in op.inputs], [str(v) for v in op.outputs]
-        made.append(OpEvent(op.name, op.form, inputs, op.result.fill(outputs), chain, op.phase, op.raised))
+        made.append(CodeOp(op.name, op.form, inputs, op.result.fill(outputs), chain, op.phase, op.raised))
     return made
 
 
@@ -301,8 +301,8 @@ def test_live_takes_frames_as_they_are_and_flushes_each_op() -> None:
     live = LiveCode(out, color=False)
     frame = make_trace().ops[0].frame
     assert frame is not None
-    live.op(OpEvent("relu", Form((SLOT, 1)), ["f32[2]"], "f32[2]", frame.chain))
-    live.op(OpEvent("mm", Form((SLOT,)), ["f32[2]"], chain=frame.chain, raised=True))
+    live.op(CodeOp("relu", Form((SLOT, 1)), ["f32[2]"], "f32[2]", frame.chain))
+    live.op(CodeOp("mm", Form((SLOT,)), ["f32[2]"], chain=frame.chain, raised=True))
     assert len(flushed) == 2
     assert out.getvalue().splitlines()[-2:] == [
         "│ │ │ # relu(f32[2], 1) -> f32[2];",
@@ -313,7 +313,7 @@ def test_live_takes_frames_as_they_are_and_flushes_each_op() -> None:
 def test_live_survives_a_stream_that_cannot_show_it() -> None:
     raw = io.BytesIO()
     live = LiveCode(io.TextIOWrapper(raw, encoding="ascii"))
-    live.op(OpEvent("relu", Form(()), output="f32[2]"))
+    live.op(CodeOp("relu", Form(()), output="f32[2]"))
     assert b"relu() -> f32[2];" in raw.getvalue()
 
 

@@ -10,7 +10,7 @@ from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
 from sightline.views.live import LiveLog
 from sightline.views.log import log
-from sightline.views.log_blocks import RAISED, BlockStyle, ModuleEvent, OpEvent, hyperparameters
+from sightline.views.log_blocks import RAISED, BlockStyle, LogModule, LogOp, hyperparameters
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden
 from tests.views.odd_traces import crashed, hostile, nested
@@ -153,9 +153,9 @@ X = TensorMeta((2, 6), None, "float32", "cpu")
 
 def events(live: LiveLog, state: str = "") -> None:
     """A container with a leaf, an op inside the leaf, and an op outside."""
-    net = ModuleEvent("Net", "Net", "", 0, False, ONE_TENSOR, [X], outputs=[X], state=state, root=True)
-    fc = ModuleEvent("fc", "Linear", "in_features=6", 1, True, ONE_TENSOR, [X], outputs=[X], state=state)
-    op = OpEvent("Tensor.view", "method", "Net.forward", 1, Form((SLOT, 3, 4)), [X], outputs=[X])
+    net = LogModule("Net", "Net", "", 0, False, ONE_TENSOR, [X], outputs=[X], state=state, root=True)
+    fc = LogModule("fc", "Linear", "in_features=6", 1, True, ONE_TENSOR, [X], outputs=[X], state=state)
+    op = LogOp("Tensor.view", "method", "Net.forward", 1, Form((SLOT, 3, 4)), [X], outputs=[X])
     live.start()
     live.enter(net)
     live.op(op)

@@ -17,7 +17,7 @@ from sightline.views.code import code
 from sightline.views.log import log
 from sightline.views.outline import View, width
 from sightline.views.source import source
-from sightline.views.statistics_text import Reading, Readings, _pooled
+from sightline.views.statistics_text import StatisticsIndex, ValueStatistics, _pooled
 from sightline.views.summary import summary
 from tests.analysis.test_nonfinite import INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
@@ -81,36 +81,36 @@ def measured_trace(**reading: Any) -> sl.Trace:
 @pytest.mark.parametrize(
     ("reading", "text"),
     [
-        (Reading(0.0, 1.42, 0.406, 0.467, size=16), "0 … 1.42, mean 0.406, std 0.467"),
-        (Reading(-1.0, 1.0, 0.0, 1.0, 3, 2, size=16), "-1 … 1, mean 0, std 1, 3 NaN, 2 Inf"),
-        (Reading(1.0, 1.0, 1.0, 0.0, size=16), "all 1"),
-        (Reading(1.0, 1.0, 1.0, 0.0, 3, size=16), "1, 3 NaN"),
-        (Reading(3.472, 3.472, 3.472, NAN), "3.47"),
-        (Reading(NAN, NAN, NAN, NAN, 16, size=16), "all NaN"),
-        (Reading(NAN, NAN, NAN, NAN, 0, 1), "Inf"),
-        (Reading(NAN, NAN, NAN, NAN, 10, 6, size=16), "10 NaN, 6 Inf"),
-        (Reading(NAN, NAN, NAN, NAN, 2000, size=16000), "2,000 NaN"),
-        (Reading(NAN, NAN, NAN, NAN, size=16), ""),
-        (Reading(-3.0, 2.0, 0.5, 1.0, 1, size=32, values=2), "-3 … 2, 1 NaN"),
+        (ValueStatistics(0.0, 1.42, 0.406, 0.467, size=16), "0 … 1.42, mean 0.406, std 0.467"),
+        (ValueStatistics(-1.0, 1.0, 0.0, 1.0, 3, 2, size=16), "-1 … 1, mean 0, std 1, 3 NaN, 2 Inf"),
+        (ValueStatistics(1.0, 1.0, 1.0, 0.0, size=16), "all 1"),
+        (ValueStatistics(1.0, 1.0, 1.0, 0.0, 3, size=16), "1, 3 NaN"),
+        (ValueStatistics(3.472, 3.472, 3.472, NAN), "3.47"),
+        (ValueStatistics(NAN, NAN, NAN, NAN, 16, size=16), "all NaN"),
+        (ValueStatistics(NAN, NAN, NAN, NAN, 0, 1), "Inf"),
+        (ValueStatistics(NAN, NAN, NAN, NAN, 10, 6, size=16), "10 NaN, 6 Inf"),
+        (ValueStatistics(NAN, NAN, NAN, NAN, 2000, size=16000), "2,000 NaN"),
+        (ValueStatistics(NAN, NAN, NAN, NAN, size=16), ""),
+        (ValueStatistics(-3.0, 2.0, 0.5, 1.0, 1, size=32, values=2), "-3 … 2, 1 NaN"),
     ],
 )
-def test_a_reading(reading: Reading, text: str) -> None:
+def test_a_reading(reading: ValueStatistics, text: str) -> None:
     assert reading.text == text
 
 
 @pytest.mark.parametrize(
     ("reading", "cell"),
     [
-        (Reading(-3, 3, 0.01234, 0.467, size=9), ("0.01", "0.47")),
-        (Reading(-3, 3, -1e-9, 0.996, size=9), ("0", "1")),
-        (Reading(0, 9000, 1234.5, 12.0, size=9), ("1.23e+03", "12")),
-        (Reading(2, 2, 2.0, 0.0, size=9), ("2", "")),
-        (Reading(2, 2, 2.0, NAN), ("2", "")),
-        (Reading(NAN, NAN, NAN, NAN, 9, size=9), ("NaN", "")),
-        (Reading(NAN, NAN, NAN, NAN, 0, 9, size=9), ("Inf", "")),
+        (ValueStatistics(-3, 3, 0.01234, 0.467, size=9), ("0.01", "0.47")),
+        (ValueStatistics(-3, 3, -1e-9, 0.996, size=9), ("0", "1")),
+        (ValueStatistics(0, 9000, 1234.5, 12.0, size=9), ("1.23e+03", "12")),
+        (ValueStatistics(2, 2, 2.0, 0.0, size=9), ("2", "")),
+        (ValueStatistics(2, 2, 2.0, NAN), ("2", "")),
+        (ValueStatistics(NAN, NAN, NAN, NAN, 9, size=9), ("NaN", "")),
+        (ValueStatistics(NAN, NAN, NAN, NAN, 0, 9, size=9), ("Inf", "")),
     ],
 )
-def test_a_reading_in_a_cell(reading: Reading, cell: tuple[str, str]) -> None:
+def test_a_reading_in_a_cell(reading: ValueStatistics, cell: tuple[str, str]) -> None:
     assert reading.spread == cell
 
 
@@ -119,7 +119,7 @@ def test_several_values_taken_together() -> None:
     with sl.trace(stats=True) as t:
         made = [part + 0 for part in parts]
     known = [value.id for value in t.values.where(lambda value: value.stats is not None)]
-    found, whole = Readings(t.data).of(known), torch.cat([part.flatten() for part in made]).double()
+    found, whole = StatisticsIndex(t.data).of(known), torch.cat([part.flatten() for part in made]).double()
     assert found is not None
     assert (found.low, found.high) == (whole.min().item(), whole.max().item())
     assert found.mean == pytest.approx(whole.mean().item(), rel=1e-5)
@@ -267,10 +267,10 @@ def test_of_several_calls_the_summary_has_all() -> None:
 
 def test_an_event_without_numbers_is_written_as_before() -> None:
     from sightline.trace.data import TensorMeta
-    from sightline.views.log_blocks import BlockStyle, OpEvent
+    from sightline.views.log_blocks import BlockStyle, LogOp
 
     x = TensorMeta((2,), None, "float32", "cpu")
-    event = OpEvent("torch.relu", "function", "f", 0, ONE_TENSOR, (x,), ONE_TENSOR, (x,))
+    event = LogOp("torch.relu", "function", "f", 0, ONE_TENSOR, (x,), ONE_TENSOR, (x,))
     assert [made.text for made in BlockStyle().op(event)][1:] == [
         "├─ Input: Tensor [2] @ cpu",
         "└─ Output: Tensor [2] @ cpu",
@@ -279,9 +279,9 @@ def test_an_event_without_numbers_is_written_as_before() -> None:
 
 def test_numbers_that_no_tensor_has_are_no_traceback() -> None:
     odd = [
-        Reading(-1.0, 1.0, 1e308, 1e308, 0, 0, size=4),
-        Reading(-1e-300, 1e-300, 1e308, -1e308, 1 << 62, 1 << 62, size=4),
-        Reading(0.0, 0.0, math.inf, math.nan, -5, -7, size=1 << 80),
+        ValueStatistics(-1.0, 1.0, 1e308, 1e308, 0, 0, size=4),
+        ValueStatistics(-1e-300, 1e-300, 1e308, -1e308, 1 << 62, 1 << 62, size=4),
+        ValueStatistics(0.0, 0.0, math.inf, math.nan, -5, -7, size=1 << 80),
     ]
     for parts in (odd, odd[:2], odd[1:]):
         assert _pooled(parts).nans == sum(part.nans for part in parts)

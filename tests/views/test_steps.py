@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.analysis.steps import StepFacts, step_facts
+from sightline.analysis.steps import StepSummary, step_summaries
 from sightline.trace.data import StepInfo
 from sightline.views.steps import step_table, steps_told
 from tests.recording import training_loops as loops
 from tests.recording.engines import BOTH_ENGINES
 
 
-def text(steps: list[StepFacts]) -> list[str]:
+def text(steps: list[StepSummary]) -> list[str]:
     from sightline.views.outline import View
 
     made = step_table(steps)
@@ -24,10 +24,10 @@ def text(steps: list[StepFacts]) -> list[str]:
     return str(View((made,))).splitlines()[2:]
 
 
-def facts(number: int, time: int = 1_000_000, **given: object) -> StepFacts:
+def facts(number: int, time: int = 1_000_000, **given: object) -> StepSummary:
     info = StepInfo(f"step{number}", 10 * number, 10 * number + 10, 0, 0, 0, time)
     kept = {"ops": 10, "losses": (), "norm": None, "peak": 0, "skipped": False} | given
-    return StepFacts(number, info, **kept)  # type: ignore[arg-type]  # the fields of it
+    return StepSummary(number, info, **kept)  # type: ignore[arg-type]  # the fields of it
 
 
 @BOTH_ENGINES
@@ -44,7 +44,7 @@ def test_the_loss_and_the_norm_are_the_numbers_that_were_read(engine: str, ops: 
             optimizer.step()
             optimizer.zero_grad()
             read.append((loss.detach().item(), float(norm)))
-    found = [(step.losses[0][0], step.norm) for step in step_facts(t.index)]
+    found = [(step.losses[0][0], step.norm) for step in step_summaries(t.index)]
     assert found == read
 
 
@@ -52,11 +52,11 @@ def test_a_loss_that_nobody_read_is_not_told_unless_statistics_know_it() -> None
     model = loops.net()
     with sl.trace(model) as t:
         loops.plain(model, 2, read=False)
-    assert [(step.losses, step.norm) for step in step_facts(t.index)] == [((), None)] * 2
+    assert [(step.losses, step.norm) for step in step_summaries(t.index)] == [((), None)] * 2
     assert not any(line.startswith("step ") and "loss" in line for line in str(t).splitlines())
     with sl.trace(model, stats=True) as t:
         loops.plain(model, 2, read=False)
-    for step in step_facts(t.index):
+    for step in step_summaries(t.index):
         assert math.isfinite(step.losses[0][0])
         assert step.norm is not None
         assert step.norm > 0
@@ -72,7 +72,7 @@ def test_the_loss_is_the_one_before_it_was_scaled() -> None:
         scaler.step(optimizer)
         scaler.update()
         read = loss.item()
-    assert [step.losses for step in step_facts(t.index)] == [((read,),)]
+    assert [step.losses for step in step_summaries(t.index)] == [((read,),)]
 
 
 def test_accumulated_losses_are_a_range_and_those_of_two_models_stand_beside_each_other() -> None:
@@ -86,7 +86,7 @@ def test_a_skipped_step_says_so() -> None:
     model = loops.net()
     with sl.trace(model) as t:
         loops.scaled(model, 4, overflow=2)
-    assert [step.skipped for step in step_facts(t.index)] == [False, False, True, False]
+    assert [step.skipped for step in step_summaries(t.index)] == [False, False, True, False]
     assert "skipped by the scaler" in str(t)
 
 
@@ -116,6 +116,6 @@ def test_the_peak_of_a_step_is_its_own() -> None:
     model = nn.Linear(64, 64)
     with sl.trace(model) as t:
         loops.plain_of(model, [8, 512, 8])
-    peaks = [step.peak for step in step_facts(t.index)]
+    peaks = [step.peak for step in step_summaries(t.index)]
     assert peaks[1] > 2 * peaks[0]
     assert "peak memory" in str(t)

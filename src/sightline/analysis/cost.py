@@ -26,7 +26,7 @@ _LAUNCHERS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autogr
 
 
 @dataclass(frozen=True)
-class Tally:
+class CostTally:
     """What scopes cost, a column per kind of cost and a row per scope. Times are nanoseconds."""
 
     flops: I64
@@ -60,8 +60,8 @@ class Costs:
     """The cost of every scope of a recording."""
 
     scopes: Scopes
-    own: Tally
-    total: Tally
+    own: CostTally
+    total: CostTally
     parameters: tuple[Parameters, ...]
     optimizer_time: int  #: of the optimizer's ops, which belong to no module
     optimizer_device_time: int
@@ -73,7 +73,9 @@ def cost_of(data: TraceData, device: I64 | None = None) -> Costs:
     device = np.zeros(len(data.ops), dtype=np.int64) if device is None else device
     own = _own(data, scopes, device)
     ends = np.array([scope.end for scope in scopes.rows], dtype=np.int64)
-    total = Tally(**{column.name: _inclusive(getattr(own, column.name), ends) for column in fields(Tally)})
+    total = CostTally(
+        **{column.name: _inclusive(getattr(own, column.name), ends) for column in fields(CostTally)}
+    )
     optimizer = data.ops.phase == _OPTIMIZER
     return Costs(
         scopes, own, total, _parameters(data, scopes),
@@ -150,7 +152,7 @@ def uncounted_text(missed: dict[str, int]) -> str:
     return f"not counted: {', '.join(told[:_NAMED] + more)}" if told else ""
 
 
-def _own(data: TraceData, scopes: Scopes, device: I64) -> Tally:
+def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
     ops, count = data.ops, len(scopes.rows)
     scope, leaf = op_scopes(data, scopes), leaf_ops(data)
     every = np.ones(len(ops), dtype=bool)
@@ -160,7 +162,7 @@ def _own(data: TraceData, scopes: Scopes, device: I64) -> Tally:
         return _added(scope[picked], amount[picked], count)
 
     flops = np.maximum(ops.flops, 0)
-    return Tally(
+    return CostTally(
         flops=over_ops(flops, _FORWARD),
         backward_flops=over_ops(flops, _BACKWARD),
         recompute_flops=over_ops(flops, _RECOMPUTE),

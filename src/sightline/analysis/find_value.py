@@ -11,7 +11,7 @@ import numpy as np
 
 from sightline.analysis.select import nearest
 from sightline.analysis.variable_names import Assigned, assignments, returned_assignments
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Row, Value
 
@@ -19,44 +19,45 @@ _ID = re.compile(r"\$(\d{1,18})")  # Python refuses to read a number of thousand
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FoundValue:
     """The value that is meant, and the line that set it where it is a variable of a script or function."""
 
     value: Value
     set_by: Frame | None = None
 
 
-def wanted_value(index: Index, wanted: Any) -> Value:
+def found_value(index: Index, wanted: Any) -> Value:
     """The value that is meant; where a name was given to several, the last of them."""
-    return find_wanted(index, wanted).value
+    return find_value(index, wanted).value
 
 
-def find_wanted(index: Index, wanted: Any) -> Wanted:
+def find_value(index: Index, wanted: Any) -> FoundValue:
     """The value that is meant, and how.
 
     A row is looked up in the recording it came from: inside the block every snapshot has its own.
     """
     if isinstance(wanted, Row):
-        return Wanted(_of_row(wanted))
+        return FoundValue(_of_row(wanted))
     if isinstance(wanted, int) and not isinstance(wanted, bool):
-        return Wanted(_of_id(index, wanted))
+        return FoundValue(_of_id(index, wanted))
     if not isinstance(wanted, str):
         raise UsageError(
-            f"{said(wanted)} is no value of a trace; give a row of t.values or t.ops, an id like '$12' "
+            f"{argument_text(wanted)} is no value of a trace; give a row of t.values or t.ops, an id like "
+            "'$12' "
             "or a name."
         )
     number = _ID.fullmatch(wanted)
     if number:
-        return Wanted(_of_id(index, int(number[1])))
+        return FoundValue(_of_id(index, int(number[1])))
     for look in (_captured, _named, _returned):
         found = look(index, wanted)
         if found >= 0:
-            return Wanted(index.values[found])
+            return FoundValue(index.values[found])
     known = _assigned(index, wanted)
     if known is None:
         raise NothingMatched(_no_value(index, wanted))
     outside = "." not in wanted  # of no module that was named
-    return Wanted(index.values[known.value], index.frames[known.frame] if outside else None)
+    return FoundValue(index.values[known.value], index.frames[known.frame] if outside else None)
 
 
 def _no_value(index: Index, wanted: str) -> str:

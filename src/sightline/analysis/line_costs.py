@@ -24,7 +24,7 @@ _FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "rec
 
 
 @dataclass
-class Tally:
+class LineTally:
     """The ops of one phase on one line."""
 
     ops: Counter[str] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class Tally:
 class LineRecord:
     """One source line over the whole recording."""
 
-    phases: dict[str, Tally] = field(default_factory=dict)
+    phases: dict[str, LineTally] = field(default_factory=dict)
     calls: int = 0  #: how often it ran, as far as the recording can tell
     inside: int = 0  #: time of the ops that ran in what it called
 
@@ -96,7 +96,7 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I
         # A backward op ran where backward() was called, if that is a line that is shown.
         called = chains.of(int(own[at])) if own[at] != shown[at] else ()
         around = dict.fromkeys(_position(data, frame) for frame in called or chain[:-1])
-        tally = lines.at(*position).phases.setdefault(PHASES[phase[at]], Tally())
+        tally = lines.at(*position).phases.setdefault(PHASES[phase[at]], LineTally())
         if called and position not in around:
             tally.elsewhere += time
         for outer in around:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sightline.analysis.model_part import model_part
-from sightline.analysis.producers import NOBODY, Makers
+from sightline.analysis.producers import NOBODY, Producers
 from sightline.analysis.select import listed
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import LEVELS, PHASES
 from sightline.trace.index import Index
@@ -119,13 +119,13 @@ def lineage_of(
     what installed packages run around it, unless the value itself is of these.
     """
     if depth is not None and (type(depth) is not int or depth < 1):
-        raise UsageError(f"depth={said(depth)} must be a whole number from 1 up.")
+        raise UsageError(f"depth={argument_text(depth)} must be a whole number from 1 up.")
     level = lineage_level(index, ops)
     left_out = None if everything else model_part(index.raw).left_out
     producer = int(index.raw.values.producer[value])
     if left_out is not None and producer >= 0 and left_out[producer]:
         left_out = None
-    makers = Makers(index, level, left_out, None if everything else value)
+    makers = Producers(index, level, left_out, None if everything else value)
     if makers.of(value) == NOBODY:
         return Lineage(index, value, level, ())
     return Lineage(index, value, level, tuple(_Telling(index, makers, value, depth, most).makings()))
@@ -149,7 +149,9 @@ def lineage_level(index: Index, ops: str | None) -> str:
 class _Telling:
     """One lineage while it is worked out."""
 
-    def __init__(self, index: Index, makers: Makers, value: int, depth: int | None, most: int | None) -> None:
+    def __init__(
+        self, index: Index, makers: Producers, value: int, depth: int | None, most: int | None
+    ) -> None:
         self._index = index
         self._makers = makers
         self._value = value

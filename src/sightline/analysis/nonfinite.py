@@ -32,9 +32,9 @@ from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.user_frames import (
     argument_names,
     backward_of,
+    location_text,
     numbers_text,
     origin,
-    place_text,
     placed,
     written,
 )
@@ -101,7 +101,7 @@ class Finding:
     @property
     def place(self) -> str:
         """``net.py:9 in Net.forward (fc1)``; of a backward op, where its forward op is written."""
-        return place_text(self.op)
+        return location_text(self.op)
 
     @property
     def inputs(self) -> list[Given]:

@@ -22,7 +22,7 @@ _BACKWARD: Final = PHASES.index("backward")
 _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 
 
-class Makers:
+class Producers:
     """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not.
 
     What the ops in ``left_out`` made has no maker; nor, for a value that is ``asked`` for, has any other

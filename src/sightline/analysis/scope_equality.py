@@ -9,7 +9,7 @@ from sightline.analysis.scopes import OUTSIDE, OwnOps
 from sightline.trace.data import TraceData
 
 
-def scope_looks(data: TraceData, costs: Costs, own_ops: Mapping[int, OwnOps]) -> list[int]:
+def equal_scopes(data: TraceData, costs: Costs, own_ops: Mapping[int, OwnOps]) -> list[int]:
     """A number for each scope; scopes with equal numbers differ only in their names, times and values."""
     scopes = costs.scopes
     numbers: dict[Hashable, int] = {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
@@ -48,13 +48,13 @@ class Selection:
         for name in ("module", "op", "phase"):
             given = getattr(self, name)
             if given is not None and not isinstance(given, str):
-                raise UsageError(f"{name}={said(given)} must be a string.")
+                raise UsageError(f"{name}={argument_text(given)} must be a string.")
         if self.phase is not None and self.phase not in PHASES:
             raise UsageError(f"phase={self.phase!r} is no phase; choose {listed(PHASES)}.")
         for name, least in (("depth", 0), ("tail", 1)):
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < least):
-                raise UsageError(f"{name}={said(given)} must be a whole number from {least} up.")
+                raise UsageError(f"{name}={argument_text(given)} must be a whole number from {least} up.")
 
     @property
     def given(self) -> dict[str, str | int]:
@@ -207,7 +207,7 @@ def _level_mask(index: Index, level: str | None) -> Mask:
     if level is None:
         return np.ones(len(index.raw.ops), dtype=np.bool_)
     if level not in LEVELS:
-        raise UsageError(f"ops={said(level)} is no level; choose {listed(LEVELS)}.")
+        raise UsageError(f"ops={argument_text(level)} is no level; choose {listed(LEVELS)}.")
     return _at_level(index, LEVELS.index(level))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.memory import memory_of
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import bare_name
 from sightline.trace.data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo
@@ -43,13 +43,13 @@ def step_span(index: Index, step: Any) -> StepInfo:
         return _joined(named, step) if known else named[0]
     wanted = _wanted(step)
     if not known:
-        raise NothingMatched(f"step={said(step)}: {_NO_STEPS}")
+        raise NothingMatched(f"step={argument_text(step)}: {_NO_STEPS}")
     if wanted is None:
         last = max(known)
         return _joined([known[last]], f"step {last}")
     chosen = [known[number] for number in sorted(known) if number in wanted]
     if not chosen:
-        raise NothingMatched(f"step={said(step)} is not there; {_there(known)}.")
+        raise NothingMatched(f"step={argument_text(step)} is not there; {_there(known)}.")
     numbers = [number for number in sorted(known) if number in wanted]
     text = f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} … {numbers[-1]}"
     return _joined(chosen, text)
@@ -70,7 +70,9 @@ def _wanted(step: Any) -> range | None:
         end = (int(found[3]) if found[3] else None) if found[2] else first + 1
     whole = type(first) is int and (end is None or type(end) is int)
     if not whole or first < 0 or (end is not None and end <= first):
-        raise UsageError(f"step={said(step)} must be a step, counted from 0: 3, '3:5', 'last', or a name.")
+        raise UsageError(
+            f"step={argument_text(step)} must be a step, counted from 0: 3, '3:5', 'last', or a name."
+        )
     return range(first, 1 << 60 if end is None else end)
 
 
@@ -109,7 +111,7 @@ _LONGEST: Final = 16  #: ops between a loss and what was read of it
 
 
 @dataclass(frozen=True, slots=True)
-class StepFacts:
+class StepSummary:
     """A step in numbers; what is not known is None or empty."""
 
     number: int
@@ -121,7 +123,7 @@ class StepFacts:
     skipped: bool  #: a gradient scaler found an infinity, and the optimizer did not step
 
 
-def step_facts(index: Index) -> list[StepFacts]:
+def step_summaries(index: Index) -> list[StepSummary]:
     """Every step of a run, in order."""
     steps = numbered_steps(index)
     if not steps:
@@ -135,7 +137,7 @@ def step_facts(index: Index) -> list[StepFacts]:
         skipped = bool(updated and (phases == _BACKWARD).any() and not (phases == _OPTIMIZER).any())
         losses, norm = numbers.losses(info), numbers.norm(info)
         ops = info.end_op - info.first_op
-        made.append(StepFacts(number, info, ops, losses, norm, peak, skipped))
+        made.append(StepSummary(number, info, ops, losses, norm, peak, skipped))
     return made
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Verb(click.Command):
+class Command(click.Command):
     """A command that never ends in a traceback about its input."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -145,7 +145,7 @@ _OPTIONS: Final = {"Capture": "--capture", "Stats": "--module"}
 _OWN: Final = frozenset({"", "dim", "warn"})
 
 
-def spoken(text: str) -> str:
+def in_cli_words(text: str) -> str:
     """A text of ours in the words of the command line.
 
     >>> spoken("statistics were not taken: stats=True finds NaN and dead layers")
@@ -164,7 +164,7 @@ def spoken_error(text: str) -> str:
     def flag(found: re.Match[str]) -> str:
         return f"--{_FLAGS.get(found[1], found[1]).replace('_', '-')} "
 
-    return _ARGUMENT.sub(flag, spoken(text))
+    return _ARGUMENT.sub(flag, in_cli_words(text))
 
 
 def spoken_asked(text: str) -> str:
@@ -182,7 +182,7 @@ def spoken_view(view: View, after_run: bool = False) -> View:
     def said(span: Span) -> Span:
         if span.style not in _OWN:
             return span
-        text = spoken(span.text)
+        text = in_cli_words(span.text)
         return replace(span, text=spoken_asked(text) if after_run else text)
 
     def all_said(blocks: Iterable[Block]) -> tuple[Block, ...]:

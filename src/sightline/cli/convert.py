@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sightline.cli.command import Verb, examples, filters, opened, recording, safe
+from sightline.cli.command import Command, examples, filters, opened, recording, safe
 from sightline.cli.screen import bar
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
@@ -28,7 +28,7 @@ _SUFFIXES: Final = {
 
 @click.command(
     "convert",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline convert run.sight -o run.perfetto.json.gz   # open it in ui.perfetto.dev",
         "sightline convert run.sight -o run.json --to perfetto",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Verb, examples, opened, spoken_view
+from sightline.cli.command import Command, examples, opened, spoken_view
 from sightline.cli.screen import Screen, screen_options, waiting
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _FAILURES = {
 
 @click.command(
     "diff",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline diff before.sight after.sight",
         "sightline diff paper.sight mine.sight --rename mixer=attn --view source",

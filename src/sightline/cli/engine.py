@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from sightline.cli.command import Verb, examples, safe
+from sightline.cli.command import Command, examples, safe
 
 
 @click.command(
     "engine",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline engine",
         "sightline engine --build   # ahead: in a container, before the jobs of a cluster",

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from sightline.analysis.model_part import SHOWS_ALL
-from sightline.cli.command import Verb, examples, filters, opened, recording, safe
+from sightline.cli.command import Command, examples, filters, opened, recording, safe
 from sightline.cli.screen import waiting
 
 _TEXTS: Final = ("mermaid", "dot", "json", "list")
@@ -16,7 +16,7 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
 
 @click.command(
     "graph",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline graph run.sight -o run.svg --fold --depth 2",
         "sightline graph run.sight -o layers.pdf --level module",

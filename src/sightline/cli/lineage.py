@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.command import Command, examples, filters, opened, recording
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import NothingMatched
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "lineage",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline lineage run.sight '$12'             # a value: quote it, or the shell takes it",
         "sightline lineage run.sight 1041              # what op 1041 of `sightline ops` made",

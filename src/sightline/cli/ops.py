@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import numpy as np
 
-from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.command import Command, examples, filters, opened, recording
 from sightline.cli.row_output import Column, Row, formats, write
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import UsageError
@@ -37,7 +37,7 @@ _IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "rai
 
 @click.command(
     "ops",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline ops run.sight --tail 20",
         "sightline ops run.sight --module 'blocks.*.attn' --op '*matmul*'",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from sightline.cli.command import Verb, examples, recording, safe
+from sightline.cli.command import Command, examples, recording, safe
 
 
 @click.command(
     "repair",
-    cls=Verb,
+    cls=Command,
     epilog=examples("sightline repair run.sight     # after the process was killed"),
 )
 @recording

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Verb, examples, has_torch, safe, spoken_asked, spoken_error, spoken_view
+from sightline.cli.command import Command, examples, has_torch, safe, spoken_asked, spoken_error, spoken_view
 from sightline.cli.script import Program, instead_of, tell
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
@@ -28,7 +28,7 @@ from sightline.views.outline import Line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.cli.step_range import Stepping
+    from sightline.cli.step_range import StepRecorder
     from sightline.options import Stats
     from sightline.views.outline import Block
 
@@ -41,7 +41,7 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 
 @click.command(
     "run",
-    cls=Verb,
+    cls=Command,
     context_settings={"allow_interspersed_args": False},  # what comes after the script is the script's
     epilog=examples(
         "sightline run train.py --epochs 1",
@@ -158,11 +158,11 @@ def _leave(home: Path) -> None:
         home.rmdir()
 
 
-def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any]) -> Stepping:
+def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any]) -> StepRecorder:
     """The trace of the run, ready to begin."""
     if not has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
-    from sightline.cli.step_range import Stepping, span_of
+    from sightline.cli.step_range import StepRecorder, span_of
     from sightline.options import Capture, Stats
     from sightline.tracing import trace
 
@@ -176,7 +176,7 @@ def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any])
         check="nonfinite" if asked["check"] else None, path=place, name=name, time=asked["time"],
         source=not asked["no_source"], environment=not asked["no_environment"],
     )  # fmt: skip
-    return Stepping(traced, span_of(steps))
+    return StepRecorder(traced, span_of(steps))
 
 
 def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
@@ -189,7 +189,7 @@ def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
     return Stats(fingerprint=False) if reads_cheaply() else None
 
 
-def _run(program: Program, recording: Stepping) -> BaseException | None:
+def _run(program: Program, recording: StepRecorder) -> BaseException | None:
     """Run it; the result is how it ended, if not by itself."""
     names = program.begin()
     recording.begin()
@@ -206,7 +206,7 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _report(recording: Stepping, place: Path, home: Path, quiet: bool, failed: bool) -> None:
+def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
     """Say how it went. The script has ended: whatever goes wrong here changes nothing about that."""
     try:
         _flush()
@@ -218,7 +218,7 @@ def _report(recording: Stepping, place: Path, home: Path, quiet: bool, failed: b
             _tell(f"the recording cannot be shown: {str(error) or type(error).__name__}")
 
 
-def _say(recording: Stepping, place: Path, home: Path, quiet: bool, failed: bool) -> None:
+def _say(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
     """Where the recording is, what was in it and what looks wrong."""
     if recording.trouble:
         _tell(spoken_error(recording.trouble))

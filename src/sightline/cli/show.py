@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Verb, examples, filters, opened, recording, safe, spoken_view
+from sightline.cli.command import Command, examples, filters, opened, recording, safe, spoken_view
 from sightline.cli.screen import Screen, screen_options
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 
 @click.command(
     "show",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline show run.sight",
         "sightline show run.sight --view code --module 'blocks.0' --fold",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.command import Command, examples, filters, opened, recording
 from sightline.cli.row_output import Column, Row, formats, write
 from sightline.cli.screen import Screen, bar, screen_options
 from sightline.views.outline import Block, line, printable, width
 
 if TYPE_CHECKING:
-    from sightline.convert.query import Desk
+    from sightline.convert.query import Query
     from sightline.trace.index import Index
 
 _ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
@@ -29,7 +29,7 @@ _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
 
 @click.command(
     "sql",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline sql run.sight                  # the tables",
         "sightline sql run.sight --tables         # and what each column means",
@@ -72,17 +72,17 @@ def command(file: str, query: str | None, step: str | None, tables: bool, timeou
     if query is None or tables:
         screen.show(list(_listed(index, tables)))
         return
-    from sightline.convert.query import Desk
+    from sightline.convert.query import Query
 
     text = sys.stdin.read() if query == "-" else query
     most = limit if limit is not None else _ROWS if form is None else 0
     with bar("tables") as progress:
-        desk = Desk(index, text, seconds=timeout, progress=progress)
+        desk = Query(index, text, seconds=timeout, progress=progress)
         with _held_to(desk, timeout), desk:
             _write(desk, form, most, screen)
 
 
-def _write(desk: Desk, form: str | None, most: int, screen: Screen) -> None:
+def _write(desk: Query, form: str | None, most: int, screen: Screen) -> None:
     names = list(map(printable, desk.names))
     rows: Iterator[Row] = (_plain(dict(zip(names, row, strict=True))) for row in desk.rows)
     shown = islice(rows, most) if most else rows
@@ -140,10 +140,10 @@ def _text(item: Any) -> str:
 
 def _listed(index: Index, columns: bool) -> Iterable[Block]:
     """The tables, each with its rows, what they are, and its columns."""
-    from sightline.convert.context import Facts
+    from sightline.convert.context import TableContext
     from sightline.convert.tables import ALIASES, TABLES
 
-    facts = Facts(index)
+    facts = TableContext(index)
     others = {name: alias for alias, name in ALIASES.items()}
     for table in TABLES.values():
         count = table.count(facts)
@@ -169,7 +169,7 @@ def _folded(names: Sequence[str], room: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _held_to(desk: Desk, seconds: float) -> Iterator[None]:
+def _held_to(desk: Query, seconds: float) -> Iterator[None]:
     """End the process if SQLite does not come back: inside one function it looks at no clock."""
     done = threading.Event()
 

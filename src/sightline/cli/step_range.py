@@ -25,7 +25,7 @@ def span_of(text: str | None) -> range | None:
     return step_range(text, "--steps ")
 
 
-class Stepping:
+class StepRecorder:
     """A block in which everything is recorded, or some training steps are, each named.
 
     ``begin`` may refuse; once the block runs, what goes wrong with the recording is kept as ``trouble`` and

@@ -18,7 +18,7 @@ from sightline.errors import UsageError
 from sightline.notation import number_text
 from sightline.views.layout import NARROWEST
 from sightline.views.outline import Line, Span, line
-from sightline.views.statistics_text import Reading
+from sightline.views.statistics_text import ValueStatistics
 
 Array = NDArray[Any]
 F64 = NDArray[np.float64]
@@ -35,7 +35,7 @@ _QUANTILES: Final = (1, 25, 50, 75, 99)
 _MARGIN: Final = 11  #: columns for the titles of facts
 
 
-def reading(given: Array) -> Reading:
+def reading(given: Array) -> ValueStatistics:
     """What the numbers of a tensor are like; of complex ones their magnitudes.
 
     >>> reading(np.array([1.0, -1.0, np.nan])).text
@@ -50,12 +50,12 @@ def reading(given: Array) -> Reading:
         count += finite.size
         low, high = min(low, float(finite.min(initial=low))), max(high, float(finite.max(initial=high)))
     if not count:
-        return Reading(math.nan, math.nan, math.nan, math.nan, nans, infs, size=given.size)
+        return ValueStatistics(math.nan, math.nan, math.nan, math.nan, nans, infs, size=given.size)
     unit = _unit(low, high)
     mean = sum(float((wide[np.isfinite(wide)] / unit).sum()) for wide in _chunks(given)) / count
     squares = sum(float(((wide[np.isfinite(wide)] / unit - mean) ** 2).sum()) for wide in _chunks(given))
     std = math.sqrt(squares / max(count - 1, 1))
-    return Reading(low, high, mean * unit, std * unit, nans, infs, size=given.size)
+    return ValueStatistics(low, high, mean * unit, std * unit, nans, infs, size=given.size)
 
 
 def _chunks(given: Array) -> Iterator[F64]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Verb, examples, filters, opened, recording
+from sightline.cli.command import Command, examples, filters, opened, recording
 from sightline.cli.row_output import Column, Row, formats, write
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import NotCaptured, UsageError
@@ -26,7 +26,7 @@ _NUMBERS: Final = ("min", "max", "mean", "std", "nans", "infs")
 
 @click.command(
     "tensors",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline tensors run.sight",
         "sightline tensors run.sight --module 'blocks.*' --role output",

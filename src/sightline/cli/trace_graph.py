@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from sightline.cli.command import Verb, examples, safe
+from sightline.cli.command import Command, examples, safe
 from sightline.errors import UsageError
 
 
 @click.command(
     "trace-graph",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline trace-graph --trace-file call_trace.txt --out calls.svg",
         "sightline trace-graph --trace-file call_trace.txt --squash-name --figwidth 8",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Verb, examples, opened, recording, safe
+from sightline.cli.command import Command, examples, opened, recording, safe
 from sightline.cli.screen import waiting
 from sightline.notation import bytes_text
 from sightline.trace.bundle.reader import LoadedTrace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "validate",
-    cls=Verb,
+    cls=Command,
     epilog=examples(
         "sightline validate run.sight",
         "sightline validate run.sight && rsync -a run.sight host:",

@@ -24,14 +24,14 @@ from typing import IO, Self
 
 from sightline.errors import UsageError
 from sightline.notation import call_text, tensor_text
-from sightline.recording.recorder import Asked, Recorder
+from sightline.recording.recorder import Recorder, RecordingOptions
 from sightline.trace.data import TensorMeta
-from sightline.trace.events import CallHappened, OpHappened
+from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
 from sightline.trace.user_frames import first_own, shown_frames, torch_file
-from sightline.views.live import LiveCode, OpEvent
-from sightline.views.source_chain import Place, PlaceLike, shared_lines
+from sightline.views.live import CodeOp, LiveCode
+from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
 
 __all__ = ["Trace", "TracingMode"]
 
@@ -49,7 +49,7 @@ class Trace:
 
     op_str: str  #: ``mul.Tensor(f32[2, 3], 2) -> f32[2, 3]``
     stack: list[inspect.Traceback]  #: the source positions that led to it, outermost first, none in torch
-    event: OpEvent = field(repr=False)  #: what the lines are made of
+    event: CodeOp = field(repr=False)  #: what the lines are made of
 
 
 class TracingMode:
@@ -79,7 +79,7 @@ class TracingMode:
         if self._recorders and self._recorders[-1].running:
             raise UsageError("This TracingMode is already tracing; make a second one to nest.")
         watcher = None if self._quiet else _Printing(None, color=self._color, succinct=self._succinct)
-        recorder = Recorder(None, "aten", "TracingMode", asked=Asked(watcher))
+        recorder = Recorder(None, "aten", "TracingMode", asked=RecordingOptions(watcher))
         recorder.start(sys._getframe(1))
         self._recorders.append(recorder)
         return self
@@ -129,20 +129,20 @@ class _Printing:
         self._live = LiveCode(stream, color=color)
         self._succinct = succinct
         self._numbers = count()
-        self._last: Sequence[Place] = ()
+        self._last: Sequence[ChainFrame] = ()
 
-    def op(self, event: OpHappened) -> None:
+    def op(self, event: LiveOpEvent) -> None:
         inputs, outputs = _texts(event.inputs), _made(event, _texts(event.outputs))
         chain = _places(event.chain)
-        self.write(OpEvent(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
+        self.write(CodeOp(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
 
-    def enter(self, event: CallHappened) -> None:
+    def enter(self, event: LiveCallEvent) -> None:
         """A module call shows as the lines it runs."""
 
-    def leave(self, event: CallHappened) -> None:
+    def leave(self, event: LiveCallEvent) -> None:
         """A module call shows as the lines it runs."""
 
-    def write(self, event: OpEvent) -> None:
+    def write(self, event: CodeOp) -> None:
         """Write one op, and of its lines those that the op before did not have."""
         last, chain = self._last, event.chain
         kept = self._kept(chain)
@@ -154,7 +154,7 @@ class _Printing:
         ]
         self._live.op(replace(event, chain=self._last))
 
-    def _kept(self, chain: Sequence[PlaceLike]) -> int:
+    def _kept(self, chain: Sequence[FrameLike]) -> int:
         """How many lines of the op before stand above this one, too; the view tells lines by their number."""
         if self._succinct:
             return shared_lines(self._last, [_place(place) for place in chain])
@@ -177,7 +177,7 @@ def _texts(metas: Iterable[TensorMeta]) -> list[str]:
     return [_Alone(tensor_text(meta.sizes, meta.dtype)) for meta in metas]
 
 
-def _made(op: OpHappened | Op, texts: Sequence[str]) -> str:
+def _made(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
     """What an op returned; several outputs stand in parentheses, also those of a list."""
     if op.raised:
         return ""
@@ -185,20 +185,20 @@ def _made(op: OpHappened | Op, texts: Sequence[str]) -> str:
     return (Form((tuple(one),)) if isinstance(one, list) else op.result).fill(texts) or "None"
 
 
-def _places(chain: Sequence[PlaceLike]) -> tuple[Place, ...]:
+def _places(chain: Sequence[FrameLike]) -> tuple[ChainFrame, ...]:
     """The visible part of a chain, with the bare names of functions."""
     shown = [place for place in chain if not torch_file(place.file)]
     return tuple(_place(place) for place in shown[first_own(place.file for place in shown) :])
 
 
-def _place(place: PlaceLike, number: int = -1) -> Place:
+def _place(place: FrameLike, number: int = -1) -> ChainFrame:
     end = getattr(place, "end_line", place.line)
     bare = place.function.rpartition(".")[2]
     indent = getattr(place, "indent", -1)
-    return Place(place.file, place.line, bare, place.code, place.columns, end, number, indent)
+    return ChainFrame(place.file, place.line, bare, place.code, place.columns, end, number, indent)
 
 
-def _whole(place: PlaceLike) -> Hashable:
+def _whole(place: FrameLike) -> Hashable:
     """A position to the column."""
     return place.file, place.line, place.function, place.columns, getattr(place, "end_line", place.line)
 
@@ -209,19 +209,19 @@ def _traces(index: Index) -> Iterator[Trace]:
     frames = shown_frames(data).tolist()
 
     @cache
-    def chain(frame: int) -> tuple[Place, ...]:
+    def chain(frame: int) -> tuple[ChainFrame, ...]:
         return _places(index.frames[frame].chain) if frame >= 0 else ()
 
     @cache
     def stack(frame: int) -> tuple[inspect.Traceback, ...]:
         return tuple(map(_traceback, chain(frame)))
 
-    def event(op: Op) -> OpEvent:
+    def event(op: Op) -> CodeOp:
         inputs, outputs = (
             _texts(data.metas[data.values.meta[v.id]] for v in part) for part in (op.inputs, op.outputs)
         )
         made = _made(op, outputs)
-        return OpEvent(op.name, op.form, inputs, made, chain(frames[op.id]), op.phase, op.raised)
+        return CodeOp(op.name, op.form, inputs, made, chain(frames[op.id]), op.phase, op.raised)
 
     for op in index.ops.where(level="aten"):
         told = event(op)
@@ -229,7 +229,7 @@ def _traces(index: Index) -> Iterator[Trace]:
         yield Trace(text, list(stack(frames[op.id])), told)
 
 
-def _traceback(place: Place) -> inspect.Traceback:
+def _traceback(place: ChainFrame) -> inspect.Traceback:
     """A place in the standard library's terms."""
     columns = place.columns or (None, None)
     positions = dis.Positions(place.line, place.end_line, *columns)

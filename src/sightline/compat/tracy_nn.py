@@ -25,11 +25,11 @@ import torch
 from sightline.api import Trace
 from sightline.errors import UsageError
 from sightline.recording.native.engine import chosen
-from sightline.recording.recorder import Asked, Recorder, check_model
+from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.trace.data import TensorMeta
-from sightline.trace.events import CallHappened, OpHappened
+from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.source_files import inside_torch, torch_file
-from sightline.views.live import LiveLog, WatchLog
+from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import BlockStyle, tensor_block_text
 from sightline.views.outline import Printer
 
@@ -167,7 +167,7 @@ class Tracer:
             return False
         check_model(model)
         log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
-        recorder = Recorder(model, _level(model), self.name, asked=Asked(_Watch(log, model)))
+        recorder = Recorder(model, _level(model), self.name, asked=RecordingOptions(_Watch(log, model)))
         log.start()
         recorder.start(frame)
         self._recorder, self._log = recorder, log
@@ -212,7 +212,7 @@ class _Block:
             self._tracer._stop(error)
 
 
-class _Watch(WatchLog):
+class _Watch(LogWatcher):
     """The live log with its banners; a model of the user's own without submodules is no leaf.
 
     A bias that is there is not said, as torch's own convolutions do not.
@@ -224,18 +224,18 @@ class _Watch(WatchLog):
         module = sys.modules.get(type(model).__module__)
         self._own = model is not None and not torch_file(getattr(module, "__file__", None) or "")
 
-    def enter(self, event: CallHappened) -> None:
+    def enter(self, event: LiveCallEvent) -> None:
         super().enter(self._seen(event))
 
-    def leave(self, event: CallHappened) -> None:
+    def leave(self, event: LiveCallEvent) -> None:
         super().leave(self._seen(event))
 
-    def op(self, event: OpHappened) -> None:
+    def op(self, event: LiveOpEvent) -> None:
         if event.level == "aten" and _FUSED.search(event.name):  # there is no API call to be seen
             event = replace(event, level="api", flavour="function", name=f"torch.{event.name}")
         super().op(event)
 
-    def caller(self, event: OpHappened) -> str:
+    def caller(self, event: LiveOpEvent) -> str:
         """The module of torch in which an operation runs is its caller, if that is inside the user's code."""
         for place in reversed(event.chain):
             if not torch_file(place.file):
@@ -245,17 +245,17 @@ class _Watch(WatchLog):
                     return place.function
         return ""
 
-    def note(self, event: OpHappened) -> str:
+    def note(self, event: LiveOpEvent) -> str:
         """What torch has not run one by one."""
         return _HINT if _FUSED.search(event.name) else ""
 
-    def _seen(self, event: CallHappened) -> CallHappened:
+    def _seen(self, event: LiveCallEvent) -> LiveCallEvent:
         leaf = event.leaf and event.library and not (event.root and self._own)
         event = replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
         return replace(event, extra=_named(event)) if event.library else event
 
 
-def _named(event: CallHappened) -> str:
+def _named(event: LiveCallEvent) -> str:
     """What a module of torch is set to, each value with its name: ``in_channels=3, out_channels=8``."""
     parts = re.split(r", (?![^()]*\))", event.extra) if event.extra else []
     unnamed = sum("=" not in part for part in parts)

@@ -22,16 +22,16 @@ _KEPT: Final = 1 << 16  #: texts of calls that are remembered
 _LONGEST: Final = 4000  #: characters of a call; arguments can be anything
 
 
-class Facts:
+class TableContext:
     """A recording with the texts that its rows are written with."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.raw = index.raw
         self._calls: dict[tuple[Any, ...], str] = {}
-        self._once: dict[Callable[[Facts], Objects], Objects] = {}
+        self._once: dict[Callable[[TableContext], Objects], Objects] = {}
 
-    def once(self, read: Callable[[Facts], Objects]) -> Objects:
+    def once(self, read: Callable[[TableContext], Objects]) -> Objects:
         """What a function makes of these facts, made the first time."""
         if read not in self._once:
             self._once[read] = read(self)

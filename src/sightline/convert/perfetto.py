@@ -20,7 +20,7 @@ from sightline._version import __version__
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES, clock, memory_levels
 from sightline.convert.atomic_files import whole_text
-from sightline.convert.context import Facts, Lists, json_text
+from sightline.convert.context import Lists, TableContext, json_text
 from sightline.convert.timeline import (
     CALL,
     DeviceSlices,
@@ -57,14 +57,14 @@ def to_perfetto(index: Index, path: str | os.PathLike[str], progress: Progress |
 
 def write(index: Index, file: IO[str], progress: Progress | None = None) -> None:
     """Write the timeline as JSON."""
-    Writer(index).write(file, progress or _silent)
+    EventWriter(index).write(file, progress or _silent)
 
 
-class Writer:
+class EventWriter:
     """One timeline in the making."""
 
     def __init__(self, index: Index) -> None:
-        self._facts = Facts(index)
+        self._facts = TableContext(index)
         self._data = index.raw
         pid = index.raw.info.get("pid")
         self._pid = pid if type(pid) is int and 0 < pid < 1 << 31 else 1

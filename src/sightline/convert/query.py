@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Final, Self
 
-from sightline.convert.context import Facts
+from sightline.convert.context import TableContext
 from sightline.convert.table_columns import LONGEST_BYTES, Table, storable
 from sightline.convert.tables import ALIASES, TABLES
 from sightline.errors import UsageError
@@ -44,7 +44,7 @@ def _silent(_done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-class Answer:
+class QueryResult:
     """The columns and the rows of an answer. Rows come as they are asked for, under the limits."""
 
     def __init__(self, connection: sqlite3.Connection, seconds: float) -> None:
@@ -90,7 +90,7 @@ class Answer:
             yield from rows
 
 
-class Desk:
+class Query:
     """Where one query is asked: ``with Desk(index, query) as desk: desk.names; for row in desk.rows: …``."""
 
     def __init__(
@@ -101,14 +101,14 @@ class Desk:
         seconds: float = SECONDS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._facts = Facts(index)
+        self._facts = TableContext(index)
         self._query = query
         self._seconds = seconds
         self._progress = progress or _silent
         self._reads: set[tuple[str, str]] = set()
         self._denied = ""
         self._ends = contextlib.ExitStack()
-        self._answer: Answer | None = None
+        self._answer: QueryResult | None = None
         self.names: Sequence[str] = ()
         self.rows: Iterator[tuple[Any, ...]] = iter(())
 
@@ -145,7 +145,7 @@ class Desk:
                 connection.execute(f"SELECT 1 FROM {function}('[]')").close()  # noqa: S608 — the names above
         for limit, most in ((sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_BYTES), (sqlite3.SQLITE_LIMIT_ATTACHED, 0)):
             connection.setlimit(limit, most)
-        self._answer = Answer(connection, self._seconds)
+        self._answer = QueryResult(connection, self._seconds)
         with self._told():
             connection.set_authorizer(self._authorized)
             explain = "" if _first_word(self._query) == "explain" else "EXPLAIN "
@@ -156,7 +156,7 @@ class Desk:
         self._fill(connection)
         connection.execute("PRAGMA query_only = ON")
         connection.set_authorizer(self._authorized)
-        self._answer = Answer(connection, self._seconds)
+        self._answer = QueryResult(connection, self._seconds)
         self._ends.enter_context(_memory(MEMORY))
         with self._told():
             found = self._answer.rows(self._query)

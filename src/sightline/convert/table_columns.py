@@ -15,11 +15,11 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.convert.context import Facts, Lists, Objects
+from sightline.convert.context import Lists, Objects, TableContext
 
 Type = Literal["integer", "real", "text", "boolean"]
 Rows = NDArray[np.int64]
-Reader = Callable[[Facts, Rows], list[Any]]
+Reader = Callable[[TableContext, Rows], list[Any]]
 
 LONGEST_BYTES: Final = 4 << 20  #: of a text, where a length is limited
 BATCH: Final = 1 << 14  #: rows that are read together
@@ -42,12 +42,14 @@ class Table:
     name: str
     about: str
     columns: tuple[Column, ...]
-    count: Callable[[Facts], int]
+    count: Callable[[TableContext], int]
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
-    def batches(self, facts: Facts, columns: Sequence[Column] | None = None) -> Iterator[list[list[Any]]]:
+    def batches(
+        self, facts: TableContext, columns: Sequence[Column] | None = None
+    ) -> Iterator[list[list[Any]]]:
         """The columns asked for, some rows at a time: one list per column."""
         count = self.count(facts)
         for first in range(0, count, BATCH):
@@ -60,20 +62,20 @@ def _listed(column: NDArray[Any]) -> list[Any]:
     return items
 
 
-def row_id(_: Facts, rows: Rows) -> list[Any]:
+def row_id(_: TableContext, rows: Rows) -> list[Any]:
     """The position of a row."""
     return _listed(rows)
 
 
-def number(column: Callable[[Facts], NDArray[Any]]) -> Reader:
+def number(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Numbers as they are."""
     return lambda facts, rows: column(facts)[rows].tolist()
 
 
-def reference(column: Callable[[Facts], NDArray[Any]]) -> Reader:
+def reference(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Ids and counts, of which -1 is none."""
 
-    def read(facts: Facts, rows: Rows) -> list[Any]:
+    def read(facts: TableContext, rows: Rows) -> list[Any]:
         ids = column(facts)[rows]
         found = ids.astype(object)
         found[ids < 0] = None
@@ -82,15 +84,15 @@ def reference(column: Callable[[Facts], NDArray[Any]]) -> Reader:
     return read
 
 
-def flag(column: Callable[[Facts], NDArray[Any]], bit: int) -> Reader:
+def flag(column: Callable[[TableContext], NDArray[Any]], bit: int) -> Reader:
     """Whether a bit is set."""
     return lambda facts, rows: ((column(facts)[rows] & bit) != 0).tolist()
 
 
-def real(column: Callable[[Facts], NDArray[Any]]) -> Reader:
+def real(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Floats; NaN is none, as SQL has it."""
 
-    def read(facts: Facts, rows: Rows) -> list[Any]:
+    def read(facts: TableContext, rows: Rows) -> list[Any]:
         values = column(facts)[rows]
         found = values.astype(object)
         found[np.isnan(values)] = None
@@ -99,26 +101,28 @@ def real(column: Callable[[Facts], NDArray[Any]]) -> Reader:
     return read
 
 
-def choice(names: Sequence[str], column: Callable[[Facts], NDArray[Any]]) -> Reader:
+def choice(names: Sequence[str], column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """One of a few words, by its number."""
     words = np.array(names, dtype=object)
     return lambda facts, rows: words[column(facts)[rows]].tolist()
 
 
-def looked_up(items: Callable[[Facts], Objects], column: Callable[[Facts], NDArray[Any]]) -> Reader:
+def looked_up(
+    items: Callable[[TableContext], Objects], column: Callable[[TableContext], NDArray[Any]]
+) -> Reader:
     """Texts by id; -1 is none. The texts are worked out once per recording."""
     return lambda facts, rows: _listed(facts.once(items)[column(facts)[rows]])
 
 
-def plain(items: Callable[[Facts], Sequence[Any]], read: Callable[[Any], Any]) -> Reader:
+def plain(items: Callable[[TableContext], Sequence[Any]], read: Callable[[Any], Any]) -> Reader:
     """A field of a small table of records."""
     return lambda facts, rows: [read(items(facts)[row]) for row in rows.tolist()]
 
 
-def tensor_lists(lists: Callable[[Facts, Rows], Lists]) -> Reader:
+def tensor_lists(lists: Callable[[TableContext, Rows], Lists]) -> Reader:
     """Lists of tensors as they are written: ``f32[2, 8], f32[8]``."""
 
-    def read(facts: Facts, rows: Rows) -> list[Any]:
+    def read(facts: TableContext, rows: Rows) -> list[Any]:
         found = lists(facts, rows)
         written = facts.metas[facts.raw.values.meta[found.items]].tolist()
         bounds = found.bounds.tolist()

@@ -11,7 +11,7 @@ from typing import IO, Any, Final
 
 from sightline._version import __version__
 from sightline.convert.atomic_files import whole_folder, whole_path, whole_text
-from sightline.convert.context import Facts, json_text
+from sightline.convert.context import TableContext, json_text
 from sightline.convert.table_columns import Table, storable
 from sightline.errors import UsageError
 from sightline.trace.index import Index
@@ -33,7 +33,7 @@ NO_PYARROW: Final = "Parquet needs pyarrow, which is not installed: `pip install
 
 def to_csv(index: Index, table: Table, path: str | os.PathLike[str], done: Done = _silent) -> None:
     """Write one table as CSV with a header. Null is empty; control characters are written as ``\\x1b``."""
-    facts = Facts(index)
+    facts = TableContext(index)
     with whole_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in table.columns])
@@ -66,7 +66,7 @@ def to_json(
     index: Index, tables: Sequence[Table], path: str | os.PathLike[str], done: Done = _silent
 ) -> None:
     """Write tables as one JSON document, a row per line: ``{"tables": {"ops": [{…}, …], …}}``."""
-    facts = Facts(index)
+    facts = TableContext(index)
     with whole_text(path) as file:
         about = json_text({"sightline": __version__, "info": facts.raw.info})
         file.write(f'{about[:-1]},"tables":{{\n')
@@ -77,7 +77,7 @@ def to_json(
         file.write("}}\n")
 
 
-def _json_rows(facts: Facts, table: Table, file: IO[str], done: Done) -> None:
+def _json_rows(facts: TableContext, table: Table, file: IO[str], done: Done) -> None:
     names = [column.name for column in table.columns]
     separator = ""
     for batch in table.batches(facts):
@@ -98,7 +98,7 @@ def to_parquet(index: Index, table: Table, path: str | os.PathLike[str], done: D
         "boolean": arrow.bool_(),
     }
     schema = arrow.schema([(column.name, types[column.type]) for column in table.columns])
-    facts = Facts(index)
+    facts = TableContext(index)
     with whole_path(path) as part, parquet.ParquetWriter(part, schema, compression="zstd") as writer:
         for batch in table.batches(facts):
             arrays = [_array(arrow, items, field.type) for items, field in zip(batch, schema, strict=True)]
@@ -145,5 +145,5 @@ def to_folder(index: Index, tables: Iterable[Table], folder: Path, format: str, 
 
 def count(index: Index, tables: Iterable[Table]) -> int:
     """Rows of some tables."""
-    facts = Facts(index)
+    facts = TableContext(index)
     return sum(table.count(facts) for table in tables)

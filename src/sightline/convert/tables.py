@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES
-from sightline.convert.context import Facts, Lists, json_text
+from sightline.convert.context import Lists, TableContext, json_text
 from sightline.convert.table_columns import (
     Column,
     Reader,
@@ -35,23 +35,23 @@ _TEXT: Final = "text"
 _BOOL: Final = "boolean"
 
 
-def _op(name: str) -> Callable[[Facts], Array]:
+def _op(name: str) -> Callable[[TableContext], Array]:
     return lambda facts: getattr(facts.raw.ops, name)
 
 
-def _value(name: str) -> Callable[[Facts], Array]:
+def _value(name: str) -> Callable[[TableContext], Array]:
     return lambda facts: getattr(facts.raw.values, name)
 
 
-def _call(name: str) -> Callable[[Facts], Array]:
+def _call(name: str) -> Callable[[TableContext], Array]:
     return lambda facts: getattr(facts.raw.calls, name)
 
 
-def _work(name: str) -> Callable[[Facts], Array]:
+def _work(name: str) -> Callable[[TableContext], Array]:
     return lambda facts: getattr(facts.raw.device_work, name)
 
 
-def _device_names(facts: Facts, rows: Rows) -> list[Any]:
+def _device_names(facts: TableContext, rows: Rows) -> list[Any]:
     return [device_name(device) for device in facts.raw.device_work.device[rows].tolist()]
 
 
@@ -59,7 +59,7 @@ def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
     return looked_up(lambda facts: facts.of_metas(read), _value("meta"))
 
 
-def _op_text(facts: Facts, rows: Rows) -> list[Any]:
+def _op_text(facts: TableContext, rows: Rows) -> list[Any]:
     ops, meta = facts.raw.ops, facts.raw.values.meta
     given, made = _op_inputs(facts, rows), _op_outputs(facts, rows)
     inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
@@ -71,26 +71,26 @@ def _op_text(facts: Facts, rows: Rows) -> list[Any]:
     ]
 
 
-def _op_inputs(facts: Facts, rows: Rows) -> Lists:
+def _op_inputs(facts: TableContext, rows: Rows) -> Lists:
     return Lists(facts.raw.ops.input_offsets, facts.raw.ops.inputs, rows)
 
 
-def _op_outputs(facts: Facts, rows: Rows) -> Lists:
+def _op_outputs(facts: TableContext, rows: Rows) -> Lists:
     return Lists(facts.raw.ops.output_offsets, facts.raw.ops.outputs, rows)
 
 
-def _call_inputs(facts: Facts, rows: Rows) -> Lists:
+def _call_inputs(facts: TableContext, rows: Rows) -> Lists:
     return Lists(facts.raw.calls.input_offsets, facts.raw.calls.inputs, rows)
 
 
-def _call_outputs(facts: Facts, rows: Rows) -> Lists:
+def _call_outputs(facts: TableContext, rows: Rows) -> Lists:
     return Lists(facts.raw.calls.output_offsets, facts.raw.calls.outputs, rows)
 
 
-def _device_time(column: Callable[[Facts], Array | None]) -> Reader:
+def _device_time(column: Callable[[TableContext], Array | None]) -> Reader:
     """What devices spent; nothing where nobody looked."""
 
-    def read(facts: Facts, rows: Rows) -> list[Any]:
+    def read(facts: TableContext, rows: Rows) -> list[Any]:
         spent = column(facts)
         found: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
         return found
@@ -196,13 +196,13 @@ CALLS: Final = Table(
 )  # fmt: skip
 
 
-def _linked(name: str, about: str, owner: str, of: Callable[[Facts], Any], side: str) -> Table:
+def _linked(name: str, about: str, owner: str, of: Callable[[TableContext], Any], side: str) -> Table:
     """A row for each tensor that went into, or came out of, an op or a module call."""
 
-    def owners(facts: Facts, rows: Rows) -> Array:
+    def owners(facts: TableContext, rows: Rows) -> Array:
         return np.searchsorted(getattr(of(facts), f"{side}_offsets"), rows, side="right") - 1
 
-    def positions(facts: Facts, rows: Rows) -> list[Any]:
+    def positions(facts: TableContext, rows: Rows) -> list[Any]:
         offsets = getattr(of(facts), f"{side}_offsets")
         found: list[Any] = (rows - offsets[owners(facts, rows)]).tolist()
         return found
@@ -220,7 +220,7 @@ def _linked(name: str, about: str, owner: str, of: Callable[[Facts], Any], side:
     )  # fmt: skip
 
 
-def _reader(facts: Facts, rows: Rows) -> list[Any]:
+def _reader(facts: TableContext, rows: Rows) -> list[Any]:
     found: list[Any] = (np.searchsorted(facts.raw.ops.input_offsets, rows, side="right") - 1).tolist()
     return found
 
@@ -268,15 +268,15 @@ DEVICE_WORK: Final = Table(
 )  # fmt: skip
 
 
-def _frame(name: str) -> Callable[[Facts], Array]:
+def _frame(name: str) -> Callable[[TableContext], Array]:
     return lambda facts: getattr(facts.raw.frames, name)
 
 
-def _each_frame(facts: Facts) -> Array:
+def _each_frame(facts: TableContext) -> Array:
     return np.arange(len(facts.raw.frames))
 
 
-def _stat(name: str) -> Callable[[Facts], Array]:
+def _stat(name: str) -> Callable[[TableContext], Array]:
     return lambda facts: getattr(facts.raw.stats, name)
 
 
@@ -309,7 +309,7 @@ MODULES: Final = Table(
 )  # fmt: skip
 
 
-def _owned(facts: Facts) -> list[tuple[str, d.ParameterInfo]]:
+def _owned(facts: TableContext) -> list[tuple[str, d.ParameterInfo]]:
     return facts.parameters
 
 
@@ -375,7 +375,7 @@ STEPS: Final = Table(
 )
 
 
-def _fingerprints(facts: Facts, rows: Rows) -> list[Any]:
+def _fingerprints(facts: TableContext, rows: Rows) -> list[Any]:
     return [f"{bits:016x}" if bits else None for bits in facts.raw.stats.fingerprint[rows].tolist()]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from sightline.diff.alignment import Alignment
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.module_errors import ModuleRow, module_rows
-from sightline.diff.op_labels import Place
+from sightline.diff.op_labels import OpLabel
 from sightline.diff.parameters import ParameterDiff, compare_parameters
 from sightline.diff.side import Side, span_of
 from sightline.diff.values import UNKNOWN, State, Values, Verdict
@@ -41,8 +41,8 @@ class OpPair:
 class Parting:
     """The first place where the two runs do other ops: what each side runs there, if anything."""
 
-    a: Place | None
-    b: Place | None
+    a: OpLabel | None
+    b: OpLabel | None
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OpLabel:
     """An op of one recording, for people: ``* at port.py:40 (blocks.0.mixer)``."""
 
     op: int
@@ -43,7 +43,7 @@ class Place:
                 "function": self.function, "code": self.code, "module": self.module}  # fmt: skip
 
 
-class Places:
+class OpLabels:
     """Finds the places of ops of one side."""
 
     def __init__(self, side: Side) -> None:
@@ -54,7 +54,7 @@ class Places:
     def _frames(self) -> Any:
         return shown_frames(self._side.data)
 
-    def of(self, op: int) -> Place:
+    def of(self, op: int) -> OpLabel:
         side = self._side
         row = side.index.ops[op]
         parent = row.parent
@@ -64,4 +64,4 @@ class Places:
             frame = side.index.frames[chain[-1]]
             file, line, function, code = frame.file, frame.line, frame.function, frame.code
         module = side.label(int(side.data.ops.call[op]))
-        return Place(op, (parent or row).name, row.name, file, line, function, code, module)
+        return OpLabel(op, (parent or row).name, row.name, file, line, function, code, module)

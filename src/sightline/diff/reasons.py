@@ -14,7 +14,7 @@ import numpy as np
 
 from sightline.diff.alignment import Alignment
 from sightline.diff.constants import Constant, differing, floats, same
-from sightline.diff.op_labels import Place, Places
+from sightline.diff.op_labels import OpLabel, OpLabels
 from sightline.diff.op_names import MAKERS, RANDOM
 from sightline.diff.sequences import best_pairs
 from sightline.diff.side import Side
@@ -131,8 +131,8 @@ class Reason:
 
     kind: str
     text: str  #: ``eps 1e-05 against 1e-06``
-    a: Place | None = None
-    b: Place | None = None
+    a: OpLabel | None = None
+    b: OpLabel | None = None
     side: str = ""  #: "a" or "b" where only one side has what the text is about
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Reasons:
 
     def __init__(self, alignment: Alignment) -> None:
         self._made = alignment
-        self.places = Places(alignment.a), Places(alignment.b)
+        self.places = OpLabels(alignment.a), OpLabels(alignment.b)
 
     def of(self, region: Region) -> Reason:
         """The likeliest reason; the first that there is, in the order of how much they say."""
@@ -302,7 +302,7 @@ class Reasons:
     def _harmful(self, ops: list[int], side: Side) -> list[int]:
         return [op for op in ops if not side.layout[op]]
 
-    def _ops_text(self, ops: list[int], places: Places) -> str:
+    def _ops_text(self, ops: list[int], places: OpLabels) -> str:
         shown: dict[str, None] = {}
         for op in ops:
             place = places.of(op)
@@ -434,7 +434,7 @@ class Reasons:
             found.append((computing or using or [-1])[0])
         return Reason(kind, text, *self._places(region, *found), which)
 
-    def _places(self, region: Region, x: int, y: int) -> tuple[Place | None, Place | None]:
+    def _places(self, region: Region, x: int, y: int) -> tuple[OpLabel | None, OpLabel | None]:
         """Places of two ops; where a side has none, that of the last op of its region."""
         x = x if x >= 0 else _last(self._made.a, region.ops_a)
         y = y if y >= 0 else _last(self._made.b, region.ops_b)

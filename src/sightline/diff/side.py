@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.diff.op_names import LAYOUT, plain_name
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
@@ -31,7 +31,9 @@ def span_of(data: TraceData, step: str | int | None) -> Span:
     if step is None:
         return Span(0, len(data.ops), 0, len(data.calls))
     if type(step) not in (str, int):
-        raise UsageError(f"step={said(step)} must be the name or the number of a step, or a pair of them.")
+        raise UsageError(
+            f"step={argument_text(step)} must be the name or the number of a step, or a pair of them."
+        )
     names = [info.name for info in data.steps]
     if isinstance(step, int) and 0 <= step < len(names):
         found = data.steps[step]

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.fold import loop_key
 from sightline.graph.graph import Edge, Graph, Node, Ref, with_args
-from sightline.graph.module_scopes import Nesting, nesting
+from sightline.graph.module_scopes import ModuleNesting, nesting
 from sightline.graph.node_names import Names
 from sightline.graph.repeats import strict
 
@@ -50,7 +50,7 @@ def collapse(graph: Graph, depth: int) -> Graph:
     [('fc', 'Linear'), ('relu', 'relu')]
     """
     if type(depth) is not int or depth < 0:
-        raise UsageError(f"depth={said(depth)} must be a whole number from 0 up.")
+        raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     tree = nesting(graph)
     group_of = _groups(graph, tree, depth)
     _absorb(graph, group_of)
@@ -59,7 +59,7 @@ def collapse(graph: Graph, depth: int) -> Graph:
     return replace(graph, nodes=nodes, edges=edges, info={**graph.info, "depth": depth})
 
 
-def _groups(graph: Graph, tree: Nesting, depth: int) -> dict[int, _Group]:
+def _groups(graph: Graph, tree: ModuleNesting, depth: int) -> dict[int, _Group]:
     """For each node the group that hides it, if one does."""
     found: dict[int, _Group] = {}
     of_scope: dict[int, tuple[Hashable, str, int, int] | None] = {}
@@ -89,7 +89,7 @@ def _groups(graph: Graph, tree: Nesting, depth: int) -> dict[int, _Group]:
 
 
 def _hidden_by(
-    tree: Nesting, scope: int, depth: int, folds: dict[str, Any], leaves: set[int]
+    tree: ModuleNesting, scope: int, depth: int, folds: dict[str, Any], leaves: set[int]
 ) -> tuple[Hashable, str, int, int] | None:
     """What hides the nodes of a scope: a key, its path, the scope around it, and the scope it is (or -1)."""
     around = -1

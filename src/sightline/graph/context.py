@@ -17,7 +17,7 @@ _NUMBERED = re.compile(r"_\d+$")
 _STATISTICS = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs")
 
 
-class Facts:
+class GraphContext:
     """Answers about one recording, each worked out once."""
 
     def __init__(self, index: Index) -> None:

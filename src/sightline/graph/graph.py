@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Record
@@ -133,7 +133,9 @@ class Graph:
         if node is None:
             from sightline.analysis.select import nearest
 
-            raise NoSuchNode(f"This graph has no node {said(name)}{nearest(said(name), self.by_name)}")
+            raise NoSuchNode(
+                f"This graph has no node {argument_text(name)}{nearest(argument_text(name), self.by_name)}"
+            )
         return node
 
     def __contains__(self, name: object) -> bool:
@@ -185,7 +187,7 @@ class Graph:
 
         return shortest(self, self._node(start), self._node(end))
 
-    @checked
+    @check_arguments
     def nodes_of(
         self, *, module: str | None = None, op: str | None = None, kind: str | None = None
     ) -> tuple[Node, ...]:
@@ -208,7 +210,7 @@ class Graph:
 
     # -- other graphs ----------------------------------------------------------------------------
 
-    @checked
+    @check_arguments
     def subgraph(self, module: str) -> Graph:
         """What ran in the modules of a glob; what crosses the border becomes inputs and outputs."""
         from sightline.graph.queries import subgraph
@@ -266,7 +268,7 @@ class Graph:
         return to_json(self)
 
     @classmethod
-    @checked
+    @check_arguments
     def from_json(cls, text: str) -> Graph:
         """The graph a text of `to_json` describes.
 
@@ -278,7 +280,7 @@ class Graph:
 
         return from_json(text)
 
-    @checked
+    @check_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``.svg``, ``.png``, ``.pdf``, ``.dot``, ``.mmd`` or ``.json``; pictures need graphviz."""
         from sightline.graph.formats.files import save

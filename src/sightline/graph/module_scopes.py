@@ -18,7 +18,7 @@ HOLDERS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "Parame
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ModuleScope:
     """One call of a module."""
 
     path: str
@@ -27,10 +27,10 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Nesting:
+class ModuleNesting:
     """All scopes, a parent before its children, and the scope of every node that is in one."""
 
-    scopes: list[Scope]
+    scopes: list[ModuleScope]
     of_node: dict[int, int]
 
     def chain(self, scope: int) -> list[int]:
@@ -52,7 +52,7 @@ class Nesting:
         return found
 
 
-def nesting(graph: Graph) -> Nesting:
+def nesting(graph: Graph) -> ModuleNesting:
     """The scopes of a graph.
 
     >>> nodes = (Node(0, "relu", "relu", module="blocks.0"), Node(1, "add", "+", module=""))
@@ -60,7 +60,7 @@ def nesting(graph: Graph) -> Nesting:
     ['', 'blocks.0']
     """
     chains = _Chains(graph)
-    scopes: list[Scope] = []
+    scopes: list[ModuleScope] = []
     of_node: dict[int, int] = {}
     open_keys: list[Hashable] = []
     open_scopes: list[int] = []
@@ -75,12 +75,12 @@ def nesting(graph: Graph) -> Nesting:
             shared += 1
         del open_keys[shared:], open_scopes[shared:]
         for key, path, call in chain[shared:]:
-            scopes.append(Scope(path, open_scopes[-1] if open_scopes else -1, call))
+            scopes.append(ModuleScope(path, open_scopes[-1] if open_scopes else -1, call))
             open_keys.append(key)
             open_scopes.append(len(scopes) - 1)
         if open_scopes:
             of_node[node.id] = open_scopes[-1]
-    return Nesting(scopes, of_node)
+    return ModuleNesting(scopes, of_node)
 
 
 _Chain = list[tuple[Hashable, str, int]]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sightline.analysis.select import listed
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.graph import Edge, Graph, Node, Ref, with_args
 from sightline.graph.node_names import word
@@ -41,9 +41,11 @@ def prune(graph: Graph, what: Iterable[str | Iterable[str]]) -> Graph:
     """
     for item in what:
         if not isinstance(item, str | list | tuple | set | frozenset):
-            raise UsageError(f"prune={said(item)} is nothing to leave out; choose from {listed(PRUNABLE)}.")
+            raise UsageError(
+                f"prune={argument_text(item)} is nothing to leave out; choose from {listed(PRUNABLE)}."
+            )
     wanted = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
-    unknown = sorted(map(said, wanted.difference(PRUNABLE)))
+    unknown = sorted(map(argument_text, wanted.difference(PRUNABLE)))
     if unknown:
         raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {listed(PRUNABLE)}.")
     if "views" in wanted:

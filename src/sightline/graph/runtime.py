@@ -12,10 +12,10 @@ import numpy as np
 
 from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.select import listed
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
-from sightline.graph.context import Facts
+from sightline.graph.context import GraphContext
 from sightline.graph.graph import Edge, Graph, Node, Ref, collector_paused
 from sightline.graph.node_names import Names, full_name, op_name, word
 from sightline.trace.data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
@@ -120,7 +120,7 @@ def graph(
     if level is not None and level not in _LEVELS:
         raise UsageError(f"level={level!r} is no level of a graph; choose {listed(_LEVELS)}.")
     if depth is not None and (type(depth) is not int or depth < 0):
-        raise UsageError(f"depth={said(depth)} must be a whole number from 0 up.")
+        raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     with collector_paused():
         part = None if everything else model_part(index.raw)
         made = _Builder(index, level or _recorded(index), SHOWN[phase], part).build()
@@ -159,7 +159,7 @@ class _Builder:
         self._included = set(self._order)
         self._units: list[int] = units.tolist()
         self._op_count = len(data.ops)
-        self._facts = Facts(index)
+        self._facts = GraphContext(index)
         self._names = Names()
         self._known: dict[tuple[int, int], tuple[Arguments, str, str, str]] = {}  # by name and form
         self._bound: dict[int, Arguments] = {}  # of module calls, by form

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from sightline.analysis.nonfinite import first_nonfinite
 from sightline.api import Trace
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.markers import step
 from sightline.options import Check, step_range
@@ -45,7 +45,9 @@ class TrainingRecorder:
         if steps is None and wanted is None:
             raise UsageError('Say what to record: steps="10:12", or check="nonfinite" for the first NaN.')
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, str | int)):
-            raise UsageError(f"steps={said(steps)} must be a step or a range of them: 3, '0:5' or '10:'.")
+            raise UsageError(
+                f"steps={argument_text(steps)} must be a step or a range of them: 3, '0:5' or '10:'."
+            )
         self._span = range(sys.maxsize) if steps is None else step_range(str(steps), "steps=")
         # A training is not ended by being looked at: what is found is said at the end of the step.
         self._check = None if wanted is None else replace(wanted, on="report")

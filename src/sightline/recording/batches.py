@@ -1,6 +1,6 @@
 """Taking what a session has written so far away from it, batch by batch, while it goes on.
 
-`Cutter` runs beside the recording, in a thread of its own. Whatever it takes it takes in steps that are
+`BatchCutter` runs beside the recording, in a thread of its own. Whatever it takes it takes in steps that are
 atomic under the GIL, and in an order in which nothing that is taken refers to what was left. Rows that come
 too late for their batch are put apart. What the session no longer needs is forgotten: it does not grow.
 """
@@ -25,7 +25,7 @@ _END = 1 << 62
 _REGIONS = 64  # compiled regions that may still turn out to have made a value
 
 
-class Cutter:
+class BatchCutter:
     """Cuts a running session into batches."""
 
     def __init__(self, session: SessionBase) -> None:

@@ -21,7 +21,7 @@ _ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class HandlerOverhead:
     """Nanoseconds added by an empty handler: per aten op, and per API call."""
 
     aten: int
@@ -47,12 +47,12 @@ class _EmptyFunction(TorchFunctionMode):
 
 
 @lru_cache(maxsize=1)
-def passage() -> Passage:
+def handler_overhead() -> HandlerOverhead:
     """The cost of passing through, on this machine."""
     x = undisturbed(partial(torch.zeros, 1))
     aten = _added(x, DISPATCH_MODES, _EmptyDispatch())
     api = _added(x, FUNCTION_MODES, _EmptyFunction())
-    return Passage(aten, api)
+    return HandlerOverhead(aten, api)
 
 
 def _added(x: torch.Tensor, stack: ModeStack, mode: Any) -> int:

@@ -17,10 +17,10 @@ import torch
 import torch.utils._pytree as pytree
 
 from sightline import markers
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
-from sightline.recording.observers import CallEvent, Observer, OpEvent, Spied
+from sightline.recording.observers import ObservedCall, ObservedOp, Observer, SpiedTensor
 from sightline.recording.operations import OP
 from sightline.recording.statistics import Chosen, results_of
 from sightline.recording.torchapi import (
@@ -60,7 +60,7 @@ def _is_plain(tensor: Any) -> bool:
     return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
-class Pool:
+class BufferPool:
     """Memory that copies on their way to disk use again and again: new memory costs more than the copying.
 
     A buffer comes back when nobody holds the bytes of its copy any more.
@@ -195,14 +195,18 @@ class Candidate:
 
 def _check_kept_as(wanted: Capture) -> None:
     if wanted.dtype is not None and not isinstance(wanted.dtype, torch.dtype):
-        raise UsageError(f"Capture(dtype={said(wanted.dtype)}) takes a torch dtype, such as torch.bfloat16.")
+        raise UsageError(
+            f"Capture(dtype={argument_text(wanted.dtype)}) takes a torch dtype, such as torch.bfloat16."
+        )
     try:
         torch.empty(0, device=wanted.device)
     except Exception as error:
-        raise UsageError(f"Capture(device={said(wanted.device)}) cannot be used here: {error}") from error
+        raise UsageError(
+            f"Capture(device={argument_text(wanted.device)}) cannot be used here: {error}"
+        ) from error
 
 
-class Capturer(Observer):
+class CaptureObserver(Observer):
     """Keeps the tensors that were asked for."""
 
     def __init__(self, session: SessionBase, wanted: Capture, folder: Path | None) -> None:
@@ -220,7 +224,7 @@ class Capturer(Observer):
             self._files = StoredFiles(self._folder) if wanted.format == "pt" else None
         self._held: dict[str, Any] = {}
         self._keys: set[str] = set()
-        self._pool = Pool()
+        self._pool = BufferPool()
         self._unwatched: dict[int, tuple[str, str, str, int, int]] = {}  # results of ops, by value
         self.infos: list[CaptureInfo] = []  # with the ids values have while recording
         self._times: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -234,12 +238,12 @@ class Capturer(Observer):
 
     # -- module calls ------------------------------------------------------------------------------------
 
-    def _meant(self, call: CallEvent) -> bool:
+    def _meant(self, call: ObservedCall) -> bool:
         if self._wanted.modules is None:
             return self._every_module
         return self._chosen.module(call.module, exactly=True)
 
-    def enter(self, call: CallEvent) -> None:
+    def enter(self, call: ObservedCall) -> None:
         """Keep what a module is given, before it can change it."""
         index = self._called[call.module]
         self._called[call.module] = index + 1
@@ -252,7 +256,7 @@ class Capturer(Observer):
             given: Any = (call.args, call.kwargs) if call.kwargs else call.args
             self._keep_all(self._label(call.module), "input", index, "input", given, call.phase)
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """Keep what it returns."""
         index = self._calls.pop(call.number, None)
         if index is not None and not call.raised and self._wanted.outputs:
@@ -264,7 +268,7 @@ class Capturer(Observer):
 
     # -- ops and spies -----------------------------------------------------------------------------------
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: ObservedOp) -> None:
         """Keep the results of an op that is meant."""
         info = event.info
         if info.flavour != OP and self._unwatched:
@@ -277,7 +281,7 @@ class Capturer(Observer):
         if fresh:
             self._keep_all(label, name, self._time(label, name), "op", fresh, event.phase, flat=True)
 
-    def wants(self, event: OpEvent) -> bool:
+    def wants(self, event: ObservedOp) -> bool:
         """Only ops that were asked for, and calls that may return what one of those has made."""
         if not self._wanted.ops:
             return False
@@ -299,7 +303,7 @@ class Capturer(Observer):
         self._hooked.add(value)
         return True
 
-    def spied(self, spied: Spied) -> None:
+    def spied(self, spied: SpiedTensor) -> None:
         """Keep what ``sl.spy`` was told."""
         names = self._wanted.names
         self._spied.setdefault(spied.name)
@@ -309,7 +313,7 @@ class Capturer(Observer):
         index = self._time(label, spied.name)
         self._keep_all(label, spied.name, index, "spy", spied.value, spied.phase)
 
-    def _owner(self, spied: Spied) -> str:
+    def _owner(self, spied: SpiedTensor) -> str:
         if spied.module is None:
             return self._label(spied.modules[-1]) if spied.modules else ""
         known = self._session.modules.by_id.get(id(spied.module))
@@ -322,7 +326,7 @@ class Capturer(Observer):
 
     # -- gradients ---------------------------------------------------------------------------------------
 
-    def _watch_parameters(self, call: CallEvent) -> None:
+    def _watch_parameters(self, call: ObservedCall) -> None:
         module = self._session.modules.all[call.module].ref()
         label = self._label(call.module)
         for name, parameter in module._parameters.items() if module is not None else ():

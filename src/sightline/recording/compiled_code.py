@@ -17,9 +17,9 @@ from weakref import ref
 import torch
 
 from sightline.recording.atomic import at_once, stored
-from sightline.recording.operations import OpInfo, opaque_facts
+from sightline.recording.operations import OpInfo, opaque_traits
 from sightline.recording.row_streams import op_row
-from sightline.recording.thread_state import Mark, OpenOp, ThreadState, active, states_here
+from sightline.recording.thread_state import OpenOp, StackAnchor, ThreadState, active, states_here
 from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
 from sightline.trace.assembly.layout import BACKWARD
 
@@ -144,7 +144,7 @@ COMPILED_BACKWARD: Final = "compiled backward"  # the op that stands for it
 COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
 
 
-class Region(Mark):
+class CompiledRegion(StackAnchor):
     """A compiled function that is running; its frame is the wrapper ``torch.compile`` returned."""
 
     def __init__(self, frame: FrameType, op: OpenOp, spent: int) -> None:
@@ -178,14 +178,14 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
     op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
-    state.push(Region(wrapper, op, state.spent))
+    state.push(CompiledRegion(wrapper, op, state.spent))
     state.off = True
 
 
 def leave_region(session: Session, state: ThreadState, frame: FrameType | None) -> bool:
     """Whether the region that is open on this state has ended; if so it is written down."""
     region = state.top
-    if not isinstance(region, Region):
+    if not isinstance(region, CompiledRegion):
         return False  # off because the session has stopped
     at = frame
     while at is not None:
@@ -199,7 +199,7 @@ def leave_region(session: Session, state: ThreadState, frame: FrameType | None) 
 def close_region(session: Session, state: ThreadState) -> None:
     """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
     region = state.top
-    assert isinstance(region, Region)
+    assert isinstance(region, CompiledRegion)
     duration = session.now() - region.op.start - (state.spent - region.spent)
     row = _row(session, state, region.op, duration, region.outer_phase)
     # Written and over in one step: an interrupt in between would write it twice, or never.
@@ -216,7 +216,7 @@ def compiled_backward(session: Session, state: ThreadState, node: Any, frame: Fr
     if state.compiled_node == number:
         return
     state.compiled_node = number
-    info = session.info(opaque_facts, (COMPILED_BACKWARD, None))
+    info = session.info(opaque_traits, (COMPILED_BACKWARD, None))
     stack = session.stack(state, frame)
     op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
     row = _row(session, state, op, 0, BACKWARD, number)
@@ -242,7 +242,7 @@ def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
         name = type(owner).__name__
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
         name = type(owner).__name__
-    return session.info(opaque_facts, (f"compiled {name}", getattr(function, "__code__", function)))
+    return session.info(opaque_traits, (f"compiled {name}", getattr(function, "__code__", function)))
 
 
 def _note_tensors(session: Session, frame: FrameType | None) -> None:

@@ -23,7 +23,7 @@ _TINY: Final = 1e-30
 _NO_LANES: Final = [0] * LANES
 
 
-class Reading(NamedTuple):
+class TensorStatistics(NamedTuple):
     """What was read off one tensor; all but the counts are over the finite elements."""
 
     min: float
@@ -42,7 +42,7 @@ Implied = tuple[int, int, bool]
 Columns = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
-class Readings:
+class StatisticsBuffer:
     """The numbers read so far, by value."""
 
     native: ClassVar = False  #: results of ops are read by C++, which tells of what is not finite
@@ -66,14 +66,14 @@ class Readings:
         """Whether a value was looked at."""
         return value < len(self.taken) and bool(self.taken[value])
 
-    def add(self, value: int, reading: Reading) -> None:
+    def add(self, value: int, reading: TensorStatistics) -> None:
         """Keep what was read."""
         self.floats.fromlist([reading.min, reading.max, reading.mean, reading.std, reading.l2])
         self.counts.fromlist([value, reading.zeros, reading.nans, reading.infs, *reading.lanes])
         if reading.nans or reading.infs:
             self.bad[value] = (reading.nans, reading.infs)
 
-    def read(self, tensor: Any, fingerprint: bool) -> Reading:
+    def read(self, tensor: Any, fingerprint: bool) -> TensorStatistics:
         """The numbers of a tensor in CPU memory."""
         return read(tensor, fingerprint)
 
@@ -115,7 +115,7 @@ def is_finite(tensor: Any) -> bool:
     return math.isfinite(total) or bool(_finite(tensor).all())
 
 
-def read(tensor: Any, fingerprint: bool) -> Reading:
+def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
     """The numbers of a floating or complex tensor with at least one element."""
     flat = flattened(tensor)
     numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
@@ -134,7 +134,7 @@ def read(tensor: Any, fingerprint: bool) -> Reading:
     if spread < _CANCELLED * squares and least != most:
         centred = numbers - mean
         spread = torch.dot(centred, centred).item()
-    return Reading(
+    return TensorStatistics(
         least, most, mean, math.sqrt(max(spread, 0.0) / (count - 1)) if count > 1 else 0.0,
         math.sqrt(squares), _zeros(numbers) if least <= 0 <= most else 0, 0, 0,
         lanes_here(flat) if fingerprint else _NO_LANES,
@@ -160,7 +160,7 @@ def _finite(tensor: Any) -> Any:
     return torch.isfinite(tensor if tensor.dtype.itemsize > 1 else tensor.float())
 
 
-def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> Reading:
+def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> TensorStatistics:
     """With NaNs or infinities in it: the rest is read by itself."""
     wrong = torch.isnan(numbers)
     fine = torch.isfinite(numbers)
@@ -172,12 +172,12 @@ def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> Reading:
     rest = numbers[fine]
     if not len(rest):
         nan = float("nan")
-        return Reading(nan, nan, nan, nan, nan, 0, nans, infs, lanes)
+        return TensorStatistics(nan, nan, nan, nan, nan, 0, nans, infs, lanes)
     read_rest = read(rest, fingerprint=False)
     return read_rest._replace(nans=nans, infs=infs, lanes=lanes)
 
 
-def _read_extreme(flat: Any, largest: float, fingerprint: bool) -> Reading:
+def _read_extreme(flat: Any, largest: float, fingerprint: bool) -> TensorStatistics:
     """Doubles whose squares are too large or too small for a double: read as shares of the largest."""
     low, high = torch.aminmax(flat)
     shares = read(flat / largest, fingerprint=False)

@@ -23,7 +23,7 @@ _SUMS: Final = 4  # min, max, sum, sum of squares
 _COUNTS: Final = 4  # elements, zeros, nans, infs; the lanes follow
 
 
-class Deferred:
+class DeviceStatistics:
     """The tables of all devices."""
 
     def __init__(self, fill: str) -> None:

@@ -29,8 +29,8 @@ from sightline.trace.user_frames import (
     argument_names,
     backward_of,
     bare_name,
+    location_text,
     origin,
-    place_text,
     placed,
     user_frame,
     written,
@@ -378,7 +378,7 @@ def _failed_op(session: SessionBase, index: Index, error: BaseException | None) 
 
 
 def _where(op: Op) -> str:
-    place = place_text(op)
+    place = location_text(op)
     return f" at {place}" if place and not place.startswith("(") else f" {place}" if place else ""
 
 

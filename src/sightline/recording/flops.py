@@ -174,7 +174,7 @@ def _live(item: Any, tensors: Iterator[Any]) -> Any:
     return item
 
 
-class Looks:
+class BatchFlops:
     """Remembers what was told, and what the living values look like."""
 
     def __init__(self, session: SessionBase) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from sightline.recording.compiled_code import leave_region
-from sightline.recording.observers import CallEvent
+from sightline.recording.observers import ObservedCall
 from sightline.recording.thread_state import OpenCall, ThreadState, states_here
 from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, quiet
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
@@ -146,10 +146,10 @@ def end_call(
 
 def _event(
     state: ThreadState, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-) -> CallEvent:
+) -> ObservedCall:
     """A call as observers see it."""
     depth = sum(one is not call for one in state.calls())
-    return CallEvent(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
+    return ObservedCall(call.module, call.call, call.phase, depth, args, kwargs, call.input_form)
 
 
 def _mode(module: Any) -> int:

@@ -22,7 +22,7 @@ from sightline.trace.data import ModuleInfo, ParameterInfo
 _MAX_EXTRA: Final = 500
 
 
-class Known:
+class ModuleRecord:
     """A module that has been met."""
 
     __slots__ = ("aliases", "info", "number", "parent", "path", "ref", "root")
@@ -42,8 +42,8 @@ class Modules:
 
     def __init__(self, model: Any, values: Values) -> None:
         self._values = values
-        self.all: list[Known] = []
-        self.by_id: dict[int, Known] = {}
+        self.all: list[ModuleRecord] = []
+        self.by_id: dict[int, ModuleRecord] = {}
         self._tensors: dict[int, tuple[ref[Any], str, str]] = {}
         self._keys: dict[int, tuple[ref[Any], int]] = {}
         self._numbers = itertools.count()
@@ -81,13 +81,13 @@ class Modules:
         if not given:
             self._read_now(self.all[root:])
 
-    def _add(self, module: Any, path: str, root: int, parent: int) -> Known:
-        known = Known(module, len(self.all), path, root, parent)
+    def _add(self, module: Any, path: str, root: int, parent: int) -> ModuleRecord:
+        known = ModuleRecord(module, len(self.all), path, root, parent)
         self.all.append(known)
         self.by_id[id(module)] = known
         return known
 
-    def _find(self, module: Any) -> Known | None:
+    def _find(self, module: Any) -> ModuleRecord | None:
         module = original(module)
         known = self.by_id.get(id(module))
         return known if known is not None and known.ref() is module else None
@@ -108,11 +108,11 @@ class Modules:
         if kind == "parameter" and tensor.grad is not None and values.known(tensor.grad) is None:
             values.first_sight(tensor.grad, KIND["gradient"], f"{name}.grad")
 
-    def of(self, module: Any, where: Callable[[], tuple[list[int], int]]) -> Known:
+    def of(self, module: Any, where: Callable[[], tuple[list[int], int]]) -> ModuleRecord:
         """What is known of a module that is called ``where`` others are; one not met before is placed."""
         return self._find(module) or self._place(original(module), where()[0])
 
-    def _place(self, module: Any, around: Sequence[int]) -> Known:
+    def _place(self, module: Any, around: Sequence[int]) -> ModuleRecord:
         """A module that was not there before: made in the block, or attached since, or a root of its own."""
         for outer in (self.all[number] for number in reversed(around)):
             owner = outer.ref()
@@ -198,7 +198,7 @@ class Modules:
                 return found[1], found[2]
         return None
 
-    def _read_attributes(self, known: Known) -> None:
+    def _read_attributes(self, known: ModuleRecord) -> None:
         module = known.ref()
         if module is not None and self._attributes is not None:
             for kind, name, value in _attributes(module):
@@ -218,13 +218,13 @@ class Modules:
         """What the trace keeps of every module that was called, and of those that hold one."""
         return [self._info(known) for known in self.all]
 
-    def _read_now(self, met: Sequence[Known]) -> None:
+    def _read_now(self, met: Sequence[ModuleRecord]) -> None:
         """What is said of modules that were met in the block: they may be gone when it ends."""
         with quiet(), no_dispatch():  # ``extra_repr`` is code of the user's
             for known in met:
                 known.info = self._info(known)
 
-    def _info(self, known: Known) -> ModuleInfo:
+    def _info(self, known: ModuleRecord) -> ModuleInfo:
         module = known.ref()
         if module is None:
             if known.info is not None:

@@ -28,10 +28,10 @@ from sightline.errors import NonFiniteError
 from sightline.options import Check
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.compiled_code import COMPILED_BACKWARD
-from sightline.recording.cpu_statistics import Columns, Implied, Readings, is_finite, read
-from sightline.recording.observers import CallEvent, Observer, OpEvent
+from sightline.recording.cpu_statistics import Columns, Implied, StatisticsBuffer, is_finite, read
+from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import COPY, OP, OpInfo
-from sightline.recording.statistics import Measurer, joined, measurable, results_of
+from sightline.recording.statistics import StatisticsObserver, joined, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 
@@ -44,11 +44,11 @@ _DOOR: Final = "sightline.tracing"
 Judge = Callable[[TraceData, Check], str | None]
 
 
-class Checker(Observer):
+class NonFiniteChecker(Observer):
     """Looks at every floating result, and stops the run at the first fault."""
 
     def __init__(
-        self, session: SessionBase, wanted: Check, measurer: Measurer | None, judge: Judge,
+        self, session: SessionBase, wanted: Check, measurer: StatisticsObserver | None, judge: Judge,
         build: Callable[[SessionBase], TraceData],
     ) -> None:  # fmt: skip
         self._session = session
@@ -58,7 +58,7 @@ class Checker(Observer):
         self._paths = [PathPattern(glob) for glob in wanted.allow or ()]
         self._measurer = measurer
         self.fingerprint = measurer is not None and measurer.fingerprint
-        self.readings: Readings = session.new_readings() if measurer is None else measurer.readings
+        self.readings: StatisticsBuffer = session.new_readings() if measurer is None else measurer.readings
         self.deferred = session.new_deferred("odd") if measurer is None else measurer.deferred
         self.allowed = list(wanted.allow or ())
         self._checked = 0
@@ -75,7 +75,7 @@ class Checker(Observer):
         self._odd_at = 1
         self._before = {id(tensor): ref(tensor) for tensor in _variables()}
 
-    def wants(self, event: OpEvent) -> bool:
+    def wants(self, event: ObservedOp) -> bool:
         """Not what an API call returns, which its ops have made, nor a view of what is fine."""
         if self._aten and event.info.flavour != OP:
             return False
@@ -99,7 +99,7 @@ class Checker(Observer):
 
     # -- where the numbers are at hand -------------------------------------------------------------------
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: ObservedOp) -> None:
         """Look at the results of an op."""
         info = event.info
         if self._session.regions:
@@ -141,7 +141,7 @@ class Checker(Observer):
             if type(tensor) is Tensor and tensor._is_view():
                 self._rewritten.add(storage_address(tensor))
 
-    def _is_a_copy(self, event: OpEvent) -> bool:
+    def _is_a_copy(self, event: ObservedOp) -> bool:
         """Whether a result holds the elements of what was looked at and is finite, none out of range."""
         ids, result = event.ids, event.result
         if len(ids) != 1 or not self.readings.known(ids[0]) or ids[0] in self.readings.bad:
@@ -156,7 +156,7 @@ class Checker(Observer):
         self._checked += 1
         return True
 
-    def _blame(self, event: OpEvent, nan: bool, inf: bool) -> None:
+    def _blame(self, event: ObservedOp, nan: bool, inf: bool) -> None:
         """Raise, unless what is not finite was in the inputs already, or is meant to be there."""
         before = [self.readings.bad[one] for one in event.ids if one in self.readings.bad]
         before += self._odd_inputs(event)
@@ -174,7 +174,7 @@ class Checker(Observer):
                 if self._wanted.on == "raise":
                     raise NonFiniteError(text)
 
-    def _was_unknown(self, event: OpEvent) -> bool:
+    def _was_unknown(self, event: ObservedOp) -> bool:
         """Whether an op changed in place what nobody had looked at: a mask made before the block.
 
         A parameter is no mask: an infinite one shows in the forward pass, before an optimizer changes it.
@@ -183,7 +183,7 @@ class Checker(Observer):
         changed = [tensor for tensor in given if not isinstance(tensor, torch.nn.Parameter)]
         return bool(changed) and any(not self.readings.known(one) for one in event.ids)
 
-    def _read_inputs(self, event: OpEvent) -> None:
+    def _read_inputs(self, event: ObservedOp) -> None:
         """Have the numbers of the inputs for the error; a check alone has not read what is finite."""
         if self._measurer is not None:
             return
@@ -192,7 +192,7 @@ class Checker(Observer):
             if value is not None and value not in self.readings.bad and measurable(tensor) and tensor.is_cpu:
                 self.readings.add(value, read(tensor, fingerprint=False))
 
-    def _odd_inputs(self, event: OpEvent) -> list[tuple[int, int]]:
+    def _odd_inputs(self, event: ObservedOp) -> list[tuple[int, int]]:
         """NaNs and infinities in what an op was given, and has not changed.
 
         Parameters, inputs and constants are looked at only now; and what was changed through a view of it has
@@ -210,7 +210,7 @@ class Checker(Observer):
                 found.append((reading.nans, reading.infs))
         return found
 
-    def _allowed(self, event: OpEvent) -> bool:
+    def _allowed(self, event: ObservedOp) -> bool:
         globs = self._wanted.allow or ()
         names = [(event.info.name, "aten" if event.info.flavour == OP else "api")]
         if event.api is not None:
@@ -252,7 +252,7 @@ class Checker(Observer):
 
     # -- where they are on a device ----------------------------------------------------------------------
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """A checkpoint: look at the alarm, if it has arrived."""
         if self._session.regions and not call.raised:
             self._look_at_regions(call.result)

@@ -1,6 +1,6 @@
 """Observers of a running recording: called for every op and module call with the tensors at hand.
 
-`Listener` is the observer behind ``live=``.
+`LiveObserver` is the observer behind ``live=``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sightline.recording.session_base import SessionBase
 from sightline.recording.source_positions import operator_names
 from sightline.recording.torchapi import below_autograd, no_dispatch, quiet, sequence_number
 from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
-from sightline.trace.events import CallHappened, OpHappened, Place, Watcher
+from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
 from sightline.trace.forms import Form
 from sightline.trace.source_files import cell_name
 from sightline.trace.source_lines import indent_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class OpEvent:
+class ObservedOp:
     """An op, or an API call, that has ended."""
 
     info: OpInfo
@@ -49,7 +49,7 @@ class OpEvent:
 
 
 @dataclass(slots=True)
-class CallEvent:
+class ObservedCall:
     """A module call that has begun, or ended; on an exception without a result."""
 
     module: int
@@ -64,7 +64,7 @@ class CallEvent:
 
 
 @dataclass(slots=True)
-class Spied:
+class SpiedTensor:
     """What ``sl.spy`` was told."""
 
     name: str
@@ -82,20 +82,20 @@ class Observer:
     api: bool = True  #: whether it wants to hear of API calls
     calls: bool = True  #: whether it wants to hear of every module call
 
-    def wants(self, event: OpEvent) -> bool:
+    def wants(self, event: ObservedOp) -> bool:
         """Whether it would look at an op; asked first, since making silence costs microseconds."""
         return True
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: ObservedOp) -> None:
         """An op has ended."""
 
-    def enter(self, call: CallEvent) -> None:
+    def enter(self, call: ObservedCall) -> None:
         """A module call begins."""
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """A module call has ended."""
 
-    def spied(self, spied: Spied) -> None:
+    def spied(self, spied: SpiedTensor) -> None:
         """A value was named by ``sl.spy``."""
 
     def step(self) -> None:
@@ -123,7 +123,7 @@ class Observers(Observer):
         if len(observers) == 1 and self._loud:  # nobody is in between, once per module call
             vars(self).update(enter=observers[0].enter, leave=observers[0].leave)
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: ObservedOp) -> None:
         """Tell each."""
         for one in self._loud:
             one.op(event)
@@ -133,7 +133,7 @@ class Observers(Observer):
                 for one in asking:
                     one.op(event)
 
-    def enter(self, call: CallEvent) -> None:
+    def enter(self, call: ObservedCall) -> None:
         """Tell each."""
         for one in self._loud:
             one.enter(call)
@@ -142,7 +142,7 @@ class Observers(Observer):
                 for one in self._silent:
                     one.enter(call)
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """Tell each."""
         for one in self._loud:
             one.leave(call)
@@ -151,7 +151,7 @@ class Observers(Observer):
                 for one in self._silent:
                     one.leave(call)
 
-    def spied(self, spied: Spied) -> None:
+    def spied(self, spied: SpiedTensor) -> None:
         """Tell each."""
         with quiet(), no_dispatch(), below_autograd():
             for one in self.all:
@@ -175,7 +175,7 @@ class Observers(Observer):
         return {name: what for one in self.all for name, what in one.asked().items()}
 
 
-class Listener(Observer):
+class LiveObserver(Observer):
     """Turns what passes through the recorder into plain events."""
 
     silent = False
@@ -185,10 +185,10 @@ class Listener(Observer):
         self._watcher = watcher
         self._nodes: dict[int, int] = {}  # autograd node -> stack of the op that made it
         self._newest = sequence_number()
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, SourceFrame] = {}
         self._operator = operator_names(session.stacks)
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: ObservedOp) -> None:
         """An op has ended."""
         info, stack, phase = event.info, event.stack, PHASES[event.phase]
         if stack >= len(self._session.stacks.parents):
@@ -212,21 +212,21 @@ class Listener(Observer):
                 form = form_of(event.args, event.kwargs)
                 made = form_of((event.result,), None) if event.result is not None else Form(())
         self._watcher.op(
-            OpHappened(
+            LiveOpEvent(
                 symbol or info.name, level, "operator" if symbol else FLAVOURS[info.flavour], phase, form,
                 inputs, made, outputs, self._chain(stack), len(event.modules), event.raised,
             )
         )  # fmt: skip
 
-    def enter(self, call: CallEvent) -> None:
+    def enter(self, call: ObservedCall) -> None:
         """A module call begins."""
         self._watcher.enter(self._call(call))
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """It has ended."""
         self._watcher.leave(self._call(call))
 
-    def _call(self, call: CallEvent) -> CallHappened:
+    def _call(self, call: ObservedCall) -> LiveCallEvent:
         known = self._session.modules.all[call.module]
         module = known.ref()
         with quiet():
@@ -234,7 +234,7 @@ class Listener(Observer):
             outputs = self._metas(call.result)
             made = form_of((call.result,), None) if call.result is not None else Form(())
         kind = type(module).__name__
-        return CallHappened(
+        return LiveCallEvent(
             known.path or kind, kind, self._session.modules.says(module), call.depth,
             module is not None and not any(True for _ in module.children()), not known.path,
             self._session.arguments.forms.all[call.form], inputs, made, outputs, call.raised,
@@ -245,12 +245,12 @@ class Listener(Observer):
         values = self._session.values
         return [values.metas[values.describe(tensor)] for tensor in self._session.arguments.tensors(item, [])]
 
-    def _of_the_user(self, event: OpEvent) -> bool:
+    def _of_the_user(self, event: ObservedOp) -> bool:
         """Whether the user's own code ran an op of the backward pass: it is shown where it is written."""
         places = [(place.file, place.function) for place in reversed(self._chain(event.stack))]
         return inside_engine(places, worker=event.worker) >= 0
 
-    def _chain(self, stack: int) -> list[Place]:
+    def _chain(self, stack: int) -> list[SourceFrame]:
         found = []
         while stack >= 0:
             place = self._places.get(stack)
@@ -260,14 +260,14 @@ class Listener(Observer):
             stack = self._session.stacks.parents[stack]
         return found[::-1]
 
-    def _place(self, stack: int) -> Place:
+    def _place(self, stack: int) -> SourceFrame:
         stacks = self._session.stacks
         code = stacks.codes[stacks.code_ids[stack]]
         at = list(code.co_positions())[stacks.instructions[stack] // 2]
         line = at[0] or code.co_firstlineno
         columns = (at[2], at[3]) if at[2] is not None and at[3] is not None else None
         text = linecache.getline(code.co_filename, line)
-        return Place(
+        return SourceFrame(
             cell_name(code.co_filename), line, at[1] or line, code.co_qualname, text.strip(), columns,
             indent=indent_of(text),
         )  # fmt: skip

@@ -75,7 +75,7 @@ _UNINITIALIZED: Final = frozenset(
 )
 
 
-class Facts:
+class OpTraits:
     """What is true of an operation in every recording."""
 
     __slots__ = (
@@ -105,25 +105,25 @@ class Facts:
         self.uninitialized = False  #: nobody has written what is in its result
 
 
-_every_fact = attrgetter(*Facts.__slots__)
+_every_fact = attrgetter(*OpTraits.__slots__)
 
 
-class OpInfo(Facts):
+class OpInfo(OpTraits):
     """An operation in one recording: the facts, its number, and the forms of its calls."""
 
     __slots__ = ("forms", "number")
 
-    def __init__(self, facts: Facts, number: int) -> None:
-        for name, value in zip(Facts.__slots__, _every_fact(facts), strict=True):
+    def __init__(self, facts: OpTraits, number: int) -> None:
+        for name, value in zip(OpTraits.__slots__, _every_fact(facts), strict=True):
             setattr(self, name, value)
         self.number = number
         self.forms: dict[Any, int] = {}
 
 
-_aten_facts: Final[dict[int, Facts]] = {}
+_aten_facts: Final[dict[int, OpTraits]] = {}
 
 
-def aten_facts(function: Any) -> Facts:
+def aten_traits(function: Any) -> OpTraits:
     """Of a dispatcher op (or a higher-order one)."""
     found = _aten_facts.get(id(function))
     if found is None:
@@ -131,8 +131,8 @@ def aten_facts(function: Any) -> Facts:
     return found
 
 
-def _read_schema(function: Any) -> Facts:
-    facts = Facts(function)
+def _read_schema(function: Any) -> OpTraits:
+    facts = OpTraits(function)
     if not isinstance(function, OpOverload):
         facts.name = getattr(function, "__name__", None) or str(function)
         return facts
@@ -177,9 +177,9 @@ def is_composite(function: Any) -> bool:
         return False
 
 
-def api_facts(function: Any) -> Facts:
+def api_traits(function: Any) -> OpTraits:
     """Of a function, method or property as the user wrote it."""
-    facts = Facts(function)
+    facts = OpTraits(function)
     if isinstance(function, MethodWrapperType):  # Tensor.shape.__get__
         attribute = getattr(function.__self__, "__name__", "?")
         facts.name, facts.flavour = f"Tensor.{attribute}", PROPERTY
@@ -206,9 +206,9 @@ def api_facts(function: Any) -> Facts:
     return facts
 
 
-def opaque_facts(key: tuple[str, Any]) -> Facts:
+def opaque_traits(key: tuple[str, Any]) -> OpTraits:
     """Of something that nobody can look into; ``key`` is its name, and whatever tells it from others."""
-    facts = Facts(key)
+    facts = OpTraits(key)
     facts.name, facts.flavour = key[0], OPAQUE
     return facts
 

@@ -22,21 +22,21 @@ from sightline.options import Capture, Check, Stats
 from sightline.ranks import this_rank
 from sightline.recording import installation
 from sightline.recording.atomic import stored
-from sightline.recording.captures import Capturer
+from sightline.recording.captures import CaptureObserver
 from sightline.recording.device_time import DeviceTimer
 from sightline.recording.exception_notes import exception_text, explain, fault_text
 from sightline.recording.modules import original
 from sightline.recording.native.engine import chosen, load
-from sightline.recording.nonfinite_check import Checker, Judge
-from sightline.recording.observers import Listener, Observer, Observers
+from sightline.recording.nonfinite_check import Judge, NonFiniteChecker
+from sightline.recording.observers import LiveObserver, Observer, Observers
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.snapshot import build
 from sightline.recording.stacks import hide_own_frames, leave_out_own_frames
-from sightline.recording.statistics import Measurer
+from sightline.recording.statistics import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.stream_folder import claim, unclaim
-from sightline.recording.stream_writer import Keeper
+from sightline.recording.stream_writer import StreamWriter
 from sightline.recording.torchapi import Module, compiler, undisturbed
 from sightline.trace.bundle.writer import amend_info
 from sightline.trace.events import Watcher
@@ -69,7 +69,7 @@ def _name_here(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordingOptions:
     """What is to be done beyond recording."""
 
     watcher: Watcher | None = None
@@ -92,14 +92,14 @@ class Recorder:
 
     def __init__(
         self, model: Any, level: str, name: str | None = None, compiled: str = "opaque",
-        asked: Asked | None = None,
+        asked: RecordingOptions | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._level = level
         self._name = _name_here(name or (type(original(model)).__name__ if model is not None else "trace"))
         self._compiled = compiled
-        self._asked = asked or Asked()
-        self._checker: Checker | None = None
+        self._asked = asked or RecordingOptions()
+        self._checker: NonFiniteChecker | None = None
         self._session: SessionBase | None = None
         self._index: Index | None = None
         self._seen: Any = None
@@ -196,7 +196,7 @@ class Recorder:
         if asked.folder is not None or asked.last is not None:
             session.keeper = undisturbed(
                 partial(
-                    Keeper,
+                    StreamWriter,
                     session,
                     asked.folder,
                     file,
@@ -211,18 +211,18 @@ class Recorder:
         asked = self._asked
         observers: list[Observer] = []
         if asked.watcher is not None:
-            observers.append(Listener(session, asked.watcher))
+            observers.append(LiveObserver(session, asked.watcher))
         if asked.observer is not None:
             observers.append(asked.observer(session))
         if asked.capture is not None:
-            session.captures = Capturer(session, asked.capture, asked.folder)
+            session.captures = CaptureObserver(session, asked.capture, asked.folder)
             observers.append(session.captures)
-        measurer = None if asked.stats is None else Measurer(session, asked.stats)
+        measurer = None if asked.stats is None else StatisticsObserver(session, asked.stats)
         if measurer is not None:
             session.readings = session.measurer = measurer
             observers.append(measurer)
         if asked.check is not None:  # after the measurer, whose numbers it uses
-            self._checker = Checker(session, asked.check, measurer, asked.judge, build)
+            self._checker = NonFiniteChecker(session, asked.check, measurer, asked.judge, build)
             session.readings = session.check = self._checker
             observers.append(self._checker)
         if observers:

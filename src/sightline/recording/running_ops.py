@@ -10,11 +10,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sightline.recording.compiled_code import COMPILED_NODE, compiled_backward
-from sightline.recording.observers import OpEvent
-from sightline.recording.operations import OpInfo, api_facts, aten_facts, without_end
+from sightline.recording.observers import ObservedOp
+from sightline.recording.operations import OpInfo, api_traits, aten_traits, without_end
 from sightline.recording.row_streams import op_row
 from sightline.recording.stacks import is_hidden
-from sightline.recording.thread_state import Mark, OpenOp
+from sightline.recording.thread_state import OpenOp, StackAnchor
 from sightline.recording.torchapi import Tensor, current_node, quiet, sequence_number, storage_address
 from sightline.trace.assembly.layout import BACKWARD, INHERITED
 from sightline.trace.data import MUTATES, RAISED
@@ -123,7 +123,7 @@ class RunningOp:
         if self.session.observer is not None:
             state, infos, node = self.state, self.session.infos, self.node
             self.session.observer.op(
-                OpEvent(
+                ObservedOp(
                     self.info, self.number, self.stack, state.phase if node is None else BACKWARD,
                     None if node is None else node._sequence_nr(),
                     None if state.open_op is None else infos[state.open_op.operation],
@@ -141,7 +141,7 @@ class AtenOp(RunningOp):
         session, state = self.session, self.state
         if not session.is_recorded(state, frame.f_back):
             return False
-        self.info = session.info(aten_facts, function)
+        self.info = session.info(aten_traits, function)
         if self.info.noise:
             return False
         if type(self.node).__name__ == COMPILED_NODE:
@@ -197,12 +197,12 @@ class AtenOp(RunningOp):
 class ApiCall(RunningOp):
     """A torch function, method or operator as the user wrote it."""
 
-    mark: Mark | None = None  #: below which the user's code may run, in a backward pass
+    mark: StackAnchor | None = None  #: below which the user's code may run, in a backward pass
     aten_count = 0  #: of the ops before it
 
     def is_recorded(self, function: Any, frame: FrameType) -> bool:
         """Unless it is noise, inside another, or made by our own handler of aten ops."""
-        self.info = self.session.info(api_facts, function)
+        self.info = self.session.info(api_traits, function)
         if self.info.noise or self.state.open_op is not None:
             return False
         caller = frame.f_back
@@ -216,7 +216,7 @@ class ApiCall(RunningOp):
         self.number = self.session.next_id()
         self.aten_count = self.state.aten_count
         if self.info.backward:
-            self.mark = Mark(frame, self.stack)
+            self.mark = StackAnchor(frame, self.stack)
 
     def enter(self) -> None:
         """It is the one that runs now."""

@@ -18,15 +18,15 @@ import numpy as np
 
 from sightline.recording.arguments import Arguments, Forms
 from sightline.recording.atomic import at_once
-from sightline.recording.calibration import Passage, passage
-from sightline.recording.compiled_code import Region, close_region, leave_region
+from sightline.recording.calibration import HandlerOverhead, handler_overhead
+from sightline.recording.compiled_code import CompiledRegion, close_region, leave_region
 from sightline.recording.memory import Storages
 from sightline.recording.modules import Modules
-from sightline.recording.operations import Facts, OpInfo
+from sightline.recording.operations import OpInfo, OpTraits
 from sightline.recording.row_streams import Stream, call_row, op_row
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import Stacks
-from sightline.recording.thread_state import Mark, OpenCall, OptimizerStep, ThreadState
+from sightline.recording.thread_state import OpenCall, OptimizerStep, StackAnchor, ThreadState
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import KIND, Values
 from sightline.trace.assembly.arrays import Numbers
@@ -58,7 +58,7 @@ class Session(SessionBase):
         self.modules = Modules(model, self.values)
         self._infos: dict[Any, OpInfo] = {}  # by how they are read, and function
         self.failure: int | None = None  #: id of the exception the last failed op raised
-        base = Mark(caller, -1)
+        base = StackAnchor(caller, -1)
         if caller is not None and above:
             found = self.stacks.find(caller, None, -1)
             base.above = -1 if found is None else found
@@ -68,9 +68,9 @@ class Session(SessionBase):
     def state_here(self) -> ThreadState:
         """The state of this thread; one of autograd's workers gets its own when it is first met."""
         found = self._states.get(threading.get_ident())
-        return self._new_state(Mark(None, -1)) if found is None else found
+        return self._new_state(StackAnchor(None, -1)) if found is None else found
 
-    def _new_state(self, base: Mark) -> ThreadState:
+    def _new_state(self, base: StackAnchor) -> ThreadState:
         ident = threading.get_ident()
         state = self._states[ident] = ThreadState(self, ident, len(self._states), base)
         return state
@@ -81,9 +81,9 @@ class Session(SessionBase):
         return len(self._states)
 
     @property
-    def passage(self) -> Passage:
+    def handler_overhead(self) -> HandlerOverhead:
         """What torch adds to what passes a mode."""
-        return passage()
+        return handler_overhead()
 
     @property
     def ident(self) -> int:
@@ -102,7 +102,7 @@ class Session(SessionBase):
         """Nanoseconds since the recording began."""
         return clock() - self.begin
 
-    def info(self, read: Callable[[Any], Facts], function: Any) -> OpInfo:
+    def info(self, read: Callable[[Any], OpTraits], function: Any) -> OpInfo:
         """What is known of an operation; it is read when the operation is first met."""
         try:
             found = self._infos.get((read, function))
@@ -131,14 +131,14 @@ class Session(SessionBase):
         """The stack of a frame; marks that are no longer on it are closed."""
         while (found := self.stacks.find(frame, state.top.frame, state.top.above)) is None:
             if state.top.up is None:  # the block's own caller has returned: walk to the top from now on
-                state.top = Mark(None, -1)
+                state.top = StackAnchor(None, -1)
             else:
                 self._close_top(state, RAISED)
         if isinstance(state.top, OptimizerStep):
             state.phase = FORWARD if state.top.is_in_closure(frame) else OPTIMIZER
         return found
 
-    def close_inside(self, state: ThreadState, mark: Mark) -> bool:
+    def close_inside(self, state: ThreadState, mark: StackAnchor) -> bool:
         """Close as raised what an exception has left open inside a mark; False if that is not there."""
         if mark not in state.marks():
             return False
@@ -151,7 +151,7 @@ class Session(SessionBase):
         mark = state.top
         if isinstance(mark, OpenCall):
             self.close_call(state, mark, flags)
-        elif isinstance(mark, Region):
+        elif isinstance(mark, CompiledRegion):
             close_region(self, state)
         else:
             state.pop()

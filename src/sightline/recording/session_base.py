@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final
 
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
-from sightline.recording.calibration import Passage
-from sightline.recording.cpu_statistics import Readings
-from sightline.recording.device_statistics import Deferred
+from sightline.recording.calibration import HandlerOverhead
+from sightline.recording.cpu_statistics import StatisticsBuffer
+from sightline.recording.device_statistics import DeviceStatistics
 from sightline.recording.device_time import NO_WORK
 from sightline.recording.exception_notes import comes_from_a_signal, fault_text
 from sightline.recording.memory import Reading, before_and_after, read_allocators
@@ -81,7 +81,7 @@ class SessionBase:
         raise NotImplementedError
 
     @property
-    def passage(self) -> Passage:
+    def passage(self) -> HandlerOverhead:
         """What it costs just to be seen."""
         raise NotImplementedError
 
@@ -131,13 +131,13 @@ class SessionBase:
     def abandon(self) -> None:
         """It will never begin: give back what it holds."""
 
-    def new_deferred(self, fill: str) -> Deferred:
+    def new_deferred(self, fill: str) -> DeviceStatistics:
         """Where numbers of tensors on devices are kept."""
-        return Deferred(fill)
+        return DeviceStatistics(fill)
 
-    def new_readings(self) -> Readings:
+    def new_readings(self) -> StatisticsBuffer:
         """Where the numbers of tensors are kept."""
-        return Readings()
+        return StatisticsBuffer()
 
     def written(self) -> int:
         """How much has been written for ops and calls, and how many are open."""

@@ -16,7 +16,7 @@ import torch
 from sightline.ranks import this_rank
 from sightline.recording.flops import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo, schemas_of
-from sightline.recording.source_positions import Sources, operator_names
+from sightline.recording.source_positions import SourcePositions, operator_names
 from sightline.trace.assembly.arrays import Numbers, Rows
 from sightline.trace.assembly.batch import (
     Batch,
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
 
-class Telling:
+class TableSnapshot:
     """The small tables of a session, brought up to date when asked; what is in them stays as it is."""
 
     def __init__(self, session: SessionBase) -> None:
         self._session = session
         self._infos: list[OpInfo] = []
-        self._sources = Sources(session.stacks)
+        self._sources = SourcePositions(session.stacks)
         written = operator_names(session.stacks)
         metas, forms = session.values.metas, session.arguments.forms.all
         self.tables = Tables(
@@ -78,7 +78,7 @@ class Telling:
 
 def tables_of(session: SessionBase) -> Tables:
     """The small tables as they are now."""
-    return Telling(session).update()
+    return TableSnapshot(session).update()
 
 
 def operation_of(info: OpInfo) -> Operation:

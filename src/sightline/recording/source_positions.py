@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.stacks import Stacks
-from sightline.trace.assembly.batch import Place
+from sightline.trace.assembly.batch import SourcePosition
 from sightline.trace.data import CodeInfo, FileInfo
 from sightline.trace.source_files import cell_name
 
@@ -21,12 +21,12 @@ _NOWHERE: Final = (None, None, None, None)
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
-class Sources:
+class SourcePositions:
     """Lines and columns of the stacks of a recording, worked out once for each as they come."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        self.places: list[Place] = []
+        self.places: list[SourcePosition] = []
         self.codes: list[CodeInfo] = []
         self.files: dict[str, FileInfo] = {}
 
@@ -47,7 +47,7 @@ class Sources:
             number = stacks.code_ids[node]
             line, end, column, end_column = found[number][unit]
             line = line if line is not None else self.codes[number].first_line
-            self.places.append(Place(
+            self.places.append(SourcePosition(
                 stacks.parents[node], number, line, line if end is None else end,
                 -1 if column is None else column, -1 if end_column is None else end_column,
             ))  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from sightline.options import Stats
 from sightline.patterns import PathPattern, op_matches, segments_of
 from sightline.recording.cpu_statistics import Columns
-from sightline.recording.observers import CallEvent, Observer, OpEvent
+from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import OP, OpInfo
 from sightline.recording.torchapi import Parameter, Tensor, is_functorch_wrapped, storage_address
 from sightline.recording.values import PLAIN_TENSORS
@@ -40,7 +40,7 @@ def measurable(tensor: Any) -> bool:
     )
 
 
-class Measurer(Observer):
+class StatisticsObserver(Observer):
     """Reads the numbers of what ops and module calls return."""
 
     def __init__(self, session: SessionBase, wanted: Stats) -> None:
@@ -57,14 +57,14 @@ class Measurer(Observer):
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
         self.deferred = session.new_deferred("fingerprints" if wanted.fingerprint else "numbers")
 
-    def wants(self, event: OpEvent) -> bool:
+    def wants(self, event: ObservedOp) -> bool:
         """Not what an API call returns, which its ops have made, nor what shows what was read."""
         info = event.info
         if self.readings.native or info.uninitialized or (self._aten and info.flavour != OP):
             return False
         return not info.relabels or self._is_rewritten(event.result) or (self._views and not info.keeps_order)
 
-    def op(self, event: OpEvent) -> None:
+    def op(self, event: ObservedOp) -> None:
         """Read the results of an op."""
         info, args, result = event.info, event.args, event.result
         if not self._chosen(event) or (info.relabels and not self._is_read(args, result)):
@@ -95,7 +95,7 @@ class Measurer(Observer):
             return False
         return not any(step == 0 and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))
 
-    def _note_rewritten(self, event: OpEvent) -> None:
+    def _note_rewritten(self, event: ObservedOp) -> None:
         """What was changed through a view has a new version, which nobody has read."""
         for tensor in self._session.arguments.at(event.info.mutates, event.args, event.kwargs):
             if type(tensor) is Tensor and tensor._is_view():
@@ -104,7 +104,7 @@ class Measurer(Observer):
     def _is_rewritten(self, view: Any) -> bool:
         return bool(self._rewritten) and type(view) is Tensor and storage_address(view) in self._rewritten
 
-    def enter(self, call: CallEvent) -> None:
+    def enter(self, call: ObservedCall) -> None:
         """Read what a module is given, where no op has made it."""
         if not self._chosen.call(call):
             return
@@ -115,7 +115,7 @@ class Measurer(Observer):
             for held in (*module._parameters.values(), *module._buffers.values()):
                 self.read(held)
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """Read what a module returns, where ops are not seen."""
         if self._aten or call.raised or not self._chosen.call(call):
             return
@@ -181,7 +181,7 @@ class Chosen:
         self._known_ops: dict[int, bool] = {}
         self._known_modules: dict[tuple[int, bool], bool] = {}
 
-    def __call__(self, event: OpEvent) -> bool:
+    def __call__(self, event: ObservedOp) -> bool:
         if self._ops is not None and not self.op(event.info):
             return False
         return self._modules is None or (bool(event.modules) and self.module(event.modules[-1]))
@@ -195,7 +195,7 @@ class Chosen:
             self._known_ops[info.number] = found
         return found
 
-    def call(self, call: CallEvent) -> bool:
+    def call(self, call: ObservedCall) -> bool:
         """Whether a call is of a module that is meant."""
         return self._modules is None or self.module(call.module)
 
@@ -214,7 +214,7 @@ class Chosen:
         return found
 
 
-def results_of(session: SessionBase, event: OpEvent) -> list[Any]:
+def results_of(session: SessionBase, event: ObservedOp) -> list[Any]:
     """The tensors an op returned, and those it changed in place without returning them."""
     arguments = session.arguments
     changed = arguments.at(event.info.mutates, event.args, event.kwargs)

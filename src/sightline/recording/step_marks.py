@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.utils.hooks import RemovableHandle
 
 from sightline import markers
-from sightline.recording.observers import Spied
+from sightline.recording.observers import SpiedTensor
 from sightline.recording.thread_state import states_here
 from sightline.recording.torchapi import optimizer_hooks, quiet
 from sightline.recording.training_log import SchedulerWatch
@@ -46,7 +46,7 @@ def sessions_here() -> list[SessionBase]:
     return [*plain, *(() if native is None else native.sessions.get(get_ident(), ()))]
 
 
-class RecorderEar:
+class RecorderListener:
     """Passes on what a program says to the recordings of its thread."""
 
     def spied(self, name: str, value: Any, module: Any) -> None:
@@ -58,7 +58,7 @@ class RecorderEar:
             try:
                 session.name_spied(name, value)
                 if session.observer is not None:
-                    session.observer.spied(Spied(name, value, module, *session.where()))
+                    session.observer.spied(SpiedTensor(name, value, module, *session.where()))
             except Exception as error:
                 session.fault(error)
 
@@ -68,7 +68,7 @@ class RecorderEar:
             note_step(session, begins)
 
 
-markers.ears.append(RecorderEar())
+markers.listeners.append(RecorderListener())
 
 
 def note_step(session: SessionBase, begins: bool) -> None:

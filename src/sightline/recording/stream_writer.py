@@ -24,9 +24,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sightline.errors import CaptureError
-from sightline.recording.batches import Cutter
-from sightline.recording.flops import Looks
-from sightline.recording.snapshot import Telling
+from sightline.recording.batches import BatchCutter
+from sightline.recording.flops import BatchFlops
+from sightline.recording.snapshot import TableSnapshot
 from sightline.recording.stream_folder import BEGUN, hold
 from sightline.recording.torchapi import undisturbed
 from sightline.trace.assembly.arrays import NONE, Numbers, Rows
@@ -90,7 +90,7 @@ class _Job:
         return self._result
 
 
-class Frame(NamedTuple):
+class JournalFrame(NamedTuple):
     """A batch as it is kept."""
 
     data: bytes
@@ -99,7 +99,7 @@ class Frame(NamedTuple):
     before: bytes  #: with ``last=``, a frame of what could be referred to when it began
 
 
-class Keeper:
+class StreamWriter:
     """Keeps what a session writes, on disk, or the last of it."""
 
     def __init__(
@@ -109,9 +109,13 @@ class Keeper:
         self._with = {"source": source, "environment": environment}
         self._session, self._folder, self._file, self._last = session, folder, file, last
         self._own = _identity(file)
-        self._cutter, self._telling, self._looks = Cutter(session), Telling(session), Looks(session)
+        self._cutter, self._telling, self._looks = (
+            BatchCutter(session),
+            TableSnapshot(session),
+            BatchFlops(session),
+        )
         self._since: dict[str, int] = {}
-        self._frames: deque[Frame] = deque()  # of ``last=``
+        self._frames: deque[JournalFrame] = deque()  # of ``last=``
         self._pending: list[bytes] = []  # frames the disk did not take
         self._size = len(HEAD)
         self._stale = 0  # bytes of the journal that are no longer needed
@@ -301,7 +305,7 @@ class Keeper:
         calls = self._session.level == "none"
         own = Rows(batch.rows.calls, C_WIDTH) if calls else Rows(batch.rows.ops, O_WIDTH)
         every = self._cutter.calls if calls else self._cutter.ops
-        self._frames.append(Frame(frame, len(own), len(every), encode(before, {}, {})))
+        self._frames.append(JournalFrame(frame, len(own), len(every), encode(before, {}, {})))
         self._memory = held_after(self._memory, batch.memory)
         self._known = known_after(self._known, batch, self._names)
         self._note(batch)
@@ -495,4 +499,4 @@ def _write_all(file: int, data: bytes, at: int) -> None:
         view, at = view[done:], at + done
 
 
-__all__ = ["Keeper"]
+__all__ = ["StreamWriter"]

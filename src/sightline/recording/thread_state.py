@@ -31,7 +31,7 @@ class OpenOp(NamedTuple):
     inputs: list[int]
 
 
-class Mark:
+class StackAnchor:
     """A frame of a call in progress, and the stack of everything above it."""
 
     def __init__(self, frame: FrameType | None, above: int) -> None:
@@ -39,10 +39,10 @@ class Mark:
         self.above = above
         self.call = -1  #: the innermost module call that is open here; -1 if none is
         self.outer_phase = FORWARD  #: the phase of what runs after the call
-        self.up: Mark | None = None  #: the mark outside this one
+        self.up: StackAnchor | None = None  #: the mark outside this one
 
 
-class OptimizerStep(Mark):
+class OptimizerStep(StackAnchor):
     """An optimizer's step in progress."""
 
     def __init__(self, frame: FrameType | None, above: int, closure: CodeType | None) -> None:
@@ -59,10 +59,10 @@ class OptimizerStep(Mark):
         return False
 
 
-class OpenCall(Mark):
+class OpenCall(StackAnchor):
     """A module call in progress. Its number, ``call``, comes before that of the first op inside it."""
 
-    up: Mark
+    up: StackAnchor
 
     def __init__(self, frame: FrameType, above: int, module: int, key: int, phase: int, nothing: int) -> None:
         super().__init__(frame, above)
@@ -81,7 +81,7 @@ class OpenCall(Mark):
 class ThreadState:
     """The state of one thread in one recording."""
 
-    def __init__(self, session: Session, ident: int, number: int, base: Mark) -> None:
+    def __init__(self, session: Session, ident: int, number: int, base: StackAnchor) -> None:
         self.session = session
         self.ident = ident
         self.bits = number << THREAD_SHIFT
@@ -94,13 +94,13 @@ class ThreadState:
         self.off = False
         self.top = base  #: the innermost mark
 
-    def push(self, mark: Mark) -> None:
+    def push(self, mark: StackAnchor) -> None:
         mark.up, mark.outer_phase = self.top, self.phase
         if mark.call < 0:
             mark.call = self.top.call
         self.top = mark
 
-    def pop(self) -> Mark:
+    def pop(self) -> StackAnchor:
         gone = self.top
         assert gone.up is not None, "the mark of the block itself stays"
         self.top, self.phase = gone.up, gone.outer_phase
@@ -112,9 +112,9 @@ class ThreadState:
         assert gone.up is not None, "the mark of the block itself stays"
         return partial(setattr, self, "top", gone.up), partial(setattr, self, "phase", gone.outer_phase)
 
-    def marks(self) -> Iterator[Mark]:
+    def marks(self) -> Iterator[StackAnchor]:
         """From the innermost to the block's own."""
-        mark: Mark | None = self.top
+        mark: StackAnchor | None = self.top
         while mark is not None:
             yield mark
             mark = mark.up

@@ -43,7 +43,7 @@ _SCAN_ALLOWANCE: Final = 100_000
 _MIN_PURGE: Final = 4096
 
 
-class Ref(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a subclass need not
+class TensorRef(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parameter, a subclass need not
     """A weak reference to a tensor that carries its current value."""
 
     __slots__ = ("appearance", "value")
@@ -115,7 +115,7 @@ class Values(KnownTensors):
         self.stream = Stream()
         self.fresh = Stream()  #: the native engine's short rows; this one writes none
         self.ids = itertools.count()
-        self.refs: dict[int, Ref] = {}
+        self.refs: dict[int, TensorRef] = {}
         self.metas: list[TensorMeta] = []
         self.meta_ids: dict[Any, int] = {}
         self.storage_bytes: dict[int, int] = {}  # value id -> bytes, for tensors not made in the block
@@ -145,7 +145,7 @@ class Values(KnownTensors):
         self._know(tensor, value, ())  # like no tensor: it is looked at anew when it is next used
 
     def _know(self, tensor: Any, value: int, appearance: Any) -> None:
-        held = self.refs[id(tensor)] = Ref(tensor)
+        held = self.refs[id(tensor)] = TensorRef(tensor)
         held.value, held.appearance = value, appearance
 
     def value(self, tensor: Any) -> int:
@@ -166,7 +166,7 @@ class Values(KnownTensors):
             return self._replaced(tensor, found)
         return self.produced(tensor, op, found.value)  # it was changed, though the op does not say so
 
-    def _replaced(self, tensor: Any, before: Ref) -> int:
+    def _replaced(self, tensor: Any, before: TensorRef) -> int:
         """A new version of a tensor that was given other data without an op: ``.data =``, ``module.to()``."""
         with quiet():
             now = _appearance(tensor)

@@ -15,7 +15,7 @@ from sightline.trace.forms import Form
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceFrame:
     """A source position on the way to an op; ``call`` is the module call entered from there, or -1."""
 
     file: str
@@ -29,7 +29,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class OpHappened:
+class LiveOpEvent:
     """An op that just ran, or just raised."""
 
     name: str
@@ -40,13 +40,13 @@ class OpHappened:
     inputs: Sequence[TensorMeta]
     result: Form
     outputs: Sequence[TensorMeta]
-    chain: Sequence[Place]  #: outermost first; for a backward op the chain of its forward op
+    chain: Sequence[SourceFrame]  #: outermost first; for a backward op the chain of its forward op
     depth: int  #: module calls it runs inside
     raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class CallHappened:
+class LiveCallEvent:
     """A module call that begins, or ends."""
 
     path: str  #: ``blocks.0.attn``; the class name for a root
@@ -66,6 +66,6 @@ class CallHappened:
 class Watcher(Protocol):
     """Who listens to a recording in progress."""
 
-    def op(self, event: OpHappened) -> None: ...
-    def enter(self, event: CallHappened) -> None: ...
-    def leave(self, event: CallHappened) -> None: ...
+    def op(self, event: LiveOpEvent) -> None: ...
+    def enter(self, event: LiveCallEvent) -> None: ...
+    def leave(self, event: LiveCallEvent) -> None: ...

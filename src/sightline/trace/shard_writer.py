@@ -24,7 +24,7 @@ from sightline.options import one_of
 from sightline.trace.data import CaptureInfo
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.file_names import FileNames
-from sightline.trace.shards import PAGE, UNFINISHED, Bytes, Described, ShardFile, shard_name
+from sightline.trace.shards import PAGE, UNFINISHED, Bytes, ShardFile, TensorDescription, shard_name
 
 MIB: Final = 1 << 20
 #: A shard is finished at this age: a killed process loses what is younger.
@@ -322,7 +322,7 @@ class _Worker:
     def _write_tensor(self, item: _Tensor) -> None:
         data = item.data() if callable(item.data) else item.data
         _check_bytes(data, item.info)
-        tensor = Described.of(item.info, data.nbytes, self._next_order)
+        tensor = TensorDescription.of(item.info, data.nbytes, self._next_order)
         shard = self._shards.get(tensor.alignment)
         if shard is not None and not shard.room_for(tensor):
             self._finish(tensor.alignment)

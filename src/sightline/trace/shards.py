@@ -54,7 +54,7 @@ def is_shard(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TensorDescription:
     """A tensor as the header of a shard will describe it."""
 
     nbytes: int
@@ -63,7 +63,7 @@ class Described:
     capture: bytes  #: where it belongs, as JSON inside a JSON text
 
     @classmethod
-    def of(cls, info: CaptureInfo, nbytes: int, order: int) -> Described:
+    def of(cls, info: CaptureInfo, nbytes: int, order: int) -> TensorDescription:
         """The description of a capture; ``order`` is its place among all, over all shards."""
         stored, shape = stored_as(info.dtype, info.shape, nbytes)
         entry = f'{json.dumps(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
@@ -116,11 +116,11 @@ class ShardFile:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def room_for(self, tensor: Described) -> bool:
+    def room_for(self, tensor: TensorDescription) -> bool:
         """Whether the header has room for one more tensor."""
         return self.header_size + tensor.header_size <= self._room
 
-    def add(self, tensor: Described, data: Bytes) -> None:
+    def add(self, tensor: TensorDescription, data: Bytes) -> None:
         """Write a tensor; one that fails half-way is taken back."""
         try:
             write_all(self._file, data.reshape(-1).data)

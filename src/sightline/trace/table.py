@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import dtype_name
 from sightline.patterns import path_matches
@@ -38,7 +38,7 @@ def matcher(row: type, data: Index, name: str, wanted: Any) -> Test:
         raise UsageError(f"{row.__name__} rows have no property {name!r}{hint}")
     choices = CHOICES.get(name)
     if choices is not None and not (isinstance(wanted, str) and wanted in choices):
-        raise UsageError(f"{name}={said(wanted)} is no {name}; choose {_listed(choices)}.")
+        raise UsageError(f"{name}={argument_text(wanted)} is no {name}; choose {_listed(choices)}.")
     if name == "shape":
         return _shape_test(wanted)
     if name == "dtype":
@@ -88,7 +88,7 @@ def _shape_test(wanted: Any) -> Test:
     elif isinstance(wanted, list | tuple) and all(type(size) is int for size in wanted):
         sizes = tuple(wanted)
         return lambda row: tuple(row.shape) == sizes
-    raise UsageError(f'shape={said(wanted)} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
+    raise UsageError(f'shape={argument_text(wanted)} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -147,7 +147,8 @@ class Table(Sequence[R], Generic[R]):
             id = int(self._ids[operator.index(index)])
         except TypeError:
             raise UsageError(
-                f"[…] takes a position or a slice here, not {said(index)}; `.where(name=…)` finds by name."
+                f"[…] takes a position or a slice here, not {argument_text(index)}; "
+                "`.where(name=…)` finds by name."
             ) from None
         except IndexError:
             raise IndexError(f"there are {len(self)} {self._row.__name__} rows, none at {index}") from None
@@ -186,5 +187,5 @@ def optional(row: type[R], data: Index, id: Any) -> R | None:
 def _a_test(test: Any) -> Any:
     """What `Table.where` is given as a test, unless it is none."""
     if not callable(test) or isinstance(test, type):
-        raise UsageError(f"where({said(test)}) takes a function of a row, or names: where(name=…).")
+        raise UsageError(f"where({argument_text(test)}) takes a function of a row, or names: where(name=…).")
     return test

@@ -17,7 +17,7 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import DamagedFile, NotCaptured, UsageError
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
@@ -130,7 +130,7 @@ class Captures(Sequence[CapturedTensor]):
         if isinstance(index, slice):
             return Captures(self._tensors[index])
         if not isinstance(index, int):
-            raise UsageError(f"[…] takes a position or a slice here, not {said(index)}.")
+            raise UsageError(f"[…] takes a position or a slice here, not {argument_text(index)}.")
         try:
             return self._tensors[index]
         except IndexError:
@@ -201,7 +201,7 @@ class Tensors(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         """One tensor by its full key, or all of a short name."""
         if not isinstance(name, str):
-            raise NotCaptured(f"t.tensors[…] takes a key or a name, not {said(name)}.")
+            raise NotCaptured(f"t.tensors[…] takes a key or a name, not {argument_text(name)}.")
         info = self._infos.get(name)
         if info is not None:
             return self._tensor(info)
@@ -213,7 +213,7 @@ class Tensors(Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (name in self._infos or bool(self._short(name)))
 
-    @checked
+    @check_arguments
     def keys(self, glob: str | None = None) -> KeysView[str]:
         """The full keys in the order of capture; those a glob means.
 
@@ -226,7 +226,7 @@ class Tensors(Mapping[str, Any]):
         meant = KeyPattern(glob)
         return {key: 0 for key, info in self._infos.items() if meant(info)}.keys()
 
-    @checked
+    @check_arguments
     def where(
         self,
         *,
@@ -244,7 +244,7 @@ class Tensors(Mapping[str, Any]):
         if role is not None:
             one_of("role", role, ROLES)
         if call is not None and (type(call) is not int or call < 0):
-            raise UsageError(f"call={said(call)} must be a whole number from 0 up.")
+            raise UsageError(f"call={argument_text(call)} must be a whole number from 0 up.")
         inside = PathPattern(module or "")
         return Captures(
             [

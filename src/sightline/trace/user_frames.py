@@ -78,7 +78,7 @@ def user_frame(op: Op) -> Frame | None:
     return frame if frame is not None else own
 
 
-def place_text(op: Op) -> str:
+def location_text(op: Op) -> str:
     """``net.py:9 in Net.forward (fc1)``; empty for an op that no Python line and no module ran.
 
     What the user's own code ran in the backward pass has two lines: that one, and the one of its forward op.
@@ -100,7 +100,7 @@ def _line_text(op: Op) -> str:
 
 def placed(text: str, op: Op, *, short: bool = False) -> str:
     """What is said about an op, followed by where it is: ``relu, net.py:8 in Net.forward (act)``."""
-    place = _line_text(op) if short else place_text(op)
+    place = _line_text(op) if short else location_text(op)
     if place.startswith("("):  # no line is known, only the module
         return f"{text} {place}"
     return f"{text}, {place}" if place else text
@@ -123,7 +123,7 @@ def bare_name(op: Op) -> str:
 def backward_of(op: Op) -> str:
     """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty.
 
-    Empty too where the place of the op says so (`place_text`).
+    Empty too where the place of the op says so (`location_text`).
     """
     forward = op.forward if op.phase == "backward" else None
     if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:

@@ -31,9 +31,9 @@ from sightline.trace.user_frames import Chains, shown_frames, torch_file
 from sightline.views.outline import Line, Span, View, line
 from sightline.views.source_chain import (
     NO_SOURCE,
+    ChainFrame,
     ChainWriter,
     Note,
-    Place,
     Placed,
     aligned,
     as_line,
@@ -41,7 +41,7 @@ from sightline.views.source_chain import (
     op_spans,
     shared_lines,
 )
-from sightline.views.statistics_text import Reading, Readings
+from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 from sightline.views.variation import Variation, Varying, fold_alike
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def code_lines(
     index = trace.index
     selection = Selection(module, op, phase, depth, tail)
     level = chosen_level(index, ops)
-    readings = Readings(index.raw, stats)
+    readings = StatisticsIndex(index.raw, stats)
     mask = selection.ops(index, level)
     part = None if everything or op is not None else model_part(index.raw)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.left_out)
@@ -139,7 +139,7 @@ class _Listing:
     """The lines of the view, made from the columns of a trace."""
 
     def __init__(
-        self, index: Index, readings: Readings, *, torch_frames: bool, names: bool,
+        self, index: Index, readings: StatisticsIndex, *, torch_frames: bool, names: bool,
         hidden_frames: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         self._data = index.raw
@@ -227,7 +227,7 @@ class _Listing:
         back = np.roll(lines, 1) - lines
         return forward[int(np.argmax(back))] - first
 
-    def _entries(self, nodes: Sequence[Node], after: Sequence[Place]) -> Iterator[Placed]:
+    def _entries(self, nodes: Sequence[Node], after: Sequence[ChainFrame]) -> Iterator[Placed]:
         writer = self._writer
         for position, node in enumerate(nodes):
             leaf, times = _single(node)
@@ -244,7 +244,7 @@ class _Listing:
             for entry in writer.op(self._chain(leaf), phase, spans, numbers):
                 yield entry, repeats
 
-    def _repeat(self, node: Repeat, after: Sequence[Place]) -> Iterator[Placed]:
+    def _repeat(self, node: Repeat, after: Sequence[ChainFrame]) -> Iterator[Placed]:
         """A body of several ops, set in a bracket that says how often it ran."""
         writer, outer = self._writer, tuple(self._repeats)
         if len(phases := {self._ops.phase(leaf) for leaf in _leaves(node)}) == 1:
@@ -276,7 +276,8 @@ class _Listing:
         yield Line((), gutter(depth, outer) + "└"), outer
 
     def _bracket(
-        self, first: Sequence[Place], chains: Sequence[Sequence[Place]], after: Sequence[Place],
+        self, first: Sequence[ChainFrame], chains: Sequence[Sequence[ChainFrame]],
+        after: Sequence[ChainFrame],
         runs: Sequence[int],
     ) -> tuple[int, list[Loop]]:  # fmt: skip
         """How many source lines stay outside a repeat, and the loops it may be the body of.
@@ -305,7 +306,7 @@ class _Listing:
             entered = int(calls.parent[entered])
         return len(self._chains.of(int(calls.frame[entered])))
 
-    def _loops_at(self, depth: int, chains: Sequence[Sequence[Place]]) -> list[Loop]:
+    def _loops_at(self, depth: int, chains: Sequence[Sequence[ChainFrame]]) -> list[Loop]:
         """The loops around all of what runs at a depth, the innermost first."""
         places = [chain[depth] for chain in chains if depth < len(chain)]
         if len({(place.file, place.function) for place in places}) > 1:
@@ -346,7 +347,7 @@ class _Listing:
 
         Of the others only what is not finite, and only where the first one is.
         """
-        first: Reading | None = None
+        first: ValueStatistics | None = None
         outputs = [self._variation.outputs(self._ops.ids[run]) for run in runs]
         for slot, made in enumerate(zip(*outputs, strict=False)):
             reading = self._readings.of(made)
@@ -366,10 +367,10 @@ class _Listing:
         name = self._data.names[known] if known >= 0 else self._names.get(id)
         return f"{name}: {text}" if name else text
 
-    def _chain(self, at: int) -> tuple[Place, ...]:
+    def _chain(self, at: int) -> tuple[ChainFrame, ...]:
         return self._chain_of(self._ops.frames[at], self._ops.calls[at])
 
-    def _read_chain(self, frame: int, call: int) -> tuple[Place, ...]:
+    def _read_chain(self, frame: int, call: int) -> tuple[ChainFrame, ...]:
         visible = self._chains.of(frame)
         if not visible:
             return (NO_SOURCE,)
@@ -377,7 +378,7 @@ class _Listing:
         outer = (self._place(each, entered.get(each, -1)) for each in visible[:-1])
         return (*outer, self._place(visible[-1], -1))
 
-    def _read_whole_chain(self, frame: int) -> tuple[Place, ...]:
+    def _read_whole_chain(self, frame: int) -> tuple[ChainFrame, ...]:
         """Also with the frames that only lead to the model."""
         return tuple(self._place(each, -1) for each in self._whole.of(frame)) or (NO_SOURCE,)
 
@@ -392,14 +393,14 @@ class _Listing:
             call = int(calls.parent[call])
         return found
 
-    def _read_place(self, frame: int, call: int) -> Place:
+    def _read_place(self, frame: int, call: int) -> ChainFrame:
         frames = self._data.frames
         known = self._data.codes[frames.code[frame]]
         at, column = int(frames.line[frame]), int(frames.column[frame])
         columns = (column, int(frames.end_column[frame])) if column >= 0 else None
         text = self._data.source_lines.line(known.file, at)
         end = int(frames.end_line[frame])
-        return Place(known.file, at, known.function, text.strip(), columns, end, call, indent_of(text))
+        return ChainFrame(known.file, at, known.function, text.strip(), columns, end, call, indent_of(text))
 
 
 def _settled(placed: Sequence[Placed]) -> int:
@@ -449,7 +450,7 @@ def _common_call(calls: set[int], parents: I32) -> int:
     return shared
 
 
-def _common(chains: Sequence[Sequence[Place]]) -> int:
+def _common(chains: Sequence[Sequence[ChainFrame]]) -> int:
     """How many lines all the chains begin with."""
     count = 0
     for places in zip(*chains, strict=False):

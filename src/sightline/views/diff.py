@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sightline.diff.module_errors import ModuleRow
-from sightline.diff.op_labels import Place
+from sightline.diff.op_labels import OpLabel
 from sightline.diff.side import Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
@@ -137,7 +137,7 @@ def _sides(divergence: Divergence, room: int) -> Iterator[Line]:
             yield line(" " * _MARGIN, (cut(place.code, room - _MARGIN), "code"))
 
 
-def _module(place: Place) -> str:
+def _module(place: OpLabel) -> str:
     return f"{place.module}  " if place.module else ""
 
 
@@ -251,8 +251,8 @@ _SIGNS: Final = {State.UNKNOWN: " ", State.SAME: "=", State.CLOSE: "≈", State.
 class _Row:
     """A line of one side, of the other, or of both; the ops that ran on it together."""
 
-    a: Place | None
-    b: Place | None
+    a: OpLabel | None
+    b: OpLabel | None
     state: State
     error: float
     first: bool = False
@@ -304,7 +304,7 @@ def _lines(row: _Row, half: int) -> list[Line]:
     ]  # fmt: skip
 
 
-def _text(place: Place | None) -> str:
+def _text(place: OpLabel | None) -> str:
     if place is None:
         return ""
     number = f"{place.line:>4} " if place.line else ""

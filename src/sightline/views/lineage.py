@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sightline.analysis.find_value import find_wanted
+from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, Making, lineage_of
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
@@ -64,7 +64,7 @@ def lineage(
     more: str = "everything=True shows it",
 ) -> LineageView:  # fmt: skip
     """What a value came from; see `Trace.lineage` for the options."""
-    wanted = find_wanted(trace.index, value)
+    wanted = find_value(trace.index, value)
     row = wanted.value
     index = row._data  # a row of an earlier snapshot belongs to that one
     most = MOST if depth is None else None

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
-from sightline.trace.events import CallHappened, OpHappened
+from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
 from sightline.trace.user_frames import first_own, torch_file
-from sightline.views.log_blocks import OK, RAISED, BlockStyle, ModuleEvent
-from sightline.views.log_blocks import OpEvent as LogOp
+from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.outline import Line, Printer
-from sightline.views.source_chain import ChainWriter, PlaceLike, as_line, op_spans
+from sightline.views.source_chain import ChainWriter, FrameLike, as_line, op_spans
 
 
 class LiveOp(Protocol):
@@ -27,7 +26,7 @@ class LiveOp(Protocol):
     @property
     def output(self) -> str: ...
     @property
-    def chain(self) -> Sequence[PlaceLike]: ...
+    def chain(self) -> Sequence[FrameLike]: ...
     @property
     def phase(self) -> str: ...
     @property
@@ -35,7 +34,7 @@ class LiveOp(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OpEvent:
+class CodeOp:
     """An op as plain data: ``inputs`` are the texts of its tensors, ``chain`` its frames, outermost first.
 
     For a backward op the chain is the one of its forward op.
@@ -45,7 +44,7 @@ class OpEvent:
     form: Form
     inputs: Sequence[str] = ()
     output: str = ""
-    chain: Sequence[PlaceLike] = field(default=())
+    chain: Sequence[FrameLike] = field(default=())
     phase: str = "forward"
     raised: bool = False
 
@@ -116,7 +115,7 @@ class LiveLog:
         if self._title is not None:
             self._print([self._style.rail(0), self._style.banner(f"TRACING {self._title} COMPLETE")])
 
-    def enter(self, event: ModuleEvent) -> None:
+    def enter(self, event: LogModule) -> None:
         """A module call begins: a container is printed, a leaf waits for its end."""
         if self._opens(event):
             if not self._leaves and self._shown(event):
@@ -125,7 +124,7 @@ class LiveLog:
         else:
             self._leaves += 1
 
-    def exit(self, event: ModuleEvent) -> None:
+    def exit(self, event: LogModule) -> None:
         """A module call ended; ``event`` has its outputs, or the state it ended in."""
         if self._opens(event):
             if not self._leaves and self._shown(event):
@@ -145,13 +144,13 @@ class LiveLog:
             event = replace(event, depth=event.depth - 1)
         self._block(event.depth, self._style.op(event))
 
-    def _opens(self, event: ModuleEvent) -> bool:
+    def _opens(self, event: LogModule) -> bool:
         return self._inside or not event.leaf
 
-    def _shown(self, event: ModuleEvent) -> bool:
+    def _shown(self, event: LogModule) -> bool:
         return self._root or event.depth > 0
 
-    def _placed(self, event: ModuleEvent) -> ModuleEvent:
+    def _placed(self, event: LogModule) -> LogModule:
         """With the root left out, everything moves up by one."""
         return replace(event, depth=event.depth - 1) if not self._root and event.depth else event
 
@@ -166,39 +165,39 @@ class LiveLog:
         self._printer.flush()
 
 
-class WatchCode:
+class CodeWatcher:
     """Prints ops under their source lines: aten ops where they are recorded, else API calls."""
 
     def __init__(self, ops: str, stream: IO[str] | None = None, *, color: bool | None = None) -> None:
         self._level = "api" if ops == "api" else "aten"
         self._live = LiveCode(stream, color=color)
 
-    def op(self, event: OpHappened) -> None:
+    def op(self, event: LiveOpEvent) -> None:
         """Print an op of the level that is shown, under its lines."""
         if event.level == self._level:
             inputs, outputs = [str(meta) for meta in event.inputs], [str(meta) for meta in event.outputs]
             self._live.op(
-                OpEvent(
+                CodeOp(
                     event.name, event.form, inputs, event.result.fill(outputs), event.chain, event.phase,
                     event.raised,
                 )
             )  # fmt: skip
 
-    def enter(self, event: CallHappened) -> None:
+    def enter(self, event: LiveCallEvent) -> None:
         """Module calls show as the lines they run."""
 
-    def leave(self, event: CallHappened) -> None:
+    def leave(self, event: LiveCallEvent) -> None:
         """Module calls show as the lines they run."""
 
 
-class WatchLog:
+class LogWatcher:
     """Prints a block per module call and operation: API calls where they are recorded, else aten ops."""
 
     def __init__(self, ops: str, stream: IO[str] | None = None, *, color: bool | None = None) -> None:
         self._level = "aten" if ops == "aten" else "api"
         self._live = LiveLog(color=color, file=stream)
 
-    def op(self, event: OpHappened) -> None:
+    def op(self, event: LiveOpEvent) -> None:
         """Print an operation of the forward pass."""
         if event.level == self._level and event.phase == "forward":
             self._live.op(
@@ -208,24 +207,24 @@ class WatchLog:
                 )
             )  # fmt: skip
 
-    def caller(self, event: OpHappened) -> str:
+    def caller(self, event: LiveOpEvent) -> str:
         """The function an operation is said to be called from: the user's innermost one."""
         own = [place for place in event.chain if not torch_file(place.file)]
         return own[-1].function if own else ""
 
-    def note(self, event: OpHappened) -> str:  # noqa: ARG002 — for those who have something to say
+    def note(self, event: LiveOpEvent) -> str:  # noqa: ARG002 — for those who have something to say
         """What else is said of an operation."""
         return ""
 
-    def enter(self, event: CallHappened) -> None:
+    def enter(self, event: LiveCallEvent) -> None:
         self._live.enter(_module_event(event))
 
-    def leave(self, event: CallHappened) -> None:
+    def leave(self, event: LiveCallEvent) -> None:
         self._live.exit(_module_event(event))
 
 
-def _module_event(event: CallHappened) -> ModuleEvent:
-    return ModuleEvent(
+def _module_event(event: LiveCallEvent) -> LogModule:
+    return LogModule(
         event.path, event.type, event.extra, event.depth, event.leaf, event.form, event.inputs, event.result,
         event.outputs, RAISED if event.raised else OK, root=event.root,
     )  # fmt: skip

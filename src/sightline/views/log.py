@@ -24,14 +24,14 @@ from sightline.views.log_blocks import (
     RAISED,
     UNFINISHED,
     BlockStyle,
-    ModuleEvent,
-    OpEvent,
+    LogModule,
+    LogOp,
     TensorText,
     tensor_block_text,
 )
 from sightline.views.log_fold import CLOSE, LEAF, OP, OPEN, REPEAT, REPEATED, Drawn, Look, Step, drawn_blocks
 from sightline.views.outline import Line, Span, View, line
-from sightline.views.statistics_text import Readings
+from sightline.views.statistics_text import StatisticsIndex
 from sightline.views.variation import Variation, sizes_text
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def log_lines(
 ) -> Iterator[Line]:  # fmt: skip
     """The lines of the blocks, the first before the last are made; without ``phase``, of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
-    readings = Readings(trace.data, stats)
+    readings = StatisticsIndex(trace.data, stats)
     part = None if everything or op is not None else model_part(trace.data)
     story = _Story(trace, selection, readings, inside=inside or op is not None, root=root, part=part)
     steps = story.steps()
@@ -134,7 +134,7 @@ class _Story:
     """What happened in a trace, as steps, and the block of each step."""
 
     def __init__(
-        self, trace: Trace, selection: Selection, readings: Readings, *, inside: bool, root: bool,
+        self, trace: Trace, selection: Selection, readings: StatisticsIndex, *, inside: bool, root: bool,
         part: ModelPart | None = None,
     ) -> None:  # fmt: skip
         self._index = trace.index
@@ -338,7 +338,7 @@ class _Story:
         calls = self._data.calls
         return (int(calls.module[call]), int(calls.input_form[call]), int(calls.output_form[call]))
 
-    def _op_event(self, drawn: Drawn) -> OpEvent:
+    def _op_event(self, drawn: Drawn) -> LogOp:
         op, ops = drawn.runs[0], self._data.ops
         row = self._index.ops[op]
         chain = self._chains.of(int(self._frames[op]))
@@ -350,12 +350,12 @@ class _Story:
         state = RAISED if row.raised else OK
         form, result = (self._variation.form(column, drawn.runs) for column in (ops.form, ops.result))
         inputs, outputs = self._values(drawn, "input"), self._values(drawn, "output")
-        return OpEvent(
+        return LogOp(
             row.name, row.flavour, function, drawn.depth, form, self._metas(inputs), result,
             self._metas(outputs), state, note, self._numbers(inputs), self._numbers(outputs), drawn.times,
         )  # fmt: skip
 
-    def _module_event(self, drawn: Drawn) -> ModuleEvent:
+    def _module_event(self, drawn: Drawn) -> LogModule:
         call, calls = drawn.runs[0], self._data.calls
         row = self._index.module_calls[call]
         module = row.module
@@ -365,7 +365,7 @@ class _Story:
         form, result = (self._variation.form(column, drawn.runs)
                         for column in (calls.input_form, calls.output_form))  # fmt: skip
         inputs, outputs = self._values(drawn, "input"), self._values(drawn, "output")
-        return ModuleEvent(
+        return LogModule(
             label, module.type, module.extra, drawn.depth, bool(self._leaf[call]), form,
             self._metas(inputs), result, self._metas(outputs), state, not module.path,
             self._numbers(inputs), self._numbers(outputs), drawn.times,

@@ -55,7 +55,7 @@ def tensor_block_text(meta: TensorMeta) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleEvent:
+class LogModule:
     """A module call: known at its entry but for the last four fields, which its exit fills in."""
 
     path: str  #: ``blocks.0.attn``; the class name for a root
@@ -75,7 +75,7 @@ class ModuleEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class OpEvent:
+class LogOp:
     """An operation outside leaf modules."""
 
     name: str  #: ``Tensor.view``, ``torch.cat``, ``@``, or an aten name where no API call was recorded
@@ -130,7 +130,7 @@ class BlockStyle:
         """And after them."""
         return Line((), f"{self._inner(depth)}└")
 
-    def opened(self, event: ModuleEvent) -> list[Line]:
+    def opened(self, event: LogModule) -> list[Line]:
         """The head of a container with its inputs; its children follow, one deeper."""
         inputs = self._inputs(event, named=True)
         return [
@@ -138,11 +138,11 @@ class BlockStyle:
             *self._branches(event.depth, inputs, closed=False),
         ]
 
-    def closed(self, event: ModuleEvent) -> list[Line]:
+    def closed(self, event: LogModule) -> list[Line]:
         """The foot of a container: its outputs."""
         return self._branches(event.depth, self._results(event), closed=True)
 
-    def leaf(self, event: ModuleEvent) -> list[Line]:
+    def leaf(self, event: LogModule) -> list[Line]:
         """A module call in one block."""
         parts = self._inputs(event, named=True) + self._results(event)
         return [
@@ -150,7 +150,7 @@ class BlockStyle:
             *self._branches(event.depth, parts, closed=True),
         ]
 
-    def op(self, event: OpEvent) -> list[Line]:
+    def op(self, event: LogOp) -> list[Line]:
         """An operation in one block."""
         event, turned = _as_written(event)
         binary = event.name.removeprefix("Tensor.") in _BINARY and len(event.form.args) == 2
@@ -181,7 +181,7 @@ class BlockStyle:
             for i, part in enumerate(parts)
         ]
 
-    def _inputs(self, event: ModuleEvent | OpEvent, *, named: bool) -> list[_Part]:
+    def _inputs(self, event: LogModule | LogOp, *, named: bool) -> list[_Part]:
         labels = slot_labels("Input", event.form, len(event.inputs))
         parts = self._tensors(labels, event.inputs, event.input_numbers)
         constants = constants_text(event.form) if named else ""  # an op has them in its head
@@ -196,7 +196,7 @@ class BlockStyle:
             ]
         )
 
-    def _sides(self, event: OpEvent, turned: bool) -> list[_Part]:
+    def _sides(self, event: LogOp, turned: bool) -> list[_Part]:
         tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_numbers))
         labels, parts = ("Right", "Left") if turned else ("Left", "Right"), []
         for label, side in zip(labels, event.form.args, strict=True):
@@ -204,7 +204,7 @@ class BlockStyle:
             parts.append(replace(known, label=label) if known else _Part(label, constant_text(side)))
         return parts[::-1] if turned else parts
 
-    def _results(self, event: ModuleEvent | OpEvent) -> list[_Part]:
+    def _results(self, event: LogModule | LogOp) -> list[_Part]:
         if event.state == RAISED:
             return [_Part("Raised", "it ended in an exception", "error")]
         if event.state == UNFINISHED:
@@ -231,7 +231,7 @@ def _gathered(parts: list[_Part]) -> list[_Part]:
     return made
 
 
-def _as_written(event: OpEvent) -> tuple[OpEvent, bool]:
+def _as_written(event: LogOp) -> tuple[LogOp, bool]:
     """An operation under the operator that was written, and whether its sides are the other way round."""
     operator = _REFLECTED.get(event.name.rpartition(".")[2])
     if operator is None or len(event.form.args) != 2:
@@ -290,7 +290,7 @@ def _holds_tensor(item: object) -> bool:
     return bool(Form((item,)).slots())
 
 
-def _module_head(event: ModuleEvent) -> tuple[Span, ...]:
+def _module_head(event: LogModule) -> tuple[Span, ...]:
     settings = ", ".join(hyperparameters(event.extra))
     spans = [Span(event.path, "module")]
     if not event.root:
@@ -298,7 +298,7 @@ def _module_head(event: ModuleEvent) -> tuple[Span, ...]:
     return (*spans, *([Span(f" ({settings})", "dim")] if settings else []), *_times(event.times))
 
 
-def _op_head(event: OpEvent, binary: bool) -> tuple[Span, ...]:
+def _op_head(event: LogOp, binary: bool) -> tuple[Span, ...]:
     name = event.name
     if event.flavour == "operator" and not name.startswith("Tensor."):
         name = f"Tensor.{name}"

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class View:
         if room is None or self.fixed:
             return self.blocks
         if not isinstance(room, int):
-            raise UsageError(f"room={said(room)} must be a number of columns, or None.")
+            raise UsageError(f"room={argument_text(room)} must be a number of columns, or None.")
         from sightline.views.layout import NARROWEST, fitted
 
         room = max(room, NARROWEST)
@@ -222,11 +222,11 @@ class View:
     def __repr__(self) -> str:
         return str(self)
 
-    @checked
+    @check_arguments
     def print(self, color: bool | None = None, file: IO[str] | None = None) -> None:
         """Write it to the terminal, with colour only on a TTY unless ``color`` says otherwise."""
         if file is not None and not callable(getattr(file, "write", None)):
-            raise UsageError(f"file={said(file)} must be a file that is open for writing.")
+            raise UsageError(f"file={argument_text(file)} must be a file that is open for writing.")
         printer = Printer(file, color)
         for block in self.within(printer.room):
             printer.write(block)

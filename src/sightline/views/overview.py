@@ -28,7 +28,7 @@ from sightline.analysis.device_use import DeviceUse, device_use
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
-from sightline.analysis.steps import step_facts
+from sightline.analysis.steps import step_summaries
 from sightline.analysis.unmatched import left_out_text, unmatched
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
@@ -77,7 +77,7 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     data = trace.data
     costs, use = cost_of(data, trace.index.device_own), device_use(trace.index)
     whole = _Time.of(costs, use)
-    steps = step_facts(trace.index)
+    steps = step_summaries(trace.index)
     facts = [
         *_head(data),
         *_counts(data),

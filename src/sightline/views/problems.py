@@ -17,7 +17,7 @@ from sightline.analysis.problems import (
     not_looked_at,
 )
 from sightline.analysis.select import listed, nearest
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import path_matches
 from sightline.trace.data import ModuleInfo
@@ -65,7 +65,7 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
 def _meant(modules: list[ModuleInfo], pattern: str) -> set[str]:
     """The paths of the modules that a pattern means."""
     if not isinstance(pattern, str):
-        raise UsageError(f"module={said(pattern)} must be a string.")
+        raise UsageError(f"module={argument_text(pattern)} must be a string.")
     found = {
         info.path
         for info in modules

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.line_costs import LineRecord, Lines, Tally, tally_lines
+from sightline.analysis.line_costs import LineRecord, Lines, LineTally, tally_lines
 from sightline.analysis.select import Selection, nearest
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import short_path, time_text
 from sightline.trace.data import PHASES, TraceData
@@ -29,7 +29,7 @@ from sightline.views.code import chosen_level
 from sightline.views.outline import Line, Span, View, line, printable
 from sightline.views.outline import width as text_width
 from sightline.views.source_chain import PHASE_MARKS
-from sightline.views.statistics_text import Reading, Readings
+from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -48,9 +48,9 @@ def source(trace: Trace, *, file: str | None = None, ops: str | None = None, mod
            width: int = 100, stats: bool | None = None) -> View:  # fmt: skip
     """The user's files, annotated line by line; see `Trace.source` for the options."""
     if type(width) is not int or width < 40:
-        raise UsageError(f"width={said(width)} must be a whole number from 40 up.")
+        raise UsageError(f"width={argument_text(width)} must be a whole number from 40 up.")
     index = trace.index
-    readings = Readings(index.raw, stats)
+    readings = StatisticsIndex(index.raw, stats)
     mask = Selection(module, op, phase, depth, tail).ops(index, chosen_level(index, ops))
     meant = _meant_files(index.raw, file)
     times = {"op time": index.raw.ops.duration}
@@ -79,7 +79,9 @@ def _meant_files(data: TraceData, pattern: str | None) -> set[str]:
     if pattern is None:
         return {path for path in paths if not installed_file(path)}
     if not isinstance(pattern, str):
-        raise UsageError(f"file={said(pattern)} must be a string: a part of a path, or a glob over it.")
+        raise UsageError(
+            f"file={argument_text(pattern)} must be a string: a part of a path, or a glob over it."
+        )
     meant = {
         path
         for path in paths
@@ -103,7 +105,11 @@ def _elsewhere(every: Mapping[str, Lines], *, named: bool) -> list[Line]:
 
 
 def _file_lines(
-    data: TraceData, path: str, every: Mapping[str, dict[int, LineRecord]], readings: Readings, width: int
+    data: TraceData,
+    path: str,
+    every: Mapping[str, dict[int, LineRecord]],
+    readings: StatisticsIndex,
+    width: int,
 ) -> Iterator[Line]:
     """One file: its header, then the functions that ran; ``every`` has them by the time they tell."""
     records = next(iter(every.values()))
@@ -173,7 +179,12 @@ def _state(data: TraceData, path: str) -> str:
 
 
 def _annotated(
-    number: int, text: str, every: Mapping[str, LineRecord], readings: Readings, digits: int, width: int
+    number: int,
+    text: str,
+    every: Mapping[str, LineRecord],
+    readings: StatisticsIndex,
+    digits: int,
+    width: int,
 ) -> Iterator[Line]:
     """A source line, and below it what ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
@@ -199,7 +210,13 @@ def _annotated(
 
 
 def _ops_lines(
-    gutter: Span, every: Mapping[str, Tally], reading: Reading | None, phase: str, width: int, *, timed: bool
+    gutter: Span,
+    every: Mapping[str, LineTally],
+    reading: ValueStatistics | None,
+    phase: str,
+    width: int,
+    *,
+    timed: bool,
 ) -> Iterator[Line]:
     """``# t ×2, mm ×2 -> f32[4, 12], f32[8, 12]``, with its time where it is a part of the line's."""
     head = f"# {PHASE_MARKS.get(phase, '')}"
@@ -223,7 +240,7 @@ def _ops_lines(
         yield Line(tuple(parts))
 
 
-def _with_numbers(words: list[Span], reading: Reading) -> list[Span]:
+def _with_numbers(words: list[Span], reading: ValueStatistics) -> list[Span]:
     """The words of a row, and after a semicolon the range of the results and what of them is not finite."""
     wrong = [span for span in reading.wrong if span.style]
     told = [*([Span(reading.range)] if reading.range else []), *wrong]

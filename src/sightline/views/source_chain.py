@@ -22,8 +22,8 @@ _ALIGNED: Final = 72  #: numbers stand below each other, but for those of ops wi
 PHASE_MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
 
-class PlaceLike(Protocol):
-    """A source position: a `Frame` row, a `Place`, or whatever a recorder has at hand.
+class FrameLike(Protocol):
+    """A source position: a `Frame` row, a `ChainFrame`, or whatever a recorder has at hand.
 
     It may also have ``end_line``, ``indent``, without which no expression is marked in its line, and
     ``call``: the module call entered from this line. A line that enters another call than before is written
@@ -43,7 +43,7 @@ class PlaceLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ChainFrame:
     """A source position as plain data."""
 
     file: str
@@ -57,7 +57,7 @@ class Place:
 
 
 #: Stands in for the chain of an op that no Python code ran.
-NO_SOURCE: Final = Place("", 0, "", "(no Python source)")
+NO_SOURCE: Final = ChainFrame("", 0, "", "(no Python source)")
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class SourceLine:
     """A source line about to be written, with the columns of the expressions that ran in it."""
 
     depth: int
-    place: PlaceLike
+    place: FrameLike
     columns: list[tuple[int, int]] = field(default_factory=list)
 
     def spans(self) -> tuple[Span, ...]:
@@ -94,7 +94,7 @@ class ChainWriter:
     """Which source lines are open, and what to write before the next op."""
 
     def __init__(self) -> None:
-        self._chain: list[PlaceLike] = []
+        self._chain: list[FrameLike] = []
         self._lines: list[SourceLine] = []
         self._descended = True  # whether an arrow (or nothing) already follows the innermost open line
         self._phase = "forward"
@@ -105,13 +105,13 @@ class ChainWriter:
         """How many source lines are open: the depth of what is written next."""
         return len(self._chain)
 
-    def shared(self, chain: Sequence[PlaceLike]) -> int:
+    def shared(self, chain: Sequence[FrameLike]) -> int:
         """How many of the open lines the chain begins with."""
         return shared_lines(self._chain, chain)
 
     def op(
         self,
-        chain: Sequence[PlaceLike],
+        chain: Sequence[FrameLike],
         phase: str,
         content: tuple[Span, ...],
         numbers: tuple[Span, ...] = (),
@@ -132,7 +132,7 @@ class ChainWriter:
         self.close(self.floor)
         return [Note(self.floor, (Span(f"── {phase} " + "─" * (40 - len(phase)), "title"),))]
 
-    def descend(self, chain: Sequence[PlaceLike], depth: int, *, further: bool) -> list[Entry]:
+    def descend(self, chain: Sequence[FrameLike], depth: int, *, further: bool) -> list[Entry]:
         """Open the first ``depth`` lines of a chain; ``further`` says that something deeper follows."""
         shared = min(self.shared(chain), depth)
         for at, place in enumerate(chain[:shared]):
@@ -163,7 +163,7 @@ class ChainWriter:
         del self._chain[depth:], self._lines[depth:]
 
 
-def shared_lines(one: Sequence[PlaceLike], other: Sequence[PlaceLike]) -> int:
+def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike]) -> int:
     """How many lines two chains have in common from the outermost in, entering the same calls."""
     count = 0
     for a, b in zip(one, other, strict=False):
@@ -242,7 +242,7 @@ def gutter(depth: int, repeats: Sequence[int] = ()) -> str:
     return "".join("┊ " * repeats.count(at) + ("│ " if at < depth else "") for at in range(depth + 1))
 
 
-def _add_columns(line: SourceLine, place: PlaceLike) -> None:
+def _add_columns(line: SourceLine, place: FrameLike) -> None:
     columns = place.columns
     if columns is None:
         return

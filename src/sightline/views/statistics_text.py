@@ -1,7 +1,7 @@
 """The statistics of values as views write them: ``0 … 1.42, mean 0.406, std 0.467, 3 NaN``.
 
-`Readings` looks them up, for one value or for several taken together; a `Reading` is written in full after an
-op, or as one cell of a table. Every view that shows statistics asks here whether there are any.
+`StatisticsIndex` looks them up, for one value or for several taken together; a `ValueStatistics` is written in
+full after an op, or as one cell of a table. Every view that shows statistics asks here whether there are any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.notation import number_text
 from sightline.trace.data import TraceData
@@ -24,7 +24,7 @@ WRONG: Final = (("NaN", "error"), ("Inf", "warn"))
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ValueStatistics:
     """What the numbers of one value were like, or those of several taken together.
 
     >>> relu = Reading(0.0, 1.42, 0.406, 0.467, size=16)
@@ -89,12 +89,12 @@ class Reading:
         return f"{round(self.mean, digits) + 0.0:.3g}", f"{self.std:.2g}"
 
 
-class Readings:
+class StatisticsIndex:
     """The statistics of a trace as far as a view shows them; false where it shows none."""
 
     def __init__(self, data: TraceData, wanted: bool | None = None) -> None:
         if wanted is not None and not isinstance(wanted, bool):
-            raise UsageError(f"stats={said(wanted)} must be True, False or None.")
+            raise UsageError(f"stats={argument_text(wanted)} must be True, False or None.")
         if wanted and not len(data.stats):
             raise UsageError(
                 "stats=True: this trace has no statistics; record it with sl.trace(…, stats=True)."
@@ -112,19 +112,19 @@ class Readings:
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return dict(zip(stats.value.tolist(), rows, strict=True))
 
-    def one(self, value: int) -> Reading | None:
+    def one(self, value: int) -> ValueStatistics | None:
         """The statistics of a value, if they were taken and are shown."""
         row = self._rows.get(value) if self._shown else None
-        return None if row is None else Reading(*row, size=self._size(value))
+        return None if row is None else ValueStatistics(*row, size=self._size(value))
 
-    def of(self, values: Iterable[int]) -> Reading | None:
+    def of(self, values: Iterable[int]) -> ValueStatistics | None:
         """Those of several values taken together; None where none was measured."""
         known = [found for found in map(self.one, values) if found is not None]
         if len(known) <= 1:
             return known[0] if known else None
         return _pooled(known)
 
-    def of_made(self, values: Sequence[int]) -> Reading | None:
+    def of_made(self, values: Sequence[int]) -> ValueStatistics | None:
         """Those of several values but for views, which make no numbers; of views where there is no other."""
         if not self._shown:
             return None
@@ -140,7 +140,7 @@ class Readings:
         return [meta.numel for meta in self._data.metas]
 
 
-def _mean_and_deviation(parts: list[Reading], weights: list[int]) -> tuple[float, float]:
+def _mean_and_deviation(parts: list[ValueStatistics], weights: list[int]) -> tuple[float, float]:
     """Over all elements, in shares of the largest number: the square of a double may be none."""
     total = sum(weights)
     unit = max(max(abs(part.low), abs(part.high)) for part in parts) or 1.0
@@ -153,7 +153,7 @@ def _mean_and_deviation(parts: list[Reading], weights: list[int]) -> tuple[float
     return middle * unit, math.sqrt(sum(squares) / max(total - 1, 1)) * unit
 
 
-def _pooled(parts: list[Reading]) -> Reading:
+def _pooled(parts: list[ValueStatistics]) -> ValueStatistics:
     """Several readings as one: the widest range, and mean and deviation over all elements."""
     finite = [part for part in parts if not math.isnan(part.low)]
     weights = [max(part.size - part.nans - part.infs, 0) for part in finite]
@@ -161,7 +161,7 @@ def _pooled(parts: list[Reading]) -> Reading:
     if any(weights):
         with suppress(ArithmeticError, ValueError):  # numbers that no tensor has, out of an altered file
             mean, std = _mean_and_deviation(finite, weights)
-    return Reading(
+    return ValueStatistics(
         min((part.low for part in finite), default=math.nan),
         max((part.high for part in finite), default=math.nan),
         mean, std, sum(part.nans for part in parts), sum(part.infs for part in parts),

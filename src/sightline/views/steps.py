@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.steps import StepFacts
+from sightline.analysis.steps import StepSummary
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.views.outline import Cell, Column, Grid, Line, Span, grid, line
 from sightline.views.variation import spread
@@ -19,7 +19,7 @@ _SLOW: Final = 3  #: times the median
 _MARGIN: Final = 10
 
 
-def steps_told(steps: Sequence[StepFacts]) -> list[Line]:
+def steps_told(steps: Sequence[StepSummary]) -> list[Line]:
     """How many steps there are, and how long one takes; nothing where there are none."""
     if not steps:
         return []
@@ -31,12 +31,12 @@ def steps_told(steps: Sequence[StepFacts]) -> list[Line]:
     ]
 
 
-def _told(step: StepFacts) -> list[str]:
+def _told(step: StepSummary) -> list[str]:
     loss = _losses_text(step)
     return ([f"loss {loss}"] if loss else []) + (["skipped by the scaler"] if step.skipped else [])
 
 
-def step_table(steps: Sequence[StepFacts]) -> Grid | None:
+def step_table(steps: Sequence[StepSummary]) -> Grid | None:
     """A row for the first steps, for the last, for the slowest and for those in which something is odd."""
     if len(steps) < 2:
         return None
@@ -56,7 +56,7 @@ def step_table(steps: Sequence[StepFacts]) -> Grid | None:
     return grid(columns, rows)
 
 
-def _row(step: StepFacts, note: str, columns: Sequence[Column]) -> list[Cell | str]:
+def _row(step: StepSummary, note: str, columns: Sequence[Column]) -> list[Cell | str]:
     plain = step.info.name == f"step{step.number}"
     cells: dict[str, Cell | str] = {
         "step": str(step.number) if plain else step.info.name,
@@ -69,16 +69,16 @@ def _row(step: StepFacts, note: str, columns: Sequence[Column]) -> list[Cell | s
     return [cells[column.title] for column in columns]
 
 
-def _losses_text(step: StepFacts) -> str:
+def _losses_text(step: StepSummary) -> str:
     """The losses of a step: of one line the first and the last, ``0.71…0.65``, of several one each."""
     return ", ".join(spread(losses, number_text) for losses in step.losses)
 
 
-def _wrong(step: StepFacts) -> bool:
+def _wrong(step: StepSummary) -> bool:
     return any(not math.isfinite(loss) for losses in step.losses for loss in losses)
 
 
-def _notes(steps: Sequence[StepFacts]) -> list[str]:
+def _notes(steps: Sequence[StepSummary]) -> list[str]:
     """What is odd about each step."""
     times = np.array([step.info.duration for step in steps])
     usual = float(np.median(times))
@@ -99,7 +99,7 @@ def _notes(steps: Sequence[StepFacts]) -> list[str]:
     return found
 
 
-def _chosen(steps: Sequence[StepFacts], notes: Sequence[str]) -> list[int]:
+def _chosen(steps: Sequence[StepSummary], notes: Sequence[str]) -> list[int]:
     """Which steps have a row."""
     count = len(steps)
     if count <= _ROWS + 1:

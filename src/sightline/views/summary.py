@@ -27,10 +27,10 @@ from sightline.analysis.cost import (
     uncounted_text,
 )
 from sightline.analysis.device_use import device_use
-from sightline.analysis.scope_equality import scope_looks
+from sightline.analysis.scope_equality import equal_scopes
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
 from sightline.analysis.select import Selection, nearest
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import path_matches
@@ -40,7 +40,7 @@ from sightline.views.layout import OPS_ROOM, Figures, Fitted, fitted_columns
 from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
 from sightline.views.outline import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
-from sightline.views.statistics_text import WRONG, Reading, Readings
+from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -83,10 +83,12 @@ def summary(
     """The cost table of a trace; ``width`` is the columns it has, None for all it wants."""
     Selection(module=module, depth=depth, phase=phase)  # says what is wrong with a filter, if anything is
     if width is not None and (type(width) is not int or width < 1):
-        raise UsageError(f"width={said(width)} must be a whole number from 1 up, or None for no limit.")
+        raise UsageError(
+            f"width={argument_text(width)} must be a whole number from 1 up, or None for no limit."
+        )
     if not len(trace.ops) and not len(trace.module_calls):
         return View((line("(nothing was recorded)"),))
-    table = _Table(trace, Readings(trace.data, stats), fold)
+    table = _Table(trace, StatisticsIndex(trace.data, stats), fold)
     tops = table.tops(module)
     rows = [row for top in tops for row in table.rows(top, depth)]
     facts = table.facts(tops)
@@ -112,7 +114,7 @@ class _Row:
 class _Table:
     """The rows, columns and facts of one summary."""
 
-    def __init__(self, trace: Trace, readings: Readings, fold: bool) -> None:
+    def __init__(self, trace: Trace, readings: StatisticsIndex, fold: bool) -> None:
         self._data: TraceData = trace.data
         self._readings = readings
         self._fold = fold
@@ -123,7 +125,7 @@ class _Table:
         self._exchanges = Exchanges(trace.index)
         self._exchanged: dict[tuple[int, ...], Exchange] = {}
         self._own_ops = own_ops(trace.data, self._scopes)
-        self._looks = scope_looks(trace.data, self._costs, self._own_ops) if fold else []
+        self._looks = equal_scopes(trace.data, self._costs, self._own_ops) if fold else []
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -270,7 +272,7 @@ class _Table:
         trainable = sum(each.own_trainable if row.own else each.trainable for each in counts)
         return count_text(trainable) if any(each.own if row.own else each.total for each in counts) else ""
 
-    def _outputs(self, row: _Row) -> Reading | None:
+    def _outputs(self, row: _Row) -> ValueStatistics | None:
         """What the numbers a module gave out were like: its first measured result, over all calls."""
         if row.own:
             return None

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import sightline as sl
 from sightline.recording import installation
 from sightline.recording.atomic import exhaust
-from sightline.recording.batches import Cutter
+from sightline.recording.batches import BatchCutter
 from sightline.recording.snapshot import tables_of
 from sightline.recording.torchapi import undisturbed
 from sightline.trace.assembly.batch import Batch, Late, Tables
@@ -29,7 +29,7 @@ class Cuts:
 
     def __init__(self, session: Any, seed: int, chance: float) -> None:
         self._random, self._chance = random.Random(seed), chance  # always the same cuts
-        self.cutter = Cutter(session)
+        self.cutter = BatchCutter(session)
         self.batches: list[Batch] = []
 
     def __call__(self, frame: Any, event: str, function: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from sightline.analysis.problems.activations import dead_activation, masks_everything, saturated_activation
 from sightline.analysis.problems.broadcasts import rows_against_columns
-from sightline.analysis.problems.context import BACKWARD, Facts
+from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.analysis.problems.devices import copied_to_device, mixed_devices, waits_for_device
 from sightline.analysis.problems.gradients import (
     cut_gradient,
@@ -99,13 +99,13 @@ CUT_SHORT: Final = "the process ended before the recording did: what it did last
 
 def find(index: Index) -> list[Problem]:
     """Everything that looks wrong, the most serious first, then in the order of the run."""
-    facts = Facts(index)
+    facts = ProblemContext(index)
     return merged(facts, ((check, finding) for check in CHECKS for finding in check.find(facts)))
 
 
 def not_looked_at(index: Index) -> list[str]:
     """What a recording has too little in it to tell, each with what would tell it."""
-    facts = Facts(index)
+    facts = ProblemContext(index)
     told = [CUT_SHORT] if facts.data.info.get("unfinished") else []
     if not len(facts.data.ops) and not len(facts.data.calls):
         return [*told, "nothing was recorded, so nothing was looked at"]

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import RANDOM, Facts
+from sightline.analysis.problems.context import RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
@@ -29,7 +29,7 @@ _LEFT_OUT: Final = -1e4
     "Nothing passes through it, and no gradient comes back to revive it. Look at the bias and the scale of "
     "what comes before, and at the learning rate.",
 )
-def dead_activation(facts: Facts) -> Iterator[Finding]:
+def dead_activation(facts: ProblemContext) -> Iterator[Finding]:
     """A rectifier that gives zero for every element in every call, though what it is given varies."""
     stats = facts.data.stats
     for ops in _by_line(facts, RECTIFIERS):
@@ -49,14 +49,14 @@ def dead_activation(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
 
 
-def _is_zero(facts: Facts, op: int, row: int) -> bool:
+def _is_zero(facts: ProblemContext, op: int, row: int) -> bool:
     stats = facts.data.stats
     given = _measured_input(facts, op)
     varied = given >= 0 and stats.min[given] < stats.max[given]
     return bool(varied and stats.min[row] == 0 and stats.max[row] == 0 and not stats.nans[row])
 
 
-def _measured_input(facts: Facts, op: int) -> int:
+def _measured_input(facts: ProblemContext, op: int) -> int:
     """The row of the numbers of what an op was given; of what an in-place op changed, those before."""
     given = facts.inputs(op)
     if not given:
@@ -66,7 +66,7 @@ def _measured_input(facts: Facts, op: int) -> int:
     return row if row >= 0 or base < 0 else facts.stat(base)
 
 
-def _weights_vary(facts: Facts, op: int) -> bool:
+def _weights_vary(facts: ProblemContext, op: int) -> bool:
     """Whether nothing just before an op is zero on purpose: a layer that starts at zero."""
     stats = facts.data.stats
     maker = facts.producer(facts.inputs(op)[0])
@@ -84,7 +84,7 @@ def _weights_vary(facts: Facts, op: int) -> bool:
     "At its bound it is flat: no gradient passes. Scale what comes in (inputs to about 1, weights by their "
     "fan-in), or normalise before it.",
 )
-def saturated_activation(facts: Facts) -> Iterator[Finding]:
+def saturated_activation(facts: ProblemContext) -> Iterator[Finding]:
     """A tanh or sigmoid that is at one of its bounds for every element in every call."""
     stats = facts.data.stats
     for ops in _by_line(facts, _BOUNDED):
@@ -109,7 +109,7 @@ def saturated_activation(facts: Facts) -> Iterator[Finding]:
         yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
 
 
-def _is_flat(facts: Facts, op: int, row: int) -> bool:
+def _is_flat(facts: ProblemContext, op: int, row: int) -> bool:
     """Whether all numbers are at a bound: of tanh 1 - x² is 0 there, of a sigmoid x - x²."""
     stats = facts.data.stats
     if stats.nans[row] or stats.infs[row]:
@@ -123,7 +123,7 @@ def _is_flat(facts: Facts, op: int, row: int) -> bool:
     return abs(rest) < _NEAR
 
 
-def _by_line(facts: Facts, names: frozenset[str]) -> list[list[int]]:
+def _by_line(facts: ProblemContext, names: frozenset[str]) -> list[list[int]]:
     """The ops of these names inside module calls, by line and module."""
     groups: dict[tuple[int, int], list[int]] = {}
     if not len(facts.data.stats):
@@ -140,7 +140,7 @@ def _by_line(facts: Facts, names: frozenset[str]) -> list[list[int]]:
     "After a softmax everything counts alike, or is NaN. Look at the sense of the mask (is True kept, or "
     "left out?) and at its shape.",
 )
-def masks_everything(facts: Facts) -> Iterator[Finding]:
+def masks_everything(facts: ProblemContext) -> Iterator[Finding]:
     """A mask leaves out every element, in every call of its line."""
     stats = facts.data.stats
     for ops in _by_line(facts, _MASKS):
@@ -154,7 +154,7 @@ def masks_everything(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
 
 
-def _leaves_out_all(facts: Facts, op: int, row: int) -> bool:
+def _leaves_out_all(facts: ProblemContext, op: int, row: int) -> bool:
     """Whether a result is one very low number throughout, and what it was made of was not."""
     stats = facts.data.stats
     value = facts.outputs(op)[0]

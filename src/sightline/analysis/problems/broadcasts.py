@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import MATMULS, Facts
+from sightline.analysis.problems.context import MATMULS, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.data import KINDS
 
@@ -30,7 +30,7 @@ _FARTHEST: Final = 12
     "There is one number for each row, and it is applied along the columns; it runs only because both "
     "sizes are equal. Keep the dimension: keepdim=True, or .unsqueeze(-1).",
 )
-def rows_against_columns(facts: Facts) -> Iterator[Finding]:
+def rows_against_columns(facts: ProblemContext) -> Iterator[Finding]:
     """``[N, M]`` meets ``[N]`` that was made of rows, and N is M by chance."""
     for op in np.flatnonzero(facts.forward & facts.named(_ARITHMETIC)).tolist():
         given = facts.inputs(op)
@@ -50,7 +50,7 @@ def rows_against_columns(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, narrow)
 
 
-def _rows_of(facts: Facts, value: int) -> int:
+def _rows_of(facts: ProblemContext, value: int) -> int:
     """The matrix whose last dimension was taken away to make a vector; -1 if it was made otherwise."""
     for _ in range(_FARTHEST):
         maker = facts.producer(value)
@@ -73,7 +73,7 @@ def _rows_of(facts: Facts, value: int) -> int:
     return -1
 
 
-def _takes_last(facts: Facts, op: int, before: tuple[int, ...]) -> bool:
+def _takes_last(facts: ProblemContext, op: int, before: tuple[int, ...]) -> bool:
     """Whether the dimension that an op takes away is the last."""
     dims: list[int] = []
     for arg in facts.args(op):
@@ -88,7 +88,7 @@ def _takes_last(facts: Facts, op: int, before: tuple[int, ...]) -> bool:
     return any(dim in (-1, len(before) - 1) for dim in dims) and 0 not in dims
 
 
-def _same_origin(facts: Facts, source: int, wide: int) -> bool:
+def _same_origin(facts: ProblemContext, source: int, wide: int) -> bool:
     """Whether a matrix is the one that was reduced, or was made of it number by number."""
     for start, goal in ((wide, source), (source, wide)):
         value = start
@@ -105,7 +105,7 @@ def _same_origin(facts: Facts, source: int, wide: int) -> bool:
     return False
 
 
-def _has_features(facts: Facts, value: int) -> bool:
+def _has_features(facts: ProblemContext, value: int) -> bool:
     """Whether the last dimension of a matrix is that of a layer's features: its weights made it."""
     for _ in range(_FARTHEST):
         maker = facts.producer(value)
@@ -120,6 +120,6 @@ def _has_features(facts: Facts, value: int) -> bool:
     return False
 
 
-def _is_weight(facts: Facts, value: int) -> bool:
+def _is_weight(facts: ProblemContext, value: int) -> bool:
     base = int(facts.data.values.base[value])
     return KINDS.index("parameter") in (facts.data.values.kind[value], facts.data.values.kind[max(base, 0)])

@@ -53,15 +53,15 @@ RANDOM: Final = frozenset(
 )
 
 
-class Facts:
+class ProblemContext:
     """A recording as the checks see it."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.data: TraceData = index.raw
-        self._derived: dict[Callable[[Facts], Any], Any] = {}
+        self._derived: dict[Callable[[ProblemContext], Any], Any] = {}
 
-    def derived(self, make: Callable[[Facts], T]) -> T:
+    def derived(self, make: Callable[[ProblemContext], T]) -> T:
         """What several checks derive from a recording, made once."""
         if make not in self._derived:
             self._derived[make] = make(self)

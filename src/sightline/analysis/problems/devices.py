@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import Facts, Mask
+from sightline.analysis.problems.context import Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.data import KINDS, RAISED
 from sightline.trace.forms import Form
@@ -34,7 +34,7 @@ _MASKED: Final = "the shape of x[mask] depends on the data"
     "On a GPU each one waits until the device has caught up, so that it runs dry in every forward: keep it a "
     "tensor (torch.where, clamp, x.max()), or read it outside the model.",
 )
-def waits_for_device(facts: Facts) -> Iterator[Finding]:
+def waits_for_device(facts: ProblemContext) -> Iterator[Finding]:
     """Inside a module call the host reads a number, or needs a shape that depends on the data.
 
     Of tensors on a CPU nobody waits for these; there only lines of the user's own are told.
@@ -58,7 +58,7 @@ def waits_for_device(facts: Facts) -> Iterator[Finding]:
         yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
 
 
-def _is_model(facts: Facts, op: int) -> bool:
+def _is_model(facts: ProblemContext, op: int) -> bool:
     """Whether an op reads floating numbers that a model computed: not a mask, an index, or a counter."""
     given = facts.inputs(op)
     maker = facts.producer(given[0]) if given else -1
@@ -72,7 +72,7 @@ def _is_model(facts: Facts, op: int) -> bool:
     Severity.ERROR,
     "An op works on one device: move its tensors there, or make them there.",
 )
-def mixed_devices(facts: Facts) -> Iterator[Finding]:
+def mixed_devices(facts: ProblemContext) -> Iterator[Finding]:
     """An op failed that was given tensors on several devices."""
     data = facts.data
     failed = _mixed(facts) & ((data.ops.flags & RAISED) != 0)
@@ -89,7 +89,7 @@ def mixed_devices(facts: Facts) -> Iterator[Finding]:
     "The same copy is made in every forward; make the tensor on the device it is used on, or keep it there "
     "as a buffer.",
 )
-def copied_to_device(facts: Facts) -> Iterator[Finding]:
+def copied_to_device(facts: ProblemContext) -> Iterator[Finding]:
     """Inside a module call a tensor is copied to a device, though the model does not live on both.
 
     Some ops do so themselves: an index on the CPU is accepted, and copied.
@@ -111,7 +111,7 @@ def copied_to_device(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
 
 
-def _mixed(facts: Facts) -> Mask:
+def _mixed(facts: ProblemContext) -> Mask:
     """Ops with inputs on several devices; scalars may be anywhere."""
     data = facts.data
     devices = sorted({meta.device for meta in data.metas})
@@ -125,19 +125,19 @@ def _mixed(facts: Facts) -> Mask:
     return mask & (highest >= 0)
 
 
-def _away(facts: Facts) -> Mask:
+def _away(facts: ProblemContext) -> Mask:
     """Tensors on a device the host has to wait for."""
     return facts.of_meta(lambda meta: meta.device not in ("cpu", "meta"))
 
 
-def _homes(facts: Facts) -> set[str]:
+def _homes(facts: ProblemContext) -> set[str]:
     """The devices that hold parameters."""
     values = facts.data.values
     found = np.unique(values.meta[values.kind == KINDS.index("parameter")])
     return {facts.data.metas[meta].device for meta in found.tolist()}
 
 
-def _mask_index(facts: Facts, boolean: Mask) -> Mask:
+def _mask_index(facts: ProblemContext, boolean: Mask) -> Mask:
     """Ops with a mask after their first input."""
     ops = facts.data.ops
     later = np.ones(len(ops.inputs), dtype=np.bool_)
@@ -147,7 +147,7 @@ def _mask_index(facts: Facts, boolean: Mask) -> Mask:
     return found
 
 
-def _any_output(facts: Facts, tensors: Mask) -> Mask:
+def _any_output(facts: ProblemContext, tensors: Mask) -> Mask:
     ops = facts.data.ops
     found = np.zeros(len(ops), dtype=np.bool_)
     writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
@@ -159,7 +159,7 @@ def _is_asynchronous(form: Form) -> bool:
     return bool((form.kwargs or {}).get("non_blocking"))
 
 
-def _devices(facts: Facts, op: int) -> str:
+def _devices(facts: ProblemContext, op: int) -> str:
     metas = [meta for meta in map(facts.meta, facts.inputs(op)) if meta.shape]
     given = ", ".join(dict.fromkeys(map(str, metas)))
     return f"{' and '.join(dict.fromkeys(meta.device for meta in metas))}: {given}"

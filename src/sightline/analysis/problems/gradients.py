@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from sightline.analysis.problems.context import Facts
+from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.analysis.problems.training import Idle, Training
@@ -22,7 +22,7 @@ _NAMED: Final = 3  #: how many parameters a title names
     Severity.WARNING,
     "It cannot learn, and DistributedDataParallel waits for its gradient: use it, freeze it or leave it out.",
 )
-def unused_parameter(facts: Facts) -> Iterator[Finding]:
+def unused_parameter(facts: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter of a model that was trained, which no op of the forward read.
 
     A module that was passed over while others of its class beside it ran is an expert without tokens or a
@@ -49,7 +49,7 @@ def unused_parameter(facts: Facts) -> Iterator[Finding]:
     Severity.WARNING,
     "It stays as it was initialised: what it computes reaches the loss in no way that can be differentiated.",
 )
-def no_gradient(facts: Facts) -> Iterator[Finding]:
+def no_gradient(facts: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter that the forward used and the backward did not reach, for no known reason."""
     training = facts.derived(Training)
     calls = facts.data.calls
@@ -76,7 +76,7 @@ def no_gradient(facts: Facts) -> Iterator[Finding]:
     Severity.WARNING,
     "The parameters before the cut want gradients and get none; freeze them if that is meant.",
 )
-def cut_gradient(facts: Facts) -> Iterator[Finding]:
+def cut_gradient(facts: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter whose way to the loss leads only through ``detach`` or a ``no_grad`` block."""
     training = facts.derived(Training)
     cuts: dict[int, list[Idle]] = {}
@@ -91,7 +91,7 @@ def cut_gradient(facts: Facts) -> Iterator[Finding]:
             yield _about(facts, module, group, f"cut from the loss by {how}", int(facts.frames[op]), op)
 
 
-def _place(facts: Facts, op: int) -> str:
+def _place(facts: ProblemContext, op: int) -> str:
     return facts.place(int(facts.frames[op]))
 
 
@@ -102,7 +102,7 @@ def _by_module(parameters: Iterable[Idle]) -> Iterator[tuple[int, list[Idle]]]:
 
 
 def _about(
-    facts: Facts, module: int, parameters: Sequence[Idle], what: str, frame: int, op: int = -1
+    facts: ProblemContext, module: int, parameters: Sequence[Idle], what: str, frame: int, op: int = -1
 ) -> Finding:
     names = ", ".join(each.name for each in parameters[:_NAMED])
     more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
@@ -119,7 +119,7 @@ _TOO_LARGE: Final = 1e4
 _ROUGH: Final = 5.0  #: how much a layer may differ from the trend
 
 
-def _stacks(facts: Facts, norms: dict[str, float]) -> Iterator[list[tuple[str, float, int]]]:
+def _stacks(facts: ProblemContext, norms: dict[str, float]) -> Iterator[list[tuple[str, float, int]]]:
     """The matrices of layers that differ only in a number, in the order in which these are called."""
     order: dict[str, tuple[int, int]] = {}
     for id, info in enumerate(facts.data.modules):
@@ -155,7 +155,7 @@ def _trend(members: list[tuple[str, float, int]]) -> float:
     "The first layers hardly learn. Add skip connections or a norm, or use an activation that is not flat, "
     "such as ReLU or GELU.",
 )
-def vanishing_gradients(facts: Facts) -> Iterator[Finding]:
+def vanishing_gradients(facts: ProblemContext) -> Iterator[Finding]:
     """A stack of layers along which the gradients become far smaller towards the input."""
     measured = facts.derived(LoopRecord).norms()
     for members in _stacks(facts, measured[0]) if measured else ():
@@ -170,7 +170,7 @@ def vanishing_gradients(facts: Facts) -> Iterator[Finding]:
     "One step with them throws the weights away. Draw the weights smaller (by their fan-in), add a norm, and "
     "clip the gradients before the step.",
 )
-def exploding_gradients(facts: Facts) -> Iterator[Finding]:
+def exploding_gradients(facts: ProblemContext) -> Iterator[Finding]:
     """A stack of layers whose gradients are huge, or grow towards the input without end."""
     measured = facts.derived(LoopRecord).norms()
     for members in _stacks(facts, measured[0]) if measured else ():
@@ -185,7 +185,7 @@ def _ratio_of(members: list[tuple[str, float, int]], norms: dict[str, float]) ->
     return _trend([(name, norms.get(name, 0.0), id) for name, _, id in members])
 
 
-def _finding(facts: Facts, members: list[tuple[str, float, int]], how: str) -> Finding:
+def _finding(facts: ProblemContext, members: list[tuple[str, float, int]], how: str) -> Finding:
     (first, low, module), (last, high, _) = members[0], members[-1]
     calls = facts.index.calls_of_module.get(module, ())
     frame = int(facts.data.calls.frame[calls[0]]) if calls else -1

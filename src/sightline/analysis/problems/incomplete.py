@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sightline.analysis.problems.context import Facts
+from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import FIRST, Finding, Severity, check
 from sightline.analysis.unmatched import unmatched
 
@@ -14,14 +14,14 @@ from sightline.analysis.unmatched import unmatched
     Severity.WARNING,
     "What it asks for is not in this recording: correct the glob, and record again.",
 )
-def matched_nothing(facts: Facts) -> Iterator[Finding]:
+def matched_nothing(facts: ProblemContext) -> Iterator[Finding]:
     """A glob of ``Capture``, ``Stats`` or ``Check`` that means no module, op or name of the run."""
     for each in unmatched(facts.data):
         yield Finding(str(each))
 
 
 @check(FIRST, Severity.ERROR, "The run ended here: nothing after it was looked at.")
-def run_failed(facts: Facts) -> Iterator[Finding]:
+def run_failed(facts: ProblemContext) -> Iterator[Finding]:
     """The exception that left the block, with its note as far as it explains the cause."""
     info = facts.data.info
     raised = info.get("exception")

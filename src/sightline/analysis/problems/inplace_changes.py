@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import MATMULS, Facts
+from sightline.analysis.problems.context import MATMULS, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.trace.data import MUTATES
 
@@ -26,7 +26,7 @@ _FARTHEST: Final = 200  #: ops that a branch is followed for
     "keep a clone for the skip.",
     Confidence.LIKELY,
 )
-def changed_before_skip(facts: Facts) -> Iterator[Finding]:
+def changed_before_skip(facts: ProblemContext) -> Iterator[Finding]:
     """A module changes its input by an activation in place, and later adds it to what it made of it."""
     data = facts.data
     calls = data.calls
@@ -51,7 +51,7 @@ def changed_before_skip(facts: Facts) -> Iterator[Finding]:
                 break
 
 
-def _owner(facts: Facts, op: int, value: int) -> int:
+def _owner(facts: ProblemContext, op: int, value: int) -> int:
     """The outermost call around an op that was given a tensor, and did not make it; -1 if there is none.
 
     A module that is an activation itself is given its input to change it: what counts is the one around it.
@@ -67,7 +67,7 @@ def _owner(facts: Facts, op: int, value: int) -> int:
     return found if inside else -1
 
 
-def _comes_from(facts: Facts, value: int, source: int, after: int) -> bool:
+def _comes_from(facts: ProblemContext, value: int, source: int, after: int) -> bool:
     """Whether a value was made of another, through a layer with weights."""
     front = [(value, False)]
     for _ in range(_FARTHEST):

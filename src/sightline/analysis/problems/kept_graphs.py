@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import FORWARD, Facts
+from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import bytes_text
@@ -24,7 +24,7 @@ _LEAST_STEPS: Final = 3
     "The graph of every step is kept for as long as the sum is, and memory grows with the steps. Add "
     "loss.item(), or loss.detach().",
 )
-def graph_grows(facts: Facts) -> Iterator[Finding]:
+def graph_grows(facts: ProblemContext) -> Iterator[Finding]:
     """A sum over the steps of a loop that drags the graph of each step along."""
     record = facts.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
@@ -53,7 +53,7 @@ def graph_grows(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, -1, int(facts.frames[ops[0]]), ops[0], facts.outputs(ops[0])[0])
 
 
-def _step(facts: Facts, steps: list[int], value: int) -> int:
+def _step(facts: ProblemContext, steps: list[int], value: int) -> int:
     """Between which steps a value was made; -1 where no op made it."""
     maker = facts.producer(value)
     return bisect_right(steps, maker) if maker >= 0 else -1
@@ -65,7 +65,7 @@ def _step(facts: Facts, steps: list[int], value: int) -> int:
     "Something holds on to it, and with it to the graph of every step: memory grows. Keep tensor.detach(), "
     "or a number, tensor.item().",
 )
-def graph_kept(facts: Facts) -> Iterator[Finding]:
+def graph_kept(facts: ProblemContext) -> Iterator[Finding]:
     """A tensor with its graph, made at one line in every step, and each is still held at the end."""
     record = facts.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
@@ -105,14 +105,14 @@ def graph_kept(facts: Facts) -> Iterator[Finding]:
             return  # what it was made of is held by the same graph
 
 
-def _without_graph(facts: Facts) -> set[int]:
+def _without_graph(facts: ProblemContext) -> set[int]:
     """The storages that are also shown by a tensor without a graph: ``loss.detach()``."""
     values = facts.data.values
     views = np.flatnonzero((values.base >= 0) & ((values.flags & REQUIRES_GRAD) == 0))
     return {int(values.storage[view]) for view in views.tolist() if _is_written(facts, facts.producer(view))}
 
 
-def _is_written(facts: Facts, op: int) -> bool:
+def _is_written(facts: ProblemContext, op: int) -> bool:
     """Whether the user asked for a view: not autograd, which detaches what it saves."""
     if op < 0:
         return True

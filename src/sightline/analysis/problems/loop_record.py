@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.analysis.problems.context import BACKWARD, Facts
+from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.notation import position_text
 from sightline.trace.data import KINDS
 
@@ -56,7 +56,7 @@ class ScheduleRecord:
 class LoopRecord:
     """The training loop of a recording."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ProblemContext) -> None:
         self._facts = facts
         told = facts.data.info.get("training")
         self._told: dict[str, Any] = told if isinstance(told, dict) else {}

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import MATMULS, Facts
+from sightline.analysis.problems.context import MATMULS, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
@@ -27,7 +27,7 @@ _PROBABILITIES: Final = {
 _SCALES: Final = frozenset("mul div".split())
 
 
-def _made_by(facts: Facts, value: int, through: frozenset[str] = _MOVES) -> int:
+def _made_by(facts: ProblemContext, value: int, through: frozenset[str] = _MOVES) -> int:
     """The op that made the numbers of a value, past those that only move them; -1 if none is known."""
     for _ in range(_FARTHEST):
         maker = facts.producer(value)
@@ -46,7 +46,7 @@ def _made_by(facts: Facts, value: int, through: frozenset[str] = _MOVES) -> int:
     return -1
 
 
-def _adds_bias(facts: Facts, op: int) -> bool:
+def _adds_bias(facts: ProblemContext, op: int) -> bool:
     """Whether an op is the second half of a linear layer."""
     given = facts.inputs(op)
     if facts.name(op) not in ("add", "add_") or len(given) != 2:
@@ -63,7 +63,7 @@ def _adds_bias(facts: Facts, op: int) -> bool:
     "This loss takes the logits and does the rest itself; given probabilities it can never become small. "
     "Leave the activation out, and apply it only where predictions are made.",
 )
-def probabilities_as_logits(facts: Facts) -> Iterator[Finding]:
+def probabilities_as_logits(facts: ProblemContext) -> Iterator[Finding]:
     """A cross entropy on logits is given what a softmax or a sigmoid has made."""
     for op in np.flatnonzero(
         facts.forward & facts.named(frozenset({"binary_cross_entropy_with_logits"}))
@@ -79,7 +79,7 @@ def probabilities_as_logits(facts: Facts) -> Iterator[Finding]:
             yield from _given_probabilities(facts, op, facts.inputs(logs)[0], "cross_entropy")
 
 
-def _given_probabilities(facts: Facts, op: int, value: int, loss: str) -> Iterator[Finding]:
+def _given_probabilities(facts: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
     maker = _made_by(facts, value)
     activation = _PROBABILITIES.get(facts.name(maker)) if maker >= 0 else None
     if activation is None:
@@ -94,7 +94,7 @@ def _given_probabilities(facts: Facts, op: int, value: int, loss: str) -> Iterat
     Severity.ERROR,
     "The loss is not one: it can fall without end, or means nothing. Give it F.log_softmax(logits, dim=-1).",
 )
-def no_log_probabilities(facts: Facts) -> Iterator[Finding]:
+def no_log_probabilities(facts: ProblemContext) -> Iterator[Finding]:
     """``nll_loss`` and ``kl_div`` are given logits or probabilities instead of their logarithms."""
     losses = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
     for op in np.flatnonzero(facts.forward & facts.named(losses)).tolist():
@@ -103,7 +103,7 @@ def no_log_probabilities(facts: Facts) -> Iterator[Finding]:
         yield from _not_logarithms(facts, op, facts.inputs(op)[0], "kl_div")
 
 
-def _divergences(facts: Facts) -> list[int]:
+def _divergences(facts: ProblemContext) -> list[int]:
     """Calls of ``kl_div``, as written, or as an op where only these were recorded."""
     data = facts.data
     names = [id for id, name in enumerate(data.names) if name.rpartition(".")[2] == "kl_div"]
@@ -111,7 +111,7 @@ def _divergences(facts: Facts) -> list[int]:
     return [op for op in np.flatnonzero(found).tolist() if len(facts.inputs(op)) >= 2]
 
 
-def _not_logarithms(facts: Facts, op: int, value: int, loss: str) -> Iterator[Finding]:
+def _not_logarithms(facts: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
     maker = _made_by(facts, value, _MOVES | _SCALES)
     name = facts.name(maker) if maker >= 0 else ""
     what = "logits" if name in MATMULS else "probabilities" if name in _PROBABILITIES else ""
@@ -128,7 +128,7 @@ def _not_logarithms(facts: Facts, op: int, value: int, loss: str) -> Iterator[Fi
     "The targets of a binary cross entropy are 0, 1 or between; others make a loss that falls without end. "
     "Scale them: divide bytes by 255, map -1 and 1 to 0 and 1.",
 )
-def targets_out_of_range(facts: Facts) -> Iterator[Finding]:
+def targets_out_of_range(facts: ProblemContext) -> Iterator[Finding]:
     """A binary cross entropy whose targets are measured, and not between 0 and 1."""
     losses = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
     stats = facts.data.stats

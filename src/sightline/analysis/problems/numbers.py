@@ -10,7 +10,7 @@ import numpy as np
 from sightline.analysis.nonfinite import Finding as NonFinite
 from sightline.analysis.nonfinite import brought, call_text, first_call, lasting
 from sightline.analysis.problems.activations import RECTIFIERS
-from sightline.analysis.problems.context import FORWARD, RANDOM, Facts, Mask
+from sightline.analysis.problems.context import FORWARD, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
@@ -27,7 +27,7 @@ _LEAST_DEAD: Final = 32  #: elements; fewer may be zero together by chance
     Severity.ERROR,
     "Whatever is computed from it is lost, and one update with it destroys the weights.",
 )
-def first_non_finite(facts: Facts) -> Iterator[Finding]:
+def first_non_finite(facts: ProblemContext) -> Iterator[Finding]:
     """What came with a NaN, and the op that made the first NaN or infinity, which `analysis.nonfinite` names.
 
     It is a problem where a check was asked for, or where something of it, or of one made later, is left at
@@ -55,7 +55,7 @@ def first_non_finite(facts: Facts) -> Iterator[Finding]:
         yield Finding(_title(made), facts.module(op), int(facts.frames[op]), op, made.value.id)
 
 
-def _is_scaled(facts: Facts, made: NonFinite) -> bool:
+def _is_scaled(facts: ProblemContext, made: NonFinite) -> bool:
     """Whether it is a gradient, and a loss scaler looks for infinite ones."""
     return made.op.phase != "forward" and any("_amp_" in name for name in facts.bare_names)
 
@@ -78,7 +78,7 @@ def _title(finding: NonFinite) -> str:
     "A layer that gives one number whatever it is given passes nothing on, and where it is flat there is no "
     "gradient to bring it back.",
 )
-def dead_layer(facts: Facts) -> Iterator[Finding]:
+def dead_layer(facts: ProblemContext) -> Iterator[Finding]:
     """A module whose input varies and whose output does not.
 
     Layers with weights of zero begin so on purpose, dropout may drop everything, and a few elements may be
@@ -103,12 +103,12 @@ def dead_layer(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, module, frame, facts.producer(value), value)
 
 
-def _is_activation(facts: Facts, value: int) -> bool:
+def _is_activation(facts: ProblemContext, value: int) -> bool:
     """Whether `activations` tells of it, as of every activation."""
     return facts.name(facts.producer(value)) in RECTIFIERS
 
 
-def _flat_calls(facts: Facts, constant: Mask) -> list[int]:
+def _flat_calls(facts: ProblemContext, constant: Mask) -> list[int]:
     """The calls whose first output is large, constant and made by themselves: not by a submodule."""
     calls, values = facts.data.calls, facts.data.values
     some = np.flatnonzero((calls.phase == FORWARD) & (np.diff(calls.output_offsets) > 0))
@@ -121,7 +121,7 @@ def _flat_calls(facts: Facts, constant: Mask) -> list[int]:
     return found
 
 
-def _spread(facts: Facts) -> tuple[Mask, Mask]:
+def _spread(facts: ProblemContext) -> tuple[Mask, Mask]:
     """Which values were measured to be one number throughout, and which to be several."""
     stats = facts.data.stats
     constant = np.zeros(len(facts.data.values), dtype=np.bool_)
@@ -132,7 +132,7 @@ def _spread(facts: Facts) -> tuple[Mask, Mask]:
     return constant, varied
 
 
-def _may_be_flat(facts: Facts, call: int, varied: Mask) -> bool:
+def _may_be_flat(facts: ProblemContext, call: int, varied: Mask) -> bool:
     """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers."""
     calls, ops = facts.data.calls, facts.data.ops
     first, end = int(calls.first_op[call]), int(calls.end_op[call])

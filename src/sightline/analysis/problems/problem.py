@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sightline.analysis.problems.context import Facts
+    from sightline.analysis.problems.context import ProblemContext
 
 
 #: The kind that comes before all others: what ended the run.
@@ -82,11 +82,11 @@ class Check:
     kind: str
     severity: Severity
     why: str
-    find: Callable[[Facts], Iterator[Finding]]
+    find: Callable[[ProblemContext], Iterator[Finding]]
     confidence: Confidence = Confidence.CERTAIN
 
 
-Finder = Callable[["Facts"], Iterator[Finding]]
+Finder = Callable[["ProblemContext"], Iterator[Finding]]
 
 
 def check(
@@ -96,7 +96,7 @@ def check(
     return lambda find: Check(kind, severity, why, find, confidence)
 
 
-def merged(facts: Facts, found: Iterable[tuple[Check, Finding]]) -> list[Problem]:
+def merged(facts: ProblemContext, found: Iterable[tuple[Check, Finding]]) -> list[Problem]:
     """One problem for all findings of a kind at one line in modules of one class; the most serious first."""
     groups: dict[tuple[str, ...], list[tuple[Check, Finding]]] = {}
     for each, finding in found:
@@ -109,12 +109,12 @@ def merged(facts: Facts, found: Iterable[tuple[Check, Finding]]) -> list[Problem
     return sorted(made, key=lambda one: (one.kind != FIRST, -one.severity, -one.confidence))
 
 
-def _position(facts: Facts, group: list[tuple[Check, Finding]]) -> int:
+def _position(facts: ProblemContext, group: list[tuple[Check, Finding]]) -> int:
     """Where in the run it first showed; what has no op is told after what has."""
     return min((finding.op for _, finding in group if finding.op >= 0), default=len(facts.data.ops))
 
 
-def _problem(facts: Facts, group: list[tuple[Check, Finding]]) -> Problem:
+def _problem(facts: ProblemContext, group: list[tuple[Check, Finding]]) -> Problem:
     each, first = group[0]
     modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
     labels = [facts.module_label(module) for module in modules]

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import RANDOM, Facts, Mask
+from sightline.analysis.problems.context import RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import bytes_text, count_text
 from sightline.trace.data import I64, MUTATES
@@ -23,7 +23,7 @@ _MAYBE_RANDOM: Final = RANDOM | frozenset("lstm gru rnn_tanh rnn_relu mkldnn_rnn
     Severity.NOTE,
     "The result is known already; keep it instead of computing it a second time.",
 )
-def computed_again(facts: Facts) -> Iterator[Finding]:
+def computed_again(facts: ProblemContext) -> Iterator[Finding]:
     """Inside one call of the model, an op runs again on the very same tensors, and that costs something.
 
     A module that did nothing new in a whole call is named instead of the ops inside it.
@@ -43,7 +43,7 @@ def computed_again(facts: Facts) -> Iterator[Finding]:
             yield _finding(facts, call[0], members, cost)
 
 
-def _finding(facts: Facts, call: int, members: list[int], cost: str) -> Finding:
+def _finding(facts: ProblemContext, call: int, members: list[int], cost: str) -> Finding:
     calls = facts.data.calls
     if call >= 0:
         module = int(calls.module[call])
@@ -55,7 +55,7 @@ def _finding(facts: Facts, call: int, members: list[int], cost: str) -> Finding:
     return Finding(title, facts.module(op), int(facts.frames[op]), op)
 
 
-def _by_cause(facts: Facts, again: Mask) -> dict[tuple[int, int, int], list[int]]:
+def _by_cause(facts: ProblemContext, again: Mask) -> dict[tuple[int, int, int], list[int]]:
     """The repeated ops by the outermost call that repeats as a whole, or by their line and module."""
     whole = _whole_calls(facts, again)
     parents, op_call = facts.data.calls.parent.tolist(), facts.data.ops.call
@@ -69,7 +69,7 @@ def _by_cause(facts: Facts, again: Mask) -> dict[tuple[int, int, int], list[int]
     return groups
 
 
-def _whole_calls(facts: Facts, again: Mask) -> Mask:
+def _whole_calls(facts: ProblemContext, again: Mask) -> Mask:
     """The calls in which all work was done before."""
     calls = facts.data.calls
     work = facts.forward & ~_makes_views(facts) & (np.diff(facts.data.ops.input_offsets) > 0)
@@ -83,7 +83,7 @@ def _running(mask: Mask) -> I64:
     return np.concatenate([[0], np.cumsum(mask)]).astype(np.int64)
 
 
-def _makes_views(facts: Facts) -> Mask:
+def _makes_views(facts: ProblemContext) -> Mask:
     """Ops whose first output is a view: they cost nothing."""
     ops = facts.data.ops
     some = np.flatnonzero(np.diff(ops.output_offsets) > 0)
@@ -92,7 +92,7 @@ def _makes_views(facts: Facts) -> Mask:
     return found
 
 
-def _repeated(facts: Facts) -> Mask:
+def _repeated(facts: ProblemContext) -> Mask:
     """Which ops repeat an earlier one of the same outermost call, views and random ops left out.
 
     Results of equal ops on equal tensors are equal in turn, so a layer that transposes its weight anew is
@@ -130,7 +130,7 @@ def _outermost(parents: list[int]) -> list[int]:
     return tops
 
 
-def _drops_out(facts: Facts) -> Mask:
+def _drops_out(facts: ProblemContext) -> Mask:
     """Fused attention with a dropout probability among its arguments."""
     attention = [id for id, name in enumerate(facts.bare_names) if "scaled_dot_product" in name]
     drops = [any(type(arg) is float and arg for arg in form.args) for form in facts.data.forms]

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import FORWARD, Facts
+from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.training import Training
@@ -21,7 +21,7 @@ _DROPS: Final = frozenset("native_dropout _fused_dropout dropout bernoulli_ bern
 class Modes:
     """What each call of a model from outside did: dropped out, took statistics of the batch."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ProblemContext) -> None:
         self._facts = facts
         calls = facts.data.calls
         self.tops: list[int] = np.flatnonzero((calls.parent < 0) & (calls.phase == FORWARD)).tolist()
@@ -53,7 +53,7 @@ def _is_sensitive(type: str, extra: str) -> bool:
     )
 
 
-def _drops(facts: Facts) -> np.ndarray:
+def _drops(facts: ProblemContext) -> np.ndarray:
     """Ops that drop elements out: random ones inside a call of a dropout."""
     data = facts.data
     parents = data.ops.parent
@@ -67,7 +67,7 @@ def _drops(facts: Facts) -> np.ndarray:
     return facts.forward & facts.named(_DROPS) & (of_dropout | in_dropout)
 
 
-def _norms(facts: Facts) -> np.ndarray:
+def _norms(facts: ProblemContext) -> np.ndarray:
     """Batch norms that normalise by the batch; instance norms, which borrow the op, are none."""
     found = facts.forward & facts.named(_NORMS)
     for op in np.flatnonzero(found).tolist():
@@ -85,7 +85,7 @@ def _norms(facts: Facts) -> np.ndarray:
     "Results are worse than the model's own, and batch norms learn from what they are tested on. Call "
     "model.eval() before, and model.train() after.",
 )
-def training_mode_in_evaluation(facts: Facts) -> Iterator[Finding]:
+def training_mode_in_evaluation(facts: ProblemContext) -> Iterator[Finding]:
     """A model that is trained is run without gradients, still in training mode, and nothing learns of it."""
     record, modes = facts.derived(LoopRecord), facts.derived(Modes)
     if not record.steps:
@@ -121,7 +121,7 @@ def training_mode_in_evaluation(facts: Facts) -> Iterator[Finding]:
     "Dropout does nothing and batch norms learn no statistics. Call model.train() before the training steps, "
     "also after every evaluation.",
 )
-def evaluation_mode_in_training(facts: Facts) -> Iterator[Finding]:
+def evaluation_mode_in_training(facts: ProblemContext) -> Iterator[Finding]:
     """A model in evaluation mode whose parameters an optimizer then changes."""
     record, modes = facts.derived(LoopRecord), facts.derived(Modes)
     if not record.steps:
@@ -158,7 +158,7 @@ def evaluation_mode_in_training(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _trains(facts: Facts, call: int, sensitive: set[int]) -> bool:
+def _trains(facts: ProblemContext, call: int, sensitive: set[int]) -> bool:
     """Whether one of these modules is in training mode inside a call."""
     calls = facts.data.calls
     first, end = int(calls.first_op[call]), int(calls.end_op[call])
@@ -166,7 +166,7 @@ def _trains(facts: Facts, call: int, sensitive: set[int]) -> bool:
     return not sensitive.isdisjoint(calls.module[inside].tolist())
 
 
-def _is_trained(facts: Facts, record: LoopRecord, root: int) -> bool:
+def _is_trained(facts: ProblemContext, record: LoopRecord, root: int) -> bool:
     """Whether an optimizer holds parameters of a model."""
     top = facts.data.modules[root].root
     return any(
@@ -182,7 +182,7 @@ def _is_trained(facts: Facts, record: LoopRecord, root: int) -> bool:
     Severity.WARNING,
     "Two runs on the same input differ. Write F.dropout(x, p, training=self.training), or use nn.Dropout.",
 )
-def dropout_in_evaluation(facts: Facts) -> Iterator[Finding]:
+def dropout_in_evaluation(facts: ProblemContext) -> Iterator[Finding]:
     """Dropout drops inside a module that is in evaluation mode."""
     calls, ops = facts.data.calls, facts.data.ops
     for op in facts.derived(Modes).drops.tolist():

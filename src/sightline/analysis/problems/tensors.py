@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import MATMULS, RANDOM, Facts, Mask
+from sightline.analysis.problems.context import MATMULS, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.user_frames import torch_file
 
@@ -31,7 +31,7 @@ Shape = tuple[int, ...]
     "Every row is compared with every other row instead of its own, so the loss runs but does not measure "
     "the error; give both operands the same shape.",
 )
-def broadcast_in_a_loss(facts: Facts) -> Iterator[Finding]:
+def broadcast_in_a_loss(facts: ProblemContext) -> Iterator[Finding]:
     """``[B, 1]`` meets ``[B]``, gives ``[B, B]``, and that is reduced to one number.
 
     Outer products and pairwise distances are written on purpose: their column is made by ``None``,
@@ -49,7 +49,7 @@ def broadcast_in_a_loss(facts: Facts) -> Iterator[Finding]:
         yield Finding(title, facts.module(op), int(facts.frames[op]), op, column)
 
 
-def _of_two_ranks(facts: Facts) -> list[int]:
+def _of_two_ranks(facts: ProblemContext) -> list[int]:
     """Arithmetic on two tensors of unequal ranks, or that were made equal by expanding both."""
     ops, values = facts.data.ops, facts.data.values
     some = facts.forward & facts.named(_ARITHMETIC | _LOSSES) & (np.diff(ops.input_offsets) >= 2)
@@ -77,7 +77,7 @@ def _grown(column: Shape, row: Shape) -> Shape | None:
     return grown if grown != column and grown != padded else None
 
 
-def _before_expand(facts: Facts, op: int, value: int) -> int:
+def _before_expand(facts: ProblemContext, op: int, value: int) -> int:
     """The tensor as the user gave it: torch's own losses expand both operands before they subtract."""
     maker = facts.producer(value)
     if maker < 0 or facts.name(maker) != "expand":
@@ -87,11 +87,11 @@ def _before_expand(facts: Facts, op: int, value: int) -> int:
     return facts.inputs(maker)[0] if together else value
 
 
-def _in_torch(facts: Facts, frame: int) -> bool:
+def _in_torch(facts: ProblemContext, frame: int) -> bool:
     return frame >= 0 and torch_file(facts.data.codes[int(facts.data.frames.code[frame])].file)
 
 
-def _is_plain_column(facts: Facts, value: int) -> bool:
+def _is_plain_column(facts: ProblemContext, value: int) -> bool:
     """Whether a tensor has its size 1 from a layer or from the data, and nobody put it there."""
     for _ in range(_FARTHEST):
         maker, shape = facts.producer(value), facts.meta(value).shape
@@ -113,7 +113,7 @@ def _flattens(before: Shape, after: Shape) -> bool:
     return len(before) > len(after) and np.prod(before) == np.prod(after) and before[: len(after)] == after
 
 
-def _becomes_loss(facts: Facts, op: int) -> bool:
+def _becomes_loss(facts: ProblemContext, op: int) -> bool:
     """Whether the result is worked on elementwise and summed up to one number."""
     front = [op]
     for _ in range(_FARTHEST):
@@ -136,7 +136,7 @@ _PROMOTING: Final = _ARITHMETIC | frozenset("where maximum minimum addcmul addcd
     "From here on the model computes in float32, with twice the memory and a fraction of the speed; cast the "
     "float32 tensor once, where it is made.",
 )
-def accidental_upcast(facts: Facts) -> Iterator[Finding]:
+def accidental_upcast(facts: ProblemContext) -> Iterator[Finding]:
     """In a model of low precision a float32 tensor is mixed in, and a matmul further on is fed the result.
 
     A cast that is written (``.float()``, ``.to(x.dtype)``) is meant, before and after; so is all float32 work
@@ -162,7 +162,7 @@ def accidental_upcast(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, facts.module(op), int(facts.frames[op]), op, other)
 
 
-def _is_low_precision(facts: Facts) -> bool:
+def _is_low_precision(facts: ProblemContext) -> bool:
     """Whether most parameters of the model are bf16 or f16; under autocast alone they are float32."""
     sizes = {"low": 0, "other": 0}
     seen: set[int] = set()
@@ -173,7 +173,7 @@ def _is_low_precision(facts: Facts) -> bool:
     return sizes["low"] > sizes["other"]
 
 
-def _made_of_low(facts: Facts) -> list[bool]:
+def _made_of_low(facts: ProblemContext) -> list[bool]:
     """Of every value: whether one of low precision is behind it. If it is float32, that was asked for."""
     found = [False] * len(facts.data.values)
     low = facts.low.tolist()
@@ -184,7 +184,7 @@ def _made_of_low(facts: Facts) -> list[bool]:
     return found
 
 
-def _feeds_matmul(facts: Facts, single: Mask) -> list[bool]:
+def _feeds_matmul(facts: ProblemContext, single: Mask) -> list[bool]:
     """Of every value: whether float32 made of it reaches a matmul, as it is or cast by autocast."""
     found = [False] * len(facts.data.values)
     matmul, kept = facts.named(MATMULS).tolist(), single.tolist()
@@ -196,7 +196,7 @@ def _feeds_matmul(facts: Facts, single: Mask) -> list[bool]:
     return found
 
 
-def _is_autocast(facts: Facts, op: int) -> bool:
+def _is_autocast(facts: ProblemContext, op: int) -> bool:
     """Whether an op casts to low precision inside an API call that multiplies: autocast did that."""
     parent = int(facts.data.ops.parent[op])
     if parent < 0 or facts.name(op) != "_to_copy" or not any(facts.low[value] for value in facts.outputs(op)):
@@ -204,7 +204,7 @@ def _is_autocast(facts: Facts, op: int) -> bool:
     return any(facts.name(child) in MATMULS for child in facts.index.children(parent))
 
 
-def _origin(facts: Facts, value: int) -> str:
+def _origin(facts: ProblemContext, value: int) -> str:
     """A tensor, with its name where it is a parameter, buffer or constant."""
     name = facts.index.name(facts.data.values.name[value])
     return f"{facts.meta(value)} ({facts.kind(value)} {name})" if name else str(facts.meta(value))

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import BACKWARD, FORWARD, Facts, Mask
+from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
 #: How layers are chosen by chance.
@@ -36,7 +36,7 @@ class Idle:
 class Training:
     """The parameters of the modules that were called and trained, and what became of them."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: ProblemContext) -> None:
         self._facts = facts
         self._data = facts.data
 

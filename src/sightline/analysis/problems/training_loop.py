@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from sightline.analysis.problems.context import FORWARD, Facts
+from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.trace.data import KINDS
@@ -26,7 +26,7 @@ _CLIPPING: Final = "nn/utils/clip_grad.py"
     "Nothing is learned. The order is zero_grad(), forward, loss.backward(), step(), on the parameters of "
     "the model that runs.",
 )
-def step_without_gradients(facts: Facts) -> Iterator[Finding]:
+def step_without_gradients(facts: ProblemContext) -> Iterator[Finding]:
     """An optimizer in all of whose steps none of its parameters has a gradient."""
     record = facts.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
@@ -62,7 +62,7 @@ def _why_no_gradient(record: LoopRecord, steps: list[StepRecord]) -> str:
     "Every step adds the gradients of all steps before to its own. Call optimizer.zero_grad() in every step, "
     "before loss.backward().",
 )
-def gradients_not_cleared(facts: Facts) -> Iterator[Finding]:
+def gradients_not_cleared(facts: ProblemContext) -> Iterator[Finding]:
     """An optimizer whose gradients in each step still hold those of the step before."""
     record = facts.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
@@ -83,7 +83,7 @@ def gradients_not_cleared(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _still_holds(facts: Facts, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
+def _still_holds(facts: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
     """Whether the gradient of a step was made by adding to what it was in the step before."""
     value = max((v for v in versions if 0 <= facts.producer(v) < now.position), default=-1)
     for _ in range(_FARTHEST):
@@ -108,7 +108,7 @@ def _still_holds(facts: Facts, versions: list[int], before: StepRecord, now: Ste
     "Their gradients are computed, and nothing ever uses them. Give them to an optimizer, or freeze them "
     "with requires_grad_(False).",
 )
-def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
+def parameters_without_optimizer(facts: ProblemContext) -> Iterator[Finding]:
     """Parameters with gradients that no optimizer holds, by the model they are in."""
     record = facts.derived(LoopRecord)
     steps = [one for one in record.steps if one.graded]
@@ -142,7 +142,7 @@ def parameters_without_optimizer(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, root, place=optimizer.place, called=optimizer.called, parameter=names[0])
 
 
-def _made_here(facts: Facts, names: list[str]) -> bool:
+def _made_here(facts: ProblemContext, names: list[str]) -> bool:
     """Whether the recording began before these parameters were made."""
     values = facts.data.values
     wanted = set(names)
@@ -160,7 +160,7 @@ def _made_here(facts: Facts, names: list[str]) -> bool:
     Severity.ERROR,
     "The step has used the gradients as they were. Clip them between loss.backward() and optimizer.step().",
 )
-def clipped_after_step(facts: Facts) -> Iterator[Finding]:
+def clipped_after_step(facts: ProblemContext) -> Iterator[Finding]:
     """Gradients are clipped when the optimizer has used them already."""
     record = facts.derived(LoopRecord)
     data = facts.data
@@ -195,7 +195,7 @@ def clipped_after_step(facts: Facts) -> Iterator[Finding]:
     Severity.ERROR,
     "Nothing is learned: look at how the rate is computed, and at what a scheduler makes of it.",
 )
-def learning_rate_of_zero(facts: Facts) -> Iterator[Finding]:
+def learning_rate_of_zero(facts: ProblemContext) -> Iterator[Finding]:
     """An optimizer whose learning rate is zero in every step."""
     record = facts.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
@@ -210,7 +210,7 @@ def learning_rate_of_zero(facts: Facts) -> Iterator[Finding]:
     "The learning rate is not what it is meant to be: call scheduler.step() after optimizer.step(), on the "
     "scheduler of the optimizer that steps.",
 )
-def scheduler_out_of_order(facts: Facts) -> Iterator[Finding]:
+def scheduler_out_of_order(facts: ProblemContext) -> Iterator[Finding]:
     """A scheduler that never steps, whose optimizer never does, or that steps before it."""
     record = facts.derived(LoopRecord)
     ended = facts.complete or not (facts.data.info.get("exception") or facts.data.info.get("unfinished"))

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import Facts
+from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.trace.data import MUTATES
@@ -31,7 +31,7 @@ _LOOKS: Final = frozenset(
     "Its parameters are not in model.parameters(): no optimizer, no .to(), no checkpoint reaches them. "
     "Hold it in an nn.ModuleList or nn.ModuleDict.",
 )
-def unregistered_module(facts: Facts) -> Iterator[Finding]:
+def unregistered_module(facts: ProblemContext) -> Iterator[Finding]:
     """A module with parameters that another one holds in a plain list or dict, and calls."""
     record = facts.derived(LoopRecord)
     modules = facts.data.modules
@@ -61,7 +61,7 @@ def unregistered_module(facts: Facts) -> Iterator[Finding]:
     "itself, head.weight = embed.weight, after everything that replaces either.",
     Confidence.LIKELY,
 )
-def untied_weights(facts: Facts) -> Iterator[Finding]:
+def untied_weights(facts: ProblemContext) -> Iterator[Finding]:
     """An embedding and a layer whose weights hold the same numbers, and are two tensors."""
     told = facts.data.info.get("same_weights")
     modules = facts.data.modules
@@ -88,7 +88,7 @@ def untied_weights(facts: Facts) -> Iterator[Finding]:
     "[make() for _ in range(n)]; if sharing is meant, hold the layer once and call it in a loop.",
     Confidence.LIKELY,
 )
-def shared_layers(facts: Facts) -> Iterator[Finding]:
+def shared_layers(facts: ProblemContext) -> Iterator[Finding]:
     """One layer with parameters that stands at several places of one list."""
     modules = facts.data.modules
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -120,7 +120,7 @@ def _places(aliases: tuple[str, ...]) -> list[str]:
     return max(found.values(), key=len, default=[])
 
 
-def _has_parameters(facts: Facts, module: int) -> bool:
+def _has_parameters(facts: ProblemContext, module: int) -> bool:
     path = facts.data.modules[module].path
     return any(
         info.parameters and (info.path == path or info.path.startswith(f"{path}."))
@@ -135,7 +135,7 @@ def _has_parameters(facts: Facts, module: int) -> bool:
     "Whatever was in that memory before is taken for numbers, and is different each time. Use torch.zeros, "
     "or write it first.",
 )
-def uninitialised(facts: Facts) -> Iterator[Finding]:
+def uninitialised(facts: ProblemContext) -> Iterator[Finding]:
     """An op computes with memory that torch.empty has given and nothing has written."""
     makes = facts.aten & facts.named(_UNWRITTEN)
     for op in np.flatnonzero(makes).tolist():
@@ -151,7 +151,7 @@ def uninitialised(facts: Facts) -> Iterator[Finding]:
             yield Finding(title, facts.module(reader), int(facts.frames[reader]), reader, value)
 
 
-def _first_reader(facts: Facts, value: int) -> int:
+def _first_reader(facts: ProblemContext, value: int) -> int:
     """The op that computes with a value as it is; -1 if it is written first, or only looked at."""
     front, seen = [value], {value}
     while front:

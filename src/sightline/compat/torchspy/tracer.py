@@ -22,8 +22,8 @@ from typing import Any, Self
 from torch import nn
 
 from sightline.compat.torchspy.saver import BaseDebugger, Classes, Names, chosen_modules
-from sightline.recording.observers import CallEvent, Observer
-from sightline.recording.recorder import Asked, Recorder
+from sightline.recording.observers import ObservedCall, Observer
+from sightline.recording.recorder import Recorder, RecordingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class CallTracer(BaseDebugger):
         elif self._recording is None:
             models = nn.ModuleList(self._models)
             observer = partial(_Completed, calls=self._calls, names=_Names.of(models))
-            self._recording = Recorder(models, "none", "calls", asked=Asked(observer=observer))
+            self._recording = Recorder(models, "none", "calls", asked=RecordingOptions(observer=observer))
             self._end = weakref.finalize(self, self._recording.stop)
             self._recording.start(sys._getframe(1))
 
@@ -229,7 +229,7 @@ class _Completed(Observer):
         self._open: defaultdict[int, list[_Open]] = defaultdict(lambda: [(-1, "", "", {})])  # by thread
         self._chosen: dict[tuple[int, str, int], str] = {}
 
-    def enter(self, call: CallEvent) -> None:
+    def enter(self, call: ObservedCall) -> None:
         """A module call begins."""
         stack, module = self._open[get_ident()], call.module
         _, _, around, turns = stack[-1]
@@ -240,7 +240,7 @@ class _Completed(Observer):
             self._chosen[module, around, turn] = own
         stack.append((call.number, own, own or around, {}))
 
-    def leave(self, call: CallEvent) -> None:
+    def leave(self, call: ObservedCall) -> None:
         """It has ended; one that raised is not reported."""
         stack = self._open[get_ident()]
         while stack[-1][0] > call.number:  # calls that an exception went through

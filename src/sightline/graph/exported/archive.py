@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from sightline._version import __version__
 from sightline.errors import DamagedFile, UsageError
-from sightline.graph.exported.program import Facts
+from sightline.graph.exported.program import ProgramInfo
 from sightline.graph.exported.torch_export import Noise, heard
 
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -223,7 +223,7 @@ _FACTS: Final = "sightline.json"
 _FORMAT: Final = 1
 
 
-def write(program: torch.export.ExportedProgram, facts: Facts, path: Path) -> None:
+def write(program: torch.export.ExportedProgram, facts: ProgramInfo, path: Path) -> None:
     """Write an archive as a whole or not at all. The example's inputs stay out of it."""
     if not path.parent.is_dir():
         raise UsageError(f"There is no folder {str(path.parent)!r} to save the graph in.")
@@ -245,7 +245,7 @@ def write(program: torch.export.ExportedProgram, facts: Facts, path: Path) -> No
         Path(temporary).unlink(missing_ok=True)
 
 
-def read(path: Path) -> tuple[torch.export.ExportedProgram, Facts]:
+def read(path: Path) -> tuple[torch.export.ExportedProgram, ProgramInfo]:
     """The program and the facts of an archive. Only for archives you trust: loading can run code."""
     if not path.is_file():
         raise UsageError(f"There is no file {str(path)!r}.")
@@ -256,10 +256,10 @@ def read(path: Path) -> tuple[torch.export.ExportedProgram, Facts]:
             program = torch.export.load(str(path), extra_files=extra)
         plain = json.loads(extra[_FACTS] or "null")
         if plain is None:
-            return program, Facts.of_foreign(program)
+            return program, ProgramInfo.of_foreign(program)
         if plain.pop("format") != _FORMAT:
             raise DamagedFile(f"{path} was written by another version of sightline: export the model again.")
-        return program, Facts.from_plain(plain)
+        return program, ProgramInfo.from_plain(plain)
     except DamagedFile:
         raise
     except Exception as error:
@@ -275,7 +275,7 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder)
 
-    def load(self, key: str) -> tuple[torch.export.ExportedProgram, Facts] | None:
+    def load(self, key: str) -> tuple[torch.export.ExportedProgram, ProgramInfo] | None:
         """The entry of a key; None where there is none, or only a damaged one."""
         path = self._path(key)
         if not path.is_file() or not self._is_private():
@@ -285,7 +285,7 @@ class Cache:
         except (DamagedFile, OSError):
             return None
 
-    def store(self, key: str, program: torch.export.ExportedProgram, facts: Facts) -> str:
+    def store(self, key: str, program: torch.export.ExportedProgram, facts: ProgramInfo) -> str:
         """Keep an entry; why it could not be kept, or nothing."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -11,17 +11,17 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported.archive import Cache, Indescribable, key_of, read
 from sightline.graph.exported.dynamic import read_dimensions
 from sightline.graph.exported.exported_graph import ExportedGraph, graph_of
 from sightline.graph.exported.inputs import input_names, parameter_names
-from sightline.graph.exported.program import Facts, user_inputs
+from sightline.graph.exported.program import ProgramInfo, user_inputs
 from sightline.graph.exported.torch_export import Traced, traced
 
 
-@checked
+@check_arguments
 def export(
     model: torch.nn.Module,
     args: tuple[Any, ...] | list[Any] | torch.Tensor = (),
@@ -56,7 +56,8 @@ def export(
     _check_signature(model, positional, kwargs or {})
     if isinstance(dynamic, str) and dynamic != "auto":
         raise UsageError(
-            f'dynamic={said(dynamic)} is not a choice; it is "auto", None for fixed sizes, or what torch '
+            f'dynamic={argument_text(dynamic)} is not a choice; it is "auto", None for fixed sizes, or what '
+            "torch "
             "calls dynamic_shapes."
         )
     keywords = dict(kwargs or {})
@@ -82,7 +83,7 @@ def _positional(args: Any) -> tuple[Any, ...]:
     if isinstance(args, torch.Tensor):
         return (args,)
     if not isinstance(args, tuple | list):
-        raise UsageError(f"args must be a tuple of the model's inputs, not {said(args)}.")
+        raise UsageError(f"args must be a tuple of the model's inputs, not {argument_text(args)}.")
     return tuple(args)
 
 
@@ -112,7 +113,7 @@ def _told(graph: ExportedGraph) -> ExportedGraph:
     return graph
 
 
-@checked
+@check_arguments
 def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = None) -> ExportedGraph:
     """Read what ``g.save("m.pt2")`` wrote, or any archive of `torch.export.save`.
 
@@ -126,7 +127,7 @@ def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = Non
     tensor([[0., 0., 0.]])
     """
     if model is not None and not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model must be a torch.nn.Module, not {said(model)}.")
+        raise UsageError(f"model must be a torch.nn.Module, not {argument_text(model)}.")
     return graph_of(*read(Path(path)), model)
 
 
@@ -140,7 +141,7 @@ def _is_training_op(args: dict[str, Any]) -> bool:
 
 def _exported(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any, strict: bool
-) -> tuple[torch.export.ExportedProgram, Facts]:
+) -> tuple[torch.export.ExportedProgram, ProgramInfo]:
     """Export, with dynamic sizes if that works and fixed ones if only that does."""
     notes = []
     if dynamic != "auto":
@@ -173,16 +174,16 @@ def _facts(
     notes: list[str],
     ranges: dict[str, tuple[int | None, int | None]],
     asked: str,
-) -> Facts:
+) -> ProgramInfo:
     leaves = tuple(input_names(names, args, kwargs))
     examples = [example for _, example in user_inputs(result.program)]
     fakes = [(name, one) for name, one in zip(leaves, examples, strict=True) if isinstance(one, torch.Tensor)]
     environment = getattr(getattr(fakes[0][1], "fake_mode", None), "shape_env", None) if fakes else None
     guards = list(getattr(environment, "guards", ()))
-    said = [*notes, *result.noise.notes]
-    dynamic = read_dimensions(fakes, guards, result.noise.places, said, ranges, asked)
+    argument_text = [*notes, *result.noise.notes]
+    dynamic = read_dimensions(fakes, guards, result.noise.places, argument_text, ranges, asked)
     keywords = tuple(result.program.call_spec.in_spec.children()[1].context or ())
-    return Facts(dynamic, result.returned, tuple(names), keywords, leaves)
+    return ProgramInfo(dynamic, result.returned, tuple(names), keywords, leaves)
 
 
 def _ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int | None, int | None]]:

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from sightline.analysis.select import nearest
-from sightline.argument_checks import checked, said
+from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported.archive import write
 from sightline.graph.exported.dynamic import Dynamic
 from sightline.graph.exported.inputs import Inputs
 from sightline.graph.exported.interpreter import NOTHING, OnNode, Pass, Plan, Run
 from sightline.graph.exported.program import (
-    Facts,
+    ProgramInfo,
     Results,
     inputs_of,
     lowered,
@@ -47,7 +47,7 @@ class ExportedGraph(Graph):
 
     _program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
     flat: torch.fx.Graph = None  # type: ignore[assignment] # of the program: what is run
-    facts: Facts = None  # type: ignore[assignment]
+    facts: ProgramInfo = None  # type: ignore[assignment]
     model: torch.nn.Module | None = None  #: what it was made from; None when loaded without
 
     @property
@@ -162,7 +162,7 @@ class ExportedGraph(Graph):
 
     # -- on disk -------------------------------------------------------------------------------------
 
-    @checked
+    @check_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph: ``.pt2`` is torch's archive, weights included, for `load_graph`; else a picture.
 
@@ -286,21 +286,24 @@ def _check_asked(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> 
     globs = isinstance(keep, list | tuple | set | frozenset) and all(isinstance(one, str) for one in keep)
     if not (isinstance(keep, bool | str) or callable(keep) or globs):
         raise UsageError(
-            f"keep={said(keep)} is not a choice; it is True, False, a glob, a list of globs or a function of "
+            f"keep={argument_text(keep)} is not a choice; it is True, False, a glob, a list of globs or a "
+            "function of "
             "a name."
         )
     if until is not None and not isinstance(until, str):
-        raise UsageError(f"until={said(until)} must be the name of a node or a module.")
+        raise UsageError(f"until={argument_text(until)} must be the name of a node or a module.")
     if on_node is not None and not callable(on_node):
-        raise UsageError(f"on_node={said(on_node)} must be a function of name, inputs and outputs.")
+        raise UsageError(f"on_node={argument_text(on_node)} must be a function of name, inputs and outputs.")
     if edit is not None and not (isinstance(edit, dict) and all(isinstance(name, str) for name in edit)):
-        raise UsageError(f"edit={said(edit)} must be a dict from names of nodes or modules to new values.")
+        raise UsageError(
+            f"edit={argument_text(edit)} must be a dict from names of nodes or modules to new values."
+        )
     if given is not None and not isinstance(given, Run):
-        raise UsageError(f"given={said(given)} must be a run of this graph: given=g.run(x).")
+        raise UsageError(f"given={argument_text(given)} must be a run of this graph: given=g.run(x).")
 
 
 def graph_of(
-    program: torch.export.ExportedProgram, facts: Facts, model: torch.nn.Module | None
+    program: torch.export.ExportedProgram, facts: ProgramInfo, model: torch.nn.Module | None
 ) -> ExportedGraph:
     """The graph of a program; with ``model`` it computes with the model's own tensors."""
     flat = flattened(program)

@@ -18,7 +18,7 @@ from torch.fx import Node as FxNode
 from torch.utils import _pytree as pytree
 
 from sightline.analysis.select import nearest
-from sightline.argument_checks import said
+from sightline.argument_checks import argument_text
 from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported.torch_export import MODES, OBJECT, Mode
 from sightline.notation import tensor_text
@@ -30,7 +30,7 @@ _HARMLESS: Final = frozenset({"aten::detach_", "aten::requires_grad_"})
 
 
 @dataclass
-class Step:
+class PlanStep:
     """One node, ready to run."""
 
     name: str
@@ -64,7 +64,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class ValueSlot:
     """Where the value of a step goes."""
 
     step: int
@@ -77,7 +77,7 @@ class Plan:
         nodes = list(graph.nodes)
         self.index = {node.name: position for position, node in enumerate(nodes)}
         last: dict[int, int] = {}
-        self.steps: list[Step] = []
+        self.steps: list[PlanStep] = []
         for position, node in enumerate(nodes):
             step = self._step(module, node)
             last.update(dict.fromkeys(step.sources, position))
@@ -87,31 +87,31 @@ class Plan:
         self.in_place = any(step.writes for step in self.steps)
         self.inputs = [i for i, step in enumerate(self.steps) if step.kind == "input"]
 
-    def _step(self, module: GraphModule, node: FxNode) -> Step:
+    def _step(self, module: GraphModule, node: FxNode) -> PlanStep:
         if node.op == "placeholder":
-            return Step(node.name, "input")
+            return PlanStep(node.name, "input")
         if node.op == "get_attr":
             found = node.meta.get(OBJECT) or operator.attrgetter(str(node.target))(module)
-            return Step(node.name, "call", lambda: found)
+            return PlanStep(node.name, "call", lambda: found)
         if node.op not in ("call_function", "output"):
             raise UsageError(f"The node {node.name} is a {node.op}, which torch.export does not make.")
         index = self.index
         args = _filled(node.args, index)
         kwargs = _filled(node.kwargs, index)
-        holes = tuple((i, arg.step) for i, arg in enumerate(args) if isinstance(arg, Hole))
+        holes = tuple((i, arg.step) for i, arg in enumerate(args) if isinstance(arg, ValueSlot))
         sources = tuple(index[one.name] for one in _nodes_in((node.args, node.kwargs)))
         kind = "output" if node.op == "output" else "call"
         target = node.target if kind == "call" else None
         writes = tuple(index[one.name] for one in _written(node)) if kind == "call" else ()
         nested = len(holes) < len(sources)
         modes = node.meta.get(MODES, ())
-        return Step(node.name, kind, target, args, kwargs, holes, nested, sources, writes, modes)
+        return PlanStep(node.name, kind, target, args, kwargs, holes, nested, sources, writes, modes)
 
 
 def _filled(value: Any, index: dict[str, int]) -> Any:
     """Arguments with holes for nodes; fx's own immutable lists become plain ones."""
     if isinstance(value, FxNode):
-        return Hole(index[value.name])
+        return ValueSlot(index[value.name])
     if isinstance(value, tuple):
         return tuple(_filled(part, index) for part in value)
     if isinstance(value, list):
@@ -126,7 +126,7 @@ def _filled(value: Any, index: dict[str, int]) -> Any:
 def poured(value: Any, values: list[Any]) -> Any:
     """Arguments with the values in their holes."""
     kind = type(value)
-    if kind is Hole:
+    if kind is ValueSlot:
         return values[value.step]
     if kind is list:
         return [poured(part, values) for part in value]
@@ -183,7 +183,7 @@ class Snapshots:
             for tensor in (value,) if isinstance(value, torch.Tensor) else _tensors(value):
                 holders.setdefault(_storage(tensor), []).append(position)
 
-    def before_write(self, step: Step, values: list[Any]) -> tuple[Any, ...]:
+    def before_write(self, step: PlanStep, values: list[Any]) -> tuple[Any, ...]:
         """Copy each recorded tensor in memory that a step writes; the step's inputs as they are now."""
         took = tuple([values[source] for source in step.sources])
         written = [values[source] for source in step.writes]
@@ -269,7 +269,10 @@ class Run(Mapping[str, NodeIO]):
     def __getitem__(self, name: str) -> NodeIO:
         position = self._position(name)
         if position is None:
-            raise NoSuchNode(f"This graph has no node {said(name)}{nearest(said(name), self._plan.index)}")
+            raise NoSuchNode(
+                f"This graph has no node {argument_text(name)}"
+                f"{nearest(argument_text(name), self._plan.index)}"
+            )
         outputs = self._records[position]
         if outputs is NOTHING:
             raise NoSuchNode(f"The values of {name!r} were not kept: `keep=` and `until=` say which are.")
@@ -360,7 +363,7 @@ class Pass:
         stopped = "" if self.until is None or steps[self.until].kind == "output" else steps[self.until].name
         return Run(self.plan, records, inputs, output, stopped)
 
-    def _value(self, position: int, step: Step, values: list[Any], output: Any) -> tuple[Any, Any]:
+    def _value(self, position: int, step: PlanStep, values: list[Any], output: Any) -> tuple[Any, Any]:
         if step.kind == "call":
             edit = self.edits.get(position, NOTHING)
             if edit is not NOTHING and not callable(edit) and not step.writes:
@@ -400,7 +403,7 @@ class Pass:
                     inputs[position] = self.given._inputs[position]
         return wanted
 
-    def _note(self, step: Step, values: list[Any]) -> str:
+    def _note(self, step: PlanStep, values: list[Any]) -> str:
         texts = ", ".join(_short(values[source]) for source in step.sources)
         place = self.explain(step.name)
         edited = [repr(self.plan.steps[source].name) for source in step.sources if source in self.edits]

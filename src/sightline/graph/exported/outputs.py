@@ -22,7 +22,7 @@ Path = tuple[Any, ...]
 
 
 @dataclass
-class Returned:
+class OutputStructure:
     """How the output of a model differs from what the graph returns."""
 
     classes: dict[Path, type] = field(default_factory=dict)  #: where a dataclass travels as a dict
@@ -91,7 +91,7 @@ class Returned:
         return {"classes": classes, "left_out": self.left_out, "texts": texts}
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Returned:
+    def from_plain(cls, plain: dict[str, Any]) -> OutputStructure:
         """What `to_plain` described; a class that is not imported here stays a dict."""
         classes = {}
         for path, module, name in plain["classes"]:

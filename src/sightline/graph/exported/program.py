@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sightline.graph.exported.dynamic import Dimension, Dynamic, size_of
 from sightline.graph.exported.inputs import Inputs
-from sightline.graph.exported.outputs import Returned
+from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.source_lines import is_layers, is_users
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
@@ -31,11 +31,11 @@ _MUTATIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProgramInfo:
     """What torch's archive does not hold: plain data beside the program."""
 
     dynamic: Dynamic
-    returned: Returned
+    returned: OutputStructure
     positional: tuple[str, ...]
     keywords: tuple[str, ...]
     names: tuple[str, ...]  #: of the inputs, leaf by leaf
@@ -53,11 +53,11 @@ class Facts:
         }
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Facts:
+    def from_plain(cls, plain: dict[str, Any]) -> ProgramInfo:
         """The facts `to_plain` described."""
         return cls(
             Dynamic.from_plain(plain["dynamic"]),
-            Returned.from_plain(plain["returned"]),
+            OutputStructure.from_plain(plain["returned"]),
             tuple(plain["positional"]),
             tuple(plain["keywords"]),
             tuple(plain["names"]),
@@ -65,7 +65,7 @@ class Facts:
         )
 
     @classmethod
-    def of_foreign(cls, program: torch.export.ExportedProgram) -> Facts:
+    def of_foreign(cls, program: torch.export.ExportedProgram) -> ProgramInfo:
         """What can be told of an archive that another tool wrote."""
         args, kwargs = program.call_spec.in_spec.children()
         names = tuple(name for name, _ in user_inputs(program))
@@ -84,7 +84,7 @@ class Facts:
             leaf += child.num_leaves
         return cls(
             Dynamic(dimensions, (), dtypes, (note,)),
-            Returned(),
+            OutputStructure(),
             tuple(positional),
             tuple(kwargs.context or ()),
             names,
@@ -102,7 +102,7 @@ def user_inputs(program: torch.export.ExportedProgram) -> list[tuple[str, Any]]:
     return found
 
 
-def inputs_of(program: torch.export.ExportedProgram, facts: Facts) -> Inputs:
+def inputs_of(program: torch.export.ExportedProgram, facts: ProgramInfo) -> Inputs:
     """What the program wants to be called with."""
     examples = [example for _, example in user_inputs(program)]
     named = list(zip(facts.names, examples, strict=True))
@@ -156,7 +156,7 @@ def _own_tensors(model: torch.nn.Module | None) -> dict[str, Any]:
 class Results:
     """From what the graph returns to what the model returns."""
 
-    def __init__(self, program: torch.export.ExportedProgram, returned: Returned) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, returned: OutputStructure) -> None:
         self._kinds = [spec.kind for spec in program.graph_signature.output_specs]
         self._targets = [spec.target for spec in program.graph_signature.output_specs]
         self._spec = program.call_spec.out_spec

@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError
-from sightline.graph.exported.outputs import Returned
+from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.progress import Progress
 from sightline.graph.exported.source_lines import is_users, running_line
 from sightline.notation import position_text
@@ -162,7 +162,7 @@ class Traced:
 
     program: torch.export.ExportedProgram
     noise: Noise
-    returned: Returned
+    returned: OutputStructure
 
 
 def traced(
@@ -170,7 +170,7 @@ def traced(
 ) -> Traced:
     """Export, quietly; raise `ExportError` where torch cannot."""
     noise = Noise()
-    returned = Returned()
+    returned = OutputStructure()
 
     def fit(module: Any, inputs: Any, output: Any) -> Any:  # noqa: ARG001 — a hook gets them
         return returned.fit(output)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sightline.graph.arguments import REQUIRED, signature
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.module_scopes import Nesting, nesting
+from sightline.graph.module_scopes import ModuleNesting, nesting
 from sightline.graph.node_names import word
 from sightline.notation import constant_text, count_text
 from sightline.trace.data import TensorMeta
@@ -101,7 +101,7 @@ class Drawing:
 
     def __init__(self, graph: Graph, *, inline: bool = True) -> None:
         self.graph = graph
-        self._tree: Nesting = nesting(graph)
+        self._tree: ModuleNesting = nesting(graph)
         self._boxes: dict[int, Box] = {}
         self._box_of: dict[int, Box] = {}
         self._repeats = self._box_repeats()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.native.call_sites import Site, bound, default_of, parameters_of, site_at
-from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, Facts, OpInfo, api_facts
+from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, OpInfo, OpTraits, api_traits
 from sightline.recording.torchapi import OpOverload, Tensor
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
@@ -46,14 +46,14 @@ def _public(function: Any) -> Any:
 
 
 @cache
-def _method_facts(name: str) -> Facts | None:
+def _method_facts(name: str) -> OpTraits | None:
     """Of a tensor method, or ``@T`` for a property; None if tensors have none."""
     if not name.startswith("@"):
         function = getattr(Tensor, name, None)
-        return None if function is None else api_facts(function)
+        return None if function is None else api_traits(function)
     if name[1:] not in TENSOR_PROPERTIES:
         return None
-    facts = Facts(name)
+    facts = OpTraits(name)
     facts.name, facts.flavour = f"Tensor.{name[1:]}", PROPERTY
     return facts
 
@@ -67,7 +67,7 @@ class ApiNames:
         self._names: dict[int, list[str]] = {}  # of the parameters of Python functions
         self._kept: list[Any] = []  # what C++ knows by address
 
-    def _number(self, key: Any, facts: Facts) -> int:
+    def _number(self, key: Any, facts: OpTraits) -> int:
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = len(self._infos)
@@ -76,9 +76,9 @@ class ApiNames:
 
     def of(self, function: Any) -> int:
         """The number of a function or method; -1 of one that says something of a tensor and makes none."""
-        return self._of_facts(api_facts(function))
+        return self._of_facts(api_traits(function))
 
-    def _of_facts(self, facts: Facts) -> int:
+    def _of_facts(self, facts: OpTraits) -> int:
         return -1 if facts.noise else self._number(facts.name, facts)
 
     def method(self, name: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper
-from sightline.recording.operations import OPAQUE, Facts, OpInfo
+from sightline.recording.operations import OPAQUE, OpInfo, OpTraits
 from sightline.recording.torchapi import Tensor, quiet
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def opaque_info(session: SessionBase, name: str) -> int:
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:
             return info.number
-    facts = Facts(name)
+    facts = OpTraits(name)
     facts.name, facts.flavour = name, OPAQUE
     session.infos.append(OpInfo(facts, len(session.infos)))
     return len(session.infos) - 1

@@ -35,7 +35,7 @@ from sightline.recording.native.schema_forms import (
     split_arguments,
     traits_of,
 )
-from sightline.recording.observers import CallEvent, OpEvent
+from sightline.recording.observers import ObservedCall, ObservedOp
 from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
@@ -248,7 +248,7 @@ class Host(SessionBase):
         args, kwargs = split_arguments(known.function, values)
         result = results[0] if len(results) == 1 else tuple(results) if results else None
         self.observer.op(
-            OpEvent(
+            ObservedOp(
                 known, number, stack, phase, None if node == -1 else node,
                 None if api < 0 else self.infos[api], self.where()[0], bool(worker), ids, args, kwargs,
                 result, bool(raised), *self._forms(form, result_form), odd=bool(odd),
@@ -273,7 +273,7 @@ class Host(SessionBase):
         args, kwargs = self._given(*given)
         result = results[0] if len(results) == 1 else results or None
         self.observer.op(
-            OpEvent(
+            ObservedOp(
                 self.infos[info], number, stack, phase, None, None, self.where()[0], bool(worker), ids, args,
                 kwargs, result, bool(raised), *self._forms(form, result_form),
             )
@@ -288,11 +288,13 @@ class Host(SessionBase):
         self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any
     ) -> None:
         """A module call has begun, and observers are to be told."""
-        self.observer.enter(CallEvent(module, number, phase, depth, args, kwargs, form))
+        self.observer.enter(ObservedCall(module, number, phase, depth, args, kwargs, form))
 
     def module_left(
         self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any,
         result: Any, raised: int,
     ) -> None:  # fmt: skip
         """A module call has ended, and observers are to be told."""
-        self.observer.leave(CallEvent(module, number, phase, depth, args, kwargs, form, result, bool(raised)))
+        self.observer.leave(
+            ObservedCall(module, number, phase, depth, args, kwargs, form, result, bool(raised))
+        )

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
-from sightline.recording.cpu_statistics import Columns, Implied, Reading, Readings
-from sightline.recording.device_statistics import Alarm, Cells, Deferred
+from sightline.recording.cpu_statistics import Columns, Implied, StatisticsBuffer, TensorStatistics
+from sightline.recording.device_statistics import Alarm, Cells, DeviceStatistics
 from sightline.recording.fingerprints import row_weights_on
 from sightline.recording.native.buffers import NativeStream
 from sightline.recording.native.schema_forms import dtype_name
@@ -18,7 +18,7 @@ from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 _WIDTH = COUNTS + LANES + FLOATS
 
 
-class NativeReadings(Readings):
+class NativeStatistics(StatisticsBuffer):
     """Reads and writes what C++ keeps."""
 
     native: ClassVar = True
@@ -37,15 +37,15 @@ class NativeReadings(Readings):
         """Whether a value was looked at."""
         return bool(self._recording.looked_at(value, False))
 
-    def add(self, value: int, reading: Reading) -> None:
+    def add(self, value: int, reading: TensorStatistics) -> None:
         """Keep what Python has read."""
         *numbers, lanes = reading
         self._recording.add_reading(value, *numbers, *lanes)
 
-    def read(self, tensor: Any, fingerprint: bool) -> Reading:
+    def read(self, tensor: Any, fingerprint: bool) -> TensorStatistics:
         """The numbers of a tensor in CPU memory: C++ needs a fifth of the time."""
         found = self._recording.read_numbers(tensor, fingerprint)
-        return super().read(tensor, fingerprint) if found is None else Reading(*found)
+        return super().read(tensor, fingerprint) if found is None else TensorStatistics(*found)
 
     def columns(self) -> Columns:
         """What was read: a row each."""
@@ -131,7 +131,7 @@ class DeviceTable:
         return [part.data_ptr() for part in parts]
 
 
-class NativeDeferred(Deferred):
+class NativeDeviceStatistics(DeviceStatistics):
     """The tables of all devices, those of C++ among them."""
 
     def __init__(self, fill: str, recording: Any, scalar_type_name: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.arguments import plain_argument
-from sightline.recording.operations import Facts, aten_facts
+from sightline.recording.operations import OpTraits, aten_traits
 from sightline.recording.torchapi import OpOverload
 from sightline.trace.forms import SLOT, Form, Record, Symbol
 
@@ -43,9 +43,9 @@ def operator(name: str, overload: str) -> Any:
 
 
 @cache
-def traits_of(name: str, overload: str) -> tuple[Facts, int]:
+def traits_of(name: str, overload: str) -> tuple[OpTraits, int]:
     """What is known of an operator, and a bit for each argument that it changes in place."""
-    facts = aten_facts(operator(name, overload))
+    facts = aten_traits(operator(name, overload))
     arguments = facts.function._schema.arguments[:64]
     written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
     return facts, sum(1 << at for at, changes in enumerate(written) if changes)

@@ -18,16 +18,16 @@ import torch
 
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.calibration import Passage
-from sightline.recording.cpu_statistics import Readings
-from sightline.recording.device_statistics import Deferred
+from sightline.recording.calibration import HandlerOverhead
+from sightline.recording.cpu_statistics import StatisticsBuffer
+from sightline.recording.device_statistics import DeviceStatistics
 from sightline.recording.exception_notes import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.buffers import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.native.compiled_regions import has_compiled_code
 from sightline.recording.native.host import Host
-from sightline.recording.native.measurements import NativeDeferred, NativeReadings
+from sightline.recording.native.measurements import NativeDeviceStatistics, NativeStatistics
 from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.arrays import Numbers
@@ -98,15 +98,15 @@ class NativeSession(Host):
             self.recording.listen_to_nodes()
         self._caller = None
 
-    def new_readings(self) -> Readings:
+    def new_readings(self) -> StatisticsBuffer:
         """Where the numbers of tensors are kept: C++ reads the results of ops, where it sees them."""
-        return NativeReadings(self.recording) if self.level in ("aten", "both") else Readings()
+        return NativeStatistics(self.recording) if self.level in ("aten", "both") else StatisticsBuffer()
 
-    def new_deferred(self, fill: str) -> Deferred:
+    def new_deferred(self, fill: str) -> DeviceStatistics:
         """Where numbers on devices are kept."""
         if self.level not in ("aten", "both"):
-            return Deferred(fill)
-        return NativeDeferred(fill, self.recording, self.native.scalar_type_name)
+            return DeviceStatistics(fill)
+        return NativeDeviceStatistics(fill, self.recording, self.native.scalar_type_name)
 
     def _measure(self) -> None:
         """Have C++ measure what was asked for."""
@@ -165,9 +165,9 @@ class NativeSession(Host):
         return found
 
     @property
-    def passage(self) -> Passage:
+    def passage(self) -> HandlerOverhead:
         """What torch adds to an op that is observed: a fraction of a microsecond, left in."""
-        return Passage(0, 0)
+        return HandlerOverhead(0, 0)
 
     @property
     def ident(self) -> int:

@@ -16,7 +16,7 @@ from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.arrays import NONE, Mask, Names, Numbers, Rows, dense, joined, offsets_of
 from sightline.trace.assembly.batch import Batch, Late, Learned, Streams, Tables
-from sightline.trace.assembly.calls import Calls, PlaceOf, Steps
+from sightline.trace.assembly.calls import Calls, IdMap, Steps
 from sightline.trace.assembly.layout import BACKWARD
 from sightline.trace.assembly.ops import OPAQUE, Ops, OpsSoFar, recompute_stacks
 from sightline.trace.assembly.statistics import Statistics
@@ -25,8 +25,8 @@ from sightline.trace.assembly.values import (
     KIND,
     LASTING,
     Allocations,
-    Arriving,
-    Living,
+    IncomingValues,
+    LiveValues,
     Storages,
     earlier,
     floating,
@@ -64,12 +64,12 @@ class Assembler:
         self._late_outputs = late.outputs.reshape(-1, 2)
         self.ops = OpsSoFar(tables.first_sequence, set(self._late_ops.ids.tolist()))
         self.calls = Calls(tables)
-        self._living = Living()
+        self._living = LiveValues()
         self._storages = Storages()
         self._changes = Changes()
         self._statistics = Statistics(tables)
         self._allocations = Allocations()
-        self.place_of = PlaceOf(late.absent)
+        self.place_of = IdMap(late.absent)
         self._sparse = sparse
         self._begin = 0  # ids of ops and calls before this one are written
         self._first_value = 0  # and values before this one
@@ -141,12 +141,12 @@ class Assembler:
         plain = self._late.rows.fresh.reshape(-1, row.FRESH_WIDTH)
         fresh = plain[(plain[:, 0] >= begin) & (plain[:, 0] < upto)].reshape(-1)
         self._arrived = upto
-        arriving = Arriving(joined([here.values, late]), joined([here.fresh, fresh]))
+        arriving = IncomingValues(joined([here.values, late]), joined([here.fresh, fresh]))
         new, left = arriving.split(cut, ops.ids)
         self._left = Streams(values=left)
         ids = new["id"]
         if self._sparse:
-            self.place_of = PlaceOf(NONE, ids)
+            self.place_of = IdMap(NONE, ids)
         if len(ids) and (ids[0] < self._first_value or (np.diff(ids) <= 0).any()):
             raise ValueError("values do not come in order")
         for name in ("previous", "base"):
@@ -406,7 +406,7 @@ class Assembler:
         return np.concatenate([rows.column(row.V_BASE), rows.column(row.V_PREVIOUS)])
 
 
-def _first_id(living: Living, first: int) -> int:
+def _first_id(living: LiveValues, first: int) -> int:
     return int(living.id[first]) if first < len(living) else _END
 
 

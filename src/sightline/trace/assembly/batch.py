@@ -48,7 +48,7 @@ class Learned(NamedTuple):
     name: str  #: "": as it was
 
 
-class Place(NamedTuple):
+class SourcePosition(NamedTuple):
     """A node of the trie of frames."""
 
     parent: int
@@ -74,7 +74,7 @@ class Tables:
     operations: list[Operation] = field(default_factory=list)
     metas: list[TensorMeta] = field(default_factory=list)
     forms: list[Form] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[SourcePosition] = field(default_factory=list)
     codes: list[CodeInfo] = field(default_factory=list)
     files: dict[str, FileInfo] = field(default_factory=dict)
     modules: list[ModuleInfo] = field(default_factory=list)

@@ -13,7 +13,7 @@ from sightline.trace.assembly.arrays import NONE, Mask, Numbers, Rows, dense, jo
 from sightline.trace.assembly.batch import StepMark, Tables
 from sightline.trace.assembly.layout import BACKWARD, RECOMPUTE
 from sightline.trace.assembly.ops import Ops
-from sightline.trace.assembly.values import Living
+from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import StepInfo
 
 _FIXED: Final = (
@@ -72,7 +72,7 @@ class Calls:
         self._often.update(zip(found.tolist(), (before + times).tolist(), strict=True))
         return ranks + before[which] if len(found) else ranks
 
-    def end(self, end: int, ops: Ops, living: Living, place_of_value: PlaceOf, recomputes: Mask) -> None:
+    def end(self, end: int, ops: Ops, living: LiveValues, place_of_value: IdMap, recomputes: Mask) -> None:
         """Finish the calls that end before ``end``, when all ops before it are known."""
         rows = self._open
         over = rows.column(row.C_END) < end
@@ -87,7 +87,7 @@ class Calls:
             )
 
     def _finished(
-        self, rows: Rows, known: Numbers, parents: Numbers, ops: Ops, living: Living, place_of: PlaceOf,
+        self, rows: Rows, known: Numbers, parents: Numbers, ops: Ops, living: LiveValues, place_of: IdMap,
         recomputes: Mask,
     ) -> dict[str, Numbers]:  # fmt: skip
         _, place, index, first, aten_before, own_before = known
@@ -142,7 +142,7 @@ class Calls:
         return rows.lists(row.C_WIDTH, rows.column(row.C_INPUTS))
 
 
-def as_given(living: Living, inputs: Numbers, first: Numbers) -> Numbers:
+def as_given(living: LiveValues, inputs: Numbers, first: Numbers) -> Numbers:
     """Inputs that a hook put in are read when the call ends: go back to the version that went in."""
     inputs = inputs.copy()
     if not len(living):
@@ -182,7 +182,7 @@ def _cut(columns: dict[str, Numbers], first: int, end: int) -> dict[str, Numbers
     return found
 
 
-class PlaceOf:
+class IdMap:
     """Where values stand in the trace: a value's id, less the ids before it that never came."""
 
     def __init__(self, absent: Numbers, there: Numbers | None = None) -> None:

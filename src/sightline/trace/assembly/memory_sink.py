@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sightline.trace import data as d
 from sightline.trace.assembly.arrays import Names, Numbers
 from sightline.trace.assembly.assembler import Assembler
-from sightline.trace.assembly.batch import Batch, Late, Place, Tables
+from sightline.trace.assembly.batch import Batch, Late, SourcePosition, Tables
 from sightline.trace.tensor_stores import Store
 
 Array = NDArray[Any]
@@ -129,7 +129,7 @@ def final_info(tables: Tables, assembler: Assembler) -> dict[str, Any]:
     return info
 
 
-def frame_columns(places: list[Place]) -> d.FrameColumns:
+def frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
     """The trie of frames as columns."""
     table: Numbers = np.array(places, dtype=np.int64).reshape(-1, 6)
     parent, code, line, end_line, column, end_column = (

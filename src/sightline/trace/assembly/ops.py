@@ -14,11 +14,11 @@ import numpy as np
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.arrays import NONE, Mask, Names, Numbers, Rows, dense, offsets_of, spread
-from sightline.trace.assembly.batch import Operation, Place, Tables
+from sightline.trace.assembly.batch import Operation, SourcePosition, Tables
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, RECOMPUTE
 
 if TYPE_CHECKING:
-    from sightline.trace.assembly.values import Living
+    from sightline.trace.assembly.values import LiveValues
 
 OP: Final = d.FLAVOURS.index("op")
 OPAQUE: Final = d.FLAVOURS.index("opaque")
@@ -29,7 +29,7 @@ _NODES: Final = 1 << 17
 _ANCHORS: Final = 1 << 14
 
 
-class Held:
+class OpenApiCall:
     """An API call that others are inside of, and that may go on in later batches."""
 
     __slots__ = ("children", "duration", "least")
@@ -49,7 +49,7 @@ class OpsSoFar:
         self.own = 0
         self.anchors: dict[int, int] = {}  #: id -> place, of ops that later ones may refer to
         self.backwards: set[int] = set()  #: ids of calls that run a backward pass
-        self.held: dict[int, Held] = {}  #: by place, of API calls that were open when a batch ended
+        self.held: dict[int, OpenApiCall] = {}  #: by place, of API calls that were open when a batch ended
         self.late = late  #: ids of ops that were
         self.last_op, self.last_call = -1, -1
         self.sequences: dict[int, int] = {}  #: the last autograd number of each thread
@@ -123,7 +123,7 @@ class Ops:
 
     # -- forward and backward ----------------------------------------------------------------------------
 
-    def find_forward_ops(self, recomputes: Mask, living: Living) -> None:
+    def find_forward_ops(self, recomputes: Mask, living: LiveValues) -> None:
         """Link every backward op to the forward op whose autograd node it belongs to."""
         node = self.rows.column(row.O_NODE)
         in_backward = (node != -1) & (self.level == 1)
@@ -178,7 +178,7 @@ class Ops:
             nodes = nodes[:, np.sort(np.argpartition(nodes[1], -_NODES)[-_NODES:])]
         before.nodes = nodes
 
-    def _makers(self, living: Living) -> Numbers:
+    def _makers(self, living: LiveValues) -> Numbers:
         """Of every living value the aten op that first returned it, if that is one of this batch; else -1."""
         owners = np.repeat(np.arange(len(self.ids)), self.output_counts)
         rows = living.at(self.outputs)
@@ -188,7 +188,7 @@ class Ops:
         makers[living.maker >= 0] = -1
         return makers
 
-    def note_makers(self, living: Living) -> None:
+    def note_makers(self, living: LiveValues) -> None:
         """Write down what later batches may ask of the makers of values."""
         rows = np.flatnonzero(self._made_by >= 0)
         ops = self._made_by[rows]
@@ -196,14 +196,14 @@ class Ops:
         living.maker_forward[rows] = self.forward[ops]
         living.maker_forward_call[rows] = self.forward_call[ops]
 
-    def _given(self, ops: Numbers, living: Living) -> Iterator[tuple[int, int, int]]:
+    def _given(self, ops: Numbers, living: LiveValues) -> Iterator[tuple[int, int, int]]:
         """The inputs of some ops: op, living row of the value, op of this batch that made it."""
         counts = self.input_counts[ops]
         rows = living.at(self.inputs[spread(offsets_of(self.input_counts)[ops], counts)])
         makers = np.where(rows >= 0, self._made_by[rows], -1) if len(living) else rows
         return zip(np.repeat(ops, counts).tolist(), rows.tolist(), makers.tolist(), strict=True)
 
-    def _link_accumulations(self, lost: Numbers, living: Living) -> None:
+    def _link_accumulations(self, lost: Numbers, living: LiveValues) -> None:
         """An op that adds into a leaf's gradient belongs where the gradient came from."""
         linked = -1
         for op, held, maker in self._given(lost, living):
@@ -219,7 +219,7 @@ class Ops:
                 self.forward[op], self.forward_call[op] = forward, call
                 linked = op
 
-    def _link_first_gradients(self, living: Living) -> None:
+    def _link_first_gradients(self, living: LiveValues) -> None:
         """What ``backward()`` does before its first node: it makes the gradient of the loss."""
         self.phase[self.starts_backward & (self.phase == FORWARD)] = BACKWARD
         inside = np.flatnonzero((self.parent >= 0) & (self.phase == FORWARD))
@@ -276,7 +276,7 @@ class Ops:
         least = np.bincount(parents, weights=durations[inner], minlength=len(durations)).astype(np.int64)
         before, outer = self.before, self.level == 0
         for at in np.flatnonzero(np.isin(self.ids, list(before.late))).tolist() if before.late else ():
-            held = before.held[self.base + at] = Held(int(durations[at]))
+            held = before.held[self.base + at] = OpenApiCall(int(durations[at]))
             held.children, held.least = int(count[at]), int(least[at])
         passage = self._tables.aten_passage
         changed: dict[int, int] = {}
@@ -289,7 +289,7 @@ class Ops:
         durations[outer] = np.maximum(durations - count * passage, least)[outer]
         return durations, changed
 
-    def flops(self, living: Living, result: Numbers) -> Numbers:
+    def flops(self, living: LiveValues, result: Numbers) -> Numbers:
         """The FLOPs of every op; of those that ended, `UNCOUNTED` where a formula is missed."""
         operations = self._tables.operations
         counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
@@ -302,7 +302,7 @@ class Ops:
         flops[missed & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
         return flops
 
-    def _known_flops(self, wanted: Numbers, living: Living, result: Numbers) -> list[int]:
+    def _known_flops(self, wanted: Numbers, living: LiveValues, result: Numbers) -> list[int]:
         """The FLOPs of some ops, each distinct signature worked out once."""
         form = self.rows.column(row.O_FORM)
         signatures = zip(
@@ -324,7 +324,7 @@ class Ops:
         return found
 
 
-def _metas(living: Living, ids: Numbers, counts: Numbers, ops: Numbers) -> list[bytes]:
+def _metas(living: LiveValues, ids: Numbers, counts: Numbers, ops: Numbers) -> list[bytes]:
     """What the values look like that some ops read or make: of each op as bytes, which are hashed fast."""
     starts, counts = offsets_of(counts)[ops], counts[ops]
     rows = living.at(ids[spread(starts, counts)])
@@ -332,7 +332,7 @@ def _metas(living: Living, ids: Numbers, counts: Numbers, ops: Numbers) -> list[
     return [metas[start:end] for start, end in pairwise((8 * offsets_of(counts)).tolist())]
 
 
-def recompute_stacks(places: list[Place], codes: list[d.CodeInfo]) -> Mask:
+def recompute_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
     """Which stacks run inside a checkpoint's second forward; position -1 is the empty stack."""
     again = {
         number

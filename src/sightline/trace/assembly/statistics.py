@@ -10,13 +10,13 @@ from sightline.trace.assembly.arrays import NONE, Mask, Numbers, dense, offsets_
 from sightline.trace.assembly.batch import Tables, no_counts, no_floats
 from sightline.trace.assembly.layout import COUNTS, FLOATS
 from sightline.trace.assembly.ops import Ops
-from sightline.trace.assembly.values import Living
+from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import F64, TensorMeta
 from sightline.trace.fingerprint import fingerprints_of
 
 
 @dataclass
-class Readings:
+class StatisticsRows:
     """Rows of statistics, sorted by value."""
 
     value: Numbers
@@ -26,19 +26,19 @@ class Readings:
     in_order: Mask  #: whether a view has its elements in the order in which they were read
 
     @classmethod
-    def none(cls) -> Readings:
+    def none(cls) -> StatisticsRows:
         no = np.zeros(0, dtype=bool)
         return cls(NONE, no_floats(), no_counts(), no, no)
 
-    def taken(self, which: Numbers | Mask) -> Readings:
-        return Readings(
+    def taken(self, which: Numbers | Mask) -> StatisticsRows:
+        return StatisticsRows(
             self.value[which], self.floats[which], self.counts[which], self.has_lanes[which],
             self.in_order[which],
         )  # fmt: skip
 
-    def joined(self, other: Readings) -> Readings:
+    def joined(self, other: StatisticsRows) -> StatisticsRows:
         """Both, sorted by value; of two rows of one value the first."""
-        both = Readings(
+        both = StatisticsRows(
             np.concatenate([self.value, other.value]), np.concatenate([self.floats, other.floats]),
             np.concatenate([self.counts, other.counts]), np.concatenate([self.has_lanes, other.has_lanes]),
             np.concatenate([self.in_order, other.in_order]),
@@ -51,14 +51,16 @@ class Statistics:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._known = Readings.none()
-        self._later = Readings.none()
+        self._known = StatisticsRows.none()
+        self._later = StatisticsRows.none()
 
-    def add(self, floats: F64, counts: Numbers, living: Living, first: int, ops: Ops) -> dict[str, object]:
+    def add(
+        self, floats: F64, counts: Numbers, living: LiveValues, first: int, ops: Ops
+    ) -> dict[str, object]:
         """The columns for the values from row ``first`` of the living on."""
         lanes = np.full(len(counts), self._tables.fingerprint)
         every = np.ones(len(counts), dtype=bool)
-        read = self._later.joined(Readings(counts[:, 0], floats, counts, lanes, every))
+        read = self._later.joined(StatisticsRows(counts[:, 0], floats, counts, lanes, every))
         end = int(living.id[-1]) + 1 if len(living) else 0
         self._later = read.taken(read.value >= end)
         begin = int(living.id[first]) if first < len(living) else end
@@ -72,15 +74,15 @@ class Statistics:
         """Whether nothing was read of what may still be looked at."""
         return not len(self._known.value) and not len(self._later.value)
 
-    def forget(self, living: Living) -> None:
+    def forget(self, living: LiveValues) -> None:
         """Drop what no living value has."""
         if len(self._known.value):
             self._known = self._known.taken(living.at(self._known.value) >= 0)
 
-    def _inherited(self, known: Readings, living: Living, first: int, ops: Ops) -> Readings:
+    def _inherited(self, known: StatisticsRows, living: LiveValues, first: int, ops: Ops) -> StatisticsRows:
         """Rows of views that relabel a value that was read; a view of a view inherits through it."""
         if not len(known.value):
-            return Readings.none()
+            return StatisticsRows.none()
         operations = self._tables.operations
         relabels = np.array([one.relabels for one in operations] or [False])
         ordered = np.array([one.keeps_order for one in operations] or [False])
@@ -106,12 +108,12 @@ class Statistics:
             sources.append(source)
             keeps.append(kept)
         if not heirs:
-            return Readings.none()
+            return StatisticsRows.none()
         return self._copied(known, living, np.array(heirs), np.array(sources), np.array(keeps))
 
     def _copied(
-        self, known: Readings, living: Living, heirs: Numbers, sources: Numbers, keeps: Mask
-    ) -> Readings:
+        self, known: StatisticsRows, living: LiveValues, heirs: Numbers, sources: Numbers, keeps: Mask
+    ) -> StatisticsRows:
         """What was read, as of the heirs; an expanded view repeats the elements of its base."""
         found = known.taken(sources)
         metas = self._tables.metas
@@ -127,9 +129,9 @@ class Statistics:
         lanes = keeps & found.has_lanes
         counts[~lanes, COUNTS:] = 0
         order = np.argsort(heirs, kind="stable")
-        return Readings(heirs, floats, counts, lanes, keeps).taken(order)
+        return StatisticsRows(heirs, floats, counts, lanes, keeps).taken(order)
 
-    def _columns(self, rows: Readings, living: Living) -> dict[str, object]:
+    def _columns(self, rows: StatisticsRows, living: LiveValues) -> dict[str, object]:
         metas, at = self._tables.metas, dense(living.id, rows.value)
         rows, at = rows.taken(at >= 0), at[at >= 0]
         looks = [(metas[meta].dtype, metas[meta].shape) for meta in living.meta[at].tolist()]

@@ -73,7 +73,7 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-class Living:
+class LiveValues:
     """Columns of the values that may be used again, sorted by id."""
 
     id: Numbers
@@ -123,7 +123,7 @@ class Living:
             setattr(self, name, getattr(self, name)[mask])
 
 
-class Arriving:
+class IncomingValues:
     """The rows of values that have arrived and are not in the columns yet."""
 
     def __init__(self, values: Numbers, fresh: Numbers) -> None:
@@ -183,13 +183,13 @@ class Storages:
             self._reach = np.array([extent(one) for one in metas], dtype=np.int64)
             self._itemsize = np.array([one.itemsize for one in metas], dtype=np.int64)
 
-    def spans(self, living: Living) -> tuple[Numbers, Numbers]:
+    def spans(self, living: LiveValues) -> tuple[Numbers, Numbers]:
         """The first and last byte of each value in its storage."""
         first = living.offset * self._itemsize[living.meta]
         return first, first + np.maximum(self._reach[living.meta], 1) - 1
 
     def assign(
-        self, living: Living, first: int, known: Numbers, metas: list[TensorMeta]
+        self, living: LiveValues, first: int, known: Numbers, metas: list[TensorMeta]
     ) -> tuple[Numbers, Numbers]:
         """Storages and offsets of the values from row ``first`` on; returns storages and sizes to raise.
 
@@ -221,7 +221,7 @@ class Storages:
         nbytes = np.where(told >= 0, known[1][told], 0) if len(known[1]) else 0
         return numbers, np.where(nbytes, nbytes, size)
 
-    def _follow(self, living: Living, first: int, source: Numbers, numbers: Numbers) -> None:
+    def _follow(self, living: LiveValues, first: int, source: Numbers, numbers: Numbers) -> None:
         """Views and versions have the storage of what they come from, and some its offset."""
         living.storage[first:] = numbers
         before = np.full(len(living), -1, dtype=np.int64)
@@ -232,7 +232,7 @@ class Storages:
         living.offset[inherited & (living.offset == row.INHERITED)] = 0
 
 
-def inherit(living: Living, first: int) -> None:
+def inherit(living: LiveValues, first: int) -> None:
     """Versions from row ``first`` on are what the tensor was before, if that is something that lasts."""
     rows = np.flatnonzero((living.previous[first:] >= 0) & (living.kind[first:] == ACTIVATION)) + first
     before = np.full(len(living), -1, dtype=np.int64)
@@ -243,7 +243,7 @@ def inherit(living: Living, first: int) -> None:
     living.name = living.name[chain_ends(np.where(lasts & (living.name < 0), before, -1))]
 
 
-def earlier(living: Living, at: int) -> Iterator[int]:
+def earlier(living: LiveValues, at: int) -> Iterator[int]:
     """The rows of what a tensor was before, back to where it was seen first and nobody knew what it was."""
     while at >= 0 and living.previous[at] >= 0:
         at = int(living.at(living.previous[at : at + 1])[0])

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sightline.trace.assembly.arrays import Mask, Numbers, spread
-from sightline.trace.assembly.values import Living
+from sightline.trace.assembly.values import LiveValues
 
 #: Columns of changes: the storage of each, and what a `Change` has.
 _NO_CHANGES: Final[Numbers] = np.zeros((7, 0), dtype=np.int64)
@@ -62,7 +62,7 @@ class Changes:
 
     def apply(
         self, mutating: Mask, base: int, input_starts: Numbers, inputs: Numbers, output_starts: Numbers,
-        outputs: Numbers, living: Living, spans: tuple[Numbers, Numbers], graded: Mask, backward: Mask,
+        outputs: Numbers, living: LiveValues, spans: tuple[Numbers, Numbers], graded: Mask, backward: Mask,
     ) -> NewVersions:  # fmt: skip
         """Replace, in ``inputs``, every value whose memory was changed through another one since it was made.
 
@@ -87,7 +87,7 @@ class Changes:
         self._waiting = np.delete(changes, seen[:done], axis=1)
         return made
 
-    def _changed_since(self, rows: Numbers, readers: Numbers, changes: Numbers, living: Living) -> Mask:
+    def _changed_since(self, rows: Numbers, readers: Numbers, changes: Numbers, living: LiveValues) -> Mask:
         """Which reads of values by ops come after a change of the storage since the value was made."""
         storages = np.concatenate([np.fromiter(self._changed, dtype=np.int64), changes[0]])
         ops = np.concatenate([[held[-1].op for held in self._changed.values()], changes[1]]).astype(np.int64)
@@ -119,7 +119,7 @@ class Changes:
         self._changed[storage] = [*kept, change]
 
     def _now(
-        self, value: int, here: int, living: Living, spans: tuple[Numbers, Numbers], made: NewVersions
+        self, value: int, here: int, living: LiveValues, spans: tuple[Numbers, Numbers], made: NewVersions
     ) -> int:
         now, since = self._current.get(value, (value, int(living.producer[here])))
         first, last = spans[0][here], spans[1][here]
@@ -139,7 +139,7 @@ class Changes:
                 break
         return now
 
-    def forget(self, living: Living) -> None:
+    def forget(self, living: LiveValues) -> None:
         """Drop what no living value can see."""
         self._settle()
         storages = set(living.storage.tolist())
@@ -150,7 +150,7 @@ class Changes:
 
 
 def _changes(
-    mutating: Mask, base: int, output_starts: Numbers, outputs: Numbers, living: Living,
+    mutating: Mask, base: int, output_starts: Numbers, outputs: Numbers, living: LiveValues,
     spans: tuple[Numbers, Numbers], graded: Mask, backward: Mask,
 ) -> Numbers:  # fmt: skip
     """The versions that ops made in place, in order: the storage of each, and its `Change`."""

@@ -23,7 +23,16 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.trace.assembly.arrays import NONE, Numbers
-from sightline.trace.assembly.batch import Batch, Late, Learned, Operation, Place, StepMark, Streams, Tables
+from sightline.trace.assembly.batch import (
+    Batch,
+    Late,
+    Learned,
+    Operation,
+    SourcePosition,
+    StepMark,
+    Streams,
+    Tables,
+)
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.limits import Budget, json_cost
@@ -270,7 +279,7 @@ _UNKNOWN: Final[dict[str, Any]] = {
     "metas": UNKNOWN_TENSOR,
     "forms": Form(),
     "codes": CodeInfo("?", "?", 0),
-    "places": Place(-1, 0, 0, 0, -1, -1),
+    "places": SourcePosition(-1, 0, 0, 0, -1, -1),
     "modules": ModuleInfo("?", ("?",), "?", "?", -1, "", False, 0),
 }
 
@@ -296,7 +305,7 @@ def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, 
         tables.operations.append(Operation(str(name), int(flavour), *map(bool, rest)))
     tables.metas += (json_codec.load(TensorMeta, text) for text in news.get("metas", ()))
     tables.forms += (json_codec.load_form(text) for text in news.get("forms", ()))
-    tables.places += (Place(*map(int, row)) for row in news.get("places", ()))
+    tables.places += (SourcePosition(*map(int, row)) for row in news.get("places", ()))
     tables.codes += (json_codec.load(CodeInfo, text) for text in news.get("codes", ()))
     tables.modules += (json_codec.load(ModuleInfo, text) for text in news.get("modules", ()))
     for file, mtime, size in news.get("files", ()):

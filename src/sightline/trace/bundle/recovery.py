@@ -97,7 +97,7 @@ def in_memory(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.
     return assemble(tables, [([batch], True)], Late(), store, sparse=True)
 
 
-class Opened(NamedTuple):
+class OpenedJournal(NamedTuple):
     """What a journal holds."""
 
     data: d.TraceData
@@ -105,7 +105,7 @@ class Opened(NamedTuple):
     environment: dict[str, Any]
 
 
-def open_journal(path: Path) -> Opened:
+def open_journal(path: Path) -> OpenedJournal:
     """What a journal holds, as a trace."""
     try:
         journal = Journal(path)
@@ -123,7 +123,7 @@ def open_journal(path: Path) -> Opened:
         ) from error
 
 
-def _recovered(path: Path, journal: Journal) -> Opened:
+def _recovered(path: Path, journal: Journal) -> OpenedJournal:
     """What is whole in a journal: all but a frame that was altered, or else everything before it."""
     if journal.lost:
         try:
@@ -133,7 +133,7 @@ def _recovered(path: Path, journal: Journal) -> Opened:
     return _opened(path, journal)
 
 
-def _opened(path: Path, journal: Journal) -> Opened:
+def _opened(path: Path, journal: Journal) -> OpenedJournal:
     if not len(journal):
         raise Damage("its process ended before anything was written")
     tables = journal.tables()
@@ -154,7 +154,7 @@ def _opened(path: Path, journal: Journal) -> Opened:
         sources |= {str(file): str(text) for file, text in head.get("sources", ())}
         if "environment" in head:
             environment = json_codec.loads(head["environment"])
-    return Opened(replace(data, captures=kept, store=store if kept else None), sources, environment)
+    return OpenedJournal(replace(data, captures=kept, store=store if kept else None), sources, environment)
 
 
 def _tell_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:

@@ -56,7 +56,7 @@ class ListedShards(ShardStore):
         return shards
 
 
-class Placing:
+class ShardInstall:
     """The shards of one save: what is already there is named, what is not is brought in.
 
     ``undo`` takes away again what was brought in.

@@ -28,7 +28,7 @@ from sightline.trace.bundle.disk_sink import SpoolSink
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.json_codec import parsed
 from sightline.trace.bundle.schema import Damage
-from sightline.trace.bundle.shard_files import Placing
+from sightline.trace.bundle.shard_files import ShardInstall
 from sightline.trace.bundle.sources import SourceText, gather
 from sightline.trace.data import TraceData
 from sightline.trace.dtypes import nbytes_of
@@ -121,7 +121,7 @@ def save_columns(
     folder = Path(path)
     if not sweep:
         _check_folder(folder)
-    placing = Placing(folder / schema.TENSORS)
+    placing = ShardInstall(folder / schema.TENSORS)
     temporary = folder / f".{schema.DATABASE}.{os.getpid()}-{os.urandom(4).hex()}.part"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
