@@ -1,6 +1,6 @@
 """The statistics of values as views write them: ``0 … 1.42, mean 0.406, std 0.467, 3 NaN``.
 
-`StatisticsIndex` looks them up, for one value or for several taken together; a `ValueStatistics` is written in
+`StatisticsIndex` looks them up, for one value or for several together; a `ValueStatistics` is written in
 full after an op, or as one cell of a table. Every view that shows statistics asks here whether there are any.
 """
 
