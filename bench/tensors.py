@@ -6,14 +6,16 @@ A transformer of twelve layers, width 768, on 128 tokens; forward without gradie
 are run in turn, again and again, in one process; the best of each counts. Starting and stopping the trace
 are inside the clock, building it is not.
 
-Captures of all module outputs go to a folder behind the run; their speed is set beside that of
-``safetensors.torch.save_file`` writing the same bytes at once. Extra memory is the peak of the process
-during a run with captures above that of one without.
+Captures of all module outputs go to a folder behind the run; the time they add is set beside that of
+``safetensors.torch.save_file`` writing the same bytes at once to as many new files, with and without waiting
+for the disk: captures do wait, ``save_file`` does not. On a machine that is not idle, look at the CPU time.
+Extra memory is the peak of the process during a run with captures above that of one without.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import tempfile
@@ -115,41 +117,64 @@ def capture_table(model: Any, x: Any, root: Path, rounds: int) -> list[str]:
     outputs = {key.replace("/", "|"): t.tensors[key].torch() for key in t.tensors}
     size = sum(tensor.nbytes for tensor in outputs.values())
     repeats = max(1, (1 << 30) // size)  # about a gigabyte, so that a start and a stop do not count
-    plain, captured, alone, extra = [], [], [], []
-    for number in range(rounds + 1):  # the first warms the disk's cache
-        with Peak() as without:
-            plain.append(timed(lambda: [model(x) for _ in range(repeats)]))
-        folder = root / f"run{number}.sight"
-        with Peak() as peak:
-            captured.append(timed(partial(_captured, model, x, folder, repeats)))
-        extra.append(peak.extra - without.extra)
-        shutil.rmtree(folder)
-        target = root / "alone.safetensors"
-        taken = 0.0
-        for _ in range(repeats):
-            taken += timed(partial(save_file, outputs, target))
-        alone.append(taken)
-        target.unlink()
-    writing = min(alone[1:])
-    behind = min(captured[1:])
-    speed = writing / behind
-    added = writing / max(behind - min(plain[1:]), 1e-9)
-    judged = f"≥ {CAPTURE_TARGET} {'✓' if added >= CAPTURE_TARGET else '✗'}"
-    return [
-        f"{size * repeats / 1e6:.0f} MB of module outputs, {repeats} forwards",
-        f"  forwards alone                    {min(plain[1:]):7.2f} s",
-        f"  save_file alone                   {writing:7.2f} s  {size * repeats / writing / 1e6:6.0f} MB/s",
-        f"  forwards with captures to disk    {behind:7.2f} s",
-        f"  captures, of the time they add    {added:7.2f} × the speed of save_file  {judged}",
-        f"  the whole run, of save_file alone {speed:7.2f} × its speed",
-        f"  extra memory at the peak          {statistics.median(extra) / 2**20:7.0f} MiB  ≤ 256 (the queue)",
+    ways: dict[str, Callable[[Path], None]] = {
+        "forwards alone": lambda _: _forwards(model, x, repeats),
+        "save_file": lambda folder: _saved(outputs, folder, repeats, sync=False),
+        "save_file and fsync": lambda folder: _saved(outputs, folder, repeats, sync=True),
+        "forwards with captures": lambda folder: _captured(model, x, folder / "run.sight", repeats),
+    }
+    plain, alone, synced, captured = ways
+    wall: dict[str, list[float]] = {name: [] for name in ways}
+    cpu: dict[str, list[float]] = {name: [] for name in ways}
+    peaks: dict[str, list[int]] = {name: [] for name in ways}
+    for number in range(rounds + 1):  # the first warms the disk's cache, and is not counted
+        for name in sorted(ways, reverse=number % 2 == 0):  # no one always follows the same one
+            folder = root / f"{number}"
+            folder.mkdir()
+            before = time.process_time()
+            with Peak() as peak:
+                taken = timed(partial(ways[name], folder))
+            if number:
+                wall[name].append(taken)
+                cpu[name].append(time.process_time() - before)
+                peaks[name].append(peak.extra)
+            shutil.rmtree(folder)
+    lines = [
+        f"{size * repeats / 1e6:.0f} MB of module outputs, {repeats} forwards, {rounds} rounds",
+        f"  {'':24}{'best s':>9}{'median':>9}{'CPU s':>9}",
     ]
+    for name in ways:
+        best, middle = min(wall[name]), statistics.median(wall[name])
+        lines.append(f"  {name:24}{best:9.2f}{middle:9.2f}{min(cpu[name]):9.2f}")
+    added = max(min(wall[captured]) - min(wall[plain]), 1e-9)
+    for name in (synced, alone):  # shards are synced, so that is the like; save_file itself does not sync
+        speed = min(wall[name]) / added
+        judged = f"  ≥ {CAPTURE_TARGET} {'✓' if speed >= CAPTURE_TARGET else '✗'}"
+        lines.append(f"  the time captures add: {speed:.2f} × the speed of {name}{judged}")
+    used = min(cpu[captured]) - min(cpu[plain])
+    lines.append(f"  the CPU time they add: {used / max(min(cpu[alone]), 1e-9):.1f} × that of {alone}")
+    extra = statistics.median(peaks[captured]) - statistics.median(peaks[plain])
+    return [*lines, f"  extra memory at the peak: {extra / 2**20:.0f} MiB  ≤ 256 (the queue)"]
+
+
+def _saved(outputs: dict[str, Any], folder: Path, repeats: int, *, sync: bool) -> None:
+    """The same bytes into files that stay: one that is written over would never get to the disk."""
+    for number in range(repeats):
+        path = folder / f"{number}.safetensors"
+        save_file(outputs, path)
+        if sync:
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def _forwards(model: Any, x: Any, repeats: int) -> None:
+    for _ in range(repeats):
+        model(x)
 
 
 def _captured(model: Any, x: Any, folder: Path, repeats: int) -> None:
     with sl.trace(model, ops="none", capture=True, path=folder):
-        for _ in range(repeats):
-            model(x)
+        _forwards(model, x, repeats)
 
 
 def main() -> None:
@@ -158,12 +183,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=None, help="where captures are written")
+    parser.add_argument("--only", choices=("numbers", "captures"), default=None)
     options = parser.parse_args()
     torch.manual_seed(0)
     model, x = Transformer(LAYERS, WIDTH, HEADS, growth=4).eval(), torch.randint(0, 64, (1, TOKENS))
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; sightline {sl.__version__}\n")
     with torch.no_grad():
-        print("\n".join(numbers_table(model, x, options.seconds)), "\n")
+        if options.only != "captures":
+            print("\n".join(numbers_table(model, x, options.seconds)), "\n")
+        if options.only == "numbers":
+            return
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             print("\n".join(capture_table(model, x, Path(folder), options.rounds)))
 

@@ -67,14 +67,15 @@ class BufferPool:
     """
 
     def __init__(self, most: int = 256 << 20) -> None:
-        self._free: defaultdict[tuple[int, bool], list[Any]] = defaultdict(list)  # by size, and if pinned
+        # By shape, dtype, and if pinned: as views that are ready to be copied to.
+        self._free: defaultdict[tuple[Any, torch.dtype, bool], list[tuple[Any, Any]]] = defaultdict(list)
         self._room = most  # bytes that may lie idle
         self._streams: dict[torch.device, Any] = {}
 
     def copy(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Bytes]:
         """A dense copy of a tensor in CPU memory, and its bytes."""
-        buffer, octets = self._taken(tensor.numel() * dtype.itemsize, pinned=False)
-        return buffer.view(dtype).view(tensor.shape).copy_(tensor), octets
+        host, octets = self._taken(tensor.shape, dtype, pinned=False)
+        return host.copy_(tensor), octets
 
     def fetch(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Callable[[], Bytes]]:
         """The same of a CUDA tensor, into pinned memory; its bytes are there once the function returns.
@@ -84,8 +85,7 @@ class BufferPool:
         """
         device = tensor.device
         dense = tensor.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-        buffer, octets = self._taken(dense.nbytes, pinned=True)
-        host = buffer.view(dtype).view(tensor.shape)
+        host, octets = self._taken(tensor.shape, dtype, pinned=True)
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         side = self._streams[device]
@@ -102,22 +102,23 @@ class BufferPool:
 
         return host, wait
 
-    def _taken(self, size: int, pinned: bool) -> tuple[Any, Bytes]:
-        """A buffer that nobody uses, and its bytes; it comes back when those are let go of."""
-        free = self._free[size, pinned]
+    def _taken(self, shape: torch.Size, dtype: torch.dtype, pinned: bool) -> tuple[Any, Bytes]:
+        """A tensor that nobody uses, and its bytes; it comes back when those are let go of."""
+        free = self._free[shape, dtype, pinned]
         if free:
-            buffer = free.pop()
-            self._room += size
+            buffer, host = free.pop()
+            self._room += buffer.nbytes
         else:
-            buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        octets: Bytes = buffer.numpy()
-        weakref.finalize(octets, self._give_back, buffer, pinned).atexit = False
-        return buffer, octets
+            buffer = torch.empty(shape.numel() * dtype.itemsize, dtype=torch.uint8, pin_memory=pinned)
+            host = buffer.view(dtype).view(shape)
+        octets: Bytes = buffer.numpy()  # a new array each time: its end is that of this use
+        weakref.finalize(octets, self._give_back, buffer, host, pinned).atexit = False
+        return host, octets
 
-    def _give_back(self, buffer: Any, pinned: bool) -> None:
+    def _give_back(self, buffer: Any, host: Any, pinned: bool) -> None:
         if buffer.nbytes <= self._room:  # called by whichever thread dropped the bytes: each step is atomic
             self._room -= buffer.nbytes
-            self._free[buffer.nbytes, pinned].append(buffer)
+            self._free[host.shape, host.dtype, pinned].append((buffer, host))
 
 
 def kept_copy(tensor: Any, wanted: Capture) -> Any:
@@ -129,7 +130,8 @@ def kept_copy(tensor: Any, wanted: Capture) -> Any:
 
 def to_keep(tensor: Any, wanted: Capture) -> Any:
     """The elements that are kept, still in the memory of the tensor."""
-    kept = tensor.detach().as_subclass(Tensor)
+    plain = type(tensor) is Tensor and not tensor.requires_grad
+    kept = tensor if plain else tensor.detach().as_subclass(Tensor)
     if wanted.sample is not None and kept.numel() > wanted.sample:
         kept = kept.reshape(-1)[:: -(-kept.numel() // wanted.sample)]
     if kept.is_conj() or kept.is_neg():
@@ -359,10 +361,17 @@ class CaptureObserver(Observer):
     def _keep_all(
         self, label: str, name: str, index: int, role: str, held: Any, phase: int, flat: bool = False
     ) -> None:
-        leaves, _ = pytree.tree_flatten_with_path(held)
-        tensors = [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
-        for slot, (path, tensor) in enumerate(tensors):
-            place = "" if flat or len(leaves) == 1 else pytree.keystr(path)
+        if type(held) is Tensor:
+            places = [("", held)]
+        else:
+            leaves, _ = pytree.tree_flatten_with_path(held)
+            nameless = flat or len(leaves) == 1
+            places = [
+                ("" if nameless else pytree.keystr(path), leaf)
+                for path, leaf in leaves
+                if isinstance(leaf, Tensor)
+            ]
+        for slot, (place, tensor) in enumerate(places):
             if self._keep(tensor, label, name, index, slot, role, place, phase) and self._wanted.gradients:
                 value = self._session.values.known(tensor)
                 if role == "op" and value is not None and not tensor.requires_grad:
@@ -388,11 +397,11 @@ class CaptureObserver(Observer):
             step, label, name, index, slot, role, path, -1 if value is None else value, tuple(copy.shape),
             str(copy.dtype).removeprefix("torch."), wanted.sample is None or tensor.numel() <= wanted.sample,
         )  # fmt: skip
-        while info.key in self._keys:  # a second backward pass through the same call
+        while (key := info.key) in self._keys:  # a second backward pass through the same call
             info = replace(info, call=info.call + 1)
-        self._keys.add(info.key)
+        self._keys.add(key)
         self.infos.append(info)
-        self._put(info, copy, octets)
+        self._put(key, info, copy, octets)
         return True
 
     def _copied(self, tensor: Any) -> tuple[Any, Any]:
@@ -405,15 +414,15 @@ class CaptureObserver(Observer):
         copy = self._pool.copy if tensor.is_cpu else self._pool.fetch
         return copy(kept, wanted.dtype or kept.dtype)
 
-    def _put(self, info: CaptureInfo, copy: Any, octets: Any) -> None:
+    def _put(self, key: str, info: CaptureInfo, copy: Any, octets: Any) -> None:
         if self._writer is None:
-            self._held[info.key] = copy if octets is None else octets
+            self._held[key] = copy if octets is None else octets
         elif self._files is not None:
-            name = self._writer.put_file(file_name(info.key), save_one(copy), copy.nbytes)
-            self._files.names[info.key] = name
+            name = self._writer.put_file(file_name(key), save_one(copy), copy.nbytes)
+            self._files.names[key] = name
         else:
             data = as_bytes(copy) if octets is None else octets
-            self._writer.put(info.key, info.dtype, info.shape, data, info)
+            self._writer.put(key, info.dtype, info.shape, data, info)
 
     def asked(self) -> dict[str, Any]:
         """What is to be kept, and the names there were to choose from."""

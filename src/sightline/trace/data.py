@@ -340,8 +340,7 @@ class CaptureInfo:
     @property
     def key(self) -> str:
         """``step0/blocks.0.attn/output/0/0``; the parts that are empty are left out."""
-        parts = (self.step, self.module, self.name, str(self.call), str(self.slot))
-        return "/".join(part for part in parts if part)
+        return "/".join((*filter(None, (self.step, self.module, self.name)), f"{self.call}/{self.slot}"))
 
 
 @dataclass(frozen=True)

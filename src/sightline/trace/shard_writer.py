@@ -30,6 +30,9 @@ MIB: Final = 1 << 20
 #: A shard is finished at this age: a killed process loses what is younger.
 SHARD_SECONDS: Final = 0.5
 _LONGEST_HEADER: Final = 4 * MIB
+#: The thread is woken for so many bytes; for fewer it waits a little: woken by each, it holds up the run.
+_BATCH_BYTES: Final = 8 * MIB
+_BATCH_SECONDS: Final = 0.05
 
 Data = Bytes | Callable[[], Bytes]
 
@@ -79,12 +82,12 @@ class ShardWriter:
             return
         if info.dtype != dtype or info.shape != tuple(shape):  # what is said here is what is written
             info = replace(info, dtype=dtype, shape=tuple(map(int, shape)))
-        if key != info.key:
-            raise UsageError(f"the key {key!r} is not that of its capture, {info.key!r}.")
+        if key != (own := info.key):
+            raise UsageError(f"the key {key!r} is not that of its capture, {own!r}.")
         nbytes = nbytes_of(dtype, info.shape)
         if nbytes is None and not callable(data):
             nbytes = data.nbytes
-        self._worker.put(_Tensor(info, data, nbytes or 0))
+        self._worker.put(_Tensor(info, key, data, nbytes or 0))
 
     def put_file(self, name: str, write: Callable[[Path], None], nbytes: int) -> str:
         """Have a file written by ``write(path)``, in the writer's thread; returns the name it will have.
@@ -139,12 +142,13 @@ class ShardWriter:
 @dataclass(frozen=True, slots=True)
 class _Tensor:
     info: CaptureInfo
+    key: str
     data: Data
     nbytes: int
 
     @property
     def text(self) -> str:
-        return f"the tensor {self.info.key!r}"
+        return f"the tensor {self.key!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,7 @@ class _Worker:
         self.written = 0
         self._folder = folder
         self._queue_bytes = queue_bytes
+        self._batch_bytes = min(_BATCH_BYTES, queue_bytes)
         self._shard_bytes = shard_bytes
         self._stops = stops
         self._raised = False
@@ -188,8 +193,12 @@ class _Worker:
         # Re-entrant: a collected writer is closed wherever that happens. It is taken by itself, not through
         # the condition, which is written in Python: an interrupt there would leave it locked for good.
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._work = threading.Condition(self._lock)  # the thread waits for it
+        self._room_made = threading.Condition(self._lock)  # who puts waits for it
         self._queue: deque[_Item] = deque()
+        self._queued = 0  # bytes in the queue
+        self._urgent = False  # whether the thread is to take the queue now
+        self._sleeping = False  # whether the thread waits for anything at all
         self._held = 0  # bytes put and not yet written
         self._keys: set[str] = set()
         self._thread: threading.Thread | None = None
@@ -208,7 +217,8 @@ class _Worker:
         with self._lock:
             self._check_open()
             while self._held and self._held + item.nbytes > self._queue_bytes:
-                self._changed.wait()
+                self._hurry()
+                self._room_made.wait()
                 self._check_open()
             if isinstance(item, _Tensor) and self._refused(item):
                 return
@@ -216,8 +226,18 @@ class _Worker:
                 self._thread = threading.Thread(target=self._run, name="sightline-writer", daemon=True)
                 self._thread.start()
             self._queue.append(item)
+            self._queued += item.nbytes
             self._held += item.nbytes
-            self._changed.notify_all()
+            if self._queued >= self._batch_bytes or isinstance(item, _Flush):
+                self._hurry()
+            elif self._sleeping:
+                self._work.notify_all()
+
+    def _hurry(self) -> None:
+        """Have the thread take the queue now."""
+        if not self._urgent:
+            self._urgent = True
+            self._work.notify_all()
 
     def flush(self) -> None:
         """Wait until the thread has come this far."""
@@ -234,7 +254,8 @@ class _Worker:
             return
         with self._lock:
             self._closing = True
-            self._changed.notify_all()
+            self._work.notify_all()
+            self._room_made.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -252,10 +273,10 @@ class _Worker:
 
     def _refused(self, item: _Tensor) -> bool:
         """Whether a tensor has no name a shard could hold; it is then a failure."""
-        key = item.info.key
+        key = item.key
         if key in self._keys:
             why = "its key was used before"
-        elif not key or key == "__metadata__" or any("\ud800" <= char <= "\udfff" for char in key):
+        elif not key or key == "__metadata__" or _has_surrogates(key):
             why = "its key cannot be a name in a file"
         else:
             self._keys.add(key)
@@ -277,31 +298,40 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            while (item := self._next()) is not None:
-                self._handle(item)
-                nbytes = item.nbytes
-                del item  # its bytes are free before room is given for others
-                with self._lock:
-                    self._held -= nbytes
-                    self._changed.notify_all()
+            while (items := self._next_batch()) is not None:
+                while items:
+                    item = items.popleft()
+                    self._handle(item)
+                    nbytes = item.nbytes
+                    del item  # its bytes are free before room is given for others
+                    with self._lock:
+                        self._held -= nbytes
+                        self._room_made.notify_all()
+                    self._finish_shards(older_than=SHARD_SECONDS)
                 self._finish_shards(older_than=SHARD_SECONDS)
         finally:
             self._finish_shards()
 
-    def _next(self) -> _Item | None:
-        """The next item, when there is one; None at the end. Meanwhile shards that are due are finished."""
-        while True:
-            with self._lock:
-                if not self._queue and not self._closing:
-                    opened = min((shard.opened for shard in self._shards.values()), default=None)
-                    due = None if opened is None else opened + SHARD_SECONDS - time.monotonic()
-                    if due is None or due > 0:
-                        self._changed.wait(due)
-                if self._queue:
-                    return self._queue.popleft()
-                if self._closing:
-                    return None
-            self._finish_shards(older_than=SHARD_SECONDS)
+    def _next_batch(self) -> deque[_Item] | None:
+        """All that waits, when it is worth it or a shard is due to be finished; None at the end."""
+        with self._lock:
+            while not self._closing and not self._urgent:
+                seconds = self._seconds_left()
+                self._sleeping = seconds is None
+                if (seconds is not None and seconds <= 0) or not self._work.wait(seconds):
+                    break
+            if self._closing and not self._queue:
+                return None
+            items, self._queue = self._queue, deque()
+            self._queued, self._urgent, self._sleeping = 0, False, False
+            return items
+
+    def _seconds_left(self) -> float | None:
+        """How long what is there may wait; None if nothing is there."""
+        if self._shards:  # what comes until it is finished goes into it
+            opened = min(shard.opened for shard in self._shards.values())
+            return opened + SHARD_SECONDS - time.monotonic()
+        return _BATCH_SECONDS if self._queue else None
 
     def _handle(self, item: _Item) -> None:
         if isinstance(item, _Flush):
@@ -362,6 +392,10 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # the thread goes on: nobody may wait for it in vain
             self.written -= shard.size
             self._fail(f"the shard {shard.path.name!r}", error, count=len(shard))
+
+
+def _has_surrogates(key: str) -> bool:
+    return not key.isascii() and any("\ud800" <= char <= "\udfff" for char in key)
 
 
 def _check_folder(folder: Path) -> None:

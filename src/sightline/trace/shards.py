@@ -17,6 +17,7 @@ import time
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,15 @@ def is_shard(name: str) -> bool:
     return name.endswith(SUFFIX) and name.removesuffix(SUFFIX).isdecimal()
 
 
+_quoted: Final = json.encoder.encode_basestring_ascii
+
+
+@lru_cache(1024, typed=True)  # captures differ in little; True is not 1
+def _inside(value: str | bool | int | tuple[int, ...]) -> str:
+    """A value as JSON inside a JSON text."""
+    return _quoted(json.dumps(value, separators=(",", ":")))[1:-1]
+
+
 @dataclass(frozen=True, slots=True)
 class TensorDescription:
     """A tensor as the header of a shard will describe it."""
@@ -66,9 +76,9 @@ class TensorDescription:
     def of(cls, info: CaptureInfo, nbytes: int, order: int) -> TensorDescription:
         """The description of a capture; ``order`` is its place among all, over all shards."""
         stored, shape = stored_as(info.dtype, info.shape, nbytes)
-        entry = f'{json.dumps(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
-        fields = {name: getattr(info, name) for name in _FIELDS} | {"order": order}
-        capture = json.dumps(json.dumps(fields, separators=(",", ":")))[1:-1]
+        entry = f'{_quoted(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
+        fields = [f'\\"{name}\\":{_inside(getattr(info, name))}' for name in _FIELDS]
+        capture = f'{{{",".join(fields)},\\"order\\":{order}}}'
         return cls(nbytes, STORED_SIZES[stored], entry.encode("ascii"), capture.encode("ascii"))
 
     @property

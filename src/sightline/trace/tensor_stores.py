@@ -99,13 +99,19 @@ class ShardStore:
         placed = [pair for shard in self._shards for pair in zip(shard.orders, shard.captures, strict=True)]
         return [info for _, info in sorted(placed, key=lambda pair: pair[0])]
 
-    @cached_property
-    def _shards(self) -> list[Shard]:
+    def names(self) -> list[str]:
+        """The names of the shards; unless it is lenient, none is opened for this."""
+        return [shard.path.name for shard in self._shards] if self._lenient else self._there()
+
+    def _there(self) -> list[str]:
         try:
-            names = sorted((name for name in os.listdir(self._folder) if is_shard(name)), key=_number)
+            return sorted((name for name in os.listdir(self._folder) if is_shard(name)), key=_number)
         except OSError as error:
             raise DamagedFile(f"{self._folder} cannot be read: {error.strerror or error}.") from error
-        shards = [shard for name in names if (shard := self._read_shard(name)) is not None]
+
+    @cached_property
+    def _shards(self) -> list[Shard]:
+        shards = [shard for name in self._there() if (shard := self._read_shard(name)) is not None]
         found: dict[str, Shard] = {}
         for shard in shards:
             twice = next((key for key in shard.spans if key in found), None)

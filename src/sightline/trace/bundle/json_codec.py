@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final, TypeVar
 
 from sightline.trace import data as d
@@ -211,6 +212,8 @@ _READERS: Final = {
 T = TypeVar("T")
 
 _MOST_SIZES: Final = 1024
+_PLAIN: Final = frozenset((str, int, bool, float, type(None)))
+_fields: Final[Callable[[Any], tuple[dataclasses.Field[Any], ...]]] = cache(dataclasses.fields)
 
 
 def dump(row: Any) -> str:
@@ -232,17 +235,19 @@ def load(kind: type[T], text: str) -> T:
 
 
 def _listed(row: Any) -> list[Any]:
-    return [_field(getattr(row, field.name)) for field in dataclasses.fields(row)]
+    return [_field(getattr(row, field.name)) for field in _fields(type(row))]
 
 
 def _field(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, tuple):
         return [_field(part) for part in value]
     return _listed(value) if dataclasses.is_dataclass(value) else value
 
 
 def _made(kind: type[T], given: Any) -> T:
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # every kind that is asked for is a dataclass
+    fields = _fields(kind)
     needed = sum(field.default is dataclasses.MISSING and field.name != "parameters" for field in fields)
     if not isinstance(given, list) or not needed <= len(given) <= len(fields):
         raise Damage(f"{shown(given)} is no {kind.__name__}")

@@ -28,25 +28,29 @@ class ListedShards(ShardStore):
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         super().__init__(folder)
-        self.names = tuple(names)
+        self._names = tuple(names)
 
     def read(self, key: str) -> Bytes:
         """The bytes of a tensor, mapped from its file."""
         try:
             return super().read(key)
         except DamagedFile as error:
-            gone = next((name for name in self.names if not (self._folder / name).exists()), None)
+            gone = next((name for name in self._names if not (self._folder / name).exists()), None)
             if gone is None:
                 raise
             raise DamagedFile(
                 f"{self._folder / gone} is missing: it was lost, or another recording saved over this one."
             ) from error
 
+    def names(self) -> list[str]:
+        """The names of its shards."""
+        return list(self._names)
+
     @cached_property
     def _shards(self) -> list[Shard]:
         shards = []
         found: set[str] = set()
-        for name in self.names:
+        for name in self._names:
             shard = read_shard(self._folder / name)
             twice = next((key for key in shard.spans if key in found), None)
             if twice is not None:
@@ -72,10 +76,9 @@ class ShardInstall:
             return []
         self._folder.mkdir(0o700, parents=True, exist_ok=True)
         if isinstance(store, ShardStore):
-            there = _names(store)
             if store._folder.resolve() == self._folder.resolve():
-                return there
-            return [self._brought(store._folder / name) for name in there]
+                return store.names()
+            return [self._brought(shard.path) for shard in store._shards]
         return self._written(captures, store)
 
     def undo(self) -> None:
@@ -131,12 +134,6 @@ class ShardInstall:
                 continue
             self._made.append(path)
             return path
-
-
-def _names(store: ShardStore) -> list[str]:
-    return (
-        list(store.names) if isinstance(store, ListedShards) else [shard.path.name for shard in store._shards]
-    )
 
 
 def _to_disk(path: Path) -> None:
