@@ -1,8 +1,9 @@
 """The examples of the README and the docs run, and print what stands below them.
 
-A block that begins with ``# name.py`` is that file. The other ``python`` blocks of a document are one script,
-run as a user would; a ``text`` block right after one is what it prints, with ``...`` for what varies. A
-``console`` block is a session in the same folder afterwards: commands after ``$ ``, and what each prints.
+A block that begins with ``# name.py`` is that file, and is run by itself if nothing else mentions it. The
+other ``python`` blocks of a document are one script, run as a user would; a ``text`` block right after one is
+what it prints, with ``...`` for what varies. A ``console`` block is a session in the same folder afterwards:
+commands after ``$ ``, and what each prints.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
         if kind == "python" and (found := _FILE.match(text)):
             # The comment line stays out, so that line numbers in the text are those of the model itself.
             (tmp_path / found[1]).write_text(text[found.end() :], "utf-8")
+            if len(re.findall(rf"\b{found[1][:-3]}\b", document.read_text("utf-8"))) == 1:
+                _run(tmp_path, text[found.end() :])
         elif kind == "python":
             script += (text, f"print({_MARK!r})\n")
             wanted.append(None)
