@@ -8,7 +8,8 @@ READY  := $(VENV)/.ready
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engine lint format types imports unit plain examples sanitize fuzz goldens pictures bench clean
+VIEWER := src/sightline/page/viewer.js
+.PHONY: help demo test engine viewer lint format types imports unit plain examples sanitize fuzz goldens pictures bench clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[torch,dev]'
 	@touch $@
 
-demo: engine ## trace a small transformer, forward and backward, and print the views
+demo: engine $(VIEWER) ## trace a small transformer, forward and backward, and print the views
 	$(BIN)/sightline demo
 
 test: lint types imports unit plain examples ## lint, types, import directions, tests
@@ -28,6 +29,14 @@ test: lint types imports unit plain examples ## lint, types, import directions, 
 # Without a compiler the Python engine records, so that this never fails.
 engine: $(READY) ## build the native engine, where a C++ compiler is
 	@$(BIN)/sightline engine --build || true
+
+# Without Node there is no page; everything else works, so that this never fails.
+$(VIEWER):
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory viewer; \
+	else echo "The viewer of the page is not built: that needs Node 20, which is not here."; fi
+
+viewer: ## build the viewer of the page, with its types checked and its tests run; needs Node 20
+	cd viewer && npm ci --no-audit --no-fund --loglevel=error && npm run --silent test && npm run --silent build
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check
@@ -39,7 +48,7 @@ types: $(READY) ## mypy --strict
 imports: $(READY) ## who may import whom
 	$(BIN)/python checks/imports.py
 
-unit: engine ## the tests alone; ARGS="-k fold -x" for some of them
+unit: engine $(VIEWER) ## the tests alone; ARGS="-k fold -x" for some of them
 	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
 
 # What any engine must do, on the one that needs no compiler.
@@ -49,7 +58,7 @@ plain: $(READY) ## the recorder's tests on the plain engine
 	SIGHTLINE_ENGINE=python $(BIN)/python -m pytest -n $(JOBS) -q $(PLAIN) $(ARGS)
 
 # In one process: a worker's own frames would stand above the examples' in what the views print.
-examples: engine ## the examples in the docstrings
+examples: engine $(VIEWER) ## the examples in the docstrings
 	$(BIN)/python -m pytest -n 0 -q src
 
 # The extension is built with sanitizers into a folder of its own, by the first test that loads it. Python itself
@@ -89,5 +98,5 @@ bench: $(VENV)/.bench ## what everything costs: recording, memory, statistics an
 	$(BIN)/python bench/scale.py
 
 clean: ## remove everything that was made here
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) viewer/node_modules src/sightline/page/viewer.* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← diff, graph ← views ← convert ← api ← tracing
+    recording → trace ← analysis ← diff, graph ← views ← convert ← page ← api ← tracing
     tracing ← diffs, compat, integrations ← cli
 
 ``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``ranks``, ``markers`` and
@@ -25,7 +25,7 @@ _BASE: Final = frozenset(
 )
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
-_HELD: Final = _READERS | {"diff", "graph", "views", "convert"}
+_HELD: Final = _READERS | {"diff", "graph", "views", "convert", "page"}
 #: Each part of the package, and the other parts it may import. "" is the package's own ``__init__``.
 MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
@@ -43,6 +43,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "graph": _READERS,
     "views": _READERS | {"diff"},
     "convert": _READERS | {"views"},
+    "page": _READERS | {"views", "convert"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},
     "diffs": _HELD | {"api", "tracing"},

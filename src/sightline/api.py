@@ -510,6 +510,26 @@ class Trace:
         to_perfetto(self._at(step).index, path)
 
     @check_arguments
+    def html(self, path: str | os.PathLike[str], *, step: StepRange | None = None) -> None:
+        """Write the run as a page to walk through: one HTML file, which opens offline anywhere.
+
+        It shows the tree of modules, the source with what ran on each line, the graph, the timeline, what
+        looks wrong, and every value with its shape, its maker and its readers. It holds the text of your
+        source files. A file that is there is replaced, at once or not at all.
+
+        >>> import pathlib, tempfile, torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     t.html(f"{folder}/run.html")
+        ...     pathlib.Path(folder, "run.html").read_text()[:15]
+        '<!doctype html>'
+        """
+        from sightline.page.document import save_page
+
+        save_page(self._at(step).index, path)
+
+    @check_arguments
     def print(self, color: bool | None = None) -> None:
         """Write the one-screen overview to the terminal, with colour on a TTY."""
         self._overview().print(color)

@@ -24,6 +24,7 @@ VERBS: Final = {
     "validate": "Check that a recording is sound.",
     "repair": "Finish the recording of a killed process, and clear away what it left behind.",
     "sql": "Ask a recording in SQL, read-only.",
+    "html": "Write the page of a recording: one file to walk through, offline.",
     "convert": "Write a recording for another tool: Perfetto, CSV, JSON, Parquet.",
     "trace-graph": "Draw a graph, top down, from the text torchspy's CallTracer writes.",
     "engine": "Say which engine records here and why, or build the native one.",

@@ -55,6 +55,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
         "sightline show run.sight --view log --op '*matmul*' | less",
         "sightline show run.sight --view summary --depth 2",
         "sightline show run.sight --view source --only net.py",
+        "sightline show run.sight --open",
     ),
 )
 @recording
@@ -80,14 +81,20 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @click.option("--allow", metavar="GLOB", multiple=True, default=None,
               help="nonfinite: ops and modules that may make them; may be given several times.")  # fmt: skip
 @click.option("--width", metavar="N", type=click.IntRange(20), help="summary, source: columns to fill.")
+@click.option("--open", "page", is_flag=True, help="Open the page of the recording in the browser instead.")
 @screen_options
-def command(file: str, view: str | None, step: str | None, screen: Screen, **options: Any) -> None:
+def command(
+    file: str, view: str | None, step: str | None, page: bool, screen: Screen, **options: Any
+) -> None:
     """Show a recording: its code, log, call order, summary, memory, source or problems.
 
     A filter that matches nothing is an error that names what is near. On a terminal the text is paged; on a
     pipe it is plain, and comes while it is made.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
+    if page:
+        _open_page(file, view, step, given)
+        return
     view = view or ("code" if given else "overview")
     for name in given:
         if name not in VIEWS[view]:
@@ -97,6 +104,18 @@ def command(file: str, view: str | None, step: str | None, screen: Screen, **opt
     if "allow" in given:
         _say_unmatched(trace, given["allow"])
     screen.show(blocks)
+
+
+def _open_page(file: str, view: str | None, step: str | None, given: dict[str, Any]) -> None:
+    """The page has all views and filters of its own; of a long run it can show a step."""
+    from pathlib import Path
+
+    from sightline.cli.html import open_temporary
+
+    flags = [*(["--view"] if view else []), *map(_flag, given)]
+    if flags:
+        raise click.UsageError(f"{flags[0]} does not go with --open: the page has all views. --step does.")
+    open_temporary(opened(file, step), Path(file.rstrip("/")).stem)
 
 
 def _say_unmatched(trace: Trace, globs: Sequence[str]) -> None:

@@ -119,7 +119,7 @@ def _file_lines(
     texts = [text.rstrip("\n") for text in data.source_lines.lines(path)]
     digits = max(4, len(str(max(records))))
     last = 0
-    for number in _shown(texts, records):
+    for number in shown_lines(texts, records):
         if number > last + 1 and texts:
             yield Line((Span(f"{'⋮':>{digits}}", "dim"),))
         last = number
@@ -286,7 +286,7 @@ def _cut(text: str, room: int) -> str:
     return kept + "…"
 
 
-def _shown(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
+def shown_lines(texts: Sequence[str], ran: Iterable[int]) -> list[int]:
     """The numbers of the lines to show: every function that ran, and the classes around them."""
     ran = set(ran)
     if not texts:

@@ -1,0 +1,68 @@
+"""``sightline html``: the page of a recording as one file."""
+
+from __future__ import annotations
+
+import tempfile
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sightline.cli.command import Command, examples, filters, opened, recording, safe
+from sightline.errors import UsageError
+from sightline.notation import bytes_text
+
+if TYPE_CHECKING:
+    from sightline.api import Trace
+
+
+@click.command(
+    "html",
+    cls=Command,
+    epilog=examples(
+        "sightline html run.sight",
+        "sightline html run.sight -o run.html --open",
+        "sightline html run.sight -o step3.html --step 3",
+    ),
+)
+@recording
+@click.option("-o", "--output", metavar="OUT", type=click.Path(),
+              help="The file to write.  [default: the recording's name, with .html]")  # fmt: skip
+@filters("step")
+@click.option("--open", "show", is_flag=True, help="Open it in the browser.")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+def command(file: str, output: str | None, step: str | None, show: bool, force: bool) -> None:
+    """Write the page of a recording: one file to walk through, offline.
+
+    It holds everything it shows, the text of the source files too, and asks for nothing from a network.
+    """
+    from sightline.page.document import save_page
+
+    target = Path(output) if output else Path(Path(file.rstrip("/")).stem + ".html")
+    if target.exists() and not force and not _is_stream(target):
+        raise UsageError(f"{target} is there already: give another name with -o, or --force to replace it.")
+    size = save_page(opened(file, step).index, target)
+    click.echo(f"Wrote {safe(str(target))}: {bytes_text(size)}.", err=True)
+    if show:
+        open_page(target)
+
+
+def _is_stream(target: Path) -> bool:
+    return not target.is_file() and not target.is_dir()
+
+
+def open_temporary(trace: Trace, name: str) -> None:
+    """Write the page of a recording where temporary files are, and open it."""
+    from sightline.page.document import save_page
+
+    target = Path(tempfile.mkdtemp(prefix="sightline-"), f"{name or 'run'}.html")
+    size = save_page(trace.index, target)
+    click.echo(f"Wrote {safe(str(target))}: {bytes_text(size)}.", err=True)
+    open_page(target)
+
+
+def open_page(target: Path) -> None:
+    """Open a page in the browser; where there is none, say how else."""
+    if not webbrowser.open(target.resolve().as_uri()):
+        click.echo(f"No browser could be started here: open {safe(str(target))} in one.", err=True)

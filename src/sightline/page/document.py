@@ -1,0 +1,82 @@
+"""The page of a recording as one HTML file: `document(index)` writes it, `save_page` saves it.
+
+The file opens without a network and asks for none: a Content-Security-Policy forbids everything but the one
+script and the one style sheet it carries, each by its hash. What was recorded stands in it as base64 and is
+shown as text, so that nothing in it can be markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import os
+from importlib.resources import files
+from typing import Final
+
+from sightline.convert.atomic_files import whole_path
+from sightline.errors import UsageError
+from sightline.page.payload import payload
+from sightline.trace.index import Index
+
+#: What is said where the package has no viewer: a source checkout in which it was not built.
+NO_VIEWER: Final = (
+    "The viewer of the page is not built: run `make viewer` in the source checkout, which needs Node 20, "
+    "or install sightline from a wheel, which has it."
+)
+_TITLE_LENGTH: Final = 120
+
+
+def document(index: Index) -> str:
+    """The page of a recording."""
+    script, style = _viewer_file("viewer.js"), _viewer_file("viewer.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    name = str(index.raw.info.get("name", ""))[:_TITLE_LENGTH]
+    data = base64.b64encode(payload(index)).decode("ascii")
+    return "\n".join([
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{_text(f'{name} · sightline' if name else 'sightline')}</title>",
+        f"<style>{style}</style>",
+        "</head>",
+        "<body>",
+        '<div id="page"><noscript>This page needs JavaScript.</noscript></div>',
+        f'<script type="application/octet-stream" id="recording">{data}</script>',
+        f"<script>{script}</script>",
+        "</body>",
+        "</html>",
+        "",
+    ])  # fmt: skip
+
+
+def save_page(index: Index, path: str | os.PathLike[str]) -> int:
+    """Write the page to a file, at once or not at all; returns how many bytes it has."""
+    data = document(index).encode("utf-8", "replace")
+    with whole_path(path) as target:
+        target.write_bytes(data)
+    return len(data)
+
+
+def _viewer_file(name: str) -> str:
+    """A file of the built viewer."""
+    try:
+        return (files("sightline.page") / name).read_text("utf-8")
+    except FileNotFoundError:
+        raise UsageError(NO_VIEWER) from None
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def _text(text: str) -> str:
+    """A text in a document, without the characters that HTML has no place for."""
+    return html.escape("".join(char if char.isprintable() else " " for char in text))

@@ -1,0 +1,81 @@
+"""`Sections`: named columns and plain tables, packed into one block of bytes that a browser reads.
+
+    4 bytes      length of the header, little-endian
+    header       JSON: the sections in order, each with its name, type, length and packed size
+    sections     each compressed by itself (raw deflate, what ``DecompressionStream("deflate-raw")`` reads)
+
+A column of integers is kept in the narrowest type that holds it. Its bytes stand in planes, all lowest bytes
+first: neighbours are alike there, and compress to a fraction. A column that only grows is kept as its
+differences. The viewer reads it in ``viewer/src/data/sections.ts``.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT: Final = 1  #: the viewer refuses another one
+_INTEGERS: Final = ((np.int8, "i1"), (np.int16, "i2"), (np.int32, "i4"))
+_EXACT: Final = 2**53  #: larger integers are no numbers of JavaScript's
+
+
+@dataclass
+class Sections:
+    """What goes into the page, section by section.
+
+    >>> made = Sections()
+    >>> made.column("start", np.array([5, 7, 1000]), grows=True)
+    >>> made.table("names", ["relu", "mm"])
+    >>> [(each["name"], each["type"], each["length"]) for each in made.header]
+    [('start', 'i2', 3), ('names', 'json', 1)]
+    """
+
+    header: list[dict[str, Any]] = field(default_factory=list)
+    _packed: list[bytes] = field(default_factory=list)
+
+    def column(self, name: str, numbers: NDArray[Any], *, grows: bool = False) -> None:
+        """Add a column of integers; ``grows`` keeps differences, for one that is nearly sorted."""
+        whole = np.clip(np.asarray(numbers, dtype=np.int64), -_EXACT, _EXACT)
+        if grows:
+            whole = np.diff(whole, prepend=0)
+        low, high = (int(whole.min()), int(whole.max())) if len(whole) else (0, 0)
+        for dtype, type in _INTEGERS:
+            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+                self._add(name, type, len(whole), _planes(whole.astype(dtype)), grows=grows)
+                return
+        self._add(name, "f8", len(whole), _planes(whole.astype(np.float64)), grows=grows)
+
+    def floats(self, name: str, numbers: NDArray[Any]) -> None:
+        """Add a column of numbers as they come out of tensors; seven digits are enough to look at."""
+        with np.errstate(over="ignore"):
+            single = np.asarray(numbers).astype(np.float32)
+        self._add(name, "f4", len(single), _planes(single))
+
+    def table(self, name: str, rows: Any) -> None:
+        """Add plain data: strings, small tables, settings."""
+        text = json.dumps(rows, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        # A lone surrogate, which a file name may hold, is no character of UTF-8.
+        self._add(name, "json", 1, text.encode("utf-8", "replace"))
+
+    def _add(self, name: str, type: str, length: int, data: bytes, *, grows: bool = False) -> None:
+        packer = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+        packed = packer.compress(data) + packer.flush()
+        entry = {"name": name, "type": type, "length": length, "size": len(packed)}
+        self.header.append(entry | {"grows": True} if grows else entry)
+        self._packed.append(packed)
+
+    def bytes(self) -> bytes:
+        """All of it as one block."""
+        header = json.dumps({"format": FORMAT, "sections": self.header}, separators=(",", ":")).encode()
+        return b"".join([len(header).to_bytes(4, "little"), header, *self._packed])
+
+
+def _planes(numbers: NDArray[Any]) -> bytes:
+    """The bytes of a column, all first bytes before all second ones."""
+    little = np.ascontiguousarray(numbers).astype(numbers.dtype.newbyteorder("<"), copy=False)
+    return little.view(np.uint8).reshape(len(little), little.itemsize).T.tobytes()

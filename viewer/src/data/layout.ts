@@ -1,0 +1,76 @@
+// Where the nodes of a graph are drawn: layers from top to bottom, expanded rows as boxes around their nodes.
+
+import dagre from "@dagrejs/dagre";
+import type { Graph, GraphEdge, GraphNode } from "./graph";
+
+export interface Placed {
+  node: GraphNode;
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
+export interface Route {
+  edge: GraphEdge;
+  points: { x: number; y: number }[];
+  label: { x: number; y: number };
+}
+
+export interface Layout {
+  nodes: Placed[];
+  boxes: Placed[];
+  routes: Route[];
+  width: number;
+  height: number;
+}
+
+const LETTER = 7; // pixels of a letter in a label, about
+const NODE_HEIGHT = 40;
+const INPUT_HEIGHT = 26;
+
+export function layoutOf(graph: Graph, title: (node: GraphNode) => string, note: (node: GraphNode) => string): Layout {
+  const made = new dagre.graphlib.Graph({ compound: true, multigraph: false });
+  made.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 20, edgesep: 14, marginx: 16, marginy: 16 });
+  made.setDefaultEdgeLabel(() => ({}));
+  for (const box of graph.boxes) made.setNode(box.id, { label: title(box) });
+  for (const node of graph.nodes) {
+    const isRow = node.role === "row";
+    const letters = isRow ? Math.max(title(node).length + 2, note(node).length * 0.9) : (title(node).length + note(node).length) * 0.9;
+    const width = Math.min(260, Math.max(72, letters * LETTER + 24));
+    made.setNode(node.id, { width, height: isRow ? NODE_HEIGHT : INPUT_HEIGHT });
+  }
+  for (const node of [...graph.boxes, ...graph.nodes]) if (node.box) made.setParent(node.id, node.box);
+  for (const edge of graph.edges) {
+    made.setEdge(edge.from, edge.to, { width: edge.shape.length * 6 + 10, height: 14, labelpos: "c" });
+  }
+  dagre.layout(made);
+  const placed = (node: GraphNode): Placed => {
+    const at = made.node(node.id);
+    return { node, x: at.x, y: at.y, width: at.width, height: at.height };
+  };
+  const { width = 0, height = 0 } = made.graph();
+  return {
+    nodes: graph.nodes.map(placed),
+    boxes: graph.boxes.map(placed),
+    routes: graph.edges.map((edge) => {
+      const at = made.edge(edge.from, edge.to);
+      return { edge, points: at.points, label: { x: at.x ?? 0, y: at.y ?? 0 } };
+    }),
+    width,
+    height,
+  };
+}
+
+/** A smooth line through points. */
+export function curve(points: { x: number; y: number }[]): string {
+  const [first, ...rest] = points;
+  let path = `M${first.x},${first.y}`;
+  for (let i = 0; i < rest.length; i++) {
+    const point = rest[i];
+    const next = rest[i + 1];
+    if (!next) path += `L${point.x},${point.y}`;
+    else path += `Q${point.x},${point.y} ${(point.x + next.x) / 2},${(point.y + next.y) / 2}`;
+  }
+  return path;
+}

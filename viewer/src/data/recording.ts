@@ -1,0 +1,383 @@
+// A recording as the page holds it: columns as they were packed, and the look-ups that the views share.
+
+import type { Numbers, Sections } from "./sections";
+
+export interface Run {
+  name: string;
+  version: string;
+  ops: number;
+  values: number;
+  duration: number;
+  parameters: number;
+  unfinished: boolean;
+  levels: string[];
+  phases: string[];
+  kinds: string[];
+  rows: string[];
+}
+
+export interface Problem {
+  kind: string;
+  severity: "error" | "warning" | "note";
+  confidence: string;
+  title: string;
+  why: string;
+  module: string;
+  place: string;
+  called: string;
+  detail: string;
+  count: number;
+  op: number;
+  value: number;
+}
+
+/** Phase, ops, shapes, nanoseconds, how many raised. */
+export type LinePhase = [string, string[], string[], number, number];
+/** Number, runs, nanoseconds, and what ran there phase by phase. */
+export type LineRow = [number, number, number, LinePhase[]];
+
+export interface SourceFile {
+  path: string;
+  name: string;
+  installed: boolean;
+  text: [number, string[]][];
+  lines: LineRow[];
+}
+
+export interface Memory {
+  device: string;
+  exact: boolean;
+  curve: number[];
+  over: number;
+  peak: number;
+  moment: number;
+  op: number;
+  kinds: [string, number][];
+  /** What it is called or its shape, bytes, use, what keeps it, value. */
+  largest: [string, number, string, string, number][];
+}
+
+export interface Timeline {
+  phases: [string, number, number, number][];
+  steps: [string, number, number][];
+  memory: Memory | null;
+}
+
+/** Name, shape, elements, whether it is trained, whether it is a buffer. */
+export type Parameter = [string, string, number, boolean, boolean];
+
+export interface Statistics {
+  min: number;
+  max: number;
+  mean: number;
+  std: number;
+  l2: number;
+  zeros: number;
+  nans: number;
+  infs: number;
+}
+
+export const RAISED = 1;
+
+/** The kinds of rows, as `sightline/page/tree.py` numbers them. */
+export const STEP = 0, PHASE = 1, CALL = 2, LINE = 3, OP = 4, GROUP = 5, ROUND = 6;
+
+/** Lists in one flat column: the items of row `i` are `flat[offsets[i]] … flat[offsets[i + 1] - 1]`. */
+class Lists {
+  readonly offsets: Int32Array;
+
+  constructor(counts: Numbers, readonly flat: Numbers) {
+    this.offsets = new Int32Array(counts.length + 1);
+    for (let i = 0; i < counts.length; i++) this.offsets[i + 1] = this.offsets[i] + counts[i];
+  }
+
+  of(row: number): number[] {
+    return Array.from(this.flat.subarray(this.offsets[row], this.offsets[row + 1]));
+  }
+}
+
+export class Recording {
+  readonly run: Run;
+  readonly strings: string[];
+  readonly files: SourceFile[];
+  readonly problems: { found: Problem[]; notLookedAt: string[] };
+  readonly timeline: Timeline;
+  readonly parameters: Parameter[][];
+
+  readonly opName: Numbers;
+  readonly opLevel: Numbers;
+  readonly opPhase: Numbers;
+  readonly opFlags: Numbers;
+  readonly opCall: Numbers;
+  readonly opParent: Numbers;
+  readonly opForward: Numbers;
+  readonly opStart: Numbers;
+  readonly opDuration: Numbers;
+  readonly opFlops: Numbers;
+  /** How long it is drawn on the timeline: to the end of all that ran inside it. */
+  readonly opSpan: Numbers;
+  readonly opLine: Numbers;
+  readonly opForm: Numbers;
+  readonly opDevice: Numbers;
+  readonly opInputs: Lists;
+  readonly opOutputs: Lists;
+
+  readonly valueMeta: Numbers;
+  readonly valueKind: Numbers;
+  readonly valueProducer: Numbers;
+  readonly valueBase: Numbers;
+  readonly valueName: Numbers;
+  readonly valueBytes: Numbers;
+
+  readonly callModule: Numbers;
+  readonly callIndex: Numbers;
+  readonly callPhase: Numbers;
+  readonly callParent: Numbers;
+  readonly callStart: Numbers;
+  readonly callDuration: Numbers;
+  readonly callSpan: Numbers;
+  readonly callLine: Numbers;
+  readonly callFlags: Numbers;
+  readonly callInputs: Lists;
+  readonly callOutputs: Lists;
+
+  readonly modulePath: Numbers;
+  readonly moduleType: Numbers;
+  readonly moduleExtra: Numbers;
+  readonly frameParent: Numbers;
+  readonly frameFile: Numbers;
+  readonly frameFunction: Numbers;
+  readonly frameLine: Numbers;
+  readonly frameColumn: Numbers;
+  readonly frameEnd: Numbers;
+
+  readonly kind: Numbers;
+  readonly ref: Numbers;
+  readonly depth: Numbers;
+  readonly count: Numbers;
+  readonly label: Numbers;
+  readonly memory: Numbers;
+  readonly flops: Numbers;
+  /** The rows inside row `i` are `i + 1 … end[i] - 1`. */
+  readonly end: Int32Array;
+  readonly parent: Int32Array;
+  readonly time: Float64Array;
+  readonly opRow: Int32Array;
+  /** The first row of each call: where it ran; later ones are its part of the backward pass. */
+  readonly callRow: Int32Array;
+
+  private readonly stats: Record<keyof Statistics, Numbers>;
+  private readonly statRow = new Map<number, number>();
+  private readers: { offsets: Int32Array; ops: Int32Array } | undefined;
+
+  constructor(sections: Sections) {
+    const column = (name: string): Numbers => sections.column(name);
+    this.run = sections.table<Run>("run");
+    this.strings = sections.table<string[]>("strings");
+    this.files = sections.table<SourceFile[]>("files");
+    this.problems = sections.table("problems");
+    this.timeline = sections.table<Timeline>("timeline");
+    this.parameters = sections.table<Parameter[][]>("parameters");
+
+    this.opName = column("ops.name");
+    this.opLevel = column("ops.level");
+    this.opPhase = column("ops.phase");
+    this.opFlags = column("ops.flags");
+    this.opCall = column("ops.call");
+    this.opParent = column("ops.parent");
+    this.opForward = column("ops.forward");
+    this.opStart = column("ops.start");
+    this.opDuration = column("ops.duration");
+    this.opFlops = column("ops.flops");
+    this.opSpan = column("ops.span");
+    this.opLine = column("ops.line");
+    this.opForm = column("ops.form");
+    this.opDevice = column("ops.device");
+    this.opInputs = new Lists(column("ops.input_count"), column("ops.inputs"));
+    this.opOutputs = new Lists(column("ops.output_count"), column("ops.outputs"));
+
+    this.valueMeta = column("values.meta");
+    this.valueKind = column("values.kind");
+    this.valueProducer = column("values.producer");
+    this.valueBase = column("values.base");
+    this.valueName = column("values.name");
+    this.valueBytes = column("values.bytes");
+
+    this.callModule = column("calls.module");
+    this.callIndex = column("calls.index");
+    this.callPhase = column("calls.phase");
+    this.callParent = column("calls.parent");
+    this.callStart = column("calls.start");
+    this.callDuration = column("calls.duration");
+    this.callSpan = column("calls.span");
+    this.callLine = column("calls.line");
+    this.callFlags = column("calls.flags");
+    this.callInputs = new Lists(column("calls.input_count"), column("calls.inputs"));
+    this.callOutputs = new Lists(column("calls.output_count"), column("calls.outputs"));
+
+    this.modulePath = column("modules.path");
+    this.moduleType = column("modules.type");
+    this.moduleExtra = column("modules.extra");
+    this.frameParent = column("frames.parent");
+    this.frameFile = column("frames.file");
+    this.frameFunction = column("frames.function");
+    this.frameLine = column("frames.line");
+    this.frameColumn = column("frames.column");
+    this.frameEnd = column("frames.end_column");
+
+    this.kind = column("tree.kind");
+    this.ref = column("tree.ref");
+    this.depth = column("tree.depth");
+    this.count = column("tree.count");
+    this.label = column("tree.label");
+    this.memory = column("tree.memory");
+    this.flops = column("tree.flops");
+    const inside = column("tree.inside");
+    const rows = inside.length;
+    this.end = new Int32Array(rows);
+    this.parent = new Int32Array(rows).fill(-1);
+    this.time = Float64Array.from(column("tree.time"));
+    this.opRow = new Int32Array(this.run.ops).fill(-1);
+    this.callRow = new Int32Array(this.callModule.length).fill(-1);
+    const open: number[] = [];
+    for (let row = 0; row < rows; row++) {
+      this.end[row] = row + 1 + inside[row];
+      open.length = this.depth[row];
+      if (open.length) this.parent[row] = open[open.length - 1];
+      open.push(row);
+      const ref = this.ref[row];
+      if (this.kind[row] === OP) {
+        this.opRow[ref] = row;
+        this.time[row] = Math.max(0, this.opDuration[ref]);
+      } else if (this.kind[row] === CALL && this.callRow[ref] < 0) this.callRow[ref] = row;
+    }
+
+    this.stats = Object.fromEntries(
+      ["min", "max", "mean", "std", "l2", "zeros", "nans", "infs"].map((name) => [name, column(`stats.${name}`)]),
+    ) as Record<keyof Statistics, Numbers>;
+    column("stats.value").forEach((value: number, at: number) => this.statRow.set(value, at));
+  }
+
+  get rows(): number {
+    return this.kind.length;
+  }
+
+  /** The rows directly inside a row; -1 gives the outermost. */
+  children(row: number): number[] {
+    const found: number[] = [];
+    const end = row < 0 ? this.rows : this.end[row];
+    for (let at = row + 1; at < end; at = this.end[at]) found.push(at);
+    return found;
+  }
+
+  /** The rows around a row, the outermost first. */
+  around(row: number): number[] {
+    const found: number[] = [];
+    for (let at = this.parent[row]; at >= 0; at = this.parent[at]) found.push(at);
+    return found.reverse();
+  }
+
+  isLeaf(row: number): boolean {
+    return this.end[row] === row + 1;
+  }
+
+  shape(value: number): string {
+    return this.strings[this.valueMeta[value]];
+  }
+
+  valueLabel(value: number): string {
+    return this.strings[this.valueName[value]];
+  }
+
+  opLabel(op: number): string {
+    return this.strings[this.opName[op]];
+  }
+
+  modulePathOf(call: number): string {
+    return this.strings[this.modulePath[this.callModule[call]]];
+  }
+
+  moduleTypeOf(call: number): string {
+    return this.strings[this.moduleType[this.callModule[call]]];
+  }
+
+  /** `net.py:9`; empty without a source line. */
+  position(frame: number): string {
+    const file = frame < 0 ? -1 : this.frameFile[frame];
+    return file < 0 ? "" : `${this.files[file].name}:${this.frameLine[frame]}`;
+  }
+
+  /** The text of a frame's line as it stands in the file. */
+  sourceLine(frame: number): string {
+    const file = frame < 0 ? -1 : this.frameFile[frame];
+    if (file < 0) return "";
+    const number = this.frameLine[frame];
+    for (const [first, lines] of this.files[file].text) {
+      if (first <= number && number < first + lines.length) return lines[number - first];
+    }
+    return "";
+  }
+
+  /** What a row is called. */
+  rowLabel(row: number): string {
+    if (this.kind[row] === OP) return this.opLabel(this.ref[row]);
+    if (this.kind[row] === LINE) return this.position(this.ref[row]).replace(/^.*\//, "");
+    return this.strings[this.label[row]];
+  }
+
+  /** What is said beside it: the class of a module, the shapes an op made, the text of a line. */
+  rowNote(row: number): string {
+    const ref = this.ref[row];
+    switch (this.kind[row]) {
+      case CALL: {
+        const type = this.moduleTypeOf(ref);
+        return type === this.strings[this.label[row]] ? "" : type;
+      }
+      case OP:
+        return this.opOutputs.of(ref).map((value) => this.shape(value)).join(", ");
+      case LINE:
+        return this.sourceLine(ref).trim();
+      case GROUP: {
+        const first = row + 1;
+        return this.kind[first] === CALL ? this.moduleTypeOf(this.ref[first]) : "";
+      }
+      default:
+        return "";
+    }
+  }
+
+  /** The frame of the line that a row stands on; -1 where there is none. */
+  rowFrame(row: number): number {
+    const ref = this.ref[row];
+    if (this.kind[row] === OP) return this.opLine[ref];
+    if (this.kind[row] === CALL) return this.callLine[ref];
+    return this.kind[row] === LINE ? ref : -1;
+  }
+
+  statistics(value: number): Statistics | undefined {
+    const at = this.statRow.get(value);
+    if (at === undefined) return undefined;
+    return Object.fromEntries(
+      Object.entries(this.stats).map(([name, column]) => [name, column[at]]),
+    ) as unknown as Statistics;
+  }
+
+  /** The ops that read a value, each once, in the order they ran. */
+  consumers(value: number): number[] {
+    const { offsets, ops } = (this.readers ??= this.findReaders());
+    return [...new Set(ops.subarray(offsets[value], offsets[value + 1]))];
+  }
+
+  private findReaders(): { offsets: Int32Array; ops: Int32Array } {
+    const { flat, offsets: bounds } = this.opInputs;
+    const offsets = new Int32Array(this.run.values + 1);
+    for (let i = 0; i < flat.length; i++) offsets[flat[i] + 1]++;
+    for (let i = 0; i < this.run.values; i++) offsets[i + 1] += offsets[i];
+    const next = offsets.slice();
+    const ops = new Int32Array(flat.length);
+    for (let op = 0; op + 1 < bounds.length; op++) {
+      for (let i = bounds[op]; i < bounds[op + 1]; i++) ops[next[flat[i]]++] = op;
+    }
+    return { offsets, ops };
+  }
+}

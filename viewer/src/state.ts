@@ -1,0 +1,175 @@
+// What is selected and what is shown: one place, which every view reads and writes.
+
+import { batch, computed, signal } from "@preact/signals";
+import { firstScope, graphScope } from "./data/graph";
+import { CALL, LINE, OP, type Recording } from "./data/recording";
+import { isFiltering, NO_FILTER, openRows, searchedRows, type Filter } from "./data/search";
+
+export type Tab = "problems" | "graph" | "source";
+
+const MOST_AT_FIRST = 24; // rows that the tree opens with
+
+export class State {
+  /** The selected row of the tree; -1 for none. */
+  readonly row = signal(-1);
+  /** A value of it, where one is selected; -1 for none. */
+  readonly value = signal(-1);
+  readonly tab = signal<Tab>("graph");
+  readonly open = signal<ReadonlySet<number>>(new Set());
+  readonly filter = signal<Filter>(NO_FILTER);
+  readonly expanded = signal<ReadonlySet<number>>(new Set());
+  /** The row whose inside the graph shows; -1 for the whole run. */
+  readonly scope = signal(-1);
+  /** The stretch of time that the timeline shows, in nanoseconds. */
+  readonly span = signal<[number, number]>([0, 1]);
+  readonly file = signal(0);
+
+  readonly isFiltering = computed(() => isFiltering(this.filter.value));
+  private readonly searched = computed(() => searchedRows(this.recording, this.filter.value));
+  readonly rows = computed(() =>
+    this.isFiltering.value ? this.searched.value.rows : openRows(this.recording, this.open.value),
+  );
+  readonly matches = computed(() => (this.isFiltering.value ? this.searched.value.matches : new Set<number>()));
+  /** The frame of the selected row's line; -1 where there is none. */
+  readonly frame = computed(() => (this.row.value < 0 ? -1 : recordedFrame(this.recording, this.row.value)));
+
+  constructor(readonly recording: Recording) {
+    this.span.value = [0, Math.max(1, recording.run.duration)];
+    this.open.value = firstOpen(recording);
+    this.scope.value = firstScope(recording);
+    if (recording.problems.found.some((problem) => problem.severity !== "note")) this.tab.value = "problems";
+    else if (this.scope.value < 0 && recording.files.length) this.tab.value = "source";
+  }
+
+  /** Select a row everywhere; `value` is one of its values. */
+  select(row: number, value = -1): void {
+    if (row < 0 || row >= this.recording.rows) return;
+    batch(() => {
+      this.row.value = row;
+      this.value.value = value;
+      this.reveal(row);
+      const frame = this.frame.value;
+      if (frame >= 0 && this.recording.frameFile[frame] >= 0) this.file.value = this.recording.frameFile[frame];
+    });
+  }
+
+  /** Select a row and let the graph show the inside of it, or of what is around it. */
+  selectAndEnter(row: number): void {
+    batch(() => {
+      this.select(row);
+      const scope = graphScope(this.recording, row);
+      if (scope !== this.scope.value) this.enter(scope);
+    });
+  }
+
+  selectOp(op: number, value = -1): void {
+    if (op >= 0) this.select(this.recording.opRow[op], value);
+  }
+
+  /** Select a value where it was made, or where it is first read. */
+  selectValue(value: number): void {
+    const { recording } = this;
+    const maker = recording.valueProducer[value];
+    const op = maker >= 0 ? maker : (recording.consumers(value)[0] ?? -1);
+    if (op >= 0) this.selectOp(op, value);
+  }
+
+  /** Select the first op that ran on a source line. */
+  selectLine(file: number, line: number): void {
+    const { recording } = this;
+    for (let op = 0; op < recording.run.ops; op++) {
+      const frame = recording.opLine[op];
+      if (frame >= 0 && recording.frameLine[frame] === line && recording.frameFile[frame] === file) {
+        this.selectOp(op);
+        return;
+      }
+    }
+  }
+
+  toggle(row: number, open = !this.open.value.has(row)): void {
+    const rows = new Set(this.open.value);
+    if (open) rows.add(row);
+    else rows.delete(row);
+    this.open.value = rows;
+  }
+
+  expand(row: number): void {
+    const rows = new Set(this.expanded.value);
+    if (!rows.delete(row)) rows.add(row);
+    this.expanded.value = rows;
+  }
+
+  /** Show the inside of a row as the graph. */
+  enter(row: number): void {
+    batch(() => {
+      this.scope.value = row;
+      this.expanded.value = new Set();
+    });
+  }
+
+  /** Open what is around a row, and let the graph show the place where it is. */
+  private reveal(row: number): void {
+    const around = this.recording.around(row);
+    if (around.some((each) => !this.open.value.has(each))) this.open.value = new Set([...this.open.value, ...around]);
+    const { scope } = this;
+    const isInside = scope.value < 0 || (row >= scope.value && row < this.recording.end[scope.value]);
+    if (!isInside) this.enter(graphScope(this.recording, row));
+  }
+
+  // -- the fragment of the address ------------------------------------------------------------------------
+
+  /** What the address says after `#` for what is selected. */
+  get fragment(): string {
+    const { recording } = this;
+    const row = this.row.value;
+    if (row < 0) return "";
+    if (this.value.value >= 0) return `value-${this.value.value}`;
+    if (recording.kind[row] === OP) return `op-${recording.ref[row]}`;
+    if (recording.kind[row] === CALL && recording.callRow[recording.ref[row]] === row) return `call-${recording.ref[row]}`;
+    return `row-${row}`;
+  }
+
+  /** Select what a fragment says; false where it says nothing that is here. */
+  follow(fragment: string): boolean {
+    const found = /^#?(op|call|value|row)-(\d+)$/.exec(fragment);
+    if (!found) return false;
+    const id = Number(found[2]);
+    const { recording } = this;
+    if (found[1] === "value") {
+      if (id < recording.run.values) this.selectValue(id);
+      return id < recording.run.values;
+    }
+    const row = found[1] === "op" ? recording.opRow[id] : found[1] === "call" ? recording.callRow[id] : id;
+    if (row === undefined || row < 0 || row >= recording.rows) return false;
+    this.select(row);
+    return true;
+  }
+}
+
+/** The line of a row: its own, or that of the first thing in it. */
+function recordedFrame(recording: Recording, row: number): number {
+  for (let at = row; at < recording.end[row]; at++) {
+    const frame = recording.rowFrame(at);
+    if (frame >= 0 && recording.frameFile[frame] >= 0) return frame;
+  }
+  return -1;
+}
+
+/** The rows that are open at first: as many levels as fit on a screen. */
+function firstOpen(recording: Recording): Set<number> {
+  const open = new Set<number>();
+  let level = recording.children(-1);
+  let shown = level.length;
+  while (level.length) {
+    const next: number[] = [];
+    for (const row of level) {
+      const inside = recording.kind[row] === OP || recording.kind[row] === LINE ? [] : recording.children(row);
+      if (!inside.length || shown + inside.length > MOST_AT_FIRST) continue;
+      open.add(row);
+      shown += inside.length;
+      next.push(...inside);
+    }
+    level = next;
+  }
+  return open;
+}

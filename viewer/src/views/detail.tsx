@@ -1,0 +1,419 @@
+// The detail at the right: everything that is known of what is selected.
+
+import type { JSX } from "preact";
+import { CALL, GROUP, LINE, OP, type Recording, type Statistics } from "../data/recording";
+import type { State } from "../state";
+import { bytesText, countText, numberText, timeText } from "../text";
+import { CopyButton } from "./copy";
+import { tokens } from "./python";
+import { SourceText } from "./source";
+
+const MOST_LINKS = 8; // readers of a value that are named
+
+export function Detail({ state }: { state: State }): JSX.Element {
+  const row = state.row.value;
+  return (
+    <aside class="detail" aria-label="Detail of the selection" tabIndex={0}>
+      {row < 0 ? <Welcome state={state} /> : <Selected key={row} state={state} row={row} />}
+    </aside>
+  );
+}
+
+function Welcome({ state }: { state: State }): JSX.Element {
+  const { memory } = state.recording.timeline;
+  return (
+    <>
+      <p class="dim">Select anything: a row of the tree, a line, a node of the graph, a stretch of the timeline.</p>
+      {memory && (
+        <section>
+          <h3>Memory at the peak, {memory.device}</h3>
+          <table class="numbers">
+            <tbody>
+              {memory.kinds.map(([name, bytes]) => (
+                <tr key={name}>
+                  <th scope="row">{name}</th>
+                  <td>{bytesText(bytes)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          <h3>Who holds it</h3>
+          <ul class="holders">
+            {memory.largest.map(([name, bytes, use, why, value], at) => (
+              <li key={at}>
+                <span class="size">{bytesText(bytes)}</span>
+                <div>
+                  {value >= 0 ? (
+                    <button class="link shape" type="button" onClick={() => state.selectValue(value)}>
+                      {name}
+                    </button>
+                  ) : (
+                    name
+                  )}
+                  <div class="dim">{[use, why].filter(Boolean).join(", ")}</div>
+                </div>
+              </li>
+            ))}
+          </ul>
+        </section>
+      )}
+    </>
+  );
+}
+
+function Selected({ state, row }: { state: State; row: number }): JSX.Element {
+  const { recording } = state;
+  const ref = recording.ref[row];
+  const kind = recording.kind[row];
+  return (
+    <>
+      <Crumbs state={state} row={row} />
+      <h2 class={kind === OP ? "op" : "module"}>
+        {recording.rowLabel(row)}
+        {recording.count[row] > 1 && <span class="times">×{recording.count[row]}</span>}
+      </h2>
+      {kind === OP && <OpDetail state={state} op={ref} />}
+      {kind === CALL && <CallDetail state={state} row={row} call={ref} />}
+      {(kind === GROUP || kind === LINE || kind < CALL) && <Costs recording={recording} row={row} />}
+      <Line state={state} frame={recording.rowFrame(row)} />
+      {state.value.value >= 0 && <ValueDetail state={state} value={state.value.value} />}
+    </>
+  );
+}
+
+function Crumbs({ state, row }: { state: State; row: number }): JSX.Element {
+  const { recording } = state;
+  const around = recording.around(row).filter((each) => recording.kind[each] !== LINE);
+  return (
+    <nav class="crumbs" aria-label="Where it is">
+      {around.map((each) => (
+        <span key={each}>
+          <button class="link" type="button" onClick={() => state.select(each)}>
+            {recording.rowLabel(each)}
+          </button>
+          {" › "}
+        </span>
+      ))}
+    </nav>
+  );
+}
+
+function OpDetail({ state, op }: { state: State; op: number }): JSX.Element {
+  const { recording } = state;
+  const { phases, levels } = recording.run;
+  const inputs = recording.opInputs.of(op);
+  const [form, ...names] = recording.strings[recording.opForm[op]].split("\n");
+  const forward = recording.opForward[op];
+  const parent = recording.opParent[op];
+  const device = recording.opDevice.length ? recording.opDevice[op] : -1;
+  const facts: [string, string][] = [["time", timeText(Math.max(0, recording.opDuration[op]))]];
+  if (device >= 0) facts.push(["device", timeText(device)]);
+  if (recording.opFlops[op] >= 0) facts.push(["FLOPs", countText(recording.opFlops[op])]);
+  if (recording.memory[recording.opRow[op]] > 0) facts.push(["makes", bytesText(recording.memory[recording.opRow[op]])]);
+  return (
+    <>
+      <p class="tags">
+        <span class={`tag ${phases[recording.opPhase[op]]}`}>{phases[recording.opPhase[op]]}</span>
+        <span class="tag">{levels[recording.opLevel[op]]}</span>
+        <CopyButton text={`t.ops[${op}]`} />
+      </p>
+      <Facts facts={facts} />
+      {form && (
+        <p class="call-text">
+          <code>({filled(form, inputs.map((value) => recording.shape(value)))})</code>
+        </p>
+      )}
+      <Values state={state} title="Inputs" values={inputs} names={names} />
+      <Values state={state} title="Outputs" values={recording.opOutputs.of(op)} names={[]} />
+      {(forward >= 0 || parent >= 0) && (
+        <dl class="links">
+          {parent >= 0 && <OpLink state={state} term="came from" op={parent} />}
+          {forward >= 0 && <OpLink state={state} term="backward of" op={forward} />}
+        </dl>
+      )}
+    </>
+  );
+}
+
+/** The arguments of an op with its tensors in their places. */
+function filled(form: string, tensors: string[]): string {
+  let at = 0;
+  return form.replace(/\0/g, () => tensors[at++] ?? "?");
+}
+
+function CallDetail({ state, row, call }: { state: State; row: number; call: number }): JSX.Element {
+  const { recording } = state;
+  const module = recording.callModule[call];
+  const path = recording.modulePathOf(call);
+  const extra = recording.strings[recording.moduleExtra[module]];
+  const parameters = recording.parameters[module];
+  const ran = recording.callRow[call] === row;
+  return (
+    <>
+      <p class="tags">
+        <span class="tag">{recording.moduleTypeOf(call)}</span>
+        {recording.callIndex[call] > 0 && <span class="tag">call {recording.callIndex[call]}</span>}
+        {!ran && <span class="tag backward">its part of another phase</span>}
+        <CopyButton text={path || recording.moduleTypeOf(call)} />
+      </p>
+      {extra && <p class="call-text"><code>{extra}</code></p>}
+      <Costs recording={recording} row={row} call={ran ? call : -1} />
+      {ran && <Values state={state} title="Inputs" values={recording.callInputs.of(call)} names={[]} />}
+      {ran && <Values state={state} title="Outputs" values={recording.callOutputs.of(call)} names={[]} />}
+      {parameters.length > 0 && (
+        <section>
+          <h3>Parameters</h3>
+          <table class="numbers">
+            <tbody>
+              {parameters.map(([name, shape, count, trained, buffer]) => (
+                <tr key={name}>
+                  <th scope="row">{name}</th>
+                  <td class="shape">{shape}</td>
+                  <td>{countText(count)}</td>
+                  <td class="dim">{buffer ? "buffer" : trained ? "" : "frozen"}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </section>
+      )}
+    </>
+  );
+}
+
+function Costs({ recording, row, call = -1 }: { recording: Recording; row: number; call?: number }): JSX.Element {
+  const facts: [string, string][] = [["op time", timeText(recording.time[row])]];
+  if (call >= 0) facts.push(["call took", timeText(Math.max(0, recording.callDuration[call]))]);
+  if (recording.flops[row] > 0) facts.push(["FLOPs", countText(recording.flops[row])]);
+  if (recording.memory[row] > 0) facts.push(["makes", bytesText(recording.memory[row])]);
+  return <Facts facts={facts} />;
+}
+
+function Facts({ facts }: { facts: [string, string][] }): JSX.Element {
+  return (
+    <dl class="facts">
+      {facts.map(([name, text]) => (
+        <div key={name}>
+          <dd>{text}</dd>
+          <dt>{name}</dt>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+interface ValuesProps {
+  state: State;
+  title: string;
+  values: number[];
+  names: string[];
+}
+
+function Values({ state, title, values, names }: ValuesProps): JSX.Element | null {
+  if (!values.length) return null;
+  return (
+    <section>
+      <h3>{title}</h3>
+      <ul class="values">
+        {values.map((value, at) => (
+          <ValueRow key={at} state={state} value={value} name={names[at] ?? ""} makes={title === "Outputs"} />
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+interface ValueRowProps {
+  state: State;
+  value: number;
+  name: string;
+  makes: boolean;
+}
+
+function ValueRow({ state, value, name, makes }: ValueRowProps): JSX.Element {
+  const { recording } = state;
+  const kind = recording.run.kinds[recording.valueKind[value]];
+  const maker = recording.valueProducer[value];
+  const label = recording.valueLabel(value);
+  const statistics = recording.statistics(value);
+  const wrong = statistics && statistics.nans + statistics.infs > 0;
+  return (
+    <li class={state.value.value === value ? "value selected" : "value"}>
+      <button class="value-head" type="button" onClick={() => (state.value.value = value)}>
+        {name && <span class="argument">{name}</span>}
+        <span class="shape">{recording.shape(value)}</span>
+        {label && <span class="label">{label}</span>}
+        {wrong && <span class="badge error">not finite</span>}
+        <span class="dim id">${value}</span>
+      </button>
+      {statistics && <Range statistics={statistics} />}
+      <div class="flow">
+        {makes ? (
+          <Readers state={state} value={value} />
+        ) : maker >= 0 ? (
+          <>
+            made by <OpButton state={state} op={maker} value={value} />
+          </>
+        ) : (
+          <span class="dim">{kind}</span>
+        )}
+      </div>
+    </li>
+  );
+}
+
+function Readers({ state, value }: { state: State; value: number }): JSX.Element {
+  const { recording } = state;
+  const readers = recording.consumers(value).filter((op) => recording.opParent[op] < 0 || recording.opPhase[op] === 1);
+  if (!readers.length) return <span class="dim">nobody reads it</span>;
+  return (
+    <>
+      read by{" "}
+      {readers.slice(0, MOST_LINKS).map((op, at) => (
+        <span key={op}>
+          {at > 0 && ", "}
+          <OpButton state={state} op={op} value={-1} />
+        </span>
+      ))}
+      {readers.length > MOST_LINKS && <span class="dim"> and {readers.length - MOST_LINKS} more</span>}
+    </>
+  );
+}
+
+function OpButton({ state, op, value }: { state: State; op: number; value: number }): JSX.Element {
+  return (
+    <button class="link op" type="button" onClick={() => state.selectOp(op, value)}>
+      {state.recording.opLabel(op)}
+    </button>
+  );
+}
+
+function OpLink({ state, term, op }: { state: State; term: string; op: number }): JSX.Element {
+  return (
+    <div>
+      <dt>{term}</dt>
+      <dd>
+        <OpButton state={state} op={op} value={-1} /> <span class="dim">{state.recording.position(state.recording.opLine[op])}</span>
+      </dd>
+    </div>
+  );
+}
+
+/** Minimum, mean, deviation and maximum on a line: where most of the numbers are. */
+function Range({ statistics }: { statistics: Statistics }): JSX.Element {
+  const { min, max, mean, std, nans, infs, zeros } = statistics;
+  const width = max - min;
+  const place = (number: number): number => Math.max(0, Math.min(100, (100 * (number - min)) / width));
+  const from = place(mean - std);
+  return (
+    <div class="statistics">
+      {width > 0 && Number.isFinite(width) && (
+        <div class="range" role="img" aria-label={`from ${numberText(min)} to ${numberText(max)}, mean ${numberText(mean)}`}>
+          <i class="spread" style={{ left: `${from}%`, width: `${place(mean + std) - from}%` }} />
+          <i class="mean" style={{ left: `${place(mean)}%` }} />
+        </div>
+      )}
+      <div class="range-text">
+        <span>{numberText(min)}</span>
+        <span>
+          mean {numberText(mean)} ± {numberText(std)}
+        </span>
+        <span>{numberText(max)}</span>
+      </div>
+      {(nans > 0 || infs > 0) && (
+        <div class="wrong">
+          {nans > 0 && `${nans.toLocaleString("en")} NaN `}
+          {infs > 0 && `${infs.toLocaleString("en")} Inf`}
+        </div>
+      )}
+      {zeros > 0 && <div class="dim">{zeros.toLocaleString("en")} zeros</div>}
+    </div>
+  );
+}
+
+function ValueDetail({ state, value }: { state: State; value: number }): JSX.Element {
+  const { recording } = state;
+  const maker = recording.valueProducer[value];
+  const base = recording.valueBase[value];
+  return (
+    <section class="value-detail">
+      <h3>
+        Value ${value} <CopyButton text={`t.values[${value}]`} /> <CopyButton text={recording.shape(value)} />
+      </h3>
+      <dl class="links">
+        <div>
+          <dt>is</dt>
+          <dd>
+            <span class="shape">{recording.shape(value)}</span> {recording.run.kinds[recording.valueKind[value]]}{" "}
+            {recording.valueLabel(value)}, storage {bytesText(recording.valueBytes[value])}
+          </dd>
+        </div>
+        {maker >= 0 && <OpLink state={state} term="made by" op={maker} />}
+        {base >= 0 && (
+          <div>
+            <dt>view of</dt>
+            <dd>
+              <button class="link" type="button" onClick={() => state.selectValue(base)}>
+                ${base} {recording.shape(base)}
+              </button>
+            </dd>
+          </div>
+        )}
+        <div>
+          <dt>goes to</dt>
+          <dd>
+            <Readers state={state} value={value} />
+          </dd>
+        </div>
+      </dl>
+    </section>
+  );
+}
+
+function Line({ state, frame }: { state: State; frame: number }): JSX.Element | null {
+  const { recording } = state;
+  const position = recording.position(frame);
+  if (!position) return null;
+  const stack: number[] = [];
+  for (let at = recording.frameParent[frame]; at >= 0 && stack.length < 50; at = recording.frameParent[at]) stack.push(at);
+  return (
+    <section>
+      <h3>Line</h3>
+      <FrameLine state={state} frame={frame} />
+      {stack.length > 0 && (
+        <details class="stack">
+          <summary>called from {stack.length} {stack.length === 1 ? "line" : "lines"}</summary>
+          {stack.map((each) => (
+            <FrameLine key={each} state={state} frame={each} />
+          ))}
+        </details>
+      )}
+    </section>
+  );
+}
+
+function FrameLine({ state, frame }: { state: State; frame: number }): JSX.Element | null {
+  const { recording } = state;
+  const position = recording.position(frame);
+  if (!position) return null;
+  const text = recording.sourceLine(frame);
+  const indent = text.length - text.trimStart().length;
+  const [line] = tokens([text.trimStart()]);
+  const open = (): void => {
+    state.file.value = recording.frameFile[frame];
+    state.tab.value = "source";
+  };
+  return (
+    <div class="frame-line">
+      {text && (
+        <div class="frame-text">
+          <SourceText line={line} mark={[recording.frameColumn[frame] - indent, recording.frameEnd[frame] - indent]} />
+        </div>
+      )}
+      <button class="link" type="button" onClick={open}>
+        {position}
+      </button>{" "}
+      <span class="dim">in {recording.strings[recording.frameFunction[frame]]}</span> <CopyButton text={position} />
+    </div>
+  );
+}

@@ -1,0 +1,287 @@
+// The graph of what is selected: rows as nodes, the values between them as edges; rows expand in place.
+
+import type { JSX } from "preact";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { canExpand, graphOf, MOST_NODES, type GraphNode } from "../data/graph";
+import { curve, layoutOf, type Layout, type Placed } from "../data/layout";
+import { CALL, GROUP, LINE, OP, type Recording } from "../data/recording";
+import type { State } from "../state";
+import { timeText } from "../text";
+
+interface Camera {
+  x: number;
+  y: number;
+  scale: number;
+}
+
+const LARGEST = 1.15; // a small graph is not blown up to fill the screen
+const SMALLEST_FIT = 0.72; // below that nothing can be read: the top is shown instead of everything
+
+export function GraphView({ state }: { state: State }): JSX.Element {
+  const { recording } = state;
+  const scope = state.scope.value;
+  const expanded = state.expanded.value;
+  const graph = useMemo(() => graphOf(recording, scope, expanded), [recording, scope, expanded]);
+  const layout = useMemo(
+    () => (graph.nodes.length ? layoutOf(graph, (node) => title(recording, node), (node) => note(recording, node)) : undefined),
+    [graph],
+  );
+  return (
+    <div class="graph">
+      <Crumbs state={state} />
+      {layout ? (
+        <Drawing key={scope} state={state} layout={layout} />
+      ) : (
+        <p class="empty">
+          {graph.size > MOST_NODES
+            ? `${graph.size.toLocaleString("en")} nodes are more than can be read: select a module in the tree.`
+            : "Nothing runs in here."}
+        </p>
+      )}
+    </div>
+  );
+}
+
+function Crumbs({ state }: { state: State }): JSX.Element {
+  const { recording } = state;
+  const scope = state.scope.value;
+  const around = scope < 0 ? [] : [...recording.around(scope), scope];
+  return (
+    <nav class="crumbs" aria-label="What the graph shows">
+      <button class="link" type="button" onClick={() => state.enter(-1)}>
+        run
+      </button>
+      {around.map((row) => (
+        <span key={row}>
+          {" › "}
+          <button class="link" type="button" aria-current={row === scope ? "true" : undefined} onClick={() => state.enter(row)}>
+            {recording.rowLabel(row)}
+            {recording.count[row] > 1 && ` ×${recording.count[row]}`}
+          </button>
+        </span>
+      ))}
+    </nav>
+  );
+}
+
+function title(recording: Recording, node: GraphNode): string {
+  if (node.role === "row") {
+    const times = recording.count[node.row] > 1 ? ` ×${recording.count[node.row]}` : "";
+    return recording.rowLabel(node.row) + times;
+  }
+  return recording.valueLabel(node.value) || node.role;
+}
+
+function note(recording: Recording, node: GraphNode): string {
+  if (node.role !== "row") return recording.shape(node.value);
+  const text = recording.rowNote(node.row);
+  return text.length > 34 ? `${text.slice(0, 33)}…` : text;
+}
+
+function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Element {
+  const svg = useRef<SVGSVGElement>(null);
+  const [camera, setCamera] = useState<Camera>({ x: 0, y: 0, scale: 1 });
+  const [hovered, setHovered] = useState("");
+  const drag = useRef<{ x: number; y: number; camera: Camera } | undefined>(undefined);
+  const fit = (): void => {
+    const box = svg.current?.getBoundingClientRect();
+    if (box) setCamera(fitted(layout, box.width, box.height));
+  };
+  useEffect(fit, [layout]);
+  const zoom = (factor: number, at?: { x: number; y: number }): void => {
+    const box = svg.current?.getBoundingClientRect();
+    if (!box) return;
+    const x = (at?.x ?? box.left + box.width / 2) - box.left;
+    const y = (at?.y ?? box.top + box.height / 2) - box.top;
+    setCamera((now) => {
+      const scale = Math.max(0.05, Math.min(3, now.scale * factor));
+      const k = scale / now.scale;
+      return { scale, x: x - (x - now.x) * k, y: y - (y - now.y) * k };
+    });
+  };
+  useEffect(() => {
+    const element = svg.current;
+    if (!element) return undefined;
+    const onWheel = (event: WheelEvent): void => {
+      event.preventDefault();
+      if (event.ctrlKey || event.metaKey || !event.shiftKey) zoom(Math.exp(-event.deltaY / 400), { x: event.clientX, y: event.clientY });
+    };
+    element.addEventListener("wheel", onWheel, { passive: false });
+    return () => element.removeEventListener("wheel", onWheel);
+  }, []);
+  const near = useMemo(() => followed(layout, hovered), [layout, hovered]);
+  return (
+    <div class="canvas">
+      <svg
+        ref={svg}
+        role="group"
+        aria-label="Data flow"
+        class={hovered ? "following" : ""}
+        onPointerDown={(event) => {
+          drag.current = { x: event.clientX, y: event.clientY, camera };
+        }}
+        onPointerMove={(event) => {
+          const from = drag.current;
+          if (!from || !(event.buttons & 1)) return;
+          setCamera({ ...from.camera, x: from.camera.x + event.clientX - from.x, y: from.camera.y + event.clientY - from.y });
+        }}
+        onPointerUp={() => (drag.current = undefined)}
+      >
+        <defs>
+          <marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
+            <path d="M0,0.8 L7,4 L0,7.2 z" />
+          </marker>
+        </defs>
+        <g style={{ transform: `translate(${camera.x}px, ${camera.y}px) scale(${camera.scale})` }} class="camera">
+          {layout.boxes.map((box) => (
+            <Box key={box.node.id} state={state} box={box} />
+          ))}
+          {layout.routes.map(({ edge, points, label }) => (
+            <g key={`${edge.from}>${edge.to}`} class={near.has(`${edge.from}>${edge.to}`) ? "edge near" : "edge"}>
+              <path d={curve(points)} marker-end="url(#arrow)" />
+              <text x={label.x} y={label.y + 3}>
+                {edge.shape}
+                {edge.count > 1 ? ` +${edge.count - 1}` : ""}
+              </text>
+            </g>
+          ))}
+          {layout.nodes.map((placed) => (
+            <NodeView key={placed.node.id} state={state} placed={placed} isNear={near.has(placed.node.id)} onHover={setHovered} />
+          ))}
+        </g>
+      </svg>
+      <div class="zoom">
+        <button type="button" aria-label="Zoom in" onClick={() => zoom(1.3)}>+</button>
+        <button type="button" aria-label="Zoom out" onClick={() => zoom(1 / 1.3)}>−</button>
+        <button type="button" onClick={fit}>fit</button>
+      </div>
+    </div>
+  );
+}
+
+/** Everything on the screen; of a graph too large for that, its top. */
+function fitted(layout: Layout, width: number, height: number): Camera {
+  const wide = width / Math.max(1, layout.width);
+  const scale = Math.min(LARGEST, Math.max(Math.min(wide, height / Math.max(1, layout.height)), Math.min(wide, SMALLEST_FIT)));
+  const room = height - layout.height * scale;
+  return { scale, x: (width - layout.width * scale) / 2, y: room > 0 ? room / 2 : 0 };
+}
+
+/** What a node depends on and what depends on it: the ids of nodes and edges. */
+function followed(layout: Layout, id: string): Set<string> {
+  const found = new Set<string>();
+  if (!id) return found;
+  const walk = (start: "from" | "to", end: "from" | "to"): void => {
+    const pending = [id];
+    const seen = new Set(pending);
+    while (pending.length) {
+      const at = pending.pop();
+      for (const { edge } of layout.routes) {
+        if (edge[start] !== at) continue;
+        found.add(`${edge.from}>${edge.to}`);
+        found.add(edge[end]);
+        if (!seen.has(edge[end])) pending.push(edge[end]);
+        seen.add(edge[end]);
+      }
+    }
+  };
+  walk("from", "to");
+  walk("to", "from");
+  found.add(id);
+  return found;
+}
+
+function Box({ state, box }: { state: State; box: Placed }): JSX.Element {
+  const { row } = box.node;
+  return (
+    <g class="box" style={{ transform: `translate(${box.x - box.width / 2}px, ${box.y - box.height / 2}px)` }}>
+      <rect width={box.width} height={box.height} rx="8" />
+      <text x="10" y="16" role="button" onClick={() => state.expand(row)}>
+        ▾ {title(state.recording, box.node)}
+      </text>
+    </g>
+  );
+}
+
+interface NodeProps {
+  state: State;
+  placed: Placed;
+  isNear: boolean;
+  onHover: (id: string) => void;
+}
+
+function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
+  const { recording } = state;
+  const { node, width, height } = placed;
+  const isRow = node.role === "row";
+  const selected = state.row.value;
+  const isSelected = isRow ? selected >= node.row && selected < recording.end[node.row] : state.value.value === node.value;
+  const expands = isRow && canExpand(recording, node.row);
+  const choose = (): void => (isRow ? state.select(node.row) : state.selectValue(node.value));
+  const name = title(recording, node);
+  const room = Math.floor((width - (expands ? 30 : 18)) / 6.6);
+  return (
+    <g
+      class={`node ${isRow ? nodeClass(recording, node.row) : node.role}${isSelected ? " selected" : ""}${isNear ? " near" : ""}`}
+      style={{ transform: `translate(${placed.x - width / 2}px, ${placed.y - height / 2}px)` }}
+      role="button"
+      tabindex={0} // in SVG attributes have their own case
+      aria-label={`${name} ${note(recording, node)}`}
+      aria-pressed={isSelected}
+      onClick={choose}
+      onDblClick={() => expands && state.expand(node.row)}
+      onKeyDown={(event) => {
+        if (event.key === "Enter") choose();
+        else if (event.key === " " && expands) state.expand(node.row);
+        else return;
+        event.preventDefault();
+      }}
+      onPointerEnter={() => onHover(node.id)}
+      onPointerLeave={() => onHover("")}
+    >
+      <title>{isRow ? `${name}, ${timeText(recording.time[node.row])}` : name}</title>
+      {isRow && recording.count[node.row] > 1 && <rect class="behind" x="4" y="4" width={width} height={height} rx="6" />}
+      <rect width={width} height={height} rx={isRow ? 6 : 13} />
+      {isRow ? (
+        <>
+          <text class="title" x="10" y="17">{cut(name, room)}</text>
+          <text class="note" x="10" y="32">{cut(note(recording, node), Math.floor((width - 16) / 6.3))}</text>
+        </>
+      ) : (
+        <text class="note" x={width / 2} y="17" text-anchor="middle">{cut(`${name} ${recording.shape(node.value)}`, Math.floor((width - 10) / 6.3))}</text>
+      )}
+      {expands && (
+        <text
+          class="expand"
+          x={width - 16}
+          y="17"
+          onClick={(event) => {
+            event.stopPropagation();
+            state.expand(node.row);
+          }}
+        >
+          ▸
+        </text>
+      )}
+    </g>
+  );
+}
+
+function cut(text: string, room: number): string {
+  return text.length <= room ? text : `${text.slice(0, Math.max(1, room - 1))}…`;
+}
+
+function nodeClass(recording: Recording, row: number): string {
+  switch (recording.kind[row]) {
+    case OP:
+      return `op ${recording.run.phases[recording.opPhase[recording.ref[row]]]}`;
+    case CALL:
+      return "call";
+    case LINE:
+      return "line";
+    case GROUP:
+      return "group";
+    default:
+      return "phase";
+  }
+}

@@ -1,0 +1,128 @@
+// The page: the tree at the left, problems, graph and source in the middle, the detail at the right, time below.
+
+import type { JSX } from "preact";
+import { useEffect } from "preact/hooks";
+import type { State, Tab } from "../state";
+import { bytesText, countText, timeText } from "../text";
+import { Detail } from "./detail";
+import { GraphView } from "./graph";
+import { Problems } from "./problems";
+import { SourceView } from "./source";
+import { TimelineView } from "./timeline";
+import { Tree } from "./tree";
+
+export function Page({ state }: { state: State }): JSX.Element {
+  useEffect(() => {
+    const onKey = (event: KeyboardEvent): void => shortcut(state, event);
+    addEventListener("keydown", onKey);
+    return () => removeEventListener("keydown", onKey);
+  }, [state]);
+  return (
+    <div class="page">
+      <Header state={state} />
+      <Tree state={state} />
+      <Middle state={state} />
+      <Detail state={state} />
+      <TimelineView state={state} />
+    </div>
+  );
+}
+
+const TABS: [Tab, string][] = [
+  ["problems", "Problems"],
+  ["graph", "Graph"],
+  ["source", "Source"],
+];
+
+function Middle({ state }: { state: State }): JSX.Element {
+  const tab = state.tab.value;
+  const wrong = state.recording.problems.found;
+  return (
+    <main class="middle">
+      <div class="tabs" role="tablist" aria-label="Views">
+        {TABS.map(([name, title]) => (
+          <button
+            key={name}
+            id={`tab-${name}`}
+            role="tab"
+            type="button"
+            aria-selected={tab === name}
+            aria-controls="tab-panel"
+            onClick={() => (state.tab.value = name)}
+          >
+            {title}
+            {name === "problems" && wrong.length > 0 && <span class={`badge ${wrong[0].severity}`}>{wrong.length}</span>}
+          </button>
+        ))}
+      </div>
+      <div class="panel" id="tab-panel" role="tabpanel" aria-labelledby={`tab-${tab}`}>
+        {tab === "problems" && <Problems state={state} />}
+        {tab === "graph" && <GraphView state={state} />}
+        {tab === "source" && <SourceView state={state} />}
+      </div>
+    </main>
+  );
+}
+
+function Header({ state }: { state: State }): JSX.Element {
+  const { run, timeline } = state.recording;
+  const facts: [string, string][] = [
+    [run.ops.toLocaleString("en"), run.ops === 1 ? "op" : "ops"],
+    [timeText(run.duration), "recorded"],
+    ...(run.parameters ? [[countText(run.parameters), "parameters"] as [string, string]] : []),
+    ...(timeline.memory ? [[bytesText(timeline.memory.peak), "peak memory"] as [string, string]] : []),
+    ...(timeline.steps.length > 1 ? [[String(timeline.steps.length), "steps"] as [string, string]] : []),
+  ];
+  return (
+    <header class="header">
+      <h1>{run.name || "a run"}</h1>
+      {run.unfinished && <span class="badge warning">cut short</span>}
+      <dl class="facts">
+        {facts.map(([number, name]) => (
+          <div key={name}>
+            <dd>{number}</dd>
+            <dt>{name}</dt>
+          </div>
+        ))}
+      </dl>
+      <span class="keys">
+        <kbd>/</kbd> search <kbd>↑</kbd>
+        <kbd>↓</kbd>
+        <kbd>←</kbd>
+        <kbd>→</kbd> tree <kbd>1</kbd>
+        <kbd>2</kbd>
+        <kbd>3</kbd> views
+      </span>
+      <button class="plain" type="button" onClick={switchTheme} aria-label="Switch between light and dark">
+        ◐
+      </button>
+    </header>
+  );
+}
+
+/** Light or dark as the system has it, until somebody asks for the other one. */
+function switchTheme(): void {
+  const root = document.documentElement;
+  const isDark = root.style.colorScheme ? root.style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.style.colorScheme = isDark ? "light" : "dark";
+  dispatchEvent(new Event("themechange"));
+}
+
+function shortcut(state: State, event: KeyboardEvent): void {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
+  if (isTyping) {
+    if (event.key === "Escape") focusTree();
+    return;
+  }
+  const tab = TABS[Number(event.key) - 1];
+  if (tab) state.tab.value = tab[0];
+  else if (event.key === "/") {
+    document.getElementById("search")?.focus();
+    event.preventDefault();
+  }
+}
+
+export function focusTree(): void {
+  document.getElementById("tree")?.focus();
+}

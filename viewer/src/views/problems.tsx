@@ -1,0 +1,71 @@
+// What looks wrong, the most serious first; each leads to its op and its line.
+
+import type { JSX } from "preact";
+import type { Problem } from "../data/recording";
+import type { State } from "../state";
+
+export function Problems({ state }: { state: State }): JSX.Element {
+  const { found, notLookedAt } = state.recording.problems;
+  return (
+    <div class="problems">
+      {found.length === 0 && <p class="empty">Nothing looks wrong in this run.</p>}
+      <ol>
+        {found.map((problem, at) => (
+          <ProblemRow key={at} state={state} problem={problem} />
+        ))}
+      </ol>
+      {notLookedAt.length > 0 && (
+        <section class="aside">
+          <h2>What this recording cannot tell</h2>
+          <ul>
+            {notLookedAt.map((text) => (
+              <li key={text}>{text}</li>
+            ))}
+          </ul>
+        </section>
+      )}
+    </div>
+  );
+}
+
+function ProblemRow({ state, problem }: { state: State; problem: Problem }): JSX.Element {
+  const leads = problem.op >= 0 || problem.value >= 0;
+  const go = (): void => {
+    if (problem.op >= 0) state.selectOp(problem.op);
+    else if (problem.value >= 0) state.selectValue(problem.value);
+  };
+  return (
+    <li class={`problem ${problem.severity}`}>
+      <div class="head">
+        <span class={`badge ${problem.severity}`}>{problem.severity}</span>
+        <span class="slug">{problem.kind}</span>
+        {problem.count > 1 && <span class="times">×{problem.count}</span>}
+        {problem.confidence !== "certain" && <span class="dim">{problem.confidence}</span>}
+      </div>
+      <p class="title">{problem.title}</p>
+      {problem.detail && <pre class="detail-text">{problem.detail}</pre>}
+      <p class="why">{problem.why}</p>
+      <div class="where">
+        {problem.module && <span class="module">{problem.module}</span>}
+        {problem.place && <code>{problem.place}</code>}
+        {problem.called && problem.called !== problem.place && <code>{problem.called}</code>}
+        {leads && (
+          <span class="go">
+            <button type="button" onClick={go}>
+              Select
+            </button>
+            <button
+              type="button"
+              onClick={() => {
+                go();
+                state.tab.value = "source";
+              }}
+            >
+              Show the line
+            </button>
+          </span>
+        )}
+      </div>
+    </li>
+  );
+}

@@ -1,0 +1,137 @@
+// The source: the user's files with what ran on each line, how often and how long.
+
+import type { JSX } from "preact";
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import type { LineRow, SourceFile } from "../data/recording";
+import type { State } from "../state";
+import { timeText } from "../text";
+import { marked, tokens, type Token } from "./python";
+
+export function SourceView({ state }: { state: State }): JSX.Element {
+  const { files } = state.recording;
+  if (!files.length) return <p class="empty">No source lines were recorded in this run.</p>;
+  const at = Math.min(state.file.value, files.length - 1);
+  return (
+    <div class="source">
+      <div class="source-head">
+        <label>
+          File{" "}
+          <select value={at} onChange={(event) => (state.file.value = Number(event.currentTarget.value))}>
+            {files.map((file, index) => (
+              <option key={file.path} value={index}>
+                {file.name}
+              </option>
+            ))}
+          </select>
+        </label>
+        <span class="dim">{about(files[at])}</span>
+      </div>
+      <File key={at} state={state} file={files[at]} at={at} />
+    </div>
+  );
+}
+
+function about(file: SourceFile): string {
+  const ran = file.lines.filter(([, , , phases]) => phases.length).length;
+  const missing = file.text.length ? "" : "; its text is not in the recording";
+  return `${ran} ${ran === 1 ? "line" : "lines"} with ops${missing}`;
+}
+
+function File({ state, file, at }: { state: State; file: SourceFile; at: number }): JSX.Element {
+  const { recording } = state;
+  const box = useRef<HTMLDivElement>(null);
+  const stretches = useMemo(
+    () =>
+      file.text.length
+        ? file.text.map(([first, lines]) => ({ first, lines: tokens(lines) }))
+        : file.lines.map(([first]) => ({ first, lines: [[]] as Token[][] })),
+    [file],
+  );
+  const ran = useMemo(() => new Map(file.lines.map((line) => [line[0], line])), [file]);
+  const most = useMemo(() => Math.max(1, ...file.lines.map((line) => line[2])), [file]);
+  const frame = state.frame.value;
+  const isHere = frame >= 0 && recording.frameFile[frame] === at;
+  const current = isHere ? recording.frameLine[frame] : -1;
+  useEffect(() => {
+    box.current?.querySelector(".code-line.current")?.scrollIntoView({ block: "center" });
+  }, [current, file]);
+  return (
+    <div ref={box} class="code" tabIndex={0} role="region" aria-label={`Source of ${file.name}`}>
+      {stretches.map(({ first, lines }, stretch) => (
+        <div key={first} class="stretch">
+          {stretch > 0 && <div class="gap" aria-hidden="true">⋮</div>}
+          {lines.map((line, index) => {
+            const number = first + index;
+            return (
+              <CodeLine
+                key={number}
+                number={number}
+                line={line}
+                ran={ran.get(number)}
+                most={most}
+                mark={number === current ? [recording.frameColumn[frame], recording.frameEnd[frame]] : undefined}
+                onSelect={() => state.selectLine(at, number)}
+              />
+            );
+          })}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+interface CodeLineProps {
+  number: number;
+  line: Token[];
+  ran: LineRow | undefined;
+  most: number;
+  mark: [number, number] | undefined;
+  onSelect: () => void;
+}
+
+function CodeLine({ number, line, ran, most, mark, onSelect }: CodeLineProps): JSX.Element {
+  const [, runs, time, phases] = ran ?? [0, 0, 0, []];
+  const indent = /^\s*/.exec(line.map((token) => token.text).join(""))?.[0].length ?? 0;
+  return (
+    <div class={`code-line${mark ? " current" : ""}${ran ? " ran" : ""}`} onClick={ran && onSelect}>
+      <span class="number">{number}</span>
+      <span class="heat" aria-hidden="true">
+        {time > 0 && <i style={{ width: `${Math.max(2, (100 * time) / most)}%` }} />}
+      </span>
+      <span class="runs">{runs > 1 ? `×${runs}` : ""}</span>
+      <span class="took">{time > 0 ? timeText(time) : ""}</span>
+      <div class="text">
+        <SourceText line={line} mark={mark} />
+        {phases.map(([phase, ops, shapes, spent, raised]) => (
+          <div key={phase} class={`ran-here ${phase}`} style={{ marginLeft: `${indent + 2}ch` }}>
+            <span class="phase-dot" title={phase} />
+            <span class="ops">{ops.join(", ")}</span>
+            {shapes.length > 0 && <span class="shapes"> → {shapes.join(", ")}</span>}
+            {phase !== "forward" && <span class="dim"> {phase} {timeText(spent)}</span>}
+            {raised > 0 && <span class="badge error">raised</span>}
+          </div>
+        ))}
+      </div>
+    </div>
+  );
+}
+
+/** A line in colour, with a stretch of it marked. */
+export function SourceText({ line, mark }: { line: Token[]; mark?: [number, number] | undefined }): JSX.Element {
+  const [from, to] = mark ?? [-1, -1];
+  return (
+    <code>
+      {marked(line, from, to).map(([token, isMarked], at) =>
+        isMarked ? (
+          <mark key={at} class={token.type}>
+            {token.text}
+          </mark>
+        ) : (
+          <span key={at} class={token.type}>
+            {token.text}
+          </span>
+        ),
+      )}
+    </code>
+  );
+}

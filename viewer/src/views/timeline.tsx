@@ -1,0 +1,406 @@
+// The timeline at the bottom: steps, phases, module calls and ops over time, and the memory that was held.
+
+import type { JSX } from "preact";
+import { effect } from "@preact/signals";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { CALL, type Recording } from "../data/recording";
+import type { State } from "../state";
+import { bytesText, timeText } from "../text";
+
+const LANE = 15; // pixels of a lane
+const LANES = 4; // depths of module calls that have one
+const TOP = 16; // the axis
+const LEFT = 74; // the names of the lanes
+
+interface Hover {
+  x: number;
+  y: number;
+  text: string;
+}
+
+export function TimelineView({ state }: { state: State }): JSX.Element {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [hover, setHover] = useState<Hover | undefined>(undefined);
+  const [brush, setBrush] = useState<[number, number] | undefined>(undefined);
+  const drawing = useRef<Drawing | undefined>(undefined);
+
+  useEffect(() => {
+    const element = canvas.current;
+    if (!element) return undefined;
+    const made = (drawing.current = new Drawing(element, state));
+    const stop = effect(() => {
+      void state.span.value;
+      void state.row.value;
+      made.draw();
+    });
+    const redraw = (): void => made.draw();
+    const observer = new ResizeObserver(redraw);
+    observer.observe(element);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", redraw);
+    addEventListener("themechange", redraw);
+    return () => {
+      stop();
+      observer.disconnect();
+      dark.removeEventListener("change", redraw);
+      removeEventListener("themechange", redraw);
+    };
+  }, [state]);
+
+  const placeOf = (event: { clientX: number; clientY: number }): { x: number; y: number } => {
+    const box = canvas.current?.getBoundingClientRect();
+    return { x: event.clientX - (box?.left ?? 0), y: event.clientY - (box?.top ?? 0) };
+  };
+  const release = (event: PointerEvent): void => {
+    const made = drawing.current;
+    if (!brush || !made) return;
+    const { x, y } = placeOf(event);
+    setBrush(undefined);
+    if (Math.abs(brush[1] - brush[0]) > 4) {
+      const [from, to] = [...brush].sort((a, b) => a - b);
+      state.span.value = [made.moment(from), made.moment(to)];
+    } else {
+      const row = made.rowAt(x, y);
+      if (row >= 0) state.select(row);
+    }
+  };
+  const full: [number, number] = [0, Math.max(1, state.recording.run.duration)];
+  const isZoomed = state.span.value[0] !== full[0] || state.span.value[1] !== full[1];
+  return (
+    <section class="timeline" aria-label="Timeline">
+      <canvas
+        ref={canvas}
+        role="img"
+        aria-label="Phases, module calls, ops and memory over time; drag to zoom into a stretch"
+        onPointerDown={(event) => {
+          const { x } = placeOf(event);
+          event.currentTarget.setPointerCapture(event.pointerId);
+          setBrush([x, x]);
+        }}
+        onPointerMove={(event) => {
+          const { x, y } = placeOf(event);
+          if (brush) setBrush([brush[0], x]);
+          else {
+            const text = drawing.current?.textAt(x, y) ?? "";
+            setHover(text ? { x: event.clientX, y: event.clientY, text } : undefined);
+          }
+        }}
+        onPointerUp={release}
+        onPointerLeave={() => setHover(undefined)}
+        onDblClick={() => (state.span.value = full)}
+      />
+      {brush && Math.abs(brush[1] - brush[0]) > 4 && (
+        <div class="brush" style={{ left: Math.min(...brush), width: Math.abs(brush[1] - brush[0]) }} />
+      )}
+      {isZoomed && (
+        <button class="unzoom" type="button" onClick={() => (state.span.value = full)}>
+          whole run
+        </button>
+      )}
+      {hover && (
+        <div class="tip" style={{ left: Math.min(hover.x + 12, innerWidth - 320), bottom: innerHeight - hover.y + 10 }}>
+          {hover.text}
+        </div>
+      )}
+    </section>
+  );
+}
+
+/** Draws the timeline, and knows what is where on it. */
+class Drawing {
+  private readonly recording: Recording;
+  private readonly lanes: number[][]; // rows of calls by depth, in the order they began
+  private readonly drawn: Uint8Array; // for each op whether it is drawn by itself
+  private readonly probe: HTMLElement;
+  private width = 0;
+  private height = 0;
+
+  constructor(
+    private readonly canvas: HTMLCanvasElement,
+    private readonly state: State,
+  ) {
+    this.recording = state.recording;
+    this.lanes = callLanes(this.recording);
+    this.drawn = drawnOps(this.recording);
+    this.probe = canvas.parentElement ?? canvas;
+  }
+
+  moment(x: number): number {
+    const [from, to] = this.state.span.value;
+    return Math.max(0, from + ((x - LEFT) / Math.max(1, this.width - LEFT)) * (to - from));
+  }
+
+  private x(moment: number): number {
+    const [from, to] = this.state.span.value;
+    return LEFT + ((moment - from) / (to - from)) * (this.width - LEFT);
+  }
+
+  private get laneTops(): { phases: number; calls: number; ops: number; memory: number } {
+    const calls = TOP + LANE;
+    const ops = calls + this.lanes.length * LANE;
+    return { phases: TOP, calls, ops, memory: ops + LANE + 4 };
+  }
+
+  rowAt(x: number, y: number): number {
+    const tops = this.laneTops;
+    const moment = this.moment(x);
+    if (x < LEFT) return -1;
+    if (y >= tops.calls && y < tops.ops) return this.callAt(Math.floor((y - tops.calls) / LANE), moment);
+    if (y >= tops.ops) {
+      const op = this.opAt(moment);
+      return op < 0 ? -1 : this.recording.opRow[op];
+    }
+    return -1;
+  }
+
+  textAt(x: number, y: number): string {
+    const { recording } = this;
+    const tops = this.laneTops;
+    if (y >= tops.memory) {
+      const memory = recording.timeline.memory;
+      if (!memory) return "";
+      const share = memory.exact ? this.moment(x) / memory.over : (x - LEFT) / (this.width - LEFT);
+      const held = memory.curve[Math.floor(share * memory.curve.length)];
+      return held === undefined ? "" : `${bytesText(held)} held at ${timeText(this.moment(x))}`;
+    }
+    if (y >= tops.phases && y < tops.calls) {
+      const moment = this.moment(x);
+      const phase = recording.timeline.phases.find(([, from, to]) => from <= moment && moment < to);
+      return phase ? `${phase[0]}, ${timeText(phase[2] - phase[1])}` : "";
+    }
+    const row = this.rowAt(x, y);
+    if (row < 0) return "";
+    return `${recording.rowLabel(row)}  ${recording.rowNote(row)}  ${timeText(recording.time[row])}`;
+  }
+
+  private callAt(lane: number, moment: number): number {
+    const { recording } = this;
+    for (const row of this.lanes[lane] ?? []) {
+      const call = recording.ref[row];
+      if (recording.callStart[call] <= moment && moment < recording.callStart[call] + recording.callSpan[call]) return row;
+    }
+    return -1;
+  }
+
+  /** The op that ran at a moment: the last that began before it, the innermost one. */
+  private opAt(moment: number): number {
+    const { opStart, opSpan } = this.recording;
+    let low = 0;
+    let high = opStart.length - 1;
+    while (low <= high) {
+      const middle = (low + high) >> 1;
+      if (opStart[middle] <= moment) low = middle + 1;
+      else high = middle - 1;
+    }
+    for (let op = high; op >= 0 && op > high - 50; op--) if (opStart[op] + opSpan[op] >= moment) return op;
+    return high;
+  }
+
+  private color(name: string): string {
+    const before = this.probe.style.outlineColor;
+    this.probe.style.outlineColor = `var(--${name})`;
+    const found = getComputedStyle(this.probe).outlineColor;
+    this.probe.style.outlineColor = before;
+    return found;
+  }
+
+  draw(): void {
+    const { canvas } = this;
+    const scale = devicePixelRatio || 1;
+    this.width = canvas.clientWidth;
+    this.height = canvas.clientHeight;
+    canvas.width = this.width * scale;
+    canvas.height = this.height * scale;
+    const pen = canvas.getContext("2d");
+    if (!pen || this.width <= LEFT) return;
+    pen.scale(scale, scale);
+    pen.font = "11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    this.drawAxis(pen);
+    this.drawPhases(pen);
+    this.drawCalls(pen);
+    this.drawOps(pen);
+    this.drawMemory(pen);
+    this.drawSelection(pen);
+    this.drawNames(pen);
+  }
+
+  private drawAxis(pen: CanvasRenderingContext2D): void {
+    const [from, to] = this.state.span.value;
+    const rough = ((to - from) * 110) / (this.width - LEFT);
+    const power = 10 ** Math.floor(Math.log10(Math.max(1, rough)));
+    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) ?? rough;
+    pen.fillStyle = this.color("dim");
+    pen.strokeStyle = this.color("rule");
+    for (let at = Math.ceil(from / step) * step; at < to; at += step) {
+      const x = Math.round(this.x(at)) + 0.5;
+      pen.beginPath();
+      pen.moveTo(x, TOP - 4);
+      pen.lineTo(x, this.height);
+      pen.stroke();
+      pen.fillText(timeText(at).replace(/\.0+(?= )/, ""), x + 3, 7);
+    }
+  }
+
+  private drawPhases(pen: CanvasRenderingContext2D): void {
+    const { phases } = this.laneTops;
+    const colors = new Map(["forward", "backward", "recompute", "optimizer"].map((name) => [name, this.color(name)]));
+    for (const [name, from, to] of this.recording.timeline.phases) {
+      this.bar(pen, from, to, phases, LANE - 3, colors.get(name) ?? "", name, "on-phase");
+    }
+  }
+
+  private drawCalls(pen: CanvasRenderingContext2D): void {
+    const { recording } = this;
+    const { calls } = this.laneTops;
+    const fill = this.color("call-fill");
+    this.lanes.forEach((rows, lane) => {
+      let drawn = -1;
+      for (const row of rows) {
+        const call = recording.ref[row];
+        const from = recording.callStart[call];
+        const to = from + recording.callSpan[call];
+        if (this.x(to) < drawn + 0.4) continue;
+        this.bar(pen, from, to, calls + lane * LANE, LANE - 2, fill, recording.strings[recording.label[row]], "ink");
+        drawn = this.x(to);
+      }
+    });
+  }
+
+  private drawOps(pen: CanvasRenderingContext2D): void {
+    const { recording } = this;
+    const { ops } = this.laneTops;
+    const colors = recording.run.phases.map((name) => this.color(name));
+    const [from, to] = this.state.span.value;
+    let drawn = -1;
+    for (let op = 0; op < recording.run.ops; op++) {
+      const start = recording.opStart[op];
+      if (start > to) break;
+      const end = start + recording.opSpan[op];
+      if (end < from || !this.drawn[op]) continue;
+      const right = this.x(end);
+      if (right < drawn + 0.5) continue;
+      this.bar(pen, start, end, ops, LANE - 2, colors[recording.opPhase[op]], recording.opLabel(op), "on-phase");
+      drawn = right;
+    }
+  }
+
+  private drawMemory(pen: CanvasRenderingContext2D): void {
+    const memory = this.recording.timeline.memory;
+    const { memory: top } = this.laneTops;
+    const room = this.height - top - 2;
+    if (!memory || memory.peak <= 0 || room < 10) return;
+    const [first, last] = memory.exact ? this.state.span.value : [0, memory.over];
+    const place = (moment: number): number => LEFT + ((moment - first) / (last - first)) * (this.width - LEFT);
+    const level = (bytes: number): number => this.height - 2 - (bytes / memory.peak) * (room - 4);
+    const width = memory.over / memory.curve.length;
+    pen.save();
+    pen.beginPath();
+    pen.rect(LEFT, top, this.width - LEFT, room + 2);
+    pen.clip();
+    pen.beginPath();
+    pen.moveTo(place(0), this.height);
+    memory.curve.forEach((bytes, at) => {
+      pen.lineTo(place(at * width), level(bytes));
+      pen.lineTo(place((at + 1) * width), level(bytes));
+    });
+    pen.lineTo(place(memory.over), this.height);
+    pen.fillStyle = this.color("memory-fill");
+    pen.fill();
+    pen.strokeStyle = this.color("memory");
+    pen.stroke();
+    const x = place(memory.moment);
+    pen.strokeStyle = this.color("ink");
+    pen.setLineDash([3, 3]);
+    pen.beginPath();
+    pen.moveTo(x, top);
+    pen.lineTo(x, this.height);
+    pen.stroke();
+    pen.setLineDash([]);
+    const text = `peak ${bytesText(memory.peak)}`;
+    const long = pen.measureText(text).width;
+    const left = x + long + 8 > this.width ? x - long - 5 : x + 5;
+    pen.fillStyle = this.color("paper");
+    pen.globalAlpha = 0.8;
+    pen.fillRect(left - 2, top + 1, long + 4, 14);
+    pen.globalAlpha = 1;
+    pen.fillStyle = this.color("ink");
+    pen.fillText(text, left, top + 8);
+    pen.restore();
+  }
+
+  private drawSelection(pen: CanvasRenderingContext2D): void {
+    const found = spanOf(this.recording, this.state.row.value);
+    if (!found) return;
+    const left = Math.max(LEFT, this.x(found[0]));
+    const right = Math.min(this.width, Math.max(this.x(found[1]), left + 2));
+    if (right < LEFT || left > this.width) return;
+    pen.fillStyle = this.color("select-fill");
+    pen.fillRect(left, TOP, right - left, this.height - TOP);
+    pen.strokeStyle = this.color("select");
+    pen.strokeRect(left + 0.5, TOP + 0.5, Math.max(1, right - left - 1), this.height - TOP - 1);
+  }
+
+  private drawNames(pen: CanvasRenderingContext2D): void {
+    const tops = this.laneTops;
+    pen.clearRect(0, 0, LEFT - 2, this.height);
+    pen.fillStyle = this.color("dim");
+    const names: [string, number][] = [["phases", tops.phases], ["ops", tops.ops]];
+    if (this.lanes.length) names.push(["modules", tops.calls]);
+    if (this.recording.timeline.memory) names.push(["memory", tops.memory + 2]);
+    for (const [name, y] of names) pen.fillText(name, 12, y + LANE / 2);
+  }
+
+  private bar(pen: CanvasRenderingContext2D, from: number, to: number, top: number, height: number, fill: string, name: string, ink: string): void {
+    const left = Math.max(LEFT, this.x(from));
+    const right = Math.min(this.width, this.x(to));
+    if (right < LEFT || left > this.width || right < left) return;
+    pen.fillStyle = fill;
+    pen.fillRect(left, top, Math.max(0.7, right - left - 0.5), height);
+    const room = right - left - 8;
+    if (room < 18) return;
+    const most = Math.floor(room / 6);
+    pen.fillStyle = this.color(ink);
+    pen.fillText(name.length <= most ? name : `${name.slice(0, most - 1)}…`, left + 4, top + height / 2 + 0.5);
+  }
+}
+
+/** Module calls by depth, where they ran; the deepest ones have no lane. */
+function callLanes(recording: Recording): number[][] {
+  const lanes: number[][] = [];
+  const depth = new Int32Array(recording.callModule.length);
+  for (let call = 0; call < depth.length; call++) {
+    const parent = recording.callParent[call];
+    depth[call] = parent < 0 ? 0 : depth[parent] + 1;
+    const row = recording.callRow[call];
+    if (depth[call] < LANES && row >= 0 && recording.kind[row] === CALL) (lanes[depth[call]] ??= []).push(row);
+  }
+  return lanes;
+}
+
+/** Calls as they were written; but not one whose ops stand by themselves, as those of `loss.backward()` do. */
+function drawnOps(recording: Recording): Uint8Array {
+  const drawn = new Uint8Array(recording.run.ops).fill(1);
+  for (let op = 0; op < drawn.length; op++) {
+    const parent = recording.opParent[op];
+    if (parent < 0) continue;
+    const row = recording.opRow[parent];
+    if (recording.opRow[op] > row && recording.opRow[op] < recording.end[row]) drawn[op] = 0;
+    else drawn[parent] = 0;
+  }
+  return drawn;
+}
+
+/** From when to when the ops of a row ran. */
+function spanOf(recording: Recording, row: number): [number, number] | undefined {
+  if (row < 0) return undefined;
+  let from = Infinity;
+  let to = -Infinity;
+  for (let at = row; at < recording.end[row]; at++) {
+    if (recording.run.rows[recording.kind[at]] !== "op") continue;
+    const op = recording.ref[at];
+    from = Math.min(from, recording.opStart[op]);
+    to = Math.max(to, recording.opStart[op] + recording.opSpan[op]);
+  }
+  return from <= to ? [from, to] : undefined;
+}

@@ -1,0 +1,268 @@
+// The tree at the left: only the rows that are on the screen are in the document, however many there are.
+
+import type { JSX } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { CALL, GROUP, LINE, OP, PHASE, RAISED, type Recording } from "../data/recording";
+import type { State } from "../state";
+import { bytesText, timeText } from "../text";
+import { focusTree } from "./page";
+
+const HEIGHT = 24; // pixels of a row
+const SPARE = 8; // rows that are drawn above and below what is seen
+
+export function Tree({ state }: { state: State }): JSX.Element {
+  return (
+    <nav class="side" aria-label="The run as a tree">
+      <Search state={state} />
+      <Rows state={state} />
+    </nav>
+  );
+}
+
+function Search({ state }: { state: State }): JSX.Element {
+  const { phases, levels } = state.recording.run;
+  const filter = state.filter.value;
+  const ran = [...new Set(state.recording.opPhase)].sort();
+  const seen = [...new Set(state.recording.opLevel)].sort();
+  return (
+    <div class="search">
+      <input
+        id="search"
+        type="search"
+        placeholder="Search modules, ops, shapes, variables, file:line"
+        aria-label="Search modules, ops, shapes, variables and lines"
+        value={filter.query}
+        onInput={(event) => (state.filter.value = { ...filter, query: event.currentTarget.value })}
+        onKeyDown={(event) => {
+          if (event.key !== "Enter" && event.key !== "ArrowDown") return;
+          event.preventDefault();
+          const [first] = state.matches.value;
+          if (first !== undefined) state.selectAndEnter(first);
+          focusTree();
+        }}
+      />
+      {ran.length > 1 && (
+        <select
+          aria-label="Phase"
+          value={filter.phase}
+          onChange={(event) => (state.filter.value = { ...filter, phase: Number(event.currentTarget.value) })}
+        >
+          <option value={-1}>all phases</option>
+          {ran.map((phase) => (
+            <option key={phase} value={phase}>
+              {phases[phase]}
+            </option>
+          ))}
+        </select>
+      )}
+      {seen.length > 1 && (
+        <select
+          aria-label="Level of ops"
+          value={filter.level}
+          onChange={(event) => (state.filter.value = { ...filter, level: Number(event.currentTarget.value) })}
+        >
+          <option value={-1}>all ops</option>
+          {seen.map((level) => (
+            <option key={level} value={level}>
+              {levels[level]}
+            </option>
+          ))}
+        </select>
+      )}
+      {state.isFiltering.value && (
+        <output class="found">
+          {state.matches.value.size.toLocaleString("en")} found
+          <button class="plain" type="button" onClick={() => (state.filter.value = { query: "", phase: -1, level: -1 })}>
+            clear
+          </button>
+        </output>
+      )}
+    </div>
+  );
+}
+
+function Rows({ state }: { state: State }): JSX.Element {
+  const { recording } = state;
+  const box = useRef<HTMLDivElement>(null);
+  const [view, setView] = useState({ top: 0, height: 600 });
+  const rows = state.rows.value;
+  const selected = state.row.value;
+
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (!element) return undefined;
+    const measure = (): void => setView({ top: element.scrollTop, height: element.clientHeight });
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, []);
+
+  useEffect(() => {
+    const element = box.current;
+    const at = indexOf(rows, selected);
+    if (!element || at < 0) return;
+    const top = at * HEIGHT;
+    if (top < element.scrollTop || top + HEIGHT > element.scrollTop + element.clientHeight) {
+      element.scrollTop = top - element.clientHeight / 3;
+    }
+  }, [selected, rows]);
+
+  const first = Math.max(0, Math.floor(view.top / HEIGHT) - SPARE);
+  const last = Math.min(rows.length, Math.ceil((view.top + view.height) / HEIGHT) + SPARE);
+  const most = Math.max(1, ...recording.children(-1).map((row) => recording.time[row]));
+  const mostMemory = Math.max(1, ...recording.children(-1).map((row) => recording.memory[row]));
+  return (
+    <div
+      ref={box}
+      id="tree"
+      class="rows"
+      role="tree"
+      tabIndex={0}
+      aria-label="Steps, modules, lines and ops"
+      aria-activedescendant={selected >= 0 ? `row-${selected}` : undefined}
+      onScroll={(event) => setView({ top: event.currentTarget.scrollTop, height: event.currentTarget.clientHeight })}
+      onKeyDown={(event) => move(state, event)}
+    >
+      {rows.length === 0 && (
+        <p class="empty">{state.isFiltering.value ? "Nothing matches." : "Nothing was recorded in this run."}</p>
+      )}
+      <div class="spacer" style={{ height: rows.length * HEIGHT }}>
+        {Array.from(rows.subarray(first, last), (row, at) => (
+          <Row key={row} state={state} row={row} top={(first + at) * HEIGHT} most={most} mostMemory={mostMemory} />
+        ))}
+      </div>
+    </div>
+  );
+}
+
+interface RowProps {
+  state: State;
+  row: number;
+  top: number;
+  most: number;
+  mostMemory: number;
+}
+
+function Row({ state, row, top, most, mostMemory }: RowProps): JSX.Element {
+  const { recording } = state;
+  const isLeaf = recording.isLeaf(row);
+  const isOpen = !isLeaf && (state.isFiltering.value || state.open.value.has(row));
+  const time = recording.time[row];
+  const memory = recording.memory[row];
+  const depth = recording.depth[row];
+  return (
+    <div
+      id={`row-${row}`}
+      class={`row ${rowClass(recording, row)}`}
+      role="treeitem"
+      aria-level={depth + 1}
+      aria-selected={state.row.value === row}
+      {...(isLeaf ? {} : { "aria-expanded": isOpen })}
+      data-match={state.matches.value.has(row) ? "true" : undefined}
+      style={{ transform: `translateY(${top}px)`, paddingLeft: 6 + depth * 13 }}
+      title={`${recording.rowLabel(row)}  ${recording.rowNote(row)}`}
+      onClick={() => state.selectAndEnter(row)}
+      onDblClick={() => !isLeaf && state.toggle(row)}
+    >
+      <span
+        class="twist"
+        aria-hidden="true"
+        onClick={(event) => {
+          event.stopPropagation();
+          if (!isLeaf) state.toggle(row);
+        }}
+      >
+        {isLeaf ? "" : isOpen ? "▾" : "▸"}
+      </span>
+      <span class="name">{recording.rowLabel(row)}</span>
+      {recording.count[row] > 1 && <span class="times">×{recording.count[row]}</span>}
+      <span class="note">{recording.rowNote(row)}</span>
+      <span class="cost">{time > 0 ? timeText(time) : ""}</span>
+      <span class="bars" aria-hidden="true" title={`${timeText(time)}, makes ${bytesText(memory)}`}>
+        <i class="bar time" style={{ width: `${Math.min(100, (100 * time) / most)}%` }} />
+        <i class="bar memory" style={{ width: `${Math.min(100, (100 * memory) / mostMemory)}%` }} />
+      </span>
+    </div>
+  );
+}
+
+function rowClass(recording: Recording, row: number): string {
+  const ref = recording.ref[row];
+  switch (recording.kind[row]) {
+    case OP: {
+      const raised = recording.opFlags[ref] & RAISED ? " raised" : "";
+      return `op ${recording.run.phases[recording.opPhase[ref]]}${raised}`;
+    }
+    case CALL:
+      return recording.callFlags[ref] & RAISED ? "call raised" : "call";
+    case LINE:
+      return "line";
+    case GROUP:
+      return `group ${rowClass(recording, row + 1)}`;
+    case PHASE:
+      return `phase ${recording.strings[recording.label[row]]}`;
+    default:
+      return "step";
+  }
+}
+
+function indexOf(rows: Int32Array, row: number): number {
+  let low = 0;
+  let high = rows.length - 1;
+  while (low <= high) {
+    const at = (low + high) >> 1;
+    if (rows[at] === row) return at;
+    if (rows[at] < row) low = at + 1;
+    else high = at - 1;
+  }
+  return -1;
+}
+
+/** The keys of a tree, as people know them from file browsers. */
+function move(state: State, event: KeyboardEvent): void {
+  const { recording } = state;
+  const rows = state.rows.value;
+  const row = state.row.value;
+  const at = indexOf(rows, row);
+  const select = (index: number): void => {
+    if (rows.length) state.selectAndEnter(rows[Math.max(0, Math.min(rows.length - 1, index))]);
+  };
+  const isOpen = !recording.isLeaf(row) && state.open.value.has(row);
+  switch (event.key) {
+    case "ArrowDown":
+      select(at + 1);
+      break;
+    case "ArrowUp":
+      select(at - 1);
+      break;
+    case "PageDown":
+      select(at + 20);
+      break;
+    case "PageUp":
+      select(at - 20);
+      break;
+    case "Home":
+      select(0);
+      break;
+    case "End":
+      select(rows.length - 1);
+      break;
+    case "ArrowRight":
+      if (row < 0) select(0);
+      else if (!recording.isLeaf(row) && !isOpen) state.toggle(row, true);
+      else select(at + 1);
+      break;
+    case "ArrowLeft":
+      if (isOpen) state.toggle(row, false);
+      else if (row >= 0 && recording.parent[row] >= 0) state.selectAndEnter(recording.parent[row]);
+      break;
+    case "Enter":
+    case " ":
+      if (row >= 0 && !recording.isLeaf(row)) state.toggle(row);
+      break;
+    default:
+      return;
+  }
+  event.preventDefault();
+}

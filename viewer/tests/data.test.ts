@@ -1,0 +1,143 @@
+import { describe, expect, it } from "vitest";
+import { firstScope, graphOf, graphScope } from "../src/data/graph";
+import { openRows, searchedRows } from "../src/data/search";
+import { Sections } from "../src/data/sections";
+import { State } from "../src/state";
+import { byHand } from "./recorded";
+
+describe("sections", () => {
+  const packed = async (bytes: Uint8Array): Promise<Uint8Array> => {
+    const stream = new Blob([bytes as BlobPart]).stream().pipeThrough(new CompressionStream("deflate-raw"));
+    return new Uint8Array(await new Response(stream).arrayBuffer());
+  };
+  const block = (format: number, entry: object, data: Uint8Array): Uint8Array => {
+    const header = new TextEncoder().encode(JSON.stringify({ format, sections: [{ ...entry, size: data.length }] }));
+    const made = new Uint8Array(4 + header.length + data.length);
+    new DataView(made.buffer).setUint32(0, header.length, true);
+    made.set(header, 4);
+    made.set(data, 4 + header.length);
+    return made;
+  };
+
+  it("puts the planes of a column together", async () => {
+    const data = await packed(new Uint8Array([1, 255, 2, 255])); // low bytes 1 and 255, then high bytes 2 and 255
+    const read = await Sections.read(block(1, { name: "a", type: "i2", length: 2 }, data));
+    expect([...read.column("a")]).toEqual([513, -1]);
+  });
+
+  it("adds up a column that grows", async () => {
+    const data = await packed(new Uint8Array([5, 1, 255]));
+    const read = await Sections.read(block(1, { name: "a", type: "i1", length: 3, grows: true }, data));
+    expect([...read.column("a")]).toEqual([5, 6, 5]);
+  });
+
+  it("refuses another format in one sentence", async () => {
+    const data = await packed(new Uint8Array([0]));
+    await expect(Sections.read(block(2, { name: "a", type: "i1", length: 1 }, data))).rejects.toThrow(/format 2/);
+  });
+});
+
+describe("the recording", () => {
+  const recording = byHand();
+
+  it("knows rows, their children and what is around them", () => {
+    expect(recording.children(0)).toEqual([1, 6]);
+    expect(recording.around(5)).toEqual([0, 1, 4]);
+    expect([...recording.opRow]).toEqual([3, 5, 7, 8]);
+  });
+
+  it("knows who reads a value, and its statistics", () => {
+    expect(recording.consumers(0)).toEqual([0, 3]);
+    expect(recording.statistics(3)?.nans).toBe(1);
+    expect(recording.statistics(2)).toBeUndefined();
+  });
+
+  it("names rows and says what is beside them", () => {
+    expect(recording.rowLabel(6)).toBe("net.py:9");
+    expect(recording.rowNote(6)).toBe("loss = x.sum() * x");
+    expect(recording.rowNote(1)).toBe("Block");
+    expect(recording.rowNote(0)).toBe(""); // its class is its name
+  });
+});
+
+describe("which rows are shown", () => {
+  const recording = byHand();
+
+  it("leaves out what is inside a closed row", () => {
+    expect([...openRows(recording, new Set([0]))]).toEqual([0, 1, 6]);
+  });
+
+  it.each([
+    ["relu", [3, 5]],
+    ["f32[]", [7, 8]],
+    ["net.py:9", [6, 7, 8]],
+    ["loss", [7]],
+    ["blocks.1", [1, 4]],
+    ["relu f32[2]", [3, 5]],
+    ["nothing", []],
+  ])("finds %s", (query, expected) => {
+    expect([...searchedRows(recording, { query, phase: -1, level: -1 }).matches]).toEqual(expected);
+  });
+
+  it("filters by phase, and shows what is around", () => {
+    const { rows, matches } = searchedRows(recording, { query: "", phase: 1, level: -1 });
+    expect([...matches]).toEqual([8]);
+    expect([...rows]).toEqual([0, 6, 8]);
+  });
+});
+
+describe("the graph", () => {
+  const recording = byHand();
+  const edges = (scope: number, expanded: number[]): string[] =>
+    graphOf(recording, scope, new Set(expanded)).edges.map(({ from, to, shape }) => `${from} ${to} ${shape}`).sort();
+
+  it("joins who makes a value with who reads it", () => {
+    expect(edges(0, [])).toEqual([
+      "input-0 row-1 f32[2]",
+      "input-0 row-8 f32[2]",
+      "row-1 row-7 f32[2]",
+      "row-7 row-8 f32[]",
+      "row-8 output-4 f32[]",
+    ]);
+  });
+
+  it("expands a row in place", () => {
+    const graph = graphOf(recording, 0, new Set([1]));
+    expect(graph.boxes.map((box) => box.id)).toEqual(["row-1"]);
+    expect(edges(0, [1])).toContain("row-2 row-4 f32[2]");
+  });
+
+  it("is that of the module around an op", () => {
+    expect(graphScope(recording, 7)).toBe(0);
+    expect(graphScope(recording, 3)).toBe(2);
+    expect(firstScope(recording)).toBe(0);
+  });
+});
+
+describe("the selection", () => {
+  it("has a fragment that leads back to it", () => {
+    for (const [row, fragment] of [[3, "op-0"], [4, "call-2"], [1, "row-1"]] as const) {
+      const state = new State(byHand());
+      state.select(row);
+      expect(state.fragment).toBe(fragment);
+      const other = new State(byHand());
+      expect(other.follow(`#${fragment}`)).toBe(true);
+      expect(other.row.value).toBe(row);
+    }
+  });
+
+  it("opens what is around it", () => {
+    const state = new State(byHand());
+    state.open.value = new Set();
+    state.selectValue(2);
+    expect(state.row.value).toBe(5);
+    expect([...state.open.value].sort()).toEqual([0, 1, 4]);
+    expect(state.fragment).toBe("value-2");
+  });
+
+  it.each(["#op-99", "#call-99", "#row-99", "#value-99", "#nonsense", "", "#op--1"])("ignores %s", (fragment) => {
+    const state = new State(byHand());
+    expect(state.follow(fragment)).toBe(false);
+    expect(state.row.value).toBe(-1);
+  });
+});
