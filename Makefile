@@ -35,8 +35,9 @@ $(VIEWER):
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory viewer; \
 	else echo "The viewer of the page is not built: that needs Node 20, which is not here."; fi
 
+# `npm install` takes the versions of the lock file too; `npm ci` would insist on the binaries of every platform in it.
 viewer: ## build the viewer of the page, with its types checked and its tests run; needs Node 20
-	cd viewer && npm ci --no-audit --no-fund --loglevel=error && npm run --silent test && npm run --silent build
+	cd viewer && npm install --no-save --no-audit --no-fund --loglevel=error && npm run --silent test && npm run --silent build
 
 lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check
