@@ -100,3 +100,12 @@ def test_a_loop_of_several_modules_is_a_group_of_rounds() -> None:
 
 def test_nothing_recorded_is_an_empty_tree() -> None:
     assert len(tree_of(TableContext(TraceBuilder().build().index))) == 0
+
+
+def test_what_builds_the_model_is_set_apart() -> None:
+    with sl.trace() as t:
+        model = Net()
+        model(torch.ones(2, 4)).backward()
+    shown = outline(t, 0)
+    assert shown == ["aside building the model", "phase forward", "phase backward"]
+    assert outline(trained(), 0) == ["phase forward", "phase backward"]

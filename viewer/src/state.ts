@@ -2,7 +2,7 @@
 
 import { batch, computed, signal } from "@preact/signals";
 import { firstScope, graphScope } from "./data/graph";
-import { CALL, LINE, OP, type Recording } from "./data/recording";
+import { ASIDE, CALL, LINE, OP, type Recording } from "./data/recording";
 import { isFiltering, NO_FILTER, openRows, searchedRows, type Filter } from "./data/search";
 
 export type Tab = "problems" | "graph" | "source";
@@ -34,9 +34,9 @@ export class State {
   readonly frame = computed(() => (this.row.value < 0 ? -1 : recordedFrame(this.recording, this.row.value)));
 
   constructor(readonly recording: Recording) {
-    this.span.value = [0, Math.max(1, recording.run.duration)];
-    this.open.value = firstOpen(recording);
+    this.span.value = [recording.run.begin, Math.max(recording.run.begin + 1, recording.run.duration)];
     this.scope.value = firstScope(recording);
+    this.open.value = firstOpen(recording, this.scope.value);
     if (recording.problems.found.some((problem) => problem.severity !== "note")) this.tab.value = "problems";
     else if (this.scope.value < 0 && recording.files.length) this.tab.value = "source";
   }
@@ -155,15 +155,16 @@ function recordedFrame(recording: Recording, row: number): number {
   return -1;
 }
 
-/** The rows that are open at first: as many levels as fit on a screen. */
-function firstOpen(recording: Recording): Set<number> {
-  const open = new Set<number>();
-  let level = recording.children(-1);
+/** The rows that are open at first: the way to what the graph shows, then as many levels as fit on a screen. */
+function firstOpen(recording: Recording, scope: number): Set<number> {
+  const open = new Set<number>(scope < 0 ? [] : [...recording.around(scope), scope]);
+  let level = scope < 0 ? recording.children(-1) : recording.children(scope);
   let shown = level.length;
+  for (const row of open) shown += recording.children(row).length;
   while (level.length) {
     const next: number[] = [];
     for (const row of level) {
-      const inside = recording.kind[row] === OP || recording.kind[row] === LINE ? [] : recording.children(row);
+      const inside = [OP, LINE, ASIDE].includes(recording.kind[row]) ? [] : recording.children(row);
       if (!inside.length || shown + inside.length > MOST_AT_FIRST) continue;
       open.add(row);
       shown += inside.length;

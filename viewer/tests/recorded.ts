@@ -39,7 +39,7 @@ const COLUMNS: Record<string, number[]> = {
 
 const TABLES: Record<string, unknown> = {
   run: {
-    name: "by hand", version: "0", ops: 4, values: 5, duration: 50, parameters: 0, unfinished: false,
+    name: "by hand", version: "0", ops: 4, values: 5, begin: 0, duration: 50, parameters: 0, unfinished: false,
     levels: ["api", "aten"], phases: ["forward", "backward", "recompute", "optimizer"],
     kinds: ["input", "parameter", "buffer", "state", "constant", "activation"],
     rows: ["step", "phase", "call", "line", "op", "group", "round"],

@@ -13,6 +13,7 @@ import numpy as np
 
 from sightline._version import __version__
 from sightline.analysis.memory import usage_of
+from sightline.analysis.model_part import model_part
 from sightline.analysis.problems import find, not_looked_at
 from sightline.analysis.variable_names import value_names
 from sightline.convert.context import TableContext
@@ -181,13 +182,19 @@ def _run(index: Index) -> dict[str, Any]:
         "version": __version__,
         "ops": len(data.ops),
         "values": len(data.values),
-        "duration": _duration(data),
+        "begin": _begin(data), "duration": _duration(data),
         "parameters": sum({info.key: info.numel for module in data.modules for info in module.parameters
                            if not info.buffer}.values()),
         "unfinished": bool(info.get("unfinished")),
         "levels": list(LEVELS), "phases": list(PHASES), "kinds": list(KINDS), "flavours": list(FLAVOURS),
         "rows": list(ROW_KINDS),
     }  # fmt: skip
+
+
+def _begin(data: TraceData) -> int:
+    """When the model first runs: what is imported and built before may take most of the time."""
+    starts = data.ops.start[~model_part(data).left_out]
+    return int(starts[0]) if len(starts) else 0
 
 
 def _duration(data: TraceData) -> int:

@@ -15,13 +15,16 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, fold
+from sightline.analysis.model_part import model_part
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData
 
-STEP, PHASE, CALL, LINE, OP, GROUP, ROUND = range(7)
+STEP, PHASE, CALL, LINE, OP, GROUP, ROUND, ASIDE = range(8)
 #: What each row is; the viewer reads the words.
-ROW_KINDS: Final = ("step", "phase", "call", "line", "op", "group", "round")
+ROW_KINDS: Final = ("step", "phase", "call", "line", "op", "group", "round", "aside")
+#: What is not the model, and stands in rows of its own.
+_ASIDES: Final = ("building the model", "around the model")
 _MANY_OPS: Final = 4  #: so many ops in a row that look alike are a group; fewer are read faster one by one
 _BACKWARD: Final = PHASES.index("backward")
 _NAMED: Final = 3  #: members of a round that are named
@@ -32,7 +35,7 @@ class Tree:
     """The rows of the tree, depth first."""
 
     kind: I32
-    ref: I32  #: the op, module call, frame, step or phase it is; the number of a round; -1 of a group
+    ref: I32  #: the op, module call, frame, step, phase or aside it is; the number of a round; -1 of a group
     depth: I32
     end: I32  #: the rows inside it are those after it and before this one
     count: I32  #: how often a group repeats; 1 of anything else
@@ -76,19 +79,22 @@ class _Builder:
         steps, lines = self._facts.op_steps.tolist(), self._line_keys()
         phased = len(set(ops.phase.tolist())) > 1
         op_call, op_phase = ops.call.tolist(), ops.phase.tolist()
+        part = model_part(self._data)
+        asides = np.select([part.building, part.around], [0, 1], -1).tolist()
         items = [(op, 1, op) for op in roots.tolist()]
         first, call_phase = calls.first_op.tolist(), calls.phase.tolist()
         items += [(first[call], 0, call) for call in self._idle_calls()]
         items.sort()
-        place: tuple[int, int, int] | None = None
+        place: tuple[int, int, int, int] | None = None
         open_path: tuple[tuple[int, int], ...] = ()
         open_nodes: list[int] = []
         for at, is_op, id in items:
             call, phase = (op_call[id], op_phase[id]) if is_op else (id, call_phase[id])
             step = steps[min(at, len(steps) - 1)] if steps else -1
-            if (step, phase, call) != place:
-                place = (step, phase, call)
-                path = self._path(step, phase if phased else -1, call)
+            aside = asides[id] if is_op else -1
+            if (step, phase, call, aside) != place:
+                place = (step, phase, call, aside)
+                path = self._path(step, phase if phased else -1, call, aside)
                 shared = 0
                 while shared < min(len(path), len(open_path)) and path[shared] == open_path[shared]:
                     shared += 1
@@ -101,7 +107,9 @@ class _Builder:
         self._close(open_nodes, 0)
         self._finish(self._top)
 
-    def _path(self, step: int, phase: int, call: int) -> tuple[tuple[int, int], ...]:
+    def _path(self, step: int, phase: int, call: int, aside: int) -> tuple[tuple[int, int], ...]:
+        if aside >= 0:
+            return ((ASIDE, aside),) if step < 0 else ((STEP, step), (ASIDE, aside))
         outer = [(kind, ref) for kind, ref in ((STEP, step), (PHASE, phase)) if ref >= 0]
         return *outer, *((CALL, each) for each in self._calls_to(call))
 
@@ -207,7 +215,7 @@ class _Builder:
         elif kind == GROUP:
             look = (GROUP, self._count[node], *(self._look(child) for child in self._children[node]))
         else:
-            own = ref if kind == PHASE else -1
+            own = ref if kind in (PHASE, ASIDE) else -1
             look = (kind, own, *(self._look(child) for child in self._children[node]))
         self._key[node] = self._number(look)
         return self._key[node]
@@ -281,6 +289,8 @@ class _Builder:
             return self._facts.index.step_infos[ref].name
         if kind == PHASE:
             return PHASES[ref]
+        if kind == ASIDE:
+            return _ASIDES[ref]
         if kind == CALL:
             module = self._data.modules[int(self._data.calls.module[ref])]
             return _below(module.path, outer) or module.type

@@ -7,6 +7,8 @@ export interface Run {
   version: string;
   ops: number;
   values: number;
+  /** When the model first runs, in nanoseconds; the recording may have begun much earlier. */
+  begin: number;
   duration: number;
   parameters: number;
   unfinished: boolean;
@@ -80,7 +82,7 @@ export interface Statistics {
 export const RAISED = 1;
 
 /** The kinds of rows, as `sightline/page/tree.py` numbers them. */
-export const STEP = 0, PHASE = 1, CALL = 2, LINE = 3, OP = 4, GROUP = 5, ROUND = 6;
+export const STEP = 0, PHASE = 1, CALL = 2, LINE = 3, OP = 4, GROUP = 5, ROUND = 6, ASIDE = 7;
 
 /** Lists in one flat column: the items of row `i` are `flat[offsets[i]] … flat[offsets[i + 1] - 1]`. */
 class Lists {

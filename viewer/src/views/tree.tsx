@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { CALL, GROUP, LINE, OP, PHASE, RAISED, type Recording } from "../data/recording";
+import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, type Recording } from "../data/recording";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
 import { focusTree } from "./page";
@@ -200,6 +200,8 @@ function rowClass(recording: Recording, row: number): string {
       return "line";
     case GROUP:
       return `group ${rowClass(recording, row + 1)}`;
+    case ASIDE:
+      return "not-model";
     case PHASE:
       return `phase ${recording.strings[recording.label[row]]}`;
     default:
