@@ -5,8 +5,8 @@
 Training steps of a GPT-2 of twelve layers (narrow: a page holds ops, not weights) are recorded: one step, and
 as many as make 20,000 and 200,000 ops. Each page is written, then opened in the system's Chromium, without a
 GPU. Time to interactive runs from the navigation to the page's own mark that everything is drawn and answers.
-Then a folded layer is expanded, and the tree is opened wide and scrolled for a second. The best of some rounds
-is printed, with what it may be.
+Then a folded layer is expanded, and the tree is opened wide and scrolled for a second. The best of some
+rounds is printed, with what it may be.
 """
 
 from __future__ import annotations

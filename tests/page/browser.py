@@ -16,6 +16,9 @@ from sightline.api import Trace
 
 _PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _VIEWER = Path(sightline.page.__file__).with_name("viewer.js")
+_AXE = Path(__file__).parents[2] / "viewer/node_modules/axe-core/axe.min.js"
+#: A node of the graph holds its tooltip too, which the rule takes for visible text.
+_NOT_CHECKED = "label-content-name-mismatch"
 _OPTIONS = (
     "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
     "--no-first-run"
@@ -30,7 +33,7 @@ def needed() -> None:
         missing = "playwright is not installed"
     else:
         missing = "" if _PATH else "there is no Chromium here"
-        missing = missing or ("" if _VIEWER.exists() else "the viewer is not built")
+        missing = missing or ("" if _VIEWER.exists() and _AXE.exists() else "the viewer is not built")
     if missing and os.environ.get("SIGHTLINE_BROWSER") == "required":
         pytest.fail(f"The tests of the page may not be skipped here, and {missing}.")
     if missing:
@@ -79,6 +82,13 @@ class OpenPage:
         found = self.page.evaluate("location.hash")
         assert isinstance(found, str)
         return found
+
+    def barriers(self) -> list[str]:
+        """What axe finds that keeps people with a screen reader, a keyboard or weak eyes out."""
+        self.page.evaluate(_AXE.read_text("utf-8"))
+        rules = {_NOT_CHECKED: {"enabled": False}}
+        report = self.page.evaluate("rules => axe.run(document, { rules })", rules)
+        return [f"{found['id']}: {found['nodes'][0]['html']}" for found in report["violations"]]
 
     def close(self) -> None:
         """It said nothing, and asked for nothing but itself."""

@@ -165,6 +165,14 @@ def test_dark_is_dark(opened: Opener, gpt2: Trace) -> None:
         assert (sum(int(part) for part in color[4:-1].split(",")) < 384) == is_dark
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_kept_out(opened: Opener, gpt2: Trace, scheme: str) -> None:
+    page = opened(gpt2, scheme=scheme, fragment=f"#op-{op_named(gpt2, 'F.cross_entropy')}")
+    for tab in ("problems", "graph", "source"):
+        page.page.click(f"#tab-{tab}")
+        assert page.barriers() == []
+
+
 def test_hostile_names_are_text(opened: Opener) -> None:
     page = opened(hostile())
     for key in ("1", "2", "3"):

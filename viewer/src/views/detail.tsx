@@ -23,6 +23,7 @@ function Welcome({ state }: { state: State }): JSX.Element {
   const { memory } = state.recording.timeline;
   return (
     <>
+      <h2>{state.recording.run.name || "a run"}</h2>
       <p class="dim">Select anything: a row of the tree, a line, a node of the graph, a stretch of the timeline.</p>
       {memory && (
         <section>
@@ -406,7 +407,7 @@ function FrameLine({ state, frame }: { state: State; frame: number }): JSX.Eleme
   return (
     <div class="frame-line">
       {text && (
-        <div class="frame-text">
+        <div class="frame-text" tabIndex={0}>
           <SourceText line={line} mark={[recording.frameColumn[frame] - indent, recording.frameEnd[frame] - indent]} />
         </div>
       )}

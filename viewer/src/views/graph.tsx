@@ -226,7 +226,7 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
       style={{ transform: `translate(${placed.x - width / 2}px, ${placed.y - height / 2}px)` }}
       role="button"
       tabindex={0} // in SVG attributes have their own case
-      aria-label={`${name} ${note(recording, node)}`}
+      aria-label={`${name} ${isRow ? note(recording, node) : recording.shape(node.value)}`}
       aria-pressed={isSelected}
       onClick={choose}
       onDblClick={() => expands && state.expand(node.row)}
@@ -244,15 +244,16 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
       <rect width={width} height={height} rx={isRow ? 6 : 13} />
       {isRow ? (
         <>
-          <text class="title" x="10" y="17">{cut(name, room)}</text>
-          <text class="note" x="10" y="32">{cut(note(recording, node), Math.floor((width - 16) / 6.3))}</text>
+          <text class="title" x="10" y="17" aria-hidden="true">{cut(name, room)}</text>
+          <text class="note" x="10" y="32" aria-hidden="true">{cut(note(recording, node), Math.floor((width - 16) / 6.3))}</text>
         </>
       ) : (
-        <text class="note" x={width / 2} y="17" text-anchor="middle">{cut(`${name} ${recording.shape(node.value)}`, Math.floor((width - 10) / 6.3))}</text>
+        <text class="note" x={width / 2} y="17" text-anchor="middle" aria-hidden="true">{cut(`${name} ${recording.shape(node.value)}`, Math.floor((width - 10) / 6.3))}</text>
       )}
       {expands && (
         <text
           class="expand"
+          aria-hidden="true"
           x={width - 16}
           y="17"
           onClick={(event) => {
