@@ -2,15 +2,17 @@
 
     python docs/pictures.py [cnn t5 …]
 
-Needs graphviz and transformers. The same models give the same files: weights and inputs are seeded, and
-nothing that a run measures is drawn.
+Needs graphviz, transformers, and Chromium for the page. The same models give the same files: weights and inputs
+are seeded, and nothing that a run measures is drawn, except in the page.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -134,6 +136,37 @@ def screen() -> str:
     return console.export_svg(title="t.code()", code_format=TERMINAL, unique_id="screen")
 
 
+def page() -> bytes:
+    """The page of a training run, as Chromium draws it."""
+    from playwright.sync_api import sync_playwright
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 500, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, 500, (2, 32))
+
+    def train() -> None:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    train()  # what happens only once would fill the timeline
+    with sl.trace(model, stats=True, name="train") as t:
+        for _ in range(3):
+            train()
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        t.html(f"{folder}/run.html")
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shown = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+        shown.goto(f"file://{folder}/run.html")
+        shown.wait_for_selector("[data-ready]")
+        shown.locator(".node.call", has_text="lm_head").click()
+        picture: bytes = shown.screenshot()
+        browser.close()
+    return picture
+
+
 #: A terminal window without fonts from elsewhere: a picture loads nothing.
 TERMINAL: Final = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -153,8 +186,9 @@ TERMINAL: Final = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.or
 """
 
 
-PICTURES: Final[dict[str, Callable[[], Graph | str]]] = {
+PICTURES: Final[dict[str, Callable[[], Graph | str | bytes]]] = {
     "screen": screen,
+    "page": page,
     "cnn": cnn,
     "gpt2-folded": lambda: gpt2(fold=True),
     "gpt2-depth-2": lambda: gpt2(depth=2),
@@ -171,6 +205,9 @@ def main(wanted: list[str]) -> None:
         torch.manual_seed(0)
         picture = PICTURES[name]()
         file = FOLDER / f"{name}.svg"
+        if isinstance(picture, bytes):
+            file.with_suffix(".png").write_bytes(picture)
+            continue
         if isinstance(picture, str):
             file.write_text(picture, "utf-8")
             continue
