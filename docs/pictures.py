@@ -2,8 +2,8 @@
 
     python docs/pictures.py [cnn t5 …]
 
-Needs graphviz, transformers, and Chromium for the page. The same models give the same files: weights and inputs
-are seeded, and nothing that a run measures is drawn, except in the page.
+Needs graphviz, transformers, and Chromium for the page. The same models give the same files: weights and
+inputs are seeded, and nothing that a run measures is drawn, except in the page.
 """
 
 from __future__ import annotations

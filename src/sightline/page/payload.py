@@ -29,6 +29,7 @@ from sightline.trace.user_frames import argument_names, bare_name
 
 _CURVE: Final = 1200  #: points of the curve of memory: as many as a wide screen has columns
 _SLOT: Final = "\x00"  #: where a tensor stands in the arguments of an op
+_WORTH_SKIPPING: Final = 10  #: time before the model runs is left out where it is more than such a part
 _LONGEST: Final = 2000  #: characters of the arguments of an op; they can be anything
 
 
@@ -194,7 +195,8 @@ def _run(index: Index) -> dict[str, Any]:
 def _begin(data: TraceData) -> int:
     """When the model first runs: what is imported and built before may take most of the time."""
     starts = data.ops.start[~model_part(data).left_out]
-    return int(starts[0]) if len(starts) else 0
+    begin = int(starts[0]) if len(starts) else 0
+    return begin if begin * _WORTH_SKIPPING > _duration(data) else 0
 
 
 def _duration(data: TraceData) -> int:
