@@ -17,7 +17,8 @@ from sightline.analysis.model_part import model_part
 from sightline.analysis.problems import find, not_looked_at
 from sightline.analysis.variable_names import value_names
 from sightline.convert.context import TableContext
-from sightline.convert.timeline import CALL, phases, slices
+from sightline.convert.timeline import CALL, Slices, phases, slices
+from sightline.graph.graph import collector_paused
 from sightline.page.sections import Sections
 from sightline.page.source_tables import character_columns, file_rows, user_stack
 from sightline.page.strings import Strings
@@ -40,13 +41,14 @@ def payload(index: Index) -> bytes:
     _add_ops(made, facts, strings)
     _add_values(made, facts, strings)
     _add_calls(made, facts, strings)
-    _add_ends(made, facts)
+    drawn = slices(index.raw)
+    _add_ends(made, facts, drawn)
     _add_frames(made, facts, strings, files)
     _add_tree(made, facts, strings)
     made.table("files", files)
     made.table("run", _run(index))
     made.table("problems", _problems(index))
-    made.table("timeline", _timeline(facts))
+    made.table("timeline", _timeline(facts, drawn))
     made.table("strings", strings.texts())
     return made.bytes()
 
@@ -137,9 +139,8 @@ def _parameter(info: ParameterInfo) -> list[Any]:
     return [info.name, str(list(info.shape)), info.numel, info.trainable, info.buffer]
 
 
-def _add_ends(made: Sections, facts: TableContext) -> None:
+def _add_ends(made: Sections, facts: TableContext, drawn: Slices) -> None:
     """How long calls and ops are drawn on the timeline: to the end of all that ran inside them."""
-    drawn = slices(facts.raw)
     for name, rows, count in (("ops", drawn.kind != CALL, len(facts.raw.ops)),
                               ("calls", drawn.kind == CALL, len(facts.raw.calls))):  # fmt: skip
         span = np.zeros(count, dtype=np.int64)
@@ -163,7 +164,8 @@ def _add_frames(made: Sections, facts: TableContext, strings: Strings, files: li
 
 
 def _add_tree(made: Sections, facts: TableContext, strings: Strings) -> None:
-    tree = tree_of(facts)
+    with collector_paused():
+        tree = tree_of(facts)
     made.column("tree.kind", tree.kind)
     made.column("tree.ref", tree.ref, grows=True)
     made.column("tree.depth", tree.depth)
@@ -218,9 +220,9 @@ def _problems(index: Index) -> dict[str, Any]:
     return {"found": found, "notLookedAt": not_looked_at(index)}
 
 
-def _timeline(facts: TableContext) -> dict[str, Any]:
+def _timeline(facts: TableContext, drawn: Slices) -> dict[str, Any]:
     """The stretches of phases and steps, and the curve of memory on the device that held most."""
-    stretches = phases(facts.raw, slices(facts.raw)) if len(facts.raw.ops) else []
+    stretches = phases(facts.raw, drawn) if len(facts.raw.ops) else []
     return {
         "phases": [[each.name, each.start, each.end, each.lane] for each in stretches],
         "steps": [[step.name, step.start, step.duration] for step in facts.index.step_infos],

@@ -16,6 +16,7 @@ import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, fold
 from sightline.analysis.model_part import model_part
+from sightline.analysis.row_groups import group_rows, list_numbers, list_places
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData
@@ -61,6 +62,8 @@ class _Builder:
     def __init__(self, facts: TableContext) -> None:
         self._facts, self._data = facts, facts.raw
         self._parent = holders(facts.raw)
+        self._inside = _children(self._parent)
+        self._op_look = _op_looks(facts.raw)
         self._kind: list[int] = []
         self._ref: list[int] = []
         self._children: list[list[int]] = []
@@ -170,8 +173,8 @@ class _Builder:
         while pending:
             id, above = pending.pop()
             node = self._node(OP, id, above)
-            inside = (child for child in self._facts.index.children(id) if self._parent[child] == id)
-            pending += [(child, node) for child in reversed(list(inside))]
+            if id in self._inside:
+                pending += [(child, node) for child in reversed(self._inside[id])]
 
     # -- folding -----------------------------------------------------------------------------------------
 
@@ -205,9 +208,7 @@ class _Builder:
             return self._key[node]
         look: tuple[Any, ...]
         if kind == OP:
-            ops = self._data.ops
-            made = ops.outputs[ops.output_offsets[ref] : ops.output_offsets[ref + 1]]
-            look = (OP, int(ops.name[ref]), int(ops.form[ref]), *self._data.values.meta[made].tolist())
+            look = (OP, self._op_look[ref])
         elif kind == CALL:
             module = self._data.modules[int(self._data.calls.module[ref])]
             place = tuple("#" if part.isdigit() else part for part in module.path.split("."))
@@ -351,6 +352,26 @@ def holders(data: TraceData) -> I32:
         return ops.parent
     written = (ops.phase == ops.phase[np.maximum(ops.parent, 0)]) & (ops.phase != _BACKWARD)
     return np.where((ops.parent >= 0) & written, ops.parent, -1).astype(np.int32)
+
+
+def _children(parent: I32) -> dict[int, list[int]]:
+    """The ops in the row of each op that holds any."""
+    children: dict[int, list[int]] = {}
+    inner = np.flatnonzero(parent >= 0)
+    for child, holder in zip(inner.tolist(), parent[inner].tolist(), strict=True):
+        children.setdefault(holder, []).append(child)
+    return children
+
+
+def _op_looks(data: TraceData) -> list[int]:
+    """For each op a number that is equal for ops of one name, one form and outputs of the same metadata."""
+    ops = data.ops
+    if not len(ops):
+        return []
+    places, lengths = list_places(ops.output_offsets, np.arange(len(ops)))
+    outputs = list_numbers(data.values.meta[ops.outputs[places]], lengths)
+    looks: list[int] = group_rows(ops.name, ops.form, outputs).of.tolist()
+    return looks
 
 
 def made_bytes(facts: TableContext) -> I64:
