@@ -193,10 +193,5 @@ def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
 
 def _place(trace: Trace, op: int) -> str:
     """Where the user wrote what ran an op, to end a sentence with."""
-    import numpy as np
-
-    from sightline.trace.user_frames import Chains, shown_frames, torch_file
-
-    frame = int(shown_frames(trace.data, np.array([op]))[0])
-    chain = Chains(trace.data, torch_file).of(frame)
-    return f" at {trace.frames[chain[-1]].position}" if chain else ""
+    frame = int(trace.index.user_frames[trace.index.op_frames[op]])
+    return f" at {trace.frames[frame].position}" if frame >= 0 else ""

@@ -29,7 +29,7 @@ from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
-from sightline.trace.user_frames import first_own, shown_frames, torch_file
+from sightline.trace.user_frames import first_own, torch_file
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
 
@@ -206,7 +206,7 @@ def _whole(place: FrameLike) -> Hashable:
 def _traces(index: Index) -> Iterator[Trace]:
     """The aten ops of a recording."""
     data = index.raw
-    frames = shown_frames(data).tolist()
+    frames = index.op_frames.tolist()
 
     @cache
     def chain(frame: int) -> tuple[ChainFrame, ...]:

@@ -14,7 +14,6 @@ from sightline.analysis.lifetimes import Lifetimes, lifetimes
 from sightline.notation import call_text
 from sightline.trace import data as d
 from sightline.trace.index import Index
-from sightline.trace.user_frames import shown_frames, torch_file
 
 Objects = NDArray[np.object_]
 
@@ -64,27 +63,13 @@ class TableContext:
         return modules[self.raw.ops.call]
 
     @cached_property
-    def own_frames(self) -> d.I32:
-        """For each frame the nearest one that is not torch's; itself where there is none on the way."""
-        theirs = [torch_file(code.file) for code in self.raw.codes]
-        found: list[int] = []
-        frames = self.raw.frames
-        for at, (parent, code) in enumerate(zip(frames.parent.tolist(), frames.code.tolist(), strict=True)):
-            near = -1 if parent < 0 else found[parent]
-            found.append(at if not theirs[code] else near)
-        own = np.array([*found, -1], dtype=np.int32)
-        itself = np.arange(len(own), dtype=np.int32)
-        itself[-1] = -1
-        return np.where(own >= 0, own, itself)  # one longer than the frames: -1 gives -1
-
-    @cached_property
     def op_lines(self) -> d.I32:
-        """The frame that tells where an op is written, outside torch; of a backward op its forward op's."""
-        return self.own_frames[shown_frames(self.raw)]
+        """The frame outside torch where each op is written; for a backward op that of its forward op."""
+        return self.index.line_frames[self.index.op_frames]
 
     @cached_property
     def call_lines(self) -> d.I32:
-        return self.own_frames[self.raw.calls.frame]
+        return self.index.line_frames[self.raw.calls.frame]
 
     @cached_property
     def files(self) -> Objects:

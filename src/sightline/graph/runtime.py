@@ -122,7 +122,7 @@ def graph(
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     with collector_paused():
-        part = None if everything else model_part(index.raw)
+        part = None if everything else model_part(index)
         made = _Builder(index, level or _recorded(index), SHOWN[phase], part).build()
     if module is not None:
         made = made.subgraph(module)

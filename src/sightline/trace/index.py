@@ -14,6 +14,7 @@ from sightline.trace.forms import SLOT, Record
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
 from sightline.trace.table import Row, Table
 from sightline.trace.training_steps import steps_of
+from sightline.trace.user_frames import Chains, nearest_user_frames, shown_frames, torch_file
 
 __all__ = ["Frame", "Index", "Module", "ModuleCall", "Numbers", "Op", "Row", "Step", "Table", "Value"]
 
@@ -55,6 +56,34 @@ class Index:
     @cached_property
     def steps(self) -> Table[Step]:
         return Table(self, Step, range(len(self.step_infos)))
+
+    # -- source lines ------------------------------------------------------------------------------
+
+    @cached_property
+    def op_frames(self) -> d.I32:
+        """The frame each op is shown under: its own, or for a backward op that of its forward op."""
+        return shown_frames(self.raw)
+
+    @cached_property
+    def user_frames(self) -> d.I32:
+        """For each frame the innermost one on its stack outside torch, -1 if there is none.
+
+        One entry longer than the frames, so that -1 looks up -1.
+        """
+        return nearest_user_frames(self.raw)
+
+    @cached_property
+    def line_frames(self) -> d.I32:
+        """`user_frames`, but a stack that is all torch's keeps its own frame instead of -1."""
+        user = self.user_frames
+        return np.where(user >= 0, user, np.append(np.arange(len(user) - 1, dtype=np.int32), np.int32(-1)))
+
+    @cached_property
+    def user_chains(self) -> Chains:
+        """The stack of every frame without torch's own frames."""
+        return Chains(self.raw, torch_file)
+
+    # -- columns and look-ups ----------------------------------------------------------------------
 
     def numbers(self, value: int) -> Numbers | None:
         """The statistics of a value, if they were taken."""

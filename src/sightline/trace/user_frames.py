@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, TraceData
 from sightline.trace.rows import Frame, Op, Value
 from sightline.trace.source_files import installed_file, torch_file
+from sightline.trace.table import optional
 
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
 #: The function of torch below which the nodes of a backward pass run.
@@ -67,15 +68,8 @@ def user_frame(op: Op) -> Frame | None:
 
     A backward op has that of its forward op, unless the user's own code ran it.
     """
-    line = line_in_backward(op._data.raw, op.id)
-    if line >= 0:
-        return Frame(op._data, line)
-    forward = op.forward if op.phase == "backward" else None
-    own = forward.frame if forward is not None and forward.frame is not None else op.frame
-    frame = own
-    while frame is not None and torch_file(frame.file):
-        frame = frame.parent
-    return frame if frame is not None else own
+    index = op._data
+    return optional(Frame, index, index.line_frames[index.op_frames[op.id]])
 
 
 def location_text(op: Op) -> str:
@@ -211,6 +205,17 @@ def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
     written = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
     linked[at] = ~np.array(written, dtype=np.bool_)[same]
     return np.where(linked, theirs, own)
+
+
+def nearest_user_frames(data: TraceData) -> I32:
+    """For each frame the innermost one on its stack outside torch, -1 if there is none; for -1 last, -1."""
+    torch_code = np.array([torch_file(code.file) for code in data.codes] or [False], dtype=np.bool_)
+    in_torch = np.append(torch_code[data.frames.code], False)
+    parents = np.append(data.frames.parent, np.int32(-1))
+    nearest = np.append(np.arange(len(data.frames), dtype=np.int32), np.int32(-1))
+    while (climbing := in_torch[nearest]).any():
+        nearest[climbing] = parents[nearest[climbing]]
+    return nearest
 
 
 @dataclass(frozen=True)

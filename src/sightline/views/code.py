@@ -73,7 +73,7 @@ def code_lines(
     level = chosen_level(index, ops)
     readings = StatisticsIndex(index.raw, stats)
     mask = selection.ops(index, level)
-    part = None if everything or op is not None else model_part(index.raw)
+    part = None if everything or op is not None else model_part(index)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.left_out)
     told = "" if part is None else part.told(mask, more)
     left_out = [line((f"# {told}", "dim"))] if told else []

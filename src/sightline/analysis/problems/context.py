@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.notation import position_text
 from sightline.trace.data import (
     FLAVOURS,
     I32,
@@ -27,7 +26,7 @@ from sightline.trace.data import (
     TraceData,
 )
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, installed_file, shown_frames, torch_file
+from sightline.trace.user_frames import installed_file
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")
@@ -213,28 +212,23 @@ class ProblemContext:
     @cached_property
     def frames(self) -> I32:
         """The frame each op is shown under; a backward op's is that of its forward op."""
-        return shown_frames(self.data)
-
-    @cached_property
-    def _chains(self) -> Chains:
-        return Chains(self.data, torch_file)
+        return self.index.op_frames
 
     def visible(self, frame: int) -> int:
         """The innermost frame that is not torch's own, or -1."""
-        chain = self._chains.of(frame) if frame >= 0 else ()
-        return chain[-1] if chain else -1
+        return int(self.index.user_frames[frame])
 
     def place(self, frame: int) -> str:
         """The line a frame stands for: ``net.py:9 in Net.forward``."""
         shown = self.visible(frame)
         if shown < 0:
             return ""
-        code = self.data.codes[int(self.data.frames.code[shown])]
-        return f"{position_text(code.file, int(self.data.frames.line[shown]))} in {code.function}"
+        row = self.index.frames[shown]
+        return f"{row.position} in {row.function}"
 
     def own_place(self, frame: int) -> str:
         """The innermost line of the user's own code, if `place` is one of a library; else empty."""
-        chain = self._chains.of(frame) if frame >= 0 else ()
+        chain = self.index.user_chains.of(frame)
         codes, code = self.data.codes, self.data.frames.code
         own = next((at for at in reversed(chain) if not installed_file(codes[int(code[at])].file)), -1)
         return self.place(own) if chain and own not in (-1, chain[-1]) else ""
