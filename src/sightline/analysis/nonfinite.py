@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
 from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
-from sightline.trace.forms import Form, Record
+from sightline.trace.forms import Form
 from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.user_frames import (
     argument_names,
@@ -450,16 +450,8 @@ def _holds_floats(dtype: str) -> bool:
 def _plain_states(form: Form) -> int:
     """The numbers among the plain arguments of a call that are not finite."""
     found = 0
-    left: list[Any] = [*form.args, *(form.kwargs or {}).values()]
-    while left:
-        item = left.pop()
-        if isinstance(item, list | tuple):
-            left += item
-        elif isinstance(item, dict):
-            left += item.values()
-        elif isinstance(item, Record):
-            left += item.fields.values()
-        elif isinstance(item, float | complex):
+    for _, item in form.leaves():
+        if isinstance(item, float | complex):
             parts = (item.real, item.imag)
             found |= NAN * any(map(math.isnan, parts)) | INF * any(map(math.isinf, parts))
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode
 from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Record
+from sightline.trace.forms import map_leaves
 
 if TYPE_CHECKING:
     import os
@@ -308,25 +308,14 @@ def rewired(args: dict[str, Any], change: Callable[[Ref], Any]) -> dict[str, Any
     >>> rewired({"tensors": [Ref("a"), Ref("b", 1)], "dim": 0}, lambda ref: ref.node)
     {'tensors': ['a', 'b'], 'dim': 0}
     """
-    return {key: _changed(item, change) for key, item in args.items()}
+    changed: dict[str, Any] = map_leaves(args, lambda leaf: change(leaf) if isinstance(leaf, Ref) else leaf)
+    return changed
 
 
 def with_args(node: Node, change: Callable[[Ref], Any]) -> Node:
     """The node with its tensor arguments changed; itself where nothing is different."""
     args = rewired(node.args, change)
     return node if args == node.args else replace(node, args=args)
-
-
-def _changed(item: Any, change: Callable[[Ref], Any]) -> Any:
-    if isinstance(item, Ref):
-        return change(item)
-    if isinstance(item, dict):
-        return {key: _changed(part, change) for key, part in item.items()}
-    if isinstance(item, list | tuple):
-        return type(item)(_changed(part, change) for part in item)
-    if isinstance(item, Record):
-        return Record(item.type, {key: _changed(part, change) for key, part in item.fields.items()})
-    return item
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.device_time import durations, is_timed, own_durations, owners
-from sightline.trace.forms import SLOT, Record
+from sightline.trace.forms import SLOT, map_leaves
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
 from sightline.trace.table import Row, Table
 from sightline.trace.training_steps import steps_of
@@ -164,25 +164,20 @@ class Index:
 
     def bound_arguments(self, op: Op) -> dict[str | int, Any]:
         values = iter(op.inputs)
+
+        def bind(item: Any) -> Any:
+            # A form out of a file may promise more tensors than the op has.
+            return map_leaves(
+                item, lambda leaf: next(values, None) if leaf is SLOT else leaf, lambda _type, fields: fields
+            )
+
         names = self.argument_names(op)
         bound: dict[str | int, Any] = {}
         for position, item in enumerate(op.form.args):
-            bound[names[position] if position < len(names) else position] = _bind(item, values)
+            bound[names[position] if position < len(names) else position] = bind(item)
         for key, item in (op.form.kwargs or {}).items():
-            bound[key] = _bind(item, values)
+            bound[key] = bind(item)
         return bound
-
-
-def _bind(item: Any, values: Iterator[Value]) -> Any:
-    if item is SLOT:
-        return next(values, None)  # a form out of a file may promise more than there is
-    if isinstance(item, list | tuple):
-        return type(item)(_bind(part, values) for part in item)
-    if isinstance(item, dict):
-        return {key: _bind(part, values) for key, part in item.items()}
-    if isinstance(item, Record):
-        return {key: _bind(part, values) for key, part in item.fields.items()}
-    return item
 
 
 def _grouped(keys: d.I32, items: d.I32, size: int) -> tuple[d.I64, d.I32]:

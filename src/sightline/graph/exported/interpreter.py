@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from sightline.analysis.select import nearest
@@ -139,17 +140,11 @@ def poured(value: Any, values: list[Any]) -> Any:
     return value
 
 
-def _nodes_in(value: Any) -> Iterator[FxNode]:
-    if isinstance(value, FxNode):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _nodes_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _nodes_in(part)
-    elif isinstance(value, slice):
-        yield from _nodes_in((value.start, value.stop, value.step))
+def _nodes_in(value: Any) -> list[FxNode]:
+    """Every node among some arguments, as often as it stands there."""
+    nodes: list[FxNode] = []
+    map_arg(value, nodes.append)
+    return nodes
 
 
 def _written(node: FxNode) -> Iterator[FxNode]:
