@@ -69,7 +69,7 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I
     data = index.raw
     chains = Chains(data, hidden)
     lines = Lines()
-    metas = [str(meta) for meta in data.metas]
+    metas = index.meta_texts
     columns, ids = data.ops, ops.nonzero()[0]
     places, lengths = list_places(columns.output_offsets, ids)
     made = columns.outputs[places]

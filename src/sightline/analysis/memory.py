@@ -178,7 +178,7 @@ class Usage:
     @cached_property
     def _owners(self) -> dict[str, str]:
         return {
-            parameter.path: module.path or module.type
+            parameter.path: module.label
             for module in self.index.raw.modules
             for parameter in module.parameters
         }

@@ -43,7 +43,7 @@ class TableContext:
     @cached_property
     def metas(self) -> Objects:
         """Tensors as they are written: ``f32[2, 8]``."""
-        return texts([str(meta) for meta in self.raw.metas])
+        return texts(self.index.meta_texts)
 
     def of_metas(self, read: Callable[[d.TensorMeta], Any]) -> Objects:
         return texts([read(meta) for meta in self.raw.metas])
@@ -54,13 +54,12 @@ class TableContext:
     @cached_property
     def labels(self) -> Objects:
         """Of modules: the path, or the class of a root."""
-        return self.of_modules(lambda module: module.path or module.type)
+        return self.of_modules(lambda module: module.label)
 
     @cached_property
-    def op_modules(self) -> d.I32:
-        """The module of each op, -1 where there is none."""
-        modules = np.append(self.raw.calls.module, np.int32(-1))
-        return modules[self.raw.ops.call]
+    def producer_modules(self) -> d.I32:
+        """The module of the op that made each value."""
+        return np.append(self.index.op_modules, np.int32(-1))[self.raw.values.producer]
 
     @cached_property
     def op_lines(self) -> d.I32:
@@ -115,7 +114,7 @@ class TableContext:
     def parameters(self) -> list[tuple[str, d.ParameterInfo]]:
         """Every parameter and buffer, with the label of its module."""
         modules = self.raw.modules
-        return [(module.path or module.type, info) for module in modules for info in module.parameters]
+        return [(module.label, info) for module in modules for info in module.parameters]
 
     @cached_property
     def edge_sources(self) -> d.I32:

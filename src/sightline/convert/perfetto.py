@@ -178,7 +178,7 @@ class EventWriter:
         for id, shown, given, made, module, number, phase, took, flags, line, on_device in listed:
             info = self._data.modules[module]
             yield (
-                f'"name":{self._text(info.path or info.type)},"cat":"module,{d.PHASES[phase]}","args":{{'
+                f'"name":{self._text(info.label)},"cat":"module,{d.PHASES[phase]}","args":{{'
                 f'"module_call":{id},"type":{self._text(info.type)},"number":{number},'
                 f'"inputs":{self._text(given)},"outputs":{self._text(made)}{self._source(line)}'
                 f"{_ended(flags)}{_measured('host_us', took, shown)}{_spent(on_device)}}}"
@@ -189,8 +189,8 @@ class EventWriter:
         given, made = Lists(ops.input_offsets, ops.inputs, ids), Lists(ops.output_offsets, ops.outputs, ids)
         inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
         i, o = given.bounds.tolist(), made.bounds.tolist()
-        alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags, facts.op_modules,
-                 facts.op_lines)  # fmt: skip
+        alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags,
+                 facts.index.op_modules, facts.op_lines)  # fmt: skip
         keys = zip(*(column[ids].tolist() for column in alike), strict=True)
         spent = _column(facts.index.device_durations, len(ops))[ids].tolist()
         own = zip(ids.tolist(), lasted.tolist(), ops.duration[ids].tolist(), spent,

@@ -110,7 +110,7 @@ OPS: Final = Table(
                choice(d.FLAVOURS, _op("flavour"))),
         Column("phase", _TEXT, "forward, backward, recompute, optimizer", choice(d.PHASES, _op("phase"))),
         Column("module", _TEXT, "path of its module; of a backward op, that of its forward op",
-               looked_up(lambda f: f.labels, lambda f: f.op_modules)),
+               looked_up(lambda f: f.labels, lambda f: f.index.op_modules)),
         Column("call", _INT, "→ module_calls.id", reference(_op("call"))),
         Column("step", _TEXT, "name of the innermost step",
                looked_up(lambda f: f.step_names, lambda f: f.op_steps)),
@@ -154,8 +154,8 @@ VALUES: Final = Table(
                looked_up(lambda f: f.names, _value("name"))),
         Column("producer", _INT, "→ ops.id, the op that made it", reference(_value("producer"))),
         Column("slot", _INT, "which output of its producer", reference(_value("slot"))),
-        Column("module", _TEXT, "of its producer", looked_up(
-            lambda f: f.labels, lambda f: np.append(f.op_modules, np.int32(-1))[f.raw.values.producer])),
+        Column("module", _TEXT, "of its producer",
+               looked_up(lambda f: f.labels, lambda f: f.producer_modules)),
         Column("storage", _INT, "→ storages.id", reference(_value("storage"))),
         Column("base", _INT, "→ values.id, what it is a view of", reference(_value("base"))),
         Column("previous", _INT, "→ values.id, what an in-place op replaced", reference(_value("previous"))),
@@ -294,7 +294,7 @@ MODULES: Final = Table(
     (
         Column("id", _INT, "", row_id),
         Column("path", _TEXT, "blocks.0.attn; empty for the model itself", _module(lambda m: m.path)),
-        Column("module", _TEXT, "the path, or the class of the model", _module(lambda m: m.path or m.type)),
+        Column("module", _TEXT, "the path, or the class of the model", _module(lambda m: m.label)),
         Column("type", _TEXT, "Linear", _module(lambda m: m.type)),
         Column("type_module", _TEXT, "torch.nn.modules.linear", _module(lambda m: m.type_module)),
         Column("parent", _INT, "→ modules.id", _module(lambda m: m.parent if m.parent >= 0 else None)),

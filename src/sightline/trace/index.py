@@ -85,11 +85,28 @@ class Index:
 
     # -- columns and look-ups ----------------------------------------------------------------------
 
+    @cached_property
+    def op_modules(self) -> d.I32:
+        """The module each op ran in, -1 for an op outside all of them."""
+        return np.append(self.raw.calls.module, np.int32(-1))[self.raw.ops.call]
+
+    @cached_property
+    def meta_texts(self) -> list[str]:
+        """Each kind of tensor as it is written: ``f32[2, 8]``."""
+        return [str(meta) for meta in self.raw.metas]
+
+    @cached_property
+    def _stat_rows(self) -> dict[int, int]:
+        return {value: row for row, value in enumerate(self.raw.stats.value.tolist())}
+
+    def stat_row(self, value: int) -> int:
+        """The row of a value in the table of statistics, -1 where none were taken."""
+        return self._stat_rows.get(value, -1)
+
     def numbers(self, value: int) -> Numbers | None:
         """The statistics of a value, if they were taken."""
-        stats = self.raw.stats
-        at = int(np.searchsorted(stats.value, value))
-        if at == len(stats) or stats.value[at] != value:
+        stats, at = self.raw.stats, self.stat_row(value)
+        if at < 0:
             return None
         return Numbers(
             float(stats.min[at]), float(stats.max[at]), float(stats.mean[at]), float(stats.std[at]),
@@ -134,12 +151,20 @@ class Index:
 
     @cached_property
     def _children(self) -> tuple[d.I64, d.I32]:
-        parents = self.raw.ops.parent
-        held = np.flatnonzero(parents >= 0).astype(np.int32)
-        return _grouped(parents[held], held, len(parents))
+        return _rows_by_owner(self.raw.ops.parent, len(self.raw.ops))
 
     def children(self, op: int) -> Sequence[int]:
+        """Ids of the ops that ran inside an op."""
         offsets, ids = self._children
+        return ids[offsets[op] : offsets[op + 1]].tolist()  # type: ignore[no-any-return]  # numpy stubs
+
+    @cached_property
+    def _values_made(self) -> tuple[d.I64, d.I32]:
+        return _rows_by_owner(self.raw.values.producer, len(self.raw.ops))
+
+    def values_made_by(self, op: int) -> list[int]:
+        """Ids of the values an op made: its outputs, and new versions of tensors that share their memory."""
+        offsets, ids = self._values_made
         return ids[offsets[op] : offsets[op + 1]].tolist()  # type: ignore[no-any-return]  # numpy stubs
 
     @cached_property
@@ -178,6 +203,12 @@ class Index:
         for key, item in (op.form.kwargs or {}).items():
             bound[key] = bind(item)
         return bound
+
+
+def _rows_by_owner(owners: d.I32, size: int) -> tuple[d.I64, d.I32]:
+    """The rows of each owner, as `_grouped`; -1 in ``owners`` stands for none."""
+    rows = np.flatnonzero(owners >= 0).astype(np.int32)
+    return _grouped(owners[rows], rows, size)
 
 
 def _grouped(keys: d.I32, items: d.I32, size: int) -> tuple[d.I64, d.I32]:

@@ -98,7 +98,7 @@ class _Calls:
         calls = self._data.calls
         module = self._data.modules[calls.module[run.first]]
         first, last = int(calls.index[run.first]), int(calls.index[run.calls[-1]])
-        spans = [Span(module.path or module.type, "module")]
+        spans = [Span(module.label, "module")]
         if module.path:
             spans.append(Span(f" ({module.type})", "dim"))
         spans.append(Span(f" #{first}" if first == last else f" #{first}…#{last}", "dim"))

@@ -148,7 +148,7 @@ class _Listing:
         hidden = (lambda _: False) if torch_frames else torch_file
         self._chains = Chains(index.raw, hidden, hidden_frames)
         self._whole = self._chains if hidden_frames is None else Chains(index.raw, hidden)
-        self._metas = [str(meta) for meta in index.raw.metas]
+        self._metas = index.meta_texts
         self._names = value_names(index) if names else None
         self._writer = ChainWriter()
         self._repeats: list[int] = []

@@ -279,7 +279,7 @@ class _Table:
         calls = self._data.calls
         firsts = []
         for call in (call for scope in row.scopes for call in self._scopes.rows[scope].calls):
-            made = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+            made = calls.outputs_of(call)
             firsts += [value for value in made if self._readings.one(value) is not None][:1]
         return self._readings.of(firsts)
 

@@ -114,14 +114,10 @@ class ProblemContext:
         return self.data.names[int(self.data.ops.name[parent if parent >= 0 else op])]
 
     def inputs(self, op: int) -> list[int]:
-        ops = self.data.ops
-        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.inputs_of(op)
 
     def outputs(self, op: int) -> list[int]:
-        ops = self.data.ops
-        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.outputs_of(op)
 
     def users(self, value: int) -> list[int]:
         """The aten ops that read a value in the forward pass."""
@@ -165,27 +161,13 @@ class ProblemContext:
         """Values that a gradient, a NaN or an infinity can be in."""
         return self.of_meta(lambda meta: meta.dtype.startswith(("float", "bfloat", "complex")))
 
-    @cached_property
-    def made(self) -> tuple[list[int], list[int]]:
-        """Values by the op that made them, those changed along with its outputs included: offsets, ids."""
-        producer = self.data.values.producer
-        held = np.flatnonzero(producer >= 0)
-        order = held[np.argsort(producer[held], kind="stable")]
-        counts = np.bincount(producer[held], minlength=len(self.data.ops))
-        return [0, *np.cumsum(counts).tolist()], order.tolist()
-
     def results(self, op: int) -> list[int]:
         """What an op made: its outputs, and the new versions of tensors that share their memory."""
-        offsets, ids = self.made
-        return ids[offsets[op] : offsets[op + 1]]
+        return self.index.values_made_by(op)
 
     def stat(self, value: int) -> int:
-        """The row of a value's numbers, or -1."""
-        return self._stat_rows.get(value, -1)
-
-    @cached_property
-    def _stat_rows(self) -> dict[int, int]:
-        return {value: row for row, value in enumerate(self.data.stats.value.tolist())}
+        """The row of a value in the table of statistics, or -1."""
+        return self.index.stat_row(value)
 
     def args(self, op: int) -> list[Any]:
         """The plain arguments of an op, by position and by name; tensors are left out."""
@@ -240,12 +222,10 @@ class ProblemContext:
 
     def module(self, op: int) -> int:
         """The module an op ran in, or -1."""
-        call = int(self.data.ops.call[op])
-        return int(self.data.calls.module[call]) if call >= 0 else -1
+        return int(self.index.op_modules[op])
 
     def module_label(self, module: int) -> str:
-        info = self.data.modules[module]
-        return info.path or info.type
+        return self.data.modules[module].label
 
     def module_type(self, module: int) -> str:
         return self.data.modules[module].type if module >= 0 else ""
