@@ -193,5 +193,5 @@ def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
 
 def _place(trace: Trace, op: int) -> str:
     """Where the user wrote what ran an op, to end a sentence with."""
-    frame = int(trace.index.user_frames[trace.index.op_frames[op]])
+    frame = int(trace.index.op_user_frames[op])
     return f" at {trace.frames[frame].position}" if frame >= 0 else ""

@@ -52,7 +52,7 @@ class OpLabels:
         row = side.index.ops[op]
         parent = row.parent
         file, line, function, code = "", 0, "", ""
-        shown = int(side.index.user_frames[side.index.op_frames[op]])
+        shown = int(side.index.op_user_frames[op])
         if shown >= 0:
             frame = side.index.frames[shown]
             file, line, function, code = frame.file, frame.line, frame.function, frame.code

@@ -73,6 +73,11 @@ class Index:
         return nearest_user_frames(self.raw)
 
     @cached_property
+    def op_user_frames(self) -> d.I32:
+        """The innermost frame outside torch that each op is shown under, -1 if there is none."""
+        return self.user_frames[self.op_frames]
+
+    @cached_property
     def line_frames(self) -> d.I32:
         """`user_frames`, but a stack that is all torch's keeps its own frame instead of -1."""
         user = self.user_frames

@@ -449,7 +449,7 @@ def _by_line(index: Index, host: I64, device: I64, leaf: Mask) -> list[tuple[int
 
     The heaviest first, on devices where they took any time at all.
     """
-    data, frames = index.raw, index.user_frames[index.op_frames]
+    data, frames = index.raw, index.op_user_frames
     known = (leaf | (device > 0)) & (frames >= 0)
     used, inverse = np.unique(frames[known], return_inverse=True)
     spent = np.zeros((len(used), 3), dtype=np.int64)
