@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from sightline.analysis.model_part import model_part
 from sightline.analysis.producers import NOBODY, Producers
-from sightline.analysis.select import listed
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import choices_text
 from sightline.trace.data import LEVELS, PHASES
 from sightline.trace.index import Index
 
@@ -137,7 +137,7 @@ def lineage_level(index: Index, ops: str | None) -> str:
     if ops is None:
         return there[0] if there else LEVELS[0]
     if ops not in LEVELS:
-        raise UsageError(f"ops={ops!r} is no level; choose {listed(LEVELS)}.")
+        raise UsageError(f"ops={ops!r} is no level; choose {choices_text(LEVELS)}.")
     if there and ops not in there:
         raise NothingMatched(
             f"ops={ops!r}: this trace has no {ops} ops; it has {there[0]} ops, ops={there[0]!r}."

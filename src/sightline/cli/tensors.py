@@ -107,9 +107,9 @@ def _meant(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[Capture
 def _named(tensors: Tensors, key: str) -> Any:
     """What a key or a name means; what is no name but looks like a key is likely to be one, misspelt."""
     if "/" in key and key not in tensors:
-        from sightline.analysis.select import nearest
+        from sightline.patterns import did_you_mean
 
-        raise NotCaptured(f"No tensor was captured as {key!r}{nearest(key, tensors)}")
+        raise NotCaptured(f"No tensor was captured as {key!r}{did_you_mean(key, tensors)}")
     return tensors[key]
 
 

@@ -131,11 +131,10 @@ class Graph:
     def __getitem__(self, name: str) -> Node:
         node = self.by_name.get(name) if name in self else None
         if node is None:
-            from sightline.analysis.select import nearest
+            from sightline.patterns import did_you_mean
 
-            raise NoSuchNode(
-                f"This graph has no node {argument_text(name)}{nearest(argument_text(name), self.by_name)}"
-            )
+            text = argument_text(name)
+            raise NoSuchNode(f"This graph has no node {text}{did_you_mean(text, self.by_name)}")
         return node
 
     def __contains__(self, name: object) -> bool:
