@@ -18,15 +18,13 @@ from sightline.graph.graph import Edge, Graph, Node, Ref, with_args
 from sightline.graph.node_names import word
 from sightline.patterns import choices_text
 from sightline.trace.forms import Symbol
+from sightline.trace.op_groups import WHOLE_VIEWS
 
 PRUNABLE: Final = ("views", "parameters", "constants", "leaves")
 #: Ops that only look at the same elements in another way, and the ones that hand back what they are given.
-VIEWS: Final = frozenset(
-    """
-    view view_as reshape reshape_as transpose swapaxes swapdims permute movedim moveaxis expand expand_as
-    broadcast_to flatten unflatten squeeze unsqueeze t T mT H adjoint ravel contiguous detach alias clone to
-    _unsafe_view _reshape_alias as_strided lift_fresh _to_copy type_as view_as_real view_as_complex
-""".split()
+VIEWS: Final = WHOLE_VIEWS | frozenset(
+    """view_as reshape_as swapaxes swapdims moveaxis expand_as broadcast_to flatten unflatten T mT H adjoint
+    ravel contiguous clone to as_strided lift_fresh _to_copy type_as view_as_real view_as_complex""".split()
 )
 
 

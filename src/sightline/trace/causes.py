@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.notation import dtype_name
+from sightline.trace.op_groups import VIEWS
 from sightline.trace.rows import Op, Value
 from sightline.trace.user_frames import bare_name, placed, user_frame, written
 
@@ -29,10 +30,9 @@ _CONVOLUTIONS: Final = frozenset(
     "convolution _convolution mkldnn_convolution thnn_conv2d _slow_conv2d_forward".split()
 )
 #: Ops whose results hold numbers that were there before.
-KEEPING: Final = frozenset(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze flatten unflatten "
-    "select slice index narrow split unbind chunk clone contiguous detach alias lift lift_fresh "
-    "lift_fresh_copy _to_copy copy_ stack cat movedim swapaxes gather index_select repeat roll".split()
+KEEPING: Final = VIEWS | frozenset(
+    "flatten unflatten index narrow chunk clone contiguous lift lift_fresh lift_fresh_copy _to_copy copy_ "
+    "stack cat swapaxes gather index_select repeat roll".split()
 )
 #: What is said of errors that no tensor explains.
 _ONE_ROW: Final = (

@@ -22,6 +22,7 @@ from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import map_leaves
+from sightline.trace.op_groups import PYTHON_OPERATORS
 
 #: Results that are not the user's: new values for tensors that were there before.
 _MUTATIONS: Final = (
@@ -186,10 +187,6 @@ _KINDS: Final = {
     InputKind.BUFFER: "buffer",
 }
 _FRAME: Final = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-_OPERATORS: Final = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "neg": "-",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and_": "&", "or_": "|",
-}  # fmt: skip
 
 
 @dataclass
@@ -327,7 +324,7 @@ def _op(fx: FxNode) -> str:
     if packet is not None:
         return str(packet.__name__)
     name = str(getattr(fx.target, "__name__", fx.target))
-    return _OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
+    return PYTHON_OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
 
 
 def _target(fx: FxNode) -> str:
