@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sightline.trace.data import I32, PHASES, TraceData
 from sightline.trace.index import Index
-from sightline.trace.user_frames import installed_file, torch_file
+from sightline.trace.source_files import installed_file, torch_file
 
 Bools = NDArray[np.bool_]
 

@@ -12,9 +12,10 @@ from sightline.trace import data as d
 from sightline.trace.device_time import durations, is_timed, own_durations, owners
 from sightline.trace.forms import SLOT, map_leaves
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
+from sightline.trace.source_files import torch_file
 from sightline.trace.table import Row, Table
 from sightline.trace.training_steps import steps_of
-from sightline.trace.user_frames import Chains, nearest_user_frames, shown_frames, torch_file
+from sightline.trace.user_frames import FrameChains, op_frames, user_frames
 
 __all__ = ["Frame", "Index", "Module", "ModuleCall", "Numbers", "Op", "Row", "Step", "Table", "Value"]
 
@@ -62,7 +63,7 @@ class Index:
     @cached_property
     def op_frames(self) -> d.I32:
         """The frame each op is shown under: its own, or for a backward op that of its forward op."""
-        return shown_frames(self.raw)
+        return op_frames(self.raw)
 
     @cached_property
     def user_frames(self) -> d.I32:
@@ -70,7 +71,7 @@ class Index:
 
         One entry longer than the frames, so that -1 looks up -1.
         """
-        return nearest_user_frames(self.raw)
+        return user_frames(self.raw)
 
     @cached_property
     def op_user_frames(self) -> d.I32:
@@ -84,9 +85,9 @@ class Index:
         return np.where(user >= 0, user, np.append(np.arange(len(user) - 1, dtype=np.int32), np.int32(-1)))
 
     @cached_property
-    def user_chains(self) -> Chains:
+    def user_chains(self) -> FrameChains:
         """The stack of every frame without torch's own frames."""
-        return Chains(self.raw, torch_file)
+        return FrameChains(self.raw, torch_file)
 
     # -- columns and look-ups ----------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
 from sightline.trace.data import PHASES, TraceData
+from sightline.trace.source_files import installed_file
 from sightline.trace.source_lines import syntax_tree
-from sightline.trace.user_frames import installed_file
 from sightline.views.code import chosen_level
 from sightline.views.outline import Line, Span, View, line, printable
 from sightline.views.outline import width as text_width

@@ -26,7 +26,7 @@ from sightline.trace.data import (
     TraceData,
 )
 from sightline.trace.index import Index
-from sightline.trace.user_frames import installed_file
+from sightline.trace.source_files import installed_file
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")
