@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from sightline.diff.side import Side
 from sightline.notation import position_text
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +46,15 @@ class OpLabels:
 
     def __init__(self, side: Side) -> None:
         self._side = side
-        self._chains = Chains(side.data, torch_file)
-
-    @cached_property
-    def _frames(self) -> Any:
-        return shown_frames(self._side.data)
 
     def of(self, op: int) -> OpLabel:
         side = self._side
         row = side.index.ops[op]
         parent = row.parent
-        chain = self._chains.of(int(self._frames[op]))
         file, line, function, code = "", 0, "", ""
-        if chain:
-            frame = side.index.frames[chain[-1]]
+        shown = int(side.index.op_user_frames[op])
+        if shown >= 0:
+            frame = side.index.frames[shown]
             file, line, function, code = frame.file, frame.line, frame.function, frame.code
         module = side.label(int(side.data.ops.call[op]))
         return OpLabel(op, (parent or row).name, row.name, file, line, function, code, module)

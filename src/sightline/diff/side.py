@@ -321,7 +321,7 @@ class Side:
         if call < 0:
             return ""
         info = self.module(call)
-        return info.path or info.type
+        return info.label
 
     @cached_property
     def _subtrees(self) -> dict[int, list[int]]:

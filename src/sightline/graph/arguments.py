@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final
@@ -222,19 +222,9 @@ def call_arguments(form: Form) -> Arguments:
 def _fill(item: Any, put: Callable[[str], Any], path: str = "") -> Any:
     if item is SLOT:
         return put(path)
-    parts = _parts(item)
-    if parts is None:
-        return item
-    if isinstance(item, dict | Record):
-        return {key: _fill(part, put, f"{path}.{key}" if path else str(key)) for key, part in parts}
-    return type(item)(_fill(part, put, f"{path}[{key}]") for key, part in parts)
-
-
-def _parts(item: Any) -> Iterator[tuple[Any, Any]] | None:
     if isinstance(item, list | tuple):
-        return iter(enumerate(item))
-    if isinstance(item, dict):
-        return iter(item.items())
-    if isinstance(item, Record):
-        return iter(item.fields.items())
-    return None
+        return type(item)(_fill(part, put, f"{path}[{index}]") for index, part in enumerate(item))
+    fields = item.fields if isinstance(item, Record) else item
+    if isinstance(fields, dict):
+        return {key: _fill(part, put, f"{path}.{key}" if path else str(key)) for key, part in fields.items()}
+    return item

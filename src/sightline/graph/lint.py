@@ -7,7 +7,7 @@ from typing import Any
 
 from sightline.errors import InvalidGraph
 from sightline.graph.graph import NODE_KINDS, Graph, Ref
-from sightline.trace.forms import Record
+from sightline.trace.forms import leaves
 
 
 def lint(graph: Graph) -> None:
@@ -94,15 +94,6 @@ def _reference_faults(graph: Graph) -> Iterator[str]:
                 yield f"{node.name!r} has the argument {ref!r}, and no edge brings it."
 
 
-def references(item: Any) -> Iterator[Ref]:
+def references(item: Any) -> list[Ref]:
     """Every `Ref` in an argument, however nested."""
-    if isinstance(item, Ref):
-        yield item
-    elif isinstance(item, dict):
-        for part in item.values():
-            yield from references(part)
-    elif isinstance(item, list | tuple):
-        for part in item:
-            yield from references(part)
-    elif isinstance(item, Record):
-        yield from references(item.fields)
+    return [leaf for _, leaf in leaves(item) if isinstance(leaf, Ref)]

@@ -7,11 +7,10 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sightline.analysis.select import listed, nearest
 from sightline.errors import InvalidGraph, NothingMatched, UsageError
 from sightline.graph.graph import NODE_KINDS, Edge, Graph, Node, Ref, with_args
 from sightline.graph.node_names import Names
-from sightline.patterns import PathPattern, op_matches, segments_of
+from sightline.patterns import PathPattern, choices_text, did_you_mean, op_matches, segments_of
 from sightline.trace.data import TensorMeta
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def matching(graph: Graph, module: str | None, op: str | None, kind: str | None)
     tests: list[Callable[[Node], bool]] = []
     if kind is not None:
         if kind not in NODE_KINDS:
-            raise UsageError(f"kind={kind!r} is no kind of node; choose {listed(NODE_KINDS)}.")
+            raise UsageError(f"kind={kind!r} is no kind of node; choose {choices_text(NODE_KINDS)}.")
         tests.append(lambda node: node.kind == kind)
     if module is not None:
         meant = modules_meant(graph, module)
@@ -73,7 +72,7 @@ def matching(graph: Graph, module: str | None, op: str | None, kind: str | None)
     found = tuple(node for node in graph.nodes if all(test(node) for test in tests))
     if op is not None and not found:
         known = dict.fromkeys(node.op for node in graph.nodes if node.kind == "call")
-        raise NothingMatched(f"op={op!r} matches no node of this graph{nearest(op, known)}")
+        raise NothingMatched(f"op={op!r} matches no node of this graph{did_you_mean(op, known)}")
     return found
 
 
@@ -92,7 +91,9 @@ def modules_meant(graph: Graph, pattern: str) -> set[str]:
         if pattern_of(segments_of(path)) or (not path and pattern == graph.modules.get(""))
     }
     if not meant:
-        raise NothingMatched(f"module={pattern!r} matches no module of this graph{nearest(pattern, paths)}")
+        raise NothingMatched(
+            f"module={pattern!r} matches no module of this graph{did_you_mean(pattern, paths)}"
+        )
     return meant
 
 

@@ -132,9 +132,33 @@ class ModuleInfo:
     root: int  #: id of the root module it belongs to; its own id for a root
     parameters: tuple[ParameterInfo, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The path, or the class name for a root."""
+        return self.path or self.type
+
+
+class TensorLists:
+    """What ops and module calls have in common: lists of the values each took and returned."""
+
+    input_offsets: I64
+    inputs: I32
+    output_offsets: I64
+    outputs: I32
+
+    def inputs_of(self, row: int) -> list[int]:
+        """Ids of the values that a row took."""
+        values: list[int] = self.inputs[self.input_offsets[row] : self.input_offsets[row + 1]].tolist()
+        return values
+
+    def outputs_of(self, row: int) -> list[int]:
+        """Ids of the values that a row returned."""
+        values: list[int] = self.outputs[self.output_offsets[row] : self.output_offsets[row + 1]].tolist()
+        return values
+
 
 @dataclass(frozen=True)
-class OpColumns:
+class OpColumns(TensorLists):
     """API calls and aten ops, in the order they began."""
 
     name: I32  #: into ``TraceData.names``
@@ -181,7 +205,7 @@ class ValueColumns:
 
 
 @dataclass(frozen=True)
-class CallColumns:
+class CallColumns(TensorLists):
     """Module calls, in the order of entry."""
 
     module: I32

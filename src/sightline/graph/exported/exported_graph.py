@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported.archive import write
@@ -31,7 +30,7 @@ from sightline.graph.exported.program import (
 from sightline.graph.exported.torch_export import flattened
 from sightline.graph.exported.verification import Verification, module_outputs, verification
 from sightline.graph.graph import Graph
-from sightline.patterns import PathPattern, segments_of
+from sightline.patterns import PathPattern, did_you_mean, segments_of
 
 Keep = str | Iterable[str] | Callable[[str], bool] | bool
 
@@ -266,7 +265,7 @@ class ExportedGraph(Graph):
             calls = [node.name for node in self.nodes if node.kind == "call"]  # parameters are seldom meant
             known = dict.fromkeys([*calls, *self.modules, *index])
             raise NoSuchNode(
-                f"`{option}=` names {pattern!r}, which this graph does not have{nearest(pattern, known)}"
+                f"`{option}=` names {pattern!r}, which this graph does not have{did_you_mean(pattern, known)}"
             )
         return found
 

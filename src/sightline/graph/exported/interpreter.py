@@ -15,13 +15,14 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text
 from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported.torch_export import MODES, OBJECT, Mode
 from sightline.notation import tensor_text
+from sightline.patterns import did_you_mean
 
 #: Arguments that an op changes although its schema does not say so, with the flags that make it do so.
 _UNDECLARED: Final = dict.fromkeys(("running_mean", "running_var"), ("training", "use_input_stats"))
@@ -139,17 +140,11 @@ def poured(value: Any, values: list[Any]) -> Any:
     return value
 
 
-def _nodes_in(value: Any) -> Iterator[FxNode]:
-    if isinstance(value, FxNode):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _nodes_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _nodes_in(part)
-    elif isinstance(value, slice):
-        yield from _nodes_in((value.start, value.stop, value.step))
+def _nodes_in(value: Any) -> list[FxNode]:
+    """Every node among some arguments, as often as it stands there."""
+    nodes: list[FxNode] = []
+    map_arg(value, nodes.append)
+    return nodes
 
 
 def _written(node: FxNode) -> Iterator[FxNode]:
@@ -271,7 +266,7 @@ class Run(Mapping[str, NodeIO]):
         if position is None:
             raise NoSuchNode(
                 f"This graph has no node {argument_text(name)}"
-                f"{nearest(argument_text(name), self._plan.index)}"
+                f"{did_you_mean(argument_text(name), self._plan.index)}"
             )
         outputs = self._records[position]
         if outputs is NOTHING:
