@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sightline.trace.assembly.arrays import Mask, Numbers, spread
+from sightline.trace.assembly.arrays import IntArray, Mask, expand_ranges
 from sightline.trace.assembly.values import LiveValues
 
 #: Columns of changes: the storage of each, and what a `Change` has.
-_NO_CHANGES: Final[Numbers] = np.zeros((7, 0), dtype=np.int64)
+_NO_CHANGES: Final[IntArray] = np.zeros((7, 0), dtype=np.int64)
 
 
 class Change(NamedTuple):
@@ -61,8 +61,8 @@ class Changes:
         self._waiting = _NO_CHANGES  # not noted yet, in order
 
     def apply(
-        self, mutating: Mask, base: int, input_starts: Numbers, inputs: Numbers, output_starts: Numbers,
-        outputs: Numbers, living: LiveValues, spans: tuple[Numbers, Numbers], graded: Mask, backward: Mask,
+        self, mutating: Mask, base: int, input_starts: IntArray, inputs: IntArray, output_starts: IntArray,
+        outputs: IntArray, live: LiveValues, spans: tuple[IntArray, IntArray], graded: Mask, backward: Mask,
     ) -> NewVersions:  # fmt: skip
         """Replace, in ``inputs``, every value whose memory was changed through another one since it was made.
 
@@ -71,23 +71,23 @@ class Changes:
         """
         self._settle()
         made = NewVersions()
-        changes = _changes(mutating, base, output_starts, outputs, living, spans, graded, backward)
-        rows = living.at(inputs)
+        changes = _changes(mutating, base, output_starts, outputs, live, spans, graded, backward)
+        rows = live.at(inputs)
         readers = base + np.repeat(np.arange(len(mutating)), np.diff(input_starts))
-        outdated = np.flatnonzero(self._changed_since(rows, readers, changes, living))
+        outdated = np.flatnonzero(self._changed_since(rows, readers, changes, live))
         # Few reads come after a change through another value. These and the changes of what they read go one
         # by one, since each read may make a version that the next one replaces.
-        seen = np.flatnonzero(np.isin(changes[0], living.storage[rows[outdated]]))
+        seen = np.flatnonzero(np.isin(changes[0], live.storage[rows[outdated]]))
         upto = np.searchsorted(changes[1][seen], readers[outdated])
         done = 0
         for at, here, end in zip(outdated.tolist(), rows[outdated].tolist(), upto.tolist(), strict=True):
             self._note_all(changes[:, seen[done:end]])
             done = end
-            inputs[at] = self._now(int(inputs[at]), here, living, spans, made)
+            inputs[at] = self._now(int(inputs[at]), here, live, spans, made)
         self._waiting = np.delete(changes, seen[:done], axis=1)
         return made
 
-    def _changed_since(self, rows: Numbers, readers: Numbers, changes: Numbers, living: LiveValues) -> Mask:
+    def _changed_since(self, rows: IntArray, readers: IntArray, changes: IntArray, live: LiveValues) -> Mask:
         """Which reads of values by ops come after a change of the storage since the value was made."""
         storages = np.concatenate([np.fromiter(self._changed, dtype=np.int64), changes[0]])
         ops = np.concatenate([[held[-1].op for held in self._changed.values()], changes[1]]).astype(np.int64)
@@ -95,17 +95,17 @@ class Changes:
             return np.zeros(len(rows), dtype=bool)
         keys = (storages << 32) + ops
         order = np.argsort(keys, kind="stable")
-        storages, ops, storage = storages[order], ops[order], living.storage[rows]
+        storages, ops, storage = storages[order], ops[order], live.storage[rows]
         last = np.searchsorted(keys[order], (storage << 32) + readers) - 1
         found: Mask = (rows >= 0) & (last >= 0) & (storages[last] == storage)
-        return found & (ops[last] > living.producer[rows])
+        return found & (ops[last] > live.producer[rows])
 
     def _settle(self) -> None:
         """Note what has changed since anybody asked; of the last batch of a recording nobody does."""
         self._note_all(self._waiting)
         self._waiting = _NO_CHANGES
 
-    def _note_all(self, changes: Numbers) -> None:
+    def _note_all(self, changes: IntArray) -> None:
         for storage, op, version, first, last, graded, backward in changes.T.tolist():
             self._note(storage, Change(op, version, first, last, bool(graded), bool(backward)))
 
@@ -119,11 +119,11 @@ class Changes:
         self._changed[storage] = [*kept, change]
 
     def _now(
-        self, value: int, here: int, living: LiveValues, spans: tuple[Numbers, Numbers], made: NewVersions
+        self, value: int, here: int, live: LiveValues, spans: tuple[IntArray, IntArray], made: NewVersions
     ) -> int:
-        now, since = self._current.get(value, (value, int(living.producer[here])))
+        now, since = self._current.get(value, (value, int(live.producer[here])))
         first, last = spans[0][here], spans[1][here]
-        for change in reversed(self._changed.get(int(living.storage[here]), ())):
+        for change in reversed(self._changed.get(int(live.storage[here]), ())):
             if change.op <= since:
                 break
             if change.first <= last and first <= change.last:
@@ -139,28 +139,28 @@ class Changes:
                 break
         return now
 
-    def forget(self, living: LiveValues) -> None:
+    def forget(self, live: LiveValues) -> None:
         """Drop what no living value can see."""
         self._settle()
-        storages = set(living.storage.tolist())
+        storages = set(live.storage.tolist())
         self._changed = {at: changes for at, changes in self._changed.items() if at in storages}
         if self._current:
-            ids = set(living.id.tolist())
+            ids = set(live.id.tolist())
             self._current = {value: now for value, now in self._current.items() if value in ids}
 
 
 def _changes(
-    mutating: Mask, base: int, output_starts: Numbers, outputs: Numbers, living: LiveValues,
-    spans: tuple[Numbers, Numbers], graded: Mask, backward: Mask,
-) -> Numbers:  # fmt: skip
+    mutating: Mask, base: int, output_starts: IntArray, outputs: IntArray, live: LiveValues,
+    spans: tuple[IntArray, IntArray], graded: Mask, backward: Mask,
+) -> IntArray:  # fmt: skip
     """The versions that ops made in place, in order: the storage of each, and its `Change`."""
     writers = np.flatnonzero(mutating)
     counts = np.diff(output_starts)[writers]
-    rows = living.at(outputs[spread(output_starts[:-1][writers], counts)])
+    rows = live.at(outputs[expand_ranges(output_starts[:-1][writers], counts)])
     writers = np.repeat(writers, counts)
-    made = (rows >= 0) & (living.previous[rows] >= 0) & (living.producer[rows] == base + writers)
+    made = (rows >= 0) & (live.previous[rows] >= 0) & (live.producer[rows] == base + writers)
     rows, writers = rows[made], writers[made]
     return np.stack([
-        living.storage[rows], base + writers, living.id[rows], spans[0][rows], spans[1][rows],
+        live.storage[rows], base + writers, live.id[rows], spans[0][rows], spans[1][rows],
         graded[writers], backward[writers],
     ])  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.trace.assembly.memory_sink import KINDS, Array, resolved
+from sightline.trace.assembly.memory_sink import SINK_COLUMNS, Array, resolve_versions
 from sightline.trace.bundle.schema import CHUNK_ROWS
 
 _SPILL: Final = 1 << 16  #: bytes of a column that wait in memory before they go to its file
@@ -26,7 +26,7 @@ class SpoolSink:
         self._waiting: dict[tuple[str, str], list[bytes]] = {}
         self._sizes: dict[tuple[str, str], int] = {}  # numbers of each column
         try:
-            for kind, columns in KINDS.items():
+            for kind, columns in SINK_COLUMNS.items():
                 for name in columns:
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
                     self._files[kind, name] = os.open(folder / f"{kind}.{name}", flags, 0o600)
@@ -45,7 +45,7 @@ class SpoolSink:
 
     def add(self, kind: str, columns: dict[str, Any]) -> None:
         """Rows at the end of a table."""
-        for name, dtype in KINDS[kind].items():
+        for name, dtype in SINK_COLUMNS[kind].items():
             column = np.asarray(columns[name]).astype(dtype)
             waiting = self._waiting[kind, name]
             waiting.append(column.tobytes())
@@ -56,7 +56,7 @@ class SpoolSink:
     def patch(self, kind: str, name: str, place: int, value: int) -> None:
         """Another number for a row that is there."""
         self._spill(kind, name)
-        dtype = np.dtype(KINDS[kind][name])
+        dtype = np.dtype(SINK_COLUMNS[kind][name])
         os.pwrite(self._files[kind, name], np.array(value, dtype=dtype).tobytes(), place * dtype.itemsize)
 
     def _spill(self, kind: str, name: str) -> None:
@@ -84,10 +84,10 @@ class SpoolSink:
             if end > own:
                 parts.append(self._read("versions", name, max(at - own, 0), end - own))
             block = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            yield resolved(block, values) if name in ("inputs", "previous") else block
+            yield resolve_versions(block, values) if name in ("inputs", "previous") else block
 
     def _read(self, kind: str, name: str, begin: int, end: int) -> Array:
         self._spill(kind, name)
-        dtype = np.dtype(KINDS[kind][name])
+        dtype = np.dtype(SINK_COLUMNS[kind][name])
         octets = os.pread(self._files[kind, name], (end - begin) * dtype.itemsize, begin * dtype.itemsize)
         return np.frombuffer(octets, dtype=dtype)

@@ -22,16 +22,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.trace.assembly.arrays import NONE, Numbers
+from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.assembly.batch import (
     Batch,
-    Late,
-    Learned,
+    LateRows,
     Operation,
     SourcePosition,
     StepMark,
     Streams,
     Tables,
+    ValueUpdate,
 )
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 from sightline.trace.bundle import json_codec
@@ -72,7 +72,7 @@ def encode(batch: Batch, news: News, info: dict[str, Any], more: dict[str, Any] 
             lengths.append([name, int(numbers.size), len(data)])
     told = {
         "streams": lengths, "end": batch.end, "news": news, "info": json_codec.dumps(info),
-        "learned": batch.learned, "steps": batch.steps,
+        "learned": batch.updates, "steps": batch.steps,
         "captures": [json_codec.dump(capture) for capture in batch.captures],
         **(more or {}),
     }  # fmt: skip
@@ -226,20 +226,20 @@ class Journal:
             at += length
         batch = Batch(
             rows=_streams(found, ""), late=_streams(found, "late."),
-            **{name: found.get(name, NONE) for name in _NUMBERS if name != "alive"},
+            **{name: found.get(name, EMPTY) for name in _NUMBERS if name != "alive"},
         )  # fmt: skip
         batch.alive, batch.end = found.get("alive"), int(head["end"])
         if not only_late:
-            batch.learned = [
-                Learned(int(value), int(kind), str(name)) for value, kind, name in head["learned"]
+            batch.updates = [
+                ValueUpdate(int(value), int(kind), str(name)) for value, kind, name in head["learned"]
             ]
             batch.steps = [StepMark(str(n), int(op), int(at), bool(b)) for n, op, at, b in head["steps"]]
             batch.captures = [json_codec.load(CaptureInfo, text) for text in head["captures"]]
         return batch
 
-    def late(self) -> Late:
+    def late(self) -> LateRows:
         """What later frames add to earlier ones."""
-        return Late.of([self.batch(number, only_late=True) for number in range(len(self))])
+        return LateRows.of([self.batch(number, only_late=True) for number in range(len(self))])
 
     def tables(self) -> Tables:
         """The small tables, as they were when the last frame was written."""
@@ -344,7 +344,7 @@ def _unpacked(data: bytes, count: int, floats: bool) -> Any:
 def _streams(found: dict[str, Any], prefix: str) -> Streams:
     made = Streams()
     for name in _STREAMS:
-        numbers: Numbers | None = found.get(prefix + name)
+        numbers: IntArray | None = found.get(prefix + name)
         if numbers is None:
             continue
         if name in ("floats", "counts"):

@@ -17,10 +17,10 @@ import numpy as np
 from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
-from sightline.trace.assembly.batch import Batch, Late, Tables
+from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.layout import O_WIDTH
-from sightline.trace.assembly.memory_sink import KINDS, assemble, final_info, frame_columns
-from sightline.trace.assembly.ring import evicted, merged, stood_in
+from sightline.trace.assembly.memory_sink import SINK_COLUMNS, assemble, final_info, frame_columns
+from sightline.trace.assembly.ring import add_placeholders, keep_last, merge_batches
 from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.database import FAULTS, word
 from sightline.trace.bundle.disk_sink import SpoolSink
@@ -76,7 +76,8 @@ def finish(
 
 def _empty(kind: str) -> dict[str, Any]:
     return {
-        name: np.zeros(int(name.endswith("_offsets")), dtype=dtype) for name, dtype in KINDS[kind].items()
+        name: np.zeros(int(name.endswith("_offsets")), dtype=dtype)
+        for name, dtype in SINK_COLUMNS[kind].items()
     }
 
 
@@ -84,17 +85,17 @@ def in_memory(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.
     """The whole of a journal, or of ``last=N`` what the last ops need."""
     count = tables.info.get("last")
     if count is None and journal.lost:
-        every = merged([journal.batch(number) for number in range(len(journal))])
+        every = merge_batches([journal.batch(number) for number in range(len(journal))])
         tables.metas.append(UNKNOWN_TENSOR)
-        batch = stood_in(every, len(tables.metas) - 1)
-        return assemble(tables, [([batch], True)], Late(), store, sparse=True)
+        batch = add_placeholders(every, len(tables.metas) - 1)
+        return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
     if count is None:
         return assemble(tables, segments(journal), journal.late(), store)
     gone = int(tables.info.get("dropped") or 0)
-    every = merged([journal.batch(number) for number in range(len(journal))])
-    batch, left_out = evicted(every, int(count), gone)
+    every = merge_batches([journal.batch(number) for number in range(len(journal))])
+    batch, left_out = keep_last(every, int(count), gone)
     tables.info["dropped"] = gone + left_out
-    return assemble(tables, [([batch], True)], Late(), store, sparse=True)
+    return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
 
 
 class OpenedJournal(NamedTuple):
