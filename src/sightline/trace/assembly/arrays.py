@@ -86,7 +86,7 @@ class Rows:
 def expand_ranges(starts: IntArray, counts: IntArray) -> IntArray:
     """Every position of the ranges that begin at ``starts``, concatenated.
 
-    >>> spread(np.array([5, 0]), np.array([2, 3])).tolist()
+    >>> expand_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
     ends = np.cumsum(counts)

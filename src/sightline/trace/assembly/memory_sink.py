@@ -76,7 +76,7 @@ class MemorySink:
 def resolve_versions(column: Array, values: int) -> Array:
     """References to new versions as positions after all other values.
 
-    >>> resolved(np.array([3, -1, -2, -4]), 10).tolist()
+    >>> resolve_versions(np.array([3, -1, -2, -4]), 10).tolist()
     [3, -1, 10, 12]
     """
     return np.where(column < -1, values - 2 - column, column).astype(column.dtype)

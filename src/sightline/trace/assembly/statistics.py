@@ -1,4 +1,4 @@
-"""Statistics batch by batch: what was read, and what views inherit from the tensor they relabel."""
+"""Statistics batch by batch: those measured, and those that views inherit from the tensor they relabel."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class StatisticsRows:
     floats: F64
     counts: IntArray
     has_lanes: Mask
-    in_order: Mask  #: whether a view has its elements in the order in which they were read
+    in_order: Mask  #: whether the elements are in the order in which they were measured
 
     @classmethod
-    def none(cls) -> StatisticsRows:
+    def empty(cls) -> StatisticsRows:
         no = np.zeros(0, dtype=bool)
         return cls(EMPTY, no_floats(), no_counts(), no, no)
 
@@ -37,7 +37,7 @@ class StatisticsRows:
         )  # fmt: skip
 
     def merge(self, other: StatisticsRows) -> StatisticsRows:
-        """Both, sorted by value; of two rows of one value the first."""
+        """Both, sorted by value; of two rows of a value the first."""
         both = StatisticsRows(
             np.concatenate([self.value, other.value]), np.concatenate([self.floats, other.floats]),
             np.concatenate([self.counts, other.counts]), np.concatenate([self.has_lanes, other.has_lanes]),
@@ -47,17 +47,17 @@ class StatisticsRows:
 
 
 class Statistics:
-    """Of the values that may still be looked at."""
+    """The statistics of the live values."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._rows = StatisticsRows.none()
-        self._pending = StatisticsRows.none()
+        self._rows = StatisticsRows.empty()
+        self._pending = StatisticsRows.empty()
 
     def add(
         self, floats: F64, counts: IntArray, live: LiveValues, first: int, ops: BatchOps
     ) -> dict[str, object]:
-        """The columns for the values from row ``first`` of the living on."""
+        """The columns for the values from row ``first`` of the live ones on."""
         lanes = np.full(len(counts), self._tables.fingerprint)
         every = np.ones(len(counts), dtype=bool)
         read = self._pending.merge(StatisticsRows(counts[:, 0], floats, counts, lanes, every))
@@ -71,18 +71,18 @@ class Statistics:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing was read of what may still be looked at."""
+        """Whether no live value has statistics."""
         return not len(self._rows.value) and not len(self._pending.value)
 
     def forget(self, live: LiveValues) -> None:
-        """Drop what no living value has."""
+        """Drop the statistics of values that are no longer live."""
         if len(self._rows.value):
             self._rows = self._rows.select(live.at(self._rows.value) >= 0)
 
     def _inherited(self, rows: StatisticsRows, live: LiveValues, first: int, ops: BatchOps) -> StatisticsRows:
-        """Rows of views that relabel a value that was read; a view of a view inherits through it."""
+        """Rows of views that relabel a measured value; a view of a view inherits through it."""
         if not len(rows.value):
-            return StatisticsRows.none()
+            return StatisticsRows.empty()
         operations = self._tables.operations
         relabels = np.array([one.relabels for one in operations] or [False])
         ordered = np.array([one.keeps_order for one in operations] or [False])
@@ -97,7 +97,7 @@ class Statistics:
         keeps: list[bool] = []
         for at in np.flatnonzero(candidate).tolist():
             view, base = int(live.id[first + at]), int(live.base[first + at])
-            if base < 0:  # `_unsafe_view`, which does not say that it is one
+            if base < 0:  # `_unsafe_view`, which has no base though it is a view
                 base = int(ops.inputs[starts[local[at]]])
             source = at_row.get(base)
             if source is None or view in at_row:
@@ -108,13 +108,13 @@ class Statistics:
             sources.append(source)
             keeps.append(kept)
         if not heirs:
-            return StatisticsRows.none()
-        return self._copied(rows, live, np.array(heirs), np.array(sources), np.array(keeps))
+            return StatisticsRows.empty()
+        return self._copy_rows(rows, live, np.array(heirs), np.array(sources), np.array(keeps))
 
-    def _copied(
+    def _copy_rows(
         self, rows: StatisticsRows, live: LiveValues, heirs: IntArray, sources: IntArray, keeps: Mask
     ) -> StatisticsRows:
-        """What was read, as of the heirs; an expanded view repeats the elements of its base."""
+        """The rows of sources for their heirs; an expanded view repeats the elements of its base."""
         copied = rows.select(sources)
         metas = self._tables.metas
         look, from_look = live.meta[live.at(heirs)], live.at(copied.value)
@@ -123,7 +123,7 @@ class Statistics:
             for view, source in zip(look.tolist(), from_look.tolist(), strict=True)
         ])  # fmt: skip
         floats, counts = copied.floats.copy(), copied.counts.copy()
-        with np.errstate(all="ignore"):  # numbers of a damaged file may be any
+        with np.errstate(all="ignore"):  # a damaged file may hold any numbers
             floats[:, FLOATS - 1] *= np.sqrt(times)
             counts[:, 1:COUNTS] = (counts[:, 1:COUNTS] * times[:, None]).astype(np.int64)
         lanes = keeps & copied.has_lanes

@@ -22,7 +22,7 @@ class Allocations:
     >>> rows = np.array([0, 64, 10, 1, 32, 11, 0, -1, 15])
     >>> [column.tolist() for column in allocations.add(rows, values=2, last=False).values()]
     [[0], [64], [10], [15]]
-    >>> [column.tolist() for column in allocations.add(NONE, values=2, last=True).values()]
+    >>> [column.tolist() for column in allocations.add(EMPTY, values=2, last=True).values()]
     [[1], [32], [11], [-1]]
     """
 
