@@ -18,42 +18,6 @@ from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, Damage, length
 
 Array = NDArray[Any]
 
-#: The least and what counts the ids of a column: a table, or how many names there are for a number.
-_IDS: Final[dict[tuple[str, str], tuple[int, str | int]]] = {
-    ("ops", "name"): (0, "names"),
-    ("ops", "level"): (0, len(d.LEVELS)),
-    ("ops", "flavour"): (0, len(d.FLAVOURS)),
-    ("ops", "phase"): (0, len(d.PHASES)),
-    ("ops", "call"): (-1, "calls"),
-    ("ops", "frame"): (-1, "frames"),
-    ("ops", "parent"): (-1, "ops"),
-    ("ops", "forward"): (-1, "ops"),
-    ("ops", "form"): (0, "forms"),
-    ("ops", "result"): (0, "forms"),
-    ("ops", "inputs"): (0, "values"),
-    ("ops", "outputs"): (0, "values"),
-    ("values", "meta"): (0, "metas"),
-    ("values", "storage"): (-1, "storages"),
-    ("values", "kind"): (0, len(d.KINDS)),
-    ("values", "name"): (-1, "names"),
-    ("values", "producer"): (-1, "ops"),
-    ("values", "previous"): (-1, "values"),
-    ("values", "base"): (-1, "values"),
-    ("calls", "module"): (0, "modules"),
-    ("calls", "parent"): (-1, "calls"),
-    ("calls", "frame"): (-1, "frames"),
-    ("calls", "phase"): (0, len(d.PHASES)),
-    ("calls", "input_form"): (-1, "forms"),
-    ("calls", "output_form"): (-1, "forms"),
-    ("calls", "inputs"): (0, "values"),
-    ("calls", "outputs"): (0, "values"),
-    ("frames", "parent"): (-1, "frames"),
-    ("frames", "code"): (0, "codes"),
-    ("stats", "value"): (0, "values"),
-    ("allocations", "value"): (-1, "values"),
-    ("device_work", "name"): (0, "names"),
-    ("device_work", "kind"): (0, len(d.WORK_KINDS)),
-}
 #: Links that point back: following them comes to an end.
 _BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),
                           ("calls", "parent"), ("frames", "parent")})  # fmt: skip
@@ -111,13 +75,7 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
     rows = counts[length_name(kind, name)]
     if len(column) != rows:
         raise Damage(f"{kind}/{name} has {len(column)} rows, not {rows}")
-    rule = _IDS.get((kind, name))
-    if rule is not None:
-        least, target = rule
-        size = counts[target] if isinstance(target, str) else target
-        if name.endswith("_form") and not size:
-            least = 0  # a call without forms could not be shown
-        _check_ids(kind, name, column, least, size)
+    _check_ids(kind, name, column, counts)
     if (kind, name) in _BACK:
         forward = column >= np.arange(len(column))
         if forward.any():
@@ -130,19 +88,27 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
 
 def check_block(kind: str, name: str, block: Array, first_row: int, counts: Mapping[str, int]) -> None:
     """A part of a column that begins at ``first_row``: what it points at is there, and before it."""
-    rule = _IDS.get((kind, name))
-    if rule is not None:
-        least, target = rule
-        _check_ids(kind, name, block, least, counts[target] if isinstance(target, str) else target)
+    _check_ids(kind, name, block, counts)
     if (kind, name) in _BACK and (block >= np.arange(first_row, first_row + len(block))).any():
         raise Damage(f"{kind}/{name} does not point back")
     if name in ("first_op", "end_op") and len(block):
-        _check_ids(kind, name, block, 0, counts["ops"] + 1)
+        _check_range(kind, name, block, 0, counts["ops"] + 1)
 
 
-def _check_ids(kind: str, name: str, column: Array, least: int, size: int) -> None:
-    if len(column) and (column.min() < least or column.max() >= size):
-        row = int(np.argmax((column < least) | (column >= size)))
+def _check_ids(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
+    reference = d.REFERENCES.get((kind, name))
+    if reference is None:
+        return
+    low, target = reference.low, reference.target
+    size = counts[target] if isinstance(target, str) else target
+    if name.endswith("_form") and not size:
+        low = 0  # a call without forms could not be shown
+    _check_range(kind, name, column, low, size)
+
+
+def _check_range(kind: str, name: str, column: Array, low: int, size: int) -> None:
+    if len(column) and (column.min() < low or column.max() >= size):
+        row = int(np.argmax((column < low) | (column >= size)))
         raise Damage(f"{kind}/{name} of row {row} points at {int(column[row])} of {size}")
 
 

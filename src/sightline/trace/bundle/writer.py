@@ -231,7 +231,6 @@ def _write(
         facts["sums"] = dump_json(sums)
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         connection.execute("COMMIT")
-        _pad(connection, path, schema.decoded_bytes(counts))
     finally:
         connection.close()
     _sync(path)
@@ -304,15 +303,6 @@ def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, 
     for id, (file, (text, whole)) in enumerate(sources.items()):
         raw = text.encode("utf-8", "surrogatepass")
         yield id, json_codec.dumps(file), int(whole), len(raw), zlib.compress(raw)
-
-
-def _pad(connection: sqlite3.Connection, path: Path, needed: int) -> None:
-    """Make a file large enough for what it decodes to; only one that repeats one op without end needs it."""
-    missing = -(-(needed - schema.FREE_BYTES) // schema.GROWTH) - path.stat().st_size
-    if missing > 0:
-        connection.execute(
-            "INSERT INTO chunks VALUES ('', '', 0, 0, zeroblob(?))", (missing + schema.PAGE,)
-        ).fetchall()
 
 
 def _sync(path: Path) -> None:
