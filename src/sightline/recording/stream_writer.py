@@ -37,9 +37,9 @@ from sightline.trace.assembly.ring import reusable_values
 from sightline.trace.assembly.values import open_allocations
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of
-from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
+from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, constant_fields, encode, new_table_rows
 from sightline.trace.bundle.reader import load
-from sightline.trace.bundle.recovery import finish, in_memory
+from sightline.trace.bundle.recovery import assemble_journal, finish_recording
 from sightline.trace.bundle.sources import whole_source
 from sightline.trace.bundle.writer import PRIVATE, WholeColumns, save_columns
 from sightline.trace.data import TraceData
@@ -215,11 +215,11 @@ class StreamWriter:
         tables = self._tables()
         operators, flops = self._news(batch, tables)
         more: dict[str, Any] = {"since": dict(self._since)}
-        news = news_of(tables, self._since, operators, flops)
+        news = new_table_rows(tables, self._since, operators, flops)
         if self._folder is not None and self._with["source"]:
             more["sources"] = self._new_sources(tables)
         if first:
-            more["first"] = first_of(tables)
+            more["first"] = constant_fields(tables)
             more["environment"] = json_codec.dumps(_environment(tables) if self._with["environment"] else {})
         frame = encode(batch, news, tables.info, more)
         if self._folder is not None:
@@ -334,7 +334,10 @@ class StreamWriter:
         operators, flops = self._looks.told()
         head = Journal(None, [self._frames[0].before]).batch(0)
         start = encode(
-            head, news_of(tables, since, operators, flops), tables.info, {"first": first_of(tables)}
+            head,
+            new_table_rows(tables, since, operators, flops),
+            tables.info,
+            {"first": constant_fields(tables)},
         )
         return [start, *(_without_news(one.data) for one in self._frames)]
 
@@ -378,7 +381,7 @@ class StreamWriter:
         store = None if session.captures is None else session.captures.store()
         journal = self._journal()
         try:
-            found, assembler = in_memory(journal, self._copy_of(self._tables()), store)
+            found, assembler = assemble_journal(journal, self._copy_of(self._tables()), store)
         finally:
             journal.close()
         session.node_ops = assembler.node_ops()
@@ -458,7 +461,7 @@ class StreamWriter:
             store = None if session.captures is None else session.captures.store()
             journal = self._journal()
             try:
-                _, assembler = finish(journal, self._tables(), self._folder, store, **self._with)
+                _, assembler = finish_recording(journal, self._tables(), self._folder, store, **self._with)
             finally:
                 journal.close()
             session.node_ops = assembler.node_ops()

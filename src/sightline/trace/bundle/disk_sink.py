@@ -1,4 +1,4 @@
-"""Columns that are assembled batch by batch and then saved: on disk in between, not in memory."""
+"""`DiskSink`: columns that are assembled batch by batch, on disk until they are saved."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sightline.trace.bundle.schema import CHUNK_ROWS
 _SPILL: Final = 1 << 16  #: bytes of a column that wait in memory before they go to its file
 
 
-class SpoolSink:
-    """A file per column, in a folder that is removed afterwards."""
+class DiskSink:
+    """A `Sink` with a file per column, in a folder that ``close`` removes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(0o700, parents=True)
         self._files: dict[tuple[str, str], int] = {}
         self._waiting: dict[tuple[str, str], list[bytes]] = {}
-        self._sizes: dict[tuple[str, str], int] = {}  # numbers of each column
+        self._sizes: dict[tuple[str, str], int] = {}  # how many numbers each column has
         try:
             for kind, columns in SINK_COLUMNS.items():
                 for name in columns:
@@ -32,19 +32,19 @@ class SpoolSink:
                     self._files[kind, name] = os.open(folder / f"{kind}.{name}", flags, 0o600)
                     self._waiting[kind, name] = []
                     self._sizes[kind, name] = 0
-        except BaseException:  # too many open files: those that are go too
+        except BaseException:  # too many open files, for one
             self.close()
             raise
 
     def close(self) -> None:
-        """Remove everything."""
+        """Close and remove all files."""
         for number in self._files.values():
             os.close(number)
         self._files.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, kind: str, columns: dict[str, Any]) -> None:
-        """Rows at the end of a table."""
+        """Append rows to a table."""
         for name, dtype in SINK_COLUMNS[kind].items():
             column = np.asarray(columns[name]).astype(dtype)
             waiting = self._waiting[kind, name]
@@ -53,29 +53,29 @@ class SpoolSink:
             if sum(map(len, waiting)) >= _SPILL:
                 self._spill(kind, name)
 
-    def patch(self, kind: str, name: str, place: int, value: int) -> None:
-        """Another number for a row that is there."""
+    def patch(self, kind: str, name: str, position: int, value: int) -> None:
+        """Replace the number of a row that was added."""
         self._spill(kind, name)
         dtype = np.dtype(SINK_COLUMNS[kind][name])
-        os.pwrite(self._files[kind, name], np.array(value, dtype=dtype).tobytes(), place * dtype.itemsize)
+        os.pwrite(self._files[kind, name], np.array(value, dtype=dtype).tobytes(), position * dtype.itemsize)
 
     def _spill(self, kind: str, name: str) -> None:
         waiting = self._waiting[kind, name]
         if waiting:
             data, file = b"".join(waiting), self._files[kind, name]
             at = os.fstat(file).st_size
-            while data:  # a disk that is full raises; one that is slow may take a part
+            while data:  # a write may be partial
                 done = os.pwrite(file, data, at)
                 data, at = data[done:], at + done
             waiting.clear()
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; values with their new versions."""
+        """How many numbers a column has; values include their new versions."""
         more = self._sizes["versions", name] if kind == "values" else 0
         return self._sizes[kind, name] + more
 
     def blocks(self, kind: str, name: str) -> Iterator[Array]:
-        """A column in chunks; of offsets the lengths, and values with their new versions."""
+        """A column in chunks; offsets as lengths, and values with their new versions."""
         values = self._sizes["values", "meta"]
         total, own = self.size(kind, name), self._sizes[kind, name]
         for at in range(0, total, CHUNK_ROWS):
