@@ -89,7 +89,7 @@ def test_shards_of_another_folder_are_shared_or_copied(
 
 STAGES = {
     "tensors": (tensorfiles, "ShardWriter"),
-    "sources": (saving, "gather"),
+    "sources": (saving, "collect_sources"),
     "columns": (saving, "encode"),
     "disk": (saving, "_sync"),
     "last moment": (saving, "_shards_of"),
