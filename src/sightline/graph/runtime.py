@@ -16,8 +16,8 @@ from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
 from sightline.graph.context import GraphContext
-from sightline.graph.graph import Edge, Graph, Node, Ref, collector_paused
-from sightline.graph.node_names import Names, full_name, op_name, word
+from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused
+from sightline.graph.node_names import UniqueNames, base_name, full_name, op_name
 from sightline.trace.data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
 from sightline.trace.index import Index
 
@@ -121,7 +121,7 @@ def graph(
         raise UsageError(f"level={level!r} is no level of a graph; choose {listed(_LEVELS)}.")
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
-    with collector_paused():
+    with gc_paused():
         part = None if everything else model_part(index.raw)
         made = _Builder(index, level or _recorded(index), SHOWN[phase], part).build()
     if module is not None:
@@ -160,7 +160,7 @@ class _Builder:
         self._units: list[int] = units.tolist()
         self._op_count = len(data.ops)
         self._facts = GraphContext(index)
-        self._names = Names()
+        self._names = UniqueNames()
         self._known: dict[tuple[int, int], tuple[Arguments, str, str, str]] = {}  # by name and form
         self._bound: dict[int, Arguments] = {}  # of module calls, by form
         self._rows: list[_Row] = []  # of the nodes; their outputs may grow until all are there
@@ -260,7 +260,7 @@ class _Builder:
         form = self._data.forms[self._form[op]]
         short = op_name(text, level)
         bound = op_arguments(text, level, self._index.ops[op].flavour, form, schema)
-        return bound, word(short, level), short, full_name(text, level)
+        return bound, base_name(short, level), short, full_name(text, level)
 
     def _call(self, call: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
         form = int(self._data.calls.input_form[call])

@@ -131,7 +131,7 @@ class InputSpec:
                 if isinstance(value, torch.Tensor) or value != constant:
                     raise UsageError(
                         f"The input {name} is {constant!r} in this graph, built in when it was made, but got "
-                        f"{value_text(value)}: export again with it."
+                        f"{describe_value(value)}: export again with it."
                     )
             else:
                 self._check_tensor(name, value)
@@ -141,8 +141,8 @@ class InputSpec:
     def _check_tensor(self, name: str, value: Any) -> None:
         expected = self.dynamic.input_text(name)
         if not isinstance(value, torch.Tensor):
-            raise UsageError(f"The input {name} must be a tensor {expected}, but is {value_text(value)}.")
-        dimensions, got = self.dynamic.inputs[name], value_text(value)
+            raise UsageError(f"The input {name} must be a tensor {expected}, but is {describe_value(value)}.")
+        dimensions, got = self.dynamic.inputs[name], describe_value(value)
         if value.dim() != len(dimensions):
             raise UsageError(
                 f"The input {name} must be {expected}, but is {got}: {value.dim()} instead of "
@@ -181,7 +181,7 @@ def _spec_text(spec: pytree.TreeSpec) -> str:
     return f"a {spec.type.__name__}{keys}" if spec.type is not None else "nothing"
 
 
-def value_text(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value in an error message: a tensor in our notation, anything else as Python writes it, if short."""
     if isinstance(value, torch.Tensor):
         return tensor_text(tuple(value.shape), str(value.dtype), str(value.device))

@@ -22,7 +22,7 @@ from torch.fx.node import map_aggregate, map_arg
 from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text
 from sightline.errors import NoSuchNode, UsageError
-from sightline.graph.exported.inputs import value_text
+from sightline.graph.exported.inputs import describe_value
 from sightline.graph.exported.torch_export import MODES, OBJECT, Mode
 from sightline.graph.exported.torchapi import op_schema, pytree, storage_key
 
@@ -375,7 +375,7 @@ class Interpreter:
         return pending
 
     def _note(self, step: PlanStep, values: list[Any]) -> str:
-        texts = ", ".join(value_text(values[source]) for source in step.sources)
+        texts = ", ".join(describe_value(values[source]) for source in step.sources)
         where = self.explain(step.name)
         edited = [repr(self.plan.steps[source].name) for source in step.sources if source in self.edits]
         after = f"; {' and '.join(edited)} had been edited" if edited else ""

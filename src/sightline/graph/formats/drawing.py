@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from sightline.graph.arguments import REQUIRED, signature
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.module_scopes import ModuleNesting, nesting
-from sightline.graph.node_names import word
+from sightline.graph.module_scopes import ScopeTree, scope_tree
+from sightline.graph.node_names import base_name
 from sightline.notation import constant_text, count_text
 from sightline.trace.data import TensorMeta
 
@@ -37,7 +37,7 @@ def hyperparameters(node: Node) -> str:
     >>> hyperparameters(Node(0, "c", "conv2d", args={"stride": (2, 2), "padding": (3, 3), "groups": 1}))
     'stride=2 padding=3'
     """
-    known = _USUAL | dict(signature(word(node.op, "aten")))
+    known = _USUAL | dict(signature(base_name(node.op, "aten")))
     texts: list[str] = []
     for key in _TELLING:
         value = node.args.get(key)
@@ -101,7 +101,7 @@ class Drawing:
 
     def __init__(self, graph: Graph, *, inline: bool = True) -> None:
         self.graph = graph
-        self._tree: ModuleNesting = nesting(graph)
+        self._tree: ScopeTree = scope_tree(graph)
         self._boxes: dict[int, Box] = {}
         self._box_of: dict[int, Box] = {}
         self._repeats = self._box_repeats()

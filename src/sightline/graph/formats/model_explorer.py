@@ -11,7 +11,7 @@ from typing import Any
 
 from sightline.graph.formats.escaping import printable
 from sightline.graph.graph import Edge, Graph, Node
-from sightline.graph.module_scopes import ModuleNesting, nesting
+from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.notation import constant_text
 
 
@@ -22,7 +22,7 @@ def to_model_explorer(graph: Graph) -> dict[str, Any]:
     >>> made["graphs"][0]["nodes"][0]["namespace"]
     'act'
     """
-    tree = nesting(graph)
+    tree = scope_tree(graph)
     spaces = _Namespaces(graph, tree)
     nodes = [_node(graph, node, spaces.of(node)) for node in graph.topological()]
     name = printable(graph.name) or "graph"
@@ -40,7 +40,7 @@ def to_model_explorer(graph: Graph) -> dict[str, Any]:
 class _Namespaces:
     """``blocks/0/attn``; further calls of a module have a number: ``cell (2)``."""
 
-    def __init__(self, graph: Graph, tree: ModuleNesting) -> None:
+    def __init__(self, graph: Graph, tree: ScopeTree) -> None:
         self._tree, self._types = tree, graph.modules
         self._texts: list[str] = []
         self._homes = dict(tree.of_node)
