@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.graph.formats.files import draw
+from sightline.graph.formats.files import render
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
@@ -53,7 +53,7 @@ def test_48_layers_fit_one_screen(depth: int | None) -> None:
         model(torch.zeros(2, 5, dtype=torch.long))
     folded = t.graph(fold=True, depth=depth)
     assert len(folded.lint().nodes_of(kind="call")) <= 15
-    found = re.search(r'<svg width="(\d+)pt" height="(\d+)pt"', draw(folded, "svg").decode())
+    found = re.search(r'<svg width="(\d+)pt" height="(\d+)pt"', render(folded, "svg").decode())
     assert found is not None
     width, height = (int(size) for size in found.groups())
     assert width < 900

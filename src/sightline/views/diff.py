@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.diff.module_errors import ModuleRow
-from sightline.diff.op_labels import OpLabel
-from sightline.diff.side import Side
+from sightline.diff.comparison import ModuleRow
+from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
 from sightline.views.layout import fitted
@@ -315,7 +314,7 @@ def _rows(diff: Diff) -> list[_Row]:
     """Pairs and lone ops in the order of the run, those of one line taken together."""
     found = diff.comparison
     made = found.alignment
-    reasons = found._looking.reasons.places
+    label_a, label_b = found.a.op_label, found.b.op_label
     divergence = diff.divergence
     marked = {place.op for place in (divergence.reason.a,) if place} if divergence else set()
     marked_b = {place.op for place in (divergence.reason.b,) if place} if divergence else set()
@@ -327,15 +326,15 @@ def _rows(diff: Diff) -> list[_Row]:
         y = made.ops_a[x]
         while y >= 0 and at < len(theirs) and theirs[at] <= y:
             if made.ops_b[theirs[at]] < 0:
-                _add(rows, _Row(None, reasons[1].of(theirs[at]), State.UNKNOWN, 0.0, theirs[at] in marked_b))
+                _add(rows, _Row(None, label_b(theirs[at]), State.UNKNOWN, 0.0, theirs[at] in marked_b))
             at += 1
         verdict = verdicts.get(x)
         first = x in marked or y in marked_b
         state, error = (verdict.state, verdict.error) if verdict is not None else (State.UNKNOWN, 0.0)
-        _add(rows, _Row(reasons[0].of(x), reasons[1].of(y) if y >= 0 else None, state, error, first))
+        _add(rows, _Row(label_a(x), label_b(y) if y >= 0 else None, state, error, first))
     for op in theirs[at:]:
         if made.ops_b[op] < 0:
-            _add(rows, _Row(None, reasons[1].of(op), State.UNKNOWN, 0.0, op in marked_b))
+            _add(rows, _Row(None, label_b(op), State.UNKNOWN, 0.0, op in marked_b))
     return rows
 
 

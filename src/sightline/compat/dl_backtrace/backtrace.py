@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported import ExportedGraph, Run, export
-from sightline.graph.exported.program import bound_arguments, module_stack, state_of
+from sightline.graph.exported.program import bound_arguments, module_stack, state_tensors
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -201,7 +201,7 @@ class DLBacktrace:
     @property
     def extracted_weights(self) -> dict[str, Any]:
         """The tensor of each placeholder that is no input, as the model has it now."""
-        return state_of(self.exported.program, self.model)
+        return state_tensors(self.exported.program, self.model)
 
     @property
     def graph(self) -> nx.DiGraph:

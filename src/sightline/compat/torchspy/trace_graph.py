@@ -15,7 +15,7 @@ from typing import Any
 
 from sightline.errors import UsageError
 from sightline.graph.formats.dot import quoted
-from sightline.graph.formats.files import drawn
+from sightline.graph.formats.files import render_dot
 
 
 @dataclass(eq=False)
@@ -196,7 +196,7 @@ class Digraph:
 
     def pipe(self, format: str | None = None) -> bytes:
         """The picture itself."""
-        return drawn(self.source, _known(format or self.format), len(self.body))
+        return render_dot(self.source, _known(format or self.format), len(self.body))
 
     def render(
         self, filename: str | os.PathLike[str], cleanup: bool = False, format: str | None = None
