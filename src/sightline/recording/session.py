@@ -81,7 +81,7 @@ class Session(SessionBase):
         return len(self._states)
 
     @property
-    def passage(self) -> HandlerOverhead:
+    def handler_overhead(self) -> HandlerOverhead:
         """What torch adds to what passes a mode."""
         return handler_overhead()
 
