@@ -4,6 +4,7 @@
 #include "module_calls.h"
 #include "python_values.h"
 #include "recording_object.h"
+#include "termination.h"
 
 namespace sightline {
 namespace {
@@ -629,6 +630,8 @@ PyMethodDef module_methods[] = {
     {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)), METH_FASTCALL,
      "A global forward hook."},
     {"after_fork", after_fork, METH_NOARGS, "Forget everything, in a forked child."},
+    {"delay_termination", delay_termination, METH_O, "SIGTERM ends the process so many seconds later."},
+    {"restore_termination", restore_termination, METH_NOARGS, "SIGTERM as it was."},
     {"address_at", address_at, METH_VARARGS, "The address an object holds so many bytes into itself."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_observer", "The native engine.", -1, module_methods,
