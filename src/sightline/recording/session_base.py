@@ -81,7 +81,7 @@ class SessionBase:
         raise NotImplementedError
 
     @property
-    def passage(self) -> HandlerOverhead:
+    def handler_overhead(self) -> HandlerOverhead:
         """What it costs just to be seen."""
         raise NotImplementedError
 

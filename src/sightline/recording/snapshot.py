@@ -50,8 +50,8 @@ class TableSnapshot:
             operator=lambda stack, info: written(stack, self._infos[info].name),
             places=self._sources.places, codes=self._sources.codes, files=self._sources.files,
             one_tensor=session.arguments.one_tensor, begin=session.begin,
-            first_sequence=session.first_sequence, aten_passage=session.passage.aten,
-            api_passage=session.passage.api,
+            first_sequence=session.first_sequence, aten_passage=session.handler_overhead.aten,
+            api_passage=session.handler_overhead.api,
             whole_ops=session.engine == "native",
             fingerprint=bool(getattr(session.readings, "fingerprint", False)),
         )  # fmt: skip

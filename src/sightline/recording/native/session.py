@@ -165,7 +165,7 @@ class NativeSession(Host):
         return found
 
     @property
-    def passage(self) -> HandlerOverhead:
+    def handler_overhead(self) -> HandlerOverhead:
         """What torch adds to an op that is observed: a fraction of a microsecond, left in."""
         return HandlerOverhead(0, 0)
 
