@@ -23,7 +23,7 @@ from sightline.recording.fingerprints import LANES, ROW, matrix_on, plain_nan, r
 _ROWS: Final = 4  # rows a program takes at a time
 #: Programs for each multiprocessor, at least and at most: few for a small tensor, since each has an end that
 #: takes long, and for a large one as many as fit at once with the registers they take.
-_PROGRAMS: Final = {"odd": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
+_PROGRAMS: Final = {"nonfinite": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
 _BLOCK: Final = _ROWS * ROW // 4  # words of that
 _WORDS: Final = 2048  # words that are looked at at a time, where only what is not finite is counted
 
@@ -347,7 +347,7 @@ def fits(tensor: Any) -> bool:
 def count(tensor: Any, cells: Cells, at_row: int) -> None:
     """Count what is not finite in a dense CUDA tensor, into a row of a table."""
     words = tensor.numel() * tensor.dtype.itemsize // 4
-    programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "odd"))
+    programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "nonfinite"))
     sightline_count[(programs,)](
         _Words(tensor.data_ptr()), cells.counts, cells.alarm.count, cells.alarm.bell, words, at_row,
         **_count_options(tensor.dtype, cells),
@@ -376,7 +376,7 @@ def compiled(dtype: torch.dtype, cells: Cells, fill: str, many: bool) -> Kernel 
     # What stands for the tensor, or for the list of tensors, has to be of the right type alone.
     given, kinds = (cells.counts, ["*i64"]) if many else (_Words(0), ["*i32"])
     row, row_kinds = ((0,), ["i64"]) if many else ((1, 0), ["i64", "i64"])
-    if fill == "odd":
+    if fill == "nonfinite":
         kernel, options = sightline_count_many if many else sightline_count, _count_options(dtype, cells)
         found = kernel.warmup(given, cells.counts, *alarm, *row, grid=(1,), **options)
         kinds += ["*i64"] * 3

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from sightline.notation import bytes_text, position_text
-from sightline.recording.torchapi import Tensor, undisturbed
+from sightline.recording.torchapi import Tensor, without_modes
 from sightline.trace.causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.data import MUTATES, TraceData
 from sightline.trace.held_memory import USES, HeldMemory, held_memory
@@ -318,7 +318,7 @@ def _indices(op: Op, error: BaseException) -> list[str]:
         return []
     # What is to be ignored is no class.
     ignored = None if name == "embedding" else held.get("ignore_index", -100)
-    low, high = undisturbed(partial(_extremes, index, ignored))
+    low, high = without_modes(partial(_extremes, index, ignored))
     if low >= 0 and high < rows:
         return []
     wrong, made = high if high >= rows else low, numbers_origin(given)

@@ -466,52 +466,52 @@ class TestTheChoice:
         monkeypatch.setattr(build, "SOURCES", sources)
 
     def test_auto_is_native_where_it_can_be_built(self) -> None:
-        assert build.chosen("auto") == build.chosen("native") == "native"
+        assert build.resolve_engine("auto") == build.resolve_engine("native") == "native"
         assert build.load().answer() == 42
         assert sys.modules[NAME] is build.load()
 
     def test_python_builds_nothing(self, fake: FakeCompiler) -> None:
-        assert build.chosen("python") == "python"
+        assert build.resolve_engine("python") == "python"
         assert fake.calls == 0
 
     def test_auto_is_python_where_it_cannot(self, fake: FakeCompiler) -> None:
         fake.does("exit 1")
-        assert build.chosen("auto") == "python"
-        assert "did not compile with fake++ 1.0" in sentence(lambda: build.chosen("native"))
+        assert build.resolve_engine("auto") == "python"
+        assert "did not compile with fake++ 1.0" in sentence(lambda: build.resolve_engine("native"))
         assert fake.calls == 1
 
     @pytest.mark.parametrize("engine", ["native", "python"])
     def test_auto_follows_the_environment(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(build.ENGINE, engine)
-        assert build.chosen("auto") == engine
-        assert build.chosen("python") == "python"
-        assert build.chosen("native") == "native"
+        assert build.resolve_engine("auto") == engine
+        assert build.resolve_engine("python") == "python"
+        assert build.resolve_engine("native") == "native"
 
     def test_native_in_the_environment_is_held_to(
         self, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fake.does("exit 1")
         monkeypatch.setenv(build.ENGINE, "native")
-        assert "did not compile" in sentence(lambda: build.chosen("auto"))
+        assert "did not compile" in sentence(lambda: build.resolve_engine("auto"))
         assert build.status().reason.startswith(
             "SIGHTLINE_ENGINE=native is set, so that nothing can be recorded. The native engine did not "
         )
 
     def test_a_wrong_word_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match=r"^engine='fast' is not a choice; engine is one of 'auto', "):
-            build.chosen("fast")
+            build.resolve_engine("fast")
         monkeypatch.setenv(build.ENGINE, "fast")
         text = r"^SIGHTLINE_ENGINE='fast' is not a choice; it is one of 'auto', 'native', 'python'\.$"
         with pytest.raises(UsageError, match=text):
-            build.chosen("auto")
-        assert build.chosen("python") == "python"
+            build.resolve_engine("auto")
+        assert build.resolve_engine("python") == "python"
 
     def test_a_fault_of_the_build_does_not_end_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise ZeroDivisionError("oh")
 
         monkeypatch.setattr(build, "_builder", fail)
-        assert build.chosen("auto") == "python"
+        assert build.resolve_engine("auto") == "python"
         assert sentence(build.load) == "The native engine cannot be built (ZeroDivisionError: oh)."
 
 

@@ -46,16 +46,16 @@ def _public(function: Any) -> Any:
 
 
 @cache
-def _method_facts(name: str) -> OpTraits | None:
+def _method_traits(name: str) -> OpTraits | None:
     """Of a tensor method, or ``@T`` for a property; None if tensors have none."""
     if not name.startswith("@"):
         function = getattr(Tensor, name, None)
         return None if function is None else api_traits(function)
     if name[1:] not in TENSOR_PROPERTIES:
         return None
-    facts = OpTraits(name)
-    facts.name, facts.flavour = f"Tensor.{name[1:]}", PROPERTY
-    return facts
+    traits = OpTraits(name)
+    traits.name, traits.flavour = f"Tensor.{name[1:]}", PROPERTY
+    return traits
 
 
 class ApiNames:
@@ -67,24 +67,24 @@ class ApiNames:
         self._names: dict[int, list[str]] = {}  # of the parameters of Python functions
         self._kept: list[Any] = []  # what C++ knows by address
 
-    def _number(self, key: Any, facts: OpTraits) -> int:
+    def _number(self, key: Any, traits: OpTraits) -> int:
         found = self._numbers.get(key)
         if found is None:
             found = self._numbers[key] = len(self._infos)
-            self._infos.append(OpInfo(facts, found))
+            self._infos.append(OpInfo(traits, found))
         return found
 
     def of(self, function: Any) -> int:
         """The number of a function or method; -1 of one that says something of a tensor and makes none."""
-        return self._of_facts(api_traits(function))
+        return self._of_traits(api_traits(function))
 
-    def _of_facts(self, facts: OpTraits) -> int:
-        return -1 if facts.noise else self._number(facts.name, facts)
+    def _of_traits(self, traits: OpTraits) -> int:
+        return -1 if traits.noise else self._number(traits.name, traits)
 
     def method(self, name: str) -> int:
         """The number of a tensor method, or ``@T`` for a property; -1 if tensors have none."""
-        facts = _method_facts(name) if name else None
-        return -1 if facts is None else self._of_facts(facts)
+        traits = _method_traits(name) if name else None
+        return -1 if traits is None else self._of_traits(traits)
 
     def site(self, code: CodeType, offset: int) -> tuple[Site, int, int]:
         """A place in the code, and what its operator stands for."""

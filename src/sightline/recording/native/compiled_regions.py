@@ -17,7 +17,7 @@ import torch
 
 from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper
 from sightline.recording.operations import OPAQUE, OpInfo, OpTraits
-from sightline.recording.torchapi import Tensor, quiet
+from sightline.recording.torchapi import Tensor, no_torch_function
 
 if TYPE_CHECKING:
     from sightline.recording.native.session import NativeSession
@@ -108,7 +108,7 @@ def has_compiled_code() -> bool:
 def enter_region(session: NativeSession, wrapper: FrameType) -> None:
     """Compiled code begins: open one opaque op for it."""
     local = wrapper.f_locals
-    with quiet():
+    with no_torch_function():
         _note_tensors(session, wrapper.f_back)
         info = _info(session, local.get("fn"))
         form, inputs = session.read(local.get("args", ()), local.get("kwargs"))
@@ -119,7 +119,7 @@ def _info(session: NativeSession, function: Any) -> int:
     """What a compiled function is called: its own name, or the class of the compiled module."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
-    calls = session.where()[0]
+    calls = session.context()[0]
     if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
         called = session.modules.all[calls[-1]].ref()
         name = type(getattr(called, "_orig_mod", called)).__name__
@@ -133,14 +133,14 @@ def opaque_info(session: SessionBase, name: str) -> int:
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:
             return info.number
-    facts = OpTraits(name)
-    facts.name, facts.flavour = name, OPAQUE
-    session.infos.append(OpInfo(facts, len(session.infos)))
+    traits = OpTraits(name)
+    traits.name, traits.flavour = name, OPAQUE
+    session.infos.append(OpInfo(traits, len(session.infos)))
     return len(session.infos) - 1
 
 
 def _note_tensors(session: NativeSession, frame: FrameType | None) -> None:
     """The tensors a frame holds in variables are no outputs of what it calls now."""
     for value in list(frame.f_locals.values()) if frame is not None else ():
-        if isinstance(value, Tensor) and session.values.known(value) is None:
+        if isinstance(value, Tensor) and session.values.find(value) is None:
             session.values.value(value)

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
 from sightline.recording.stacks import hide_own_frames
-from sightline.recording.step_marks import leave_optimizers, watch_optimizers
+from sightline.recording.step_marks import install_optimizer_hooks, release_optimizer_hooks
 from sightline.recording.torchapi import module_hooks
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
@@ -36,7 +36,7 @@ class Hooks:
         """Put the hooks in place."""
         self._observer = observer
         self.show()
-        watch_optimizers(self)
+        install_optimizer_hooks(self)
         # torch warns whoever calls a compiled module of global hooks; of ours nobody needs a warning.
         if module_hooks._has_any_global_hook != self._has_any_other:
             self._had_any = module_hooks._has_any_global_hook
@@ -45,7 +45,7 @@ class Hooks:
     def remove(self) -> None:
         """Take them out again."""
         self.hide()
-        leave_optimizers(self)
+        release_optimizer_hooks(self)
         if module_hooks._has_any_global_hook == self._has_any_other:
             module_hooks._has_any_global_hook = self._had_any
         self._observer = None
@@ -123,8 +123,8 @@ def after_fork() -> None:
     found[0].native.after_fork()
     for session in found:
         session.halt()
-        if session.keeper is not None:
-            session.keeper.abandon()
+        if session.stream_writer is not None:
+            session.stream_writer.abandon()
     sessions.clear()
     _hooks.remove()
     _regions.remove()

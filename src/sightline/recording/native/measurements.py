@@ -25,22 +25,22 @@ class NativeStatistics(StatisticsBuffer):
 
     def __init__(self, recording: Any) -> None:
         self._recording = recording
-        self.stream = NativeStream(recording, "readings")
-        self.bad: Any = _Odd(recording)
+        self.stream = NativeStream(recording, "statistics")
+        self.nonfinite: Any = _Odd(recording)
         self._frozen: tuple[int, list[Implied]] | None = None
 
-    def first_time(self, value: int) -> bool:
+    def mark_read(self, value: int) -> bool:
         """Whether a value has not been read; from now on it has."""
-        return not self._recording.looked_at(value, True)
+        return not self._recording.is_measured(value, True)
 
-    def known(self, value: int) -> bool:
+    def is_read(self, value: int) -> bool:
         """Whether a value was looked at."""
-        return bool(self._recording.looked_at(value, False))
+        return bool(self._recording.is_measured(value, False))
 
     def add(self, value: int, reading: TensorStatistics) -> None:
         """Keep what Python has read."""
         *numbers, lanes = reading
-        self._recording.add_reading(value, *numbers, *lanes)
+        self._recording.add_statistics(value, *numbers, *lanes)
 
     def read(self, tensor: Any, fingerprint: bool) -> TensorStatistics:
         """The numbers of a tensor in CPU memory: C++ needs a fifth of the time."""
@@ -72,9 +72,9 @@ class NativeStatistics(StatisticsBuffer):
         self._frozen = self.checked, self.copies()
         self.stream.freeze()
 
-    def stop_telling(self) -> None:
+    def stop_reporting(self) -> None:
         """Nobody wants to hear of what is not finite any more."""
-        self._recording.tell_odd(False)
+        self._recording.report_nonfinite(False)
 
 
 class _Odd:
@@ -84,11 +84,11 @@ class _Odd:
         self._recording = recording
 
     def get(self, value: int) -> tuple[int, int] | None:
-        found: tuple[int, int] | None = self._recording.odd(value)
+        found: tuple[int, int] | None = self._recording.nonfinite(value)
         return found
 
     def __contains__(self, value: int) -> bool:
-        return self._recording.odd(value) is not None
+        return self._recording.nonfinite(value) is not None
 
     def __getitem__(self, value: int) -> tuple[int, int]:
         found = self.get(value)
@@ -185,9 +185,9 @@ class NativeDeviceStatistics(DeviceStatistics):
             self._recording.watch_bell(alarm.bell.data_ptr())
         return alarm
 
-    def heard(self, count: int) -> None:
+    def acknowledge(self, count: int) -> None:
         """So much of what is not finite was looked into."""
-        self._recording.heard(count)
+        self._recording.acknowledge(count)
 
     def freeze(self) -> None:
         """C++ is about to forget what it has written."""

@@ -45,10 +45,10 @@ def operator(name: str, overload: str) -> Any:
 @cache
 def traits_of(name: str, overload: str) -> tuple[OpTraits, int]:
     """What is known of an operator, and a bit for each argument that it changes in place."""
-    facts = aten_traits(operator(name, overload))
-    arguments = facts.function._schema.arguments[:64]
+    traits = aten_traits(operator(name, overload))
+    arguments = traits.function._schema.arguments[:64]
     written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
-    return facts, sum(1 << at for at, changes in enumerate(written) if changes)
+    return traits, sum(1 << at for at, changes in enumerate(written) if changes)
 
 
 def form_of_schema(function: Any, values: list[Any], scalar_type: Callable[[int], str]) -> Form:

@@ -59,7 +59,7 @@ class NativeSession(Host):
         self.api_names = ApiNames(self.infos)
         self.stacks: NativeStacks = NativeStacks()
         values = self.values = NativeValues()
-        self.arguments = Arguments(values, Forms())  # type: ignore[arg-type]  # it asks no more of it
+        self.arguments = Arguments(values, Forms())
         self.recording = values.recording = observer.Recording(
             self,
             level,
@@ -79,7 +79,7 @@ class NativeSession(Host):
         values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
         for kind in (Tensor, Parameter):
             self.recording.type_kind(kind, TENSOR)
-        self.modules = Modules(model, values)  # type: ignore[arg-type]
+        self.modules = Modules(model, values)
         self._counters: tuple[int, ...] = ()
         self._raised = -1  # the stack of the last op that raised
         self._stopping: BaseException | None = None  # an observer's, that the program has not been given
@@ -98,11 +98,11 @@ class NativeSession(Host):
             self.recording.listen_to_nodes()
         self._caller = None
 
-    def new_readings(self) -> StatisticsBuffer:
+    def new_statistics_buffer(self) -> StatisticsBuffer:
         """Where the numbers of tensors are kept: C++ reads the results of ops, where it sees them."""
         return NativeStatistics(self.recording) if self.level in ("aten", "both") else StatisticsBuffer()
 
-    def new_deferred(self, fill: str) -> DeviceStatistics:
+    def new_device_statistics(self, fill: str) -> DeviceStatistics:
         """Where numbers on devices are kept."""
         if self.level not in ("aten", "both"):
             return DeviceStatistics(fill)
@@ -110,9 +110,9 @@ class NativeSession(Host):
 
     def _measure(self) -> None:
         """Have C++ measure what was asked for."""
-        if self.readings is None or not self.readings.readings.native:
+        if self.statistics_source is None or not self.statistics_source.buffer.native:
             return
-        wanted = (0, False, False, False) if self.measurer is None else self.measurer.native_options
+        wanted = (0, False, False, False) if self.statistics is None else self.statistics.native_options
         checks = self.check is not None
         self.recording.measure(*wanted, checks, checks, Parameter)
 
@@ -145,9 +145,9 @@ class NativeSession(Host):
         """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
         for stream in (self.ops, self.calls, self.memory, self.values.stream, self.values.fresh):
             stream.freeze()
-        if self.readings is not None:
-            self.readings.readings.freeze()
-            self.readings.deferred.freeze()
+        if self.statistics_source is not None:
+            self.statistics_source.buffer.freeze()
+            self.statistics_source.device_statistics.freeze()
         self.recording.release()
 
     def refresh(self) -> None:
@@ -174,9 +174,9 @@ class NativeSession(Host):
         """The thread it was started on."""
         return self._ident
 
-    def leave_out(self, taken: int) -> None:
+    def exclude_time(self, taken: int) -> None:
         """So many nanoseconds of what is open on this thread are no part of the run."""
-        self.recording.leave_out(taken)
+        self.recording.exclude_time(taken)
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
@@ -246,10 +246,10 @@ class NativeSession(Host):
             return None
         self._stopping = error
         self.recording.observe(False, False, False)
-        self.recording.tell_odd(False)
+        self.recording.report_nonfinite(False)
         return self._take_stopping if self._ident == threading.main_thread().ident else None
 
-    def not_raised(self) -> BaseException | None:
+    def take_pending_error(self) -> BaseException | None:
         """An error that was to stop the run, and came too late for that."""
         error, self._stopping = self._stopping, None
         return error
