@@ -25,7 +25,7 @@ from sightline.errors import NativeUnavailable, UsageError
 from sightline.recording.native import builder as compilation
 from sightline.recording.native import engine as build
 from sightline.recording.native import toolchain
-from sightline.recording.native.builder import NAME, imported, try_in_a_process
+from sightline.recording.native.builder import NAME, import_extension, try_in_a_process
 from sightline.recording.native.toolchain import Toolchain
 from tests.recording.native.stand_in import FakeCompiler, builder, mode, start_build, write_sources
 
@@ -100,7 +100,7 @@ class TestABuild:
             rf"sightline: building the native engine for torch {version}, once \(about 15 s\) … \d+ s\.\n",
             printed.err,
         )
-        module = imported(path)
+        module = import_extension(path)
         assert module.__name__ == NAME
         assert module.answer() == 42
 
@@ -186,7 +186,7 @@ class TestABuild:
         assert again.existing() is None
         assert again.failure() is None
         assert [each.name[:5] for each in again.folder.iterdir() if each.is_dir()] == ["work-"]
-        assert imported(again.build()).answer() == 42
+        assert import_extension(again.build()).answer() == 42
         assert not [each for each in again.folder.iterdir() if each.is_dir()]
 
     def test_that_is_interrupted_ends_its_compiler_and_is_not_a_failure(
@@ -275,7 +275,7 @@ class TestAFailedBuild:
         assert sentence(builder(sources, cache).build) == said
         assert fake.calls == 1
         fake.does()
-        assert imported(builder(sources, cache).build(again=True)).answer() == 42
+        assert import_extension(builder(sources, cache).build(again=True)).answer() == 42
         assert builder(sources, cache).failure() is None
 
     @needs_compiler
@@ -294,7 +294,7 @@ class TestAFailedBuild:
     ) -> None:
         body = 'case "$given" in *-Werror*) echo "error: new [-Werror=new]"; exit 1;; *) echo "new";; esac'
         fake.does(body)
-        assert imported(builder(sources, cache).build()).answer() == 42
+        assert import_extension(builder(sources, cache).build()).answer() == 42
         log = builder(sources, cache).folder / "build.log"
         assert capfd.readouterr().err.endswith(f" s, with warnings: {log}.\n")
         assert "did not compile" in sentence(builder(sources, cache, sanitize=True).build)
@@ -315,7 +315,7 @@ class TestAFailedBuild:
             "to a folder with room that can be written."
         )
         fake.does()
-        assert imported(builder(sources, cache).build()).answer() == 42
+        assert import_extension(builder(sources, cache).build()).answer() == 42
 
 
 class TestWhatIsMissing:
@@ -431,7 +431,7 @@ class TestWhereItCannotBe:
 class TestAnExtension:
     def test_that_is_cut_short(self, tmp_path: Path) -> None:
         (tmp_path / "_observer.so").write_bytes(b"no library")
-        said = sentence(lambda: imported(tmp_path / "_observer.so"))
+        said = sentence(lambda: import_extension(tmp_path / "_observer.so"))
         assert said.startswith("The native engine was built but cannot be loaded (")
         assert said.endswith("): run `sightline engine --build` to build it again.")
 
@@ -443,7 +443,7 @@ class TestAnExtension:
         self, built: Path, monkeypatch: pytest.MonkeyPatch, complaint: str, shown: str
     ) -> None:
         monkeypatch.setenv("STAND_IN", complaint)
-        assert sentence(lambda: imported(built)) == (
+        assert sentence(lambda: import_extension(built)) == (
             f"The native engine does not work with torch {torch.__version__} and Python "
             f"{sys.version.split()[0]} ({shown}); the Python engine records here."
         )

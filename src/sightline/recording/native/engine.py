@@ -18,7 +18,7 @@ import torch
 
 from sightline.errors import NativeUnavailable, UsageError
 from sightline.options import one_of
-from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, imported
+from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, import_extension
 from sightline.recording.native.toolchain import Toolchain, find_compiler
 
 ENGINES: Final = ("auto", "native", "python")
@@ -118,12 +118,12 @@ def _try_to_load(*, again: bool) -> ModuleType | str:
         builder = _builder()
         path = builder.build(again=again)
         try:
-            module = imported(path)
+            module = import_extension(path)
         except NotLoadable:
             if not again:
                 raise
             path.unlink()
-            module = imported(builder.build(again=True))
+            module = import_extension(builder.build(again=True))
     except NativeUnavailable as error:
         return str(error)
     except Exception as error:  # "auto" must not end a run that the Python engine can record

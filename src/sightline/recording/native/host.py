@@ -140,7 +140,7 @@ class Host(SessionBase):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an API call, from what C++ has read."""
         if maker == "function":  # the parameters of a torch function written in Python
-            return self.api_names.bound(number, given)
+            return self.api_names.bind_arguments(number, given)
         if maker == "slice":  # ``x[start:stop]``
             return (given[0], slice(*given[1:])), {}
         if maker == "op":  # unreadable: the arguments of its op
