@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 
 from sightline.recording.atomic import run_atomically, store_atomically
-from sightline.recording.operations import OpInfo, opaque_traits
+from sightline.recording.operations import opaque_traits
 from sightline.recording.row_streams import op_row
 from sightline.recording.thread_state import OpenOp, StackAnchor, ThreadState, active, current_states
 from sightline.recording.torchapi import Tensor, no_torch_function, sequence_number, set_guard_complete_hook
@@ -174,7 +174,9 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     local = wrapper.f_locals
     stack = session.stack(state, wrapper.f_back)
     _note_tensors(session, wrapper.f_back)
-    info = _info(session, state, local.get("fn"))
+    function = local.get("fn")
+    key = region_name(session, function), getattr(function, "__code__", function)
+    info = session.info(opaque_traits, key)
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
     op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
@@ -231,18 +233,17 @@ def _row(
     return op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
 
 
-def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
-    """The traits of a compiled function, named by itself or by the class of the compiled module."""
+def region_name(session: SessionBase, function: Any) -> str:
+    """The name of the opaque op of a compiled function, or of a compiled module by its class."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
-    calls = state.calls()
+    calls = session.context()[0]
     if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
-        called = session.modules.all[calls[-1].module].ref()
-        owner = getattr(called, "_orig_mod", called)
-        name = type(owner).__name__
+        called = session.modules.all[calls[-1]].ref()
+        name = type(getattr(called, "_orig_mod", called)).__name__
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
         name = type(owner).__name__
-    return session.info(opaque_traits, (f"compiled {name}", getattr(function, "__code__", function)))
+    return f"compiled {name}"
 
 
 def _note_tensors(session: Session, frame: FrameType | None) -> None:

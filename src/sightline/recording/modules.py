@@ -157,8 +157,8 @@ class Modules:
 
     def tensor_name(self, tensor: Any) -> tuple[str, str] | None:
         """Kind and name of a parameter or buffer."""
-        found = self._tensors.get(id(tensor))
-        return (found[1], found[2]) if found is not None and found[0]() is tensor else None
+        entry = self._tensors.get(id(tensor))
+        return (entry[1], entry[2]) if entry is not None and entry[0]() is tensor else None
 
     def name_assigned(self) -> None:
         """Name the parameters and buffers that were assigned in the block, which no op shows."""
@@ -198,11 +198,11 @@ class Modules:
                 self._read_attributes(record)
         for record in (self.all[number] for number in reversed(running)):
             self._read_attributes(record)
-            found = self._attributes.get(id(tensor))
-            if found is not None and found[0]() is tensor:
-                if found[1] != "constant":
-                    self._tensors[id(tensor)] = found
-                return found[1], found[2]
+            entry = self._attributes.get(id(tensor))
+            if entry is not None and entry[0]() is tensor:
+                if entry[1] != "constant":
+                    self._tensors[id(tensor)] = entry
+                return entry[1], entry[2]
         return None
 
     def _read_attributes(self, record: ModuleRecord) -> None:
@@ -247,10 +247,10 @@ class Modules:
 
     def _key(self, tensor: Any) -> int:
         """A number that identifies a tensor: tied parameters share it."""
-        found = self._keys.get(id(tensor))
-        if found is None or found[0]() is not tensor:
-            found = self._keys[id(tensor)] = ref(tensor), next(self._numbers)
-        return found[1]
+        entry = self._keys.get(id(tensor))
+        if entry is None or entry[0]() is not tensor:
+            entry = self._keys[id(tensor)] = ref(tensor), next(self._numbers)
+        return entry[1]
 
 
 def original(module: Any) -> Any:

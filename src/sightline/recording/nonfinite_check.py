@@ -207,15 +207,15 @@ class NonFiniteChecker(Observer):
         """
         given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
         changed = {id(tensor) for tensor in given}
-        found = []
+        counts = []
         for tensor in self._session.arguments.tensors((event.args, event.kwargs or {}), []):
             if id(tensor) not in changed and measurable(tensor) and tensor.is_cpu and not is_finite(tensor):
-                reading = read(tensor, fingerprint=False)
+                numbers = read(tensor, fingerprint=False)
                 value = self._session.values.find(tensor)
                 if value is not None and self.buffer.mark_read(value):
-                    self.buffer.add(value, reading)
-                found.append((reading.nans, reading.infs))
-        return found
+                    self.buffer.add(value, numbers)
+                counts.append((numbers.nans, numbers.infs))
+        return counts
 
     def _allowed(self, event: ObservedOp) -> bool:
         globs = self._options.allow or ()

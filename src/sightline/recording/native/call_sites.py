@@ -94,11 +94,11 @@ def _handlers(code: CodeType) -> list[tuple[int, int]]:
 def site_at(code: CodeType, offset: int) -> Site:
     """How the instruction at an offset calls torch."""
     offset = _at(_instructions(code), offset)
-    found = _instructions(code).get(offset)
+    instruction = _instructions(code).get(offset)
     depth = depths(code).get(offset)
-    if found is None or depth is None:
+    if instruction is None or depth is None:
         return Site(UNKNOWN)
-    one = found[0]
+    one = instruction[0]
     if one.opname in ("CALL", "PRECALL"):
         return _call(code, one, depth)
     if one.opname == "CALL_FUNCTION_EX":

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper
-from sightline.recording.operations import OPAQUE, OpInfo, OpTraits
+from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper, region_name
+from sightline.recording.operations import OPAQUE, OpInfo, opaque_traits
 from sightline.recording.torchapi import Tensor, no_torch_function
 
 if TYPE_CHECKING:
@@ -111,22 +111,9 @@ def enter_region(session: NativeSession, wrapper: FrameType) -> None:
     local = wrapper.f_locals
     with no_torch_function():
         _note_tensors(session, wrapper.f_back)
-        info = _info(session, local.get("fn"))
+        info = opaque_info(session, region_name(session, local.get("fn")))
         form, inputs = session.read(local.get("args", ()), local.get("kwargs"))
     session.recording.enter_region(info, form, inputs, wrapper.f_back)
-
-
-def _info(session: NativeSession, function: Any) -> int:
-    """The operation of a compiled function, named by itself or by the class of the compiled module."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    owner = getattr(function, "__self__", None)
-    calls = session.context()[0]
-    if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
-        called = session.modules.all[calls[-1]].ref()
-        name = type(getattr(called, "_orig_mod", called)).__name__
-    elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
-        name = type(owner).__name__
-    return opaque_info(session, f"compiled {name}")
 
 
 def opaque_info(session: SessionBase, name: str) -> int:
@@ -134,9 +121,7 @@ def opaque_info(session: SessionBase, name: str) -> int:
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:
             return info.number
-    traits = OpTraits(name)
-    traits.name, traits.flavour = name, OPAQUE
-    session.infos.append(OpInfo(traits, len(session.infos)))
+    session.infos.append(OpInfo(opaque_traits((name, None)), len(session.infos)))
     return len(session.infos) - 1
 
 

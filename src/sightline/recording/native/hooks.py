@@ -64,11 +64,11 @@ class Hooks:
             table.pop(_KEY, None)
 
     def _has_other_hooks(self) -> bool:
-        found = self._original_check()
-        if found and all(not (table.keys() - {_KEY}) for table in _MODULE_TABLES):
+        any_hook = self._original_check()
+        if any_hook and all(not (table.keys() - {_KEY}) for table in _MODULE_TABLES):
             backward = module_hooks._global_backward_pre_hooks or module_hooks._global_backward_hooks
             return bool(backward)
-        return bool(found)
+        return bool(any_hook)
 
 
 _MODULE_TABLES: Final = (

@@ -117,7 +117,7 @@ class Host(SessionBase):
         return may_follow(code, before, after)
 
     def new_api_form(
-        self, maker: str, number: int, key: int, given: tuple[Any, ...], names: Any, keywords: Any
+        self, maker: str, number: int, key: int, values: tuple[Any, ...], names: Any, keywords: Any
     ) -> tuple[int, list[int]]:
         """The form of an API call; those of one function with equal keys are equal.
 
@@ -127,7 +127,7 @@ class Host(SessionBase):
         cache_key = maker, self.infos[number].name, key
         form = _api_forms.get(cache_key) if key else None
         if form is None:
-            args, kwargs = self._call_arguments(maker, number, given, names, keywords)
+            args, kwargs = self._call_arguments(maker, number, values, names, keywords)
             with no_torch_function():
                 if not key:
                     return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
@@ -136,20 +136,20 @@ class Host(SessionBase):
         return self.arguments.forms.add(form), ids
 
     def _call_arguments(
-        self, maker: str, number: int, given: Any, names: Any, keywords: Any
+        self, maker: str, number: int, values: Any, names: Any, keywords: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an API call, from what C++ has read."""
         if maker == "function":  # the parameters of a torch function written in Python
-            return self.api_names.bind_arguments(number, given)
+            return self.api_names.bind_arguments(number, values)
         if maker == "slice":  # ``x[start:stop]``
-            return (given[0], slice(*given[1:])), {}
+            return (values[0], slice(*values[1:])), {}
         if maker == "op":  # unreadable: the arguments of its op
-            return split_arguments(self.infos[number].function, given)
+            return split_arguments(self.infos[number].function, values)
         kwargs = dict(keywords or {})
         if names:
-            kwargs |= dict(zip(names, given[-len(names) :], strict=True))
-            given = given[: -len(names)]
-        return given, kwargs
+            kwargs |= dict(zip(names, values[-len(names) :], strict=True))
+            values = values[: -len(names)]
+        return values, kwargs
 
     def new_api_result_form(self, op: int, values: list[Any]) -> int:
         """The form of what a function written in C returns, from the results of its op."""
@@ -284,11 +284,11 @@ class Host(SessionBase):
 
     def api_call_ended(
         self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],
-        given: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
+        call: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
     ) -> None:  # fmt: skip
         """An API call has ended: notify the observers."""
         assert self.observer is not None
-        args, kwargs = self._call_arguments(*given)
+        args, kwargs = self._call_arguments(*call)
         result = results[0] if len(results) == 1 else results or None
         self.observer.op(
             ObservedOp(
@@ -297,10 +297,10 @@ class Host(SessionBase):
             )
         )  # fmt: skip
 
-    def _forms(self, given: int, result: int) -> tuple[Form, Form]:
+    def _forms(self, arguments: int, result: int) -> tuple[Form, Form]:
         """Two forms by their numbers; -1 is the form of one tensor."""
         forms, one = self.arguments.forms.all, self.arguments.one_tensor
-        return forms[one if given < 0 else given], forms[one if result < 0 else result]
+        return forms[one if arguments < 0 else arguments], forms[one if result < 0 else result]
 
     def module_entered(
         self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any

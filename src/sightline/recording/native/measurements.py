@@ -146,22 +146,22 @@ class NativeDeviceStatistics(DeviceStatistics):
         from sightline.recording.cuda_kernels import compiled, word_matrix
 
         device = torch.device("cuda", index)
-        held = self._open.get((index, stream))
-        if held is None or self._used(held) >= _ROWS - 1:
-            if held is not None:
-                self._finish(held)
-            held = DeviceTable(Cells(device, _ROWS, self.alarm_of(device)))
+        table = self._open.get((index, stream))
+        if table is None or self._used(table) >= _ROWS - 1:
+            if table is not None:
+                self._finish(table)
+            table = DeviceTable(Cells(device, _ROWS, self.alarm_of(device)))
             matrix = word_matrix(device)
-            held.number = self._recording.add_table(index, stream, _ROWS, *held.addresses(matrix))
-            self._native.append(held)
-            self._open[index, stream] = held
+            table.number = self._recording.add_table(index, stream, _ROWS, *table.addresses(matrix))
+            self._native.append(table)
+            self._open[index, stream] = table
         if self.fill == "fingerprints":
             weights = row_weights_on(device, size // _ROW_BYTES + 64)
             self._recording.set_weights(index, weights.data_ptr(), len(weights))
         dtype = getattr(torch, dtype_name(self._scalar_type_name(scalar_type)))
         kernel: Any = None
         try:
-            kernel = compiled(dtype, held.cells, self.fill, many)
+            kernel = compiled(dtype, table.cells, self.fill, many)
         finally:  # also without one, so that C++ does not ask again
             self._recording.add_kernel(index, scalar_type, many, *(kernel or (0, 0, 0, 1, 1, 1)))
 
