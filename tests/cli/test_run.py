@@ -306,7 +306,7 @@ def test_a_second_interrupt_hides_nothing(tmp_path: Path) -> None:
     )
     for place in ("run._say", "run.sys.stdout.flush", "import_finish().finish"):
         text = program.format(place=place).replace(
-            "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).Keeper"
+            "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).StreamWriter"
         )
         done = ran(tmp_path, "-c", text)
         assert done.returncode == -signal.SIGINT

@@ -184,9 +184,9 @@ def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
     if asked["stats"] is False or asked["check"] or asked["ops"] not in ("aten", "both"):
         return None
     from sightline.options import Stats
-    from sightline.recording.native.engine import reads_cheaply
+    from sightline.recording.native.engine import statistics_are_cheap
 
-    return Stats(fingerprint=False) if reads_cheaply() else None
+    return Stats(fingerprint=False) if statistics_are_cheap() else None
 
 
 def _run(program: Program, recording: StepRecorder) -> BaseException | None:

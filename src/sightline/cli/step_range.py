@@ -53,10 +53,10 @@ class StepRecorder:
         if self._span is None:
             self._begin(sys._getframe())
             return
-        from sightline.recording.step_marks import standing_by
+        from sightline.recording.step_marks import hold_optimizer_hooks
         from sightline.recording.torchapi import optimizer_hooks
 
-        self._ready.enter_context(standing_by())  # steps begin and end inside a hook
+        self._ready.enter_context(hold_optimizer_hooks())  # steps begin and end inside a hook
         self._ready.callback(optimizer_hooks.register_optimizer_step_post_hook(self._stepped).remove)
         self._next(sys._getframe())
 
@@ -115,7 +115,7 @@ class StepRecorder:
         """Begin to record, from the script's own first frame on."""
         while frame.f_back is not None and frame.f_back is not self._above:
             frame = frame.f_back
-        self.trace = self._traced._start(frame, above=False)
+        self.trace = self._traced._start(frame, outer_frames=False)
 
     def _end_step(self) -> None:
         if self._step is not None:

@@ -24,7 +24,7 @@ import torch
 
 from sightline.api import Trace
 from sightline.errors import UsageError
-from sightline.recording.native.engine import chosen
+from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
@@ -73,7 +73,7 @@ def _color() -> bool | None:
 def _level(model: Any) -> str:
     """What is recorded: API calls; the plain engine sees only the aten ops of what torch fuses."""
     fuses = model is not None and any(isinstance(part, _FUSING) for part in model.modules())
-    return "both" if fuses and chosen("auto") == "python" else "api"
+    return "both" if fuses and resolve_engine("auto") == "python" else "api"
 
 
 def _tensor_text(meta: TensorMeta) -> str:
@@ -167,7 +167,7 @@ class Tracer:
             return False
         check_model(model)
         log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
-        recorder = Recorder(model, _level(model), self.name, asked=RecordingOptions(_Watch(log, model)))
+        recorder = Recorder(model, _level(model), self.name, options=RecordingOptions(_Watch(log, model)))
         log.start()
         recorder.start(frame)
         self._recorder, self._log = recorder, log

@@ -25,8 +25,8 @@ from torch import nn
 
 from sightline.errors import UsageError
 from sightline.options import Capture
-from sightline.recording.captures import kept_copy, kept_size, save_one
-from sightline.recording.torchapi import undisturbed
+from sightline.recording.captures import copied_size, dense_copy, save_one
+from sightline.recording.torchapi import without_modes
 from sightline.trace.file_names import FileNames, file_name
 
 logger = logging.getLogger(__name__)
@@ -146,11 +146,11 @@ class TensorSaver(BaseDebugger):
         if not self.enabled:
             return None
         with torch.no_grad():
-            kept = undisturbed(partial(_kept, tensor, norm_only))
+            kept = without_modes(partial(_kept, tensor, norm_only))
         with self._lock:
             path = self._place(name, call_idx)
             _writers[path] = self
-        undisturbed(partial(_write, kept, path))
+        without_modes(partial(_write, kept, path))
         return path
 
     def reset_counts(self) -> None:
@@ -189,7 +189,9 @@ def _kept(held: Any, norm_only: bool) -> Any:
     if isinstance(held, torch.Tensor):
         if norm_only:
             return _norms(held)
-        return held.detach().cpu().clone() if kept_size(held, _ON_CPU) is None else kept_copy(held, _ON_CPU)
+        return (
+            held.detach().cpu().clone() if copied_size(held, _ON_CPU) is None else dense_copy(held, _ON_CPU)
+        )
     if isinstance(held, Mapping):
         return {key: _kept(item, norm_only) for key, item in held.items()}
     if isinstance(held, list):
