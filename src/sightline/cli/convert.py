@@ -65,7 +65,7 @@ def command(
     folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
     in .gz is compressed. A file is there when it is whole.
     """
-    from sightline.convert.table_files import count, needs
+    from sightline.convert.table_files import check_format, count_rows
 
     target = Path(output)
     try:
@@ -73,14 +73,14 @@ def command(
         picked = _picked(tables, chosen, target)
     except UsageError as error:  # about the options, not about the recording
         raise click.UsageError(safe(str(error))) from None
-    needs(chosen)
+    check_format(chosen)
     _free(target, Path(file), force)
     index = opened(file, step).index
     with bar("writing") as progress:
         files = _written(index, chosen, picked, target, progress)
     size = sum(path.stat().st_size for path in files if path.is_file())
     many = f"{len(files)} files, " if len(files) > 1 else ""
-    held = f"{count(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"
+    held = f"{count_rows(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"
     click.echo(f"Wrote {safe(output)}: {many}{held}, {bytes_text(size)}.", err=True)
 
 
@@ -153,7 +153,7 @@ def _written(index: Index, format: str, tables: list[Table], target: Path,
     if format == "perfetto":
         to_perfetto(index, target, progress)
         return [target]
-    total, rows = table_files.count(index, tables), 0
+    total, rows = table_files.count_rows(index, tables), 0
 
     def done(more: int) -> None:
         nonlocal rows

@@ -111,7 +111,7 @@ def op_rows(trace: Trace, ids: I64, names: Sequence[str] = NAMES) -> Iterator[Ro
 
 def _readers() -> dict[str, Reader]:
     """How each column is read: as in the table ``ops`` of ``sightline sql``, where it has the same one."""
-    from sightline.convert.table_columns import looked_up, reference
+    from sightline.convert.table_columns import lookup, reference
     from sightline.convert.tables import OPS, op_inputs, op_outputs
 
     def text(form: str, lists: Callable[[TableContext, I64], Lists]) -> Reader:
@@ -140,11 +140,11 @@ def _readers() -> dict[str, Reader]:
         return context.index.op_user_frames
 
     return {column.name: column.read for column in OPS.columns} | {
-        "module_type": looked_up(module_types, lambda context: context.index.op_modules),
+        "module_type": lookup(module_types, lambda context: context.index.op_modules),
         "module_call": reference(lambda context: context.call_numbers),
-        "file": looked_up(lambda context: context.files, user_frames),
-        "line": looked_up(lambda context: context.lines, user_frames),
-        "function": looked_up(lambda context: context.functions, user_frames),
+        "file": lookup(lambda context: context.files, user_frames),
+        "line": lookup(lambda context: context.lines, user_frames),
+        "function": lookup(lambda context: context.functions, user_frames),
         "arguments": text("form", op_inputs),
         "inputs": values(op_inputs),
         "result": text("result", op_outputs),
