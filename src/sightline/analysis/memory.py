@@ -29,7 +29,7 @@ from sightline.trace.held_memory import (
     storage_roots,
 )
 from sightline.trace.index import Index, Op, Value
-from sightline.trace.user_frames import bare_name, user_frame, written
+from sightline.trace.user_frames import bare_name, user_frame, written_call
 
 Mask = NDArray[np.bool_]
 _BACKWARD = PHASES.index("backward")
@@ -234,9 +234,9 @@ class Usage:
             saved = [at for at in readers if self.index.raw.ops.phase[at] == _BACKWARD]
             if saved and not made_in_backward:
                 forward = Op(self.index, saved[0]).forward
-                why, op = "for backward of", None if forward is None else written(forward)
+                why, op = "for backward of", None if forward is None else written_call(forward)
             elif readers:
-                why, op = "read by", written(Op(self.index, readers[0]))
+                why, op = "read by", written_call(Op(self.index, readers[0]))
             elif held.end[row] >= held.over:
                 why = "held to the end"
             elif held.exact:

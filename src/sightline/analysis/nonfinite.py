@@ -31,12 +31,12 @@ from sightline.trace.forms import Form, Record
 from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.user_frames import (
     argument_names,
-    backward_of,
+    backward_suffix,
     location_text,
-    numbers_text,
-    origin,
-    placed,
-    written,
+    origin_text,
+    value_numbers_text,
+    with_location,
+    written_call,
 )
 
 NAN, INF = 1, 2
@@ -64,7 +64,7 @@ class Given:
     origin: str
 
     def __str__(self) -> str:
-        numbers = numbers_text(self.value)
+        numbers = value_numbers_text(self.value)
         if not numbers and _holds_floats(self.value.dtype) and measured_all(self.value._data):
             numbers = "not measured"
         return f"{self.name} {self.value} = {self.origin}" + (f"; {numbers}" if numbers else "")
@@ -107,7 +107,7 @@ class Finding:
     def inputs(self) -> list[Given]:
         """The tensors it was given, in order."""
         given = zip(argument_names(self.op), self.op.inputs, strict=False)
-        return [Given(name, value, origin(value, self.op)) for name, value in given]
+        return [Given(name, value, origin_text(value, self.op)) for name, value in given]
 
     @property
     def lineage(self) -> Lineage:
@@ -122,11 +122,11 @@ class Finding:
     def sentence(self) -> str:
         """What it did: ``log made 3 NaN of 8 in f32[2, 4]``; or that its result is the first measured."""
         did, more = ("made", "") if self.proven else ("returned", ", the first that was measured")
-        return f"{self.op.name}{backward_of(self.op)} {did} {self.counts} in {self.value}{more}"
+        return f"{self.op.name}{backward_suffix(self.op)} {did} {self.counts} in {self.value}{more}"
 
     def headline(self) -> str:
         """With its place: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
-        return placed(self.sentence(), self.op)
+        return with_location(self.sentence(), self.op)
 
     @property
     def hint(self) -> str:
@@ -342,7 +342,7 @@ class _Search:
         if not self._allow:
             return False
         row = self.index.ops[op]
-        rows = (row, written(row))
+        rows = (row, written_call(row))
         module = row.module
         paths = () if module is None else module.aliases or (module.path,)
         return any(

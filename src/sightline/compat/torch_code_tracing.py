@@ -29,7 +29,7 @@ from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
-from sightline.trace.user_frames import first_own, shown_frames, torch_file
+from sightline.trace.user_frames import shown_frames, torch_file, user_code_start
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
 
@@ -188,7 +188,7 @@ def _made(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
 def _places(chain: Sequence[FrameLike]) -> tuple[ChainFrame, ...]:
     """The visible part of a chain, with the bare names of functions."""
     shown = [place for place in chain if not torch_file(place.file)]
-    return tuple(_place(place) for place in shown[first_own(place.file for place in shown) :])
+    return tuple(_place(place) for place in shown[user_code_start(place.file for place in shown) :])
 
 
 def _place(place: FrameLike, number: int = -1) -> ChainFrame:

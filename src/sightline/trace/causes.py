@@ -14,7 +14,7 @@ import numpy as np
 
 from sightline.notation import dtype_name
 from sightline.trace.rows import Op, Value
-from sightline.trace.user_frames import bare_name, placed, user_frame, written
+from sightline.trace.user_frames import bare_name, user_frame, with_location, written_call
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
 _MATRICES: Final = {
@@ -151,10 +151,10 @@ def size_text(value: Value, dimension: int, size: int, short: bool = False) -> s
     source, maker = first_seen(value, lambda one: size in one.shape)
     if maker is None or source.kind in ("parameter", "buffer", "state"):
         return f"{head} is {_part_text(source, size)}{_made_text(source)}"
-    shown = written(maker)
+    shown = written_call(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs if one.shape))
     given = f", from {given}" if given else ""
-    return f"{head} first appears at {placed(bare_name(shown), shown, short=True)}{given}"
+    return f"{head} first appears at {with_location(bare_name(shown), shown, short=True)}{given}"
 
 
 def _part_text(value: Value, size: int) -> str:
@@ -204,7 +204,9 @@ def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | 
             value = before
             continue
         before = next(_behind(maker, value, has), None)
-        call = written(maker)  # which may have been given what its ops have taken apart: ``linear`` flattens
+        call = written_call(
+            maker
+        )  # which may have been given what its ops have taken apart: ``linear`` flattens
         if before is None and call.id != maker.id:
             before = next(_behind(call, value, has), None)
         if before is None:
@@ -269,10 +271,10 @@ def _property_text(value: Value, text: str, of: Callable[[Value], Any]) -> str:
     source, maker = first_seen(value, lambda one: of(one) == of(value))
     if maker is None:
         return f"{text} is of {_name_text(source)}{_made_text(source)}"
-    shown = written(maker)
+    shown = written_call(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs))
     given = f", from {given}" if given else ""
-    return f"{text} first appears at {placed(bare_name(shown), shown, short=True)}{given}"
+    return f"{text} first appears at {with_location(bare_name(shown), shown, short=True)}{given}"
 
 
 def _name_text(value: Value) -> str:
@@ -304,5 +306,5 @@ def numbers_origin(value: Value) -> str:
     if maker is None:
         name = f" {value.name}" if value.name else ""
         return f"from {value.kind}{name} {value}"
-    shown = written(maker)
-    return f"from {placed(bare_name(shown), shown, short=True)}"
+    shown = written_call(maker)
+    return f"from {with_location(bare_name(shown), shown, short=True)}"

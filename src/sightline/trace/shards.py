@@ -96,7 +96,7 @@ class ShardFile:
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     shard = ShardFile(Path(folder) / shard_name(0), room=PAGE)
-    ...     shard.add(Described.of(info, 8, order=0), np.zeros(8, dtype=np.uint8))
+    ...     shard.add(TensorDescription.of(info, 8, order=0), np.zeros(8, dtype=np.uint8))
     ...     shard.finish()
     ...     [capture.key for capture in read_shard(shard.path).captures]
     ['fc/output/0/0']

@@ -23,7 +23,7 @@ from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
 from sightline.patterns import PathPattern, segments_of
 from sightline.trace.data import ROLES, CaptureInfo
-from sightline.trace.dtypes import bits, nbytes_of, numbers
+from sightline.trace.dtypes import element_bits, element_numbers, nbytes_of
 from sightline.trace.tensor_stores import Store
 
 Array = NDArray[Any]
@@ -82,11 +82,11 @@ class CapturedTensor:
     @property
     def raw(self) -> Array:
         """Its bits as unsigned integers; complex128 as pairs of them."""
-        return bits(self._data, self.dtype, self.shape)
+        return element_bits(self._data, self.dtype, self.shape)
 
     def numpy(self) -> Array:
         """Its numbers, not to be written to; bfloat16, float8 and complex32 are widened, exactly."""
-        return numbers(self._data, self.dtype, self.shape)
+        return element_numbers(self._data, self.dtype, self.shape)
 
     def torch(self) -> Any:
         """A torch tensor of its own, with the dtype it was kept in."""

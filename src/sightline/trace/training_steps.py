@@ -40,7 +40,7 @@ def steps_of(index: Index) -> list[StepInfo]:
     return made
 
 
-def innermost(steps: Sequence[StepInfo]) -> list[StepInfo]:
+def innermost_steps(steps: Sequence[StepInfo]) -> list[StepInfo]:
     """The steps that hold no other: of epochs and the steps in them, the steps."""
     return [step for at, step in enumerate(steps) if not holds_another(steps, at)]
 

@@ -87,7 +87,7 @@ def location_text(op: Op) -> str:
     if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
         line = user_frame(forward)
         at = f" at {line.position} in {line.function}" if line is not None else ""
-        text += f", backward of {bare_name(written(forward))}{at}"
+        text += f", backward of {bare_name(written_call(forward))}{at}"
     return text
 
 
@@ -98,7 +98,7 @@ def _line_text(op: Op) -> str:
     return " ".join(parts)
 
 
-def placed(text: str, op: Op, *, short: bool = False) -> str:
+def with_location(text: str, op: Op, *, short: bool = False) -> str:
     """What is said about an op, followed by where it is: ``relu, net.py:8 in Net.forward (act)``."""
     place = _line_text(op) if short else location_text(op)
     if place.startswith("("):  # no line is known, only the module
@@ -106,7 +106,7 @@ def placed(text: str, op: Op, *, short: bool = False) -> str:
     return f"{text}, {place}" if place else text
 
 
-def written(op: Op) -> Op:
+def written_call(op: Op) -> Op:
     """The call the user wrote that an op came from: its API call where one was recorded.
 
     What runs inside ``loss.backward()`` was written by nobody, so a backward op stands for itself.
@@ -120,7 +120,7 @@ def bare_name(op: Op) -> str:
     return op.name.removeprefix("torch.").removeprefix("F.").removeprefix("Tensor.")
 
 
-def backward_of(op: Op) -> str:
+def backward_suffix(op: Op) -> str:
     """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty.
 
     Empty too where the place of the op says so (`location_text`).
@@ -128,7 +128,7 @@ def backward_of(op: Op) -> str:
     forward = op.forward if op.phase == "backward" else None
     if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
         return ""
-    return f" (backward of {bare_name(written(forward))})" if forward is not None else ""
+    return f" (backward of {bare_name(written_call(forward))})" if forward is not None else ""
 
 
 def argument_names(op: Op) -> list[str]:
@@ -144,7 +144,7 @@ def _argument(path: str, schema: tuple[str, ...]) -> str:
     return (schema[int(index)] if int(index) < len(schema) else f"argument {index}") + rest
 
 
-def origin(value: Value, reader: Op) -> str:
+def origin_text(value: Value, reader: Op) -> str:
     """What a tensor that ``reader`` was given came from: ``relu, net.py:8 in Net.forward (act)``."""
     # A view made inside the same call (the transpose in a linear) says less than what it is a view of.
     while value.base is not None and (
@@ -156,11 +156,11 @@ def origin(value: Value, reader: Op) -> str:
     maker = value.producer
     if maker is None:
         return f"{value.kind}{' ' + value.name if value.name else ''}"
-    shown = written(maker)
-    return placed(bare_name(shown) + backward_of(shown), shown, short=True)
+    shown = written_call(maker)
+    return with_location(bare_name(shown) + backward_suffix(shown), shown, short=True)
 
 
-def numbers_text(value: Value) -> str:
+def value_numbers_text(value: Value) -> str:
     """The statistics of a value, if they were taken: ``-1.2 … 3.4, mean 0.1, std 1``, or ``all NaN``."""
     numbers = value.stats
     if numbers is None:
@@ -176,15 +176,15 @@ def numbers_text(value: Value) -> str:
     return str(numbers)
 
 
-__all__ = ["Chains", "first_own", "installed_file", "shown_frames", "torch_file"]
+__all__ = ["Chains", "installed_file", "shown_frames", "torch_file", "user_code_start"]
 
 
-def first_own(files: Iterable[str]) -> int:
+def user_code_start(files: Iterable[str]) -> int:
     """Where a chain reaches the user's code: what is further out is a test runner, a notebook, a thread.
 
     0 where the user has no part in it.
 
-    >>> first_own(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
+    >>> user_code_start(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
     1
     """
     return next((at for at, file in enumerate(files) if not installed_file(file)), 0)
@@ -208,8 +208,8 @@ def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
     _, first, same = np.unique(
         own[at].astype(np.int64) * 256 + ops.thread[ids[at]], return_index=True, return_inverse=True
     )
-    written = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
-    linked[at] = ~np.array(written, dtype=np.bool_)[same]
+    written_call = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
+    linked[at] = ~np.array(written_call, dtype=np.bool_)[same]
     return np.where(linked, theirs, own)
 
 
@@ -247,7 +247,7 @@ class Chains:
         if chain is None:
             chain = self._whole(frame)
             codes, code = self.data.codes, self.data.frames.code
-            chain = self._began[frame] = chain[first_own(codes[code[each]].file for each in chain) :]
+            chain = self._began[frame] = chain[user_code_start(codes[code[each]].file for each in chain) :]
         return chain
 
     def _whole(self, frame: int) -> tuple[int, ...]:
