@@ -1,7 +1,7 @@
-"""The user's line of an op, whose code a frame is, and where a tensor came from, each in one line of text.
+"""The user's line of an op, the visible frames of a stack, and the origin of a tensor as text.
 
-A frame belongs to torch, to another installed package, or to the user. Views show a chain of frames
-without those that the reader neither wrote nor asked for.
+A frame belongs to torch, to another installed package, or to the user. Views hide the frames that the user
+did not write, unless they are requested.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _ENGINE: Final = "_engine_run_backward"
 
 
 def line_in_backward(data: TraceData, op: int) -> int:
-    """The frame of the user's own code that ran an op during the backward pass; -1 for torch's own ops.
+    """The frame of the user's code that ran an op during the backward pass; -1 for torch's own ops.
 
-    Such code is in the ``backward`` of an ``autograd.Function``, or in a hook of a tensor: it is on the stack
-    inside the engine, or on a thread of the engine's.
+    Such code is the ``backward`` of an ``autograd.Function`` or a hook of a tensor: it is on the stack below
+    the engine, or on one of the engine's threads.
     """
     if data.ops.phase[op] != _BACKWARD or data.ops.flavour[op] == _OPAQUE:
         return -1
@@ -37,14 +37,14 @@ def line_in_backward(data: TraceData, op: int) -> int:
         chain.append(at)
         at = int(data.frames.parent[at])
     codes = [data.codes[int(data.frames.code[frame])] for frame in chain]
-    found = inside_engine([(code.file, code.function) for code in codes], worker=data.ops.thread[op] > 0)
-    return chain[found] if found >= 0 else -1
+    index = inside_engine([(code.file, code.function) for code in codes], worker=data.ops.thread[op] > 0)
+    return chain[index] if index >= 0 else -1
 
 
-def inside_engine(places: Iterable[tuple[str, str]], *, worker: bool) -> int:
-    """Where in a stack of (file, function), innermost first, the user's code is that autograd has called.
+def inside_engine(stack: Iterable[tuple[str, str]], *, worker: bool) -> int:
+    """The index of the user's code that autograd called, in a stack of (file, function), innermost first.
 
-    -1 where there is none. ``worker`` says that the whole stack is autograd's.
+    -1 where there is none. ``worker`` says that the stack is of one of autograd's threads.
 
     >>> engine = ("/lib/site-packages/torch/autograd/graph.py", "_engine_run_backward")
     >>> inside_engine([("net.py", "Root.backward"), engine, ("net.py", "main")], worker=False)
@@ -52,20 +52,20 @@ def inside_engine(places: Iterable[tuple[str, str]], *, worker: bool) -> int:
     >>> inside_engine([engine, ("net.py", "main")], worker=False)
     -1
     """
-    found = -1
-    for at, (file, function) in enumerate(places):
+    index = -1
+    for at, (file, function) in enumerate(stack):
         if torch_file(file):
             if function == _ENGINE:
-                return found
-        elif found < 0:
-            found = at
-    return found if worker else -1
+                return index
+        elif index < 0:
+            index = at
+    return index if worker else -1
 
 
 def user_frame(op: Op) -> Frame | None:
-    """The innermost frame of an op that is not torch's own.
+    """The innermost frame of an op that does not belong to torch.
 
-    A backward op has that of its forward op, unless the user's own code ran it.
+    A backward op has the frame of its forward op, unless the user's own code ran it.
     """
     line = line_in_backward(op._data.raw, op.id)
     if line >= 0:
@@ -79,9 +79,9 @@ def user_frame(op: Op) -> Frame | None:
 
 
 def location_text(op: Op) -> str:
-    """``net.py:9 in Net.forward (fc1)``; empty for an op that no Python line and no module ran.
+    """``net.py:9 in Net.forward (fc1)``; empty for an op without a Python line and a module.
 
-    What the user's own code ran in the backward pass has two lines: that one, and the one of its forward op.
+    An op that the user's own code ran in the backward pass has two lines: that code's and its forward op's.
     """
     text, forward = _line_text(op), op.forward
     if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
@@ -99,17 +99,17 @@ def _line_text(op: Op) -> str:
 
 
 def with_location(text: str, op: Op, *, short: bool = False) -> str:
-    """What is said about an op, followed by where it is: ``relu, net.py:8 in Net.forward (act)``."""
-    place = _line_text(op) if short else location_text(op)
-    if place.startswith("("):  # no line is known, only the module
-        return f"{text} {place}"
-    return f"{text}, {place}" if place else text
+    """A text about an op, followed by its location: ``relu, net.py:8 in Net.forward (act)``."""
+    location = _line_text(op) if short else location_text(op)
+    if location.startswith("("):  # the line is unknown
+        return f"{text} {location}"
+    return f"{text}, {location}" if location else text
 
 
 def written_call(op: Op) -> Op:
-    """The call the user wrote that an op came from: its API call where one was recorded.
+    """The API call that an op came from, if one was recorded, else the op.
 
-    What runs inside ``loss.backward()`` was written by nobody, so a backward op stands for itself.
+    A backward op stands for itself: the user did not write what runs inside ``loss.backward()``.
     """
     parent = op.parent
     return parent if parent is not None and op.phase == parent.phase != "backward" else op
@@ -121,9 +121,9 @@ def bare_name(op: Op) -> str:
 
 
 def backward_suffix(op: Op) -> str:
-    """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty.
+    """`` (backward of softmax)`` for a backward op whose forward op is known, else empty.
 
-    Empty too where the place of the op says so (`location_text`).
+    Empty too where `location_text` says so already.
     """
     forward = op.forward if op.phase == "backward" else None
     if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
@@ -132,7 +132,7 @@ def backward_suffix(op: Op) -> str:
 
 
 def argument_names(op: Op) -> list[str]:
-    """What each tensor input of an op is called: ``mat1`` by the schema, ``argument 0``, ``tensors[1]``."""
+    """The names of an op's tensor inputs: ``mat1`` by the schema, ``argument 0``, ``tensors[1]``."""
     schema = op._data.argument_names(op)
     return [_argument(path, schema) for path in op.form.slots()]
 
@@ -145,8 +145,8 @@ def _argument(path: str, schema: tuple[str, ...]) -> str:
 
 
 def origin_text(value: Value, reader: Op) -> str:
-    """What a tensor that ``reader`` was given came from: ``relu, net.py:8 in Net.forward (act)``."""
-    # A view made inside the same call (the transpose in a linear) says less than what it is a view of.
+    """The origin of an input of ``reader``: ``relu, net.py:8 in Net.forward (act)``."""
+    # The base of a view made inside the same call (the transpose in a linear) says more than the view.
     while value.base is not None and (
         value.producer is None or (reader.parent is not None and value.producer.parent == reader.parent)
     ):
@@ -161,7 +161,7 @@ def origin_text(value: Value, reader: Op) -> str:
 
 
 def value_numbers_text(value: Value) -> str:
-    """The statistics of a value, if they were taken: ``-1.2 … 3.4, mean 0.1, std 1``, or ``all NaN``."""
+    """The statistics of a value: ``-1.2 … 3.4, mean 0.1, std 1``, or ``all NaN``; empty if not measured."""
     numbers = value.stats
     if numbers is None:
         return ""
@@ -180,9 +180,9 @@ __all__ = ["Chains", "installed_file", "shown_frames", "torch_file", "user_code_
 
 
 def user_code_start(files: Iterable[str]) -> int:
-    """Where a chain reaches the user's code: what is further out is a test runner, a notebook, a thread.
+    """The index in a chain, outermost first, where the user's code begins; 0 if there is none.
 
-    0 where the user has no part in it.
+    The frames before it are those of a test runner, a notebook or a thread.
 
     >>> user_code_start(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
     1
@@ -191,9 +191,9 @@ def user_code_start(files: Iterable[str]) -> int:
 
 
 def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
-    """The frame each op, or each of those asked for, is shown under: its own, or that of its forward op.
+    """The frame under which views show each op, or the ops ``ids``: its own, or that of its forward op.
 
-    What the user's own code runs in the backward pass is shown under that code.
+    An op that the user's own code ran in the backward pass is shown under that code.
     """
     ops = data.ops
     if ids is None:
@@ -202,22 +202,22 @@ def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
     if not len(own):
         return own
     forward = ops.forward[ids]
-    theirs = ops.frame[np.maximum(forward, 0)]
-    linked = (forward >= 0) & (ops.phase[ids] == PHASES.index("backward")) & (theirs >= 0)
+    forward_frames = ops.frame[np.maximum(forward, 0)]
+    linked = (forward >= 0) & (ops.phase[ids] == PHASES.index("backward")) & (forward_frames >= 0)
     at = np.flatnonzero(linked)
     _, first, same = np.unique(
         own[at].astype(np.int64) * 256 + ops.thread[ids[at]], return_index=True, return_inverse=True
     )
-    written_call = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
-    linked[at] = ~np.array(written_call, dtype=np.bool_)[same]
-    return np.where(linked, theirs, own)
+    user_code = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
+    linked[at] = ~np.array(user_code, dtype=np.bool_)[same]
+    return np.where(linked, forward_frames, own)
 
 
 @dataclass(frozen=True)
 class Chains:
-    """The visible part of every frame's chain, worked out once per frame.
+    """The visible part of every frame's chain, computed once per frame.
 
-    ``hidden`` says which files are left out, ``hidden_frames`` which frames beside those.
+    ``hidden`` says which files are left out, ``hidden_frames`` which other frames.
     """
 
     data: TraceData
@@ -228,37 +228,37 @@ class Chains:
     def _visible(self) -> list[bool]:
         by_code = np.array([not self.hidden(code.file) for code in self.data.codes], dtype=np.bool_)
         visible = by_code[self.data.frames.code]
-        found: list[bool] = (
-            visible if self.hidden_frames is None else visible & ~self.hidden_frames
-        ).tolist()
-        return found
+        mask: list[bool] = (visible if self.hidden_frames is None else visible & ~self.hidden_frames).tolist()
+        return mask
 
     @cached_property
-    def _known(self) -> dict[int, tuple[int, ...]]:
+    def _whole_chains(self) -> dict[int, tuple[int, ...]]:
         return {-1: ()}
 
     @cached_property
-    def _began(self) -> dict[int, tuple[int, ...]]:
+    def _user_chains(self) -> dict[int, tuple[int, ...]]:
         return {}
 
     def of(self, frame: int) -> tuple[int, ...]:
         """The ids of the visible frames that led to this one, outermost first, from the user's code on."""
-        chain = self._began.get(frame)
+        chain = self._user_chains.get(frame)
         if chain is None:
             chain = self._whole(frame)
             codes, code = self.data.codes, self.data.frames.code
-            chain = self._began[frame] = chain[user_code_start(codes[code[each]].file for each in chain) :]
+            chain = self._user_chains[frame] = chain[
+                user_code_start(codes[code[each]].file for each in chain) :
+            ]
         return chain
 
     def _whole(self, frame: int) -> tuple[int, ...]:
-        known = self._known
+        chains = self._whole_chains
         parents, visible = self.data.frames.parent, self._visible
         path: list[int] = []
-        while frame not in known:
+        while frame not in chains:
             path.append(frame)
             frame = int(parents[frame])
-        chain = known[frame]
+        chain = chains[frame]
         for each in reversed(path):
             chain = (*chain, each) if visible[each] else chain
-            known[each] = chain
+            chains[each] = chain
         return chain
