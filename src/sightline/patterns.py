@@ -1,8 +1,8 @@
 """Globs on module paths and op names, the same everywhere, and what is said where one matches nothing.
 
 A module pattern is matched segment by segment: ``blocks.*.attn``, ``layers.1`` (never ``layers.10``), and
-``**`` for any number of segments. An op pattern is matched against the full name or the one people say:
-``add`` means ``add.Tensor``, ``cat`` means ``torch.cat``, ``*softmax`` means ``_softmax``.
+``**`` for any number of segments. An op pattern is matched against the full name or the bare one:
+``add`` matches ``add.Tensor``, ``cat`` matches ``torch.cat``, ``*softmax`` matches ``_softmax``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sightline.errors import NothingMatched
 
 
 def path_matches(pattern: str, path: str) -> bool:
-    """Whether a module path, or one of the modules that hold it, is meant by the pattern.
+    """Whether a pattern matches a module path, or the path of a module that contains it.
 
     >>> path_matches("layers.1", "layers.10"), path_matches("layers.1", "layers.1.fc")
     (False, True)
@@ -34,7 +34,7 @@ def segments_of(path: str) -> list[str]:
 
 
 class PathPattern:
-    """A pattern as a small automaton over path segments, so that ``**`` costs no backtracking."""
+    """A pattern as a small automaton over path segments, so that ``**`` needs no backtracking."""
 
     def __init__(self, pattern: str) -> None:
         self._steps = [
@@ -42,38 +42,38 @@ class PathPattern:
         ]
 
     def __call__(self, segments: Sequence[str]) -> bool:
-        """Whether the path, or the beginning of it, is meant."""
-        states = self._closed({0})
+        """Whether the path, or a beginning of it, matches."""
+        states = self._after_stars({0})
         for segment in segments:
             if len(self._steps) in states or not states:
                 break
-            states = self._moved(states, segment)
+            states = self._next_states(states, segment)
         return len(self._steps) in states
 
     def exactly(self, segments: Sequence[str]) -> bool:
-        """Whether the whole path is meant.
+        """Whether the whole path matches.
 
         >>> PathPattern("blocks.*").exactly(["blocks", "0"]), PathPattern("blocks.*").exactly(["blocks"])
         (True, False)
         """
-        states = self._closed({0})
+        states = self._after_stars({0})
         for segment in segments:
-            states = self._moved(states, segment)
+            states = self._next_states(states, segment)
         return len(self._steps) in states
 
-    def _moved(self, states: Iterable[int], segment: str) -> set[int]:
-        moved = set()
+    def _next_states(self, states: Iterable[int], segment: str) -> set[int]:
+        following = set()
         for state in states:
             if state == len(self._steps):
                 continue
             step = self._steps[state]
             if step is None:
-                moved.add(state)
+                following.add(state)
             elif step(segment):
-                moved.add(state + 1)
-        return self._closed(moved)
+                following.add(state + 1)
+        return self._after_stars(following)
 
-    def _closed(self, states: Iterable[int]) -> set[int]:
+    def _after_stars(self, states: Iterable[int]) -> set[int]:
         reached = set(states)
         for state in sorted(reached):
             while state < len(self._steps) and self._steps[state] is None:
@@ -88,7 +88,7 @@ def _compiled(pattern: str) -> PathPattern:
 
 
 def op_matches(pattern: str, name: str, level: str) -> bool:
-    """Whether an op is meant by a pattern, by its full name or the bare one.
+    """Whether a pattern matches an op's full name or its bare one.
 
     >>> op_matches("add", "add.Tensor", "aten"), op_matches("cat", "torch.cat", "api")
     (True, True)
@@ -97,7 +97,7 @@ def op_matches(pattern: str, name: str, level: str) -> bool:
 
 
 def bare_name(name: str, level: str) -> str:
-    """An op name as people say it: without its overload (aten) or its namespace (API).
+    """An op name without its overload (aten) or its namespace (API).
 
     >>> bare_name("add.Tensor", "aten"), bare_name("torch.cat", "api")
     ('add', 'cat')

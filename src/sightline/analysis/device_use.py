@@ -8,7 +8,7 @@ import numpy as np
 
 from sightline.notation import time_text
 from sightline.trace.data import WORK_KINDS, DeviceWorkColumns
-from sightline.trace.device_time import Busy, busy
+from sightline.trace.device_time import DeviceUsage, device_usage
 from sightline.trace.index import Index
 
 _PLURALS = {"kernel": "kernels", "copy": "copies", "fill": "fills"}
@@ -20,7 +20,7 @@ class DeviceUse:
 
     work: DeviceWorkColumns
     unowned: int  #: ns of what no recorded op asked for
-    busy: tuple[Busy, ...]
+    busy: tuple[DeviceUsage, ...]
 
     @property
     def total(self) -> int:
@@ -51,7 +51,7 @@ def device_use(index: Index) -> DeviceUse | None:
         return None
     work = index.raw.device_work
     unowned = int(work.duration[index.device_work_ops < 0].sum())
-    return DeviceUse(work, unowned, tuple(busy(index.raw)))
+    return DeviceUse(work, unowned, tuple(device_usage(index.raw)))
 
 
 def device_name(device: int) -> str:
@@ -59,7 +59,7 @@ def device_name(device: int) -> str:
     return f"cuda:{device}"
 
 
-def busy_text(each: Busy) -> str:
+def busy_text(each: DeviceUsage) -> str:
     """How a device spent the run; idle time and streams that overlap are said where there are any.
 
     >>> busy_text(Busy(0, 100_000_000, 71_000_000, 24_000_000, 74_000_000, 2))

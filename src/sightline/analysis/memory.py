@@ -25,7 +25,7 @@ from sightline.trace.held_memory import (
     HeldMemory,
     Peak,
     held_memory,
-    made_of,
+    memory_rows,
     storage_roots,
 )
 from sightline.trace.index import Index, Op, Value
@@ -278,7 +278,7 @@ def memory_of(index: Index) -> HeldMemory:
     like = np.array([_LIKE[name] for name in used.USES], dtype=np.int8)
     names = np.array([*(meta.device for meta in raw.metas), "cpu"], dtype=object)
     lasts = np.where(known.use[rows] < 2, -1, known.last[rows])
-    return made_of(raw, first[rows], known.bytes[rows], known.first[rows], lasts, like[known.use[rows]],
+    return memory_rows(raw, first[rows], known.bytes[rows], known.first[rows], lasts, like[known.use[rows]],
                    names[known.meta[rows]], rows, exact=False)  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import bare_name
 from sightline.trace.data import I64, LEVELS, PHASES, REQUIRES_GRAD, StepInfo
 from sightline.trace.index import Index
-from sightline.trace.training_steps import innermost, scaler_updates
+from sightline.trace.training_steps import innermost_steps, scaler_updates
 
 _RANGE: Final = re.compile(r"(\d{0,9})(:?)(\d{0,9})")
 _NUMBERED: Final = re.compile(r"step(\d{1,9})")
@@ -27,7 +27,7 @@ _NO_STEPS: Final = "this recording has no steps: one ends with optimizer.step(),
 
 def numbered_steps(index: Index) -> dict[int, StepInfo]:
     """The steps by their numbers: those in their names where all have one, else counted from 0."""
-    steps = innermost(index.step_infos)
+    steps = innermost_steps(index.step_infos)
     names = [_NUMBERED.fullmatch(step.name) for step in steps]
     numbers = [int(name[1]) for name in names if name is not None]
     if len(set(numbers)) < len(steps) or numbers != sorted(numbers):

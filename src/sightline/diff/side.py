@@ -14,7 +14,7 @@ from sightline.diff.op_names import LAYOUT, plain_name
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
-from sightline.trace.index import Index, Numbers
+from sightline.trace.index import Index, ValueNumbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +245,10 @@ class Side:
         names = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs", "fingerprint")
         return [getattr(stats, name).tolist() for name in names]
 
-    def numbers(self, value: int) -> Numbers | None:
+    def numbers(self, value: int) -> ValueNumbers | None:
         """The statistics of a value, or None."""
         row = self.stat_row[value]
-        return None if row < 0 else Numbers(*(column[row] for column in self._stats))
+        return None if row < 0 else ValueNumbers(*(column[row] for column in self._stats))
 
     @cached_property
     def fingerprints(self) -> list[int]:

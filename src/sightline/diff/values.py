@@ -15,7 +15,7 @@ import numpy as np
 
 from sightline.diff.side import Side
 from sightline.errors import SightlineError
-from sightline.trace.rows import Numbers
+from sightline.trace.rows import ValueNumbers
 
 
 class State(IntEnum):
@@ -98,7 +98,7 @@ class ValueComparer:
         """The coarsest rounding behind either of two values."""
         return max(self._a.history[one], self._b.history[other]) or 2.0**-24
 
-    def _by_statistics(self, one: int, other: int, first: Numbers, second: Numbers) -> Verdict:
+    def _by_statistics(self, one: int, other: int, first: ValueNumbers, second: ValueNumbers) -> Verdict:
         error = distance(first, second, self._a.numel[one], self._b.numel[other])
         if math.isinf(error.elements):
             return Verdict(State.DIFFERENT, error.worst, "statistics")
@@ -107,7 +107,7 @@ class ValueComparer:
             return UNKNOWN
         return Verdict(State.CLOSE if fits else State.DIFFERENT, error.worst, "statistics")
 
-    def _fits(self, error: Distance, one: int, other: int, first: Numbers) -> bool:
+    def _fits(self, error: Distance, one: int, other: int, first: ValueNumbers) -> bool:
         if self._rtol is not None or self._atol is not None:
             scale = max(first.l2 / math.sqrt(max(1, self._a.numel[one])), 0.0)
             return error.worst <= (self._rtol or 0.0) + ((self._atol or 0.0) / scale if scale else 0.0)
@@ -167,7 +167,7 @@ class Distance(NamedTuple):
         return max(self.elements, self.averages)
 
 
-def distance(first: Numbers, second: Numbers, count: int, other_count: int) -> Distance:
+def distance(first: ValueNumbers, second: ValueNumbers, count: int, other_count: int) -> Distance:
     """The distance of two tensors by their statistics."""
     if first.nans != second.nans or first.infs != second.infs or count != other_count:
         return Distance(math.inf, math.inf)
@@ -194,7 +194,7 @@ def distance(first: Numbers, second: Numbers, count: int, other_count: int) -> D
     return Distance(extremes, averages)
 
 
-def _is_masked(numbers: Numbers) -> bool:
+def _is_masked(numbers: ValueNumbers) -> bool:
     return numbers.min <= -_MASK_FILL
 
 

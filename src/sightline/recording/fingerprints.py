@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sightline.recording.torchapi import int_mm
 from sightline.trace.assembly.layout import LANES
-from sightline.trace.fingerprint import fingerprints_of, scrambled
+from sightline.trace.fingerprint import fingerprints_of, scramble
 
 ROW: Final = 1024  #: bytes
 
@@ -85,7 +85,7 @@ def plain_nan(dtype: torch.dtype) -> Any:
 @lru_cache(maxsize=16)
 def matrix_on(device: torch.device) -> Any:
     """The weights of the bytes of a row, none of them zero."""
-    drawn = scrambled(np.arange(ROW * LANES, dtype=np.uint64)) % np.uint64(254)
+    drawn = scramble(np.arange(ROW * LANES, dtype=np.uint64)) % np.uint64(254)
     weights = drawn.astype(np.int16) - 127
     weights[weights >= 0] += 1
     return torch.from_numpy(weights.astype(np.int8).reshape(ROW, LANES)).to(device)
@@ -100,7 +100,7 @@ def row_weights_on(device: torch.device, count: int) -> Any:
     weights = _weights.get(device)
     if weights is None or len(weights) < count:
         size = max(1024, 1 << (count - 1).bit_length())
-        drawn = scrambled(np.arange(1 << 40, (1 << 40) + size, dtype=np.uint64)).astype(np.uint32)
+        drawn = scramble(np.arange(1 << 40, (1 << 40) + size, dtype=np.uint64)).astype(np.uint32)
         if weights is not None:
             _replaced.append(weights)
         weights = _weights[device] = torch.from_numpy((drawn | np.uint32(1)).view(np.int32)).to(device)

@@ -27,29 +27,29 @@ F64 = NDArray[np.float64]
 
 LEVELS: Final = ("api", "aten")
 PHASES: Final = ("forward", "backward", "recompute", "optimizer")
-#: How the user wrote an API call. Aten ops have the flavour "op"; what cannot be looked into is "opaque".
+#: How the user wrote an API call. Aten ops have the flavour "op"; regions that cannot be recorded, "opaque".
 FLAVOURS: Final = ("function", "method", "operator", "property", "op", "opaque")
 KINDS: Final = (
     "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
 )  # fmt: skip
 
-UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and nobody knows how much
+UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and has no formula
 RAISED: Final = 1  #: the op or call ended in an exception
 UNFINISHED: Final = 2  #: the recording ended before the op or call did
 MUTATES: Final = 4  #: the op changed one of its inputs in place
 TRAINING: Final = 8  #: the module that was called was in training mode
-EVALUATION: Final = 16  #: it was in evaluation mode; neither in recordings of an earlier version
+EVALUATION: Final = 16  #: it was in evaluation mode; recordings of earlier versions have neither flag
 NO_GRAD: Final = 32  #: gradients were off when it was called
 REQUIRES_GRAD: Final = 1  #: of a value
 
 
-#: Quantized dtypes several of whose elements share what torch calls an item.
+#: Quantized dtypes with several elements in what torch calls an item.
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What all tensors that look alike have in common."""
+    """Shape, dtype, device and layout, stored once for all tensors that have them in common."""
 
     shape: tuple[int, ...]  #: -1: it differs between the parts of a nested tensor, or is a symbol of any size
     stride: tuple[int, ...] | None
@@ -58,12 +58,12 @@ class TensorMeta:
     layout: str = "strided"
     itemsize: int = 4
     type: str = "Tensor"  #: the Python class, for tensor subclasses
-    elements: int = -1  #: how many there are, where the sizes do not tell: of a nested tensor
-    symbols: tuple[str, ...] = ()  #: the sizes as torch writes them, where one is no number: ``s26``, ``j1``
+    elements: int = -1  #: the number of elements of a nested tensor, which its sizes do not give
+    symbols: tuple[str, ...] = ()  #: the sizes as torch prints them, where one is a symbol: ``s26``, ``j1``
 
     @property
     def sizes(self) -> tuple[int | str, ...]:
-        """The sizes as they are shown: numbers, or symbols where torch has those."""
+        """The sizes to print: numbers, or symbols where torch has those."""
         return self.symbols or self.shape
 
     @property
@@ -78,7 +78,7 @@ class TensorMeta:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, as if stored densely."""
-        if min(self.shape, default=0) < 0 and self.elements < 0:  # recorded before they were counted
+        if min(self.shape, default=0) < 0 and self.elements < 0:  # of a recording without counts
             return 0
         return -(-self.numel * self.itemsize // _PACKED.get(self.dtype, 1))
 
@@ -88,7 +88,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class CodeInfo:
-    """A Python code object: where it is written and what it is called."""
+    """A Python code object: its file, its name and its first line."""
 
     file: str
     function: str  #: qualified name: ``Net.forward``
@@ -97,7 +97,7 @@ class CodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """How a source file looked when the trace was built, to tell later that it changed."""
+    """The state of a source file when the trace was built, to tell later whether it changed."""
 
     mtime_ns: int
     size: int
@@ -120,7 +120,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """A module that was called, or that holds one that was."""
+    """A module that was called, or that contains one that was."""
 
     path: str  #: relative to its root; the root's own path is ""
     aliases: tuple[str, ...]  #: every path under which a shared module is registered, the first included
@@ -172,7 +172,7 @@ class OpColumns(TensorLists):
     form: I32  #: its arguments, into ``TraceData.forms``
     result: I32  #: the form of its result
     start: I64  #: ns since the recording began
-    duration: I64  #: ns of host time, the recorder's own left out
+    duration: I64  #: ns of host time, without the recorder's own
     flops: I64  #: -1 where there is no formula; `UNCOUNTED` where there should be one
     flags: I8
     thread: I8
@@ -232,7 +232,7 @@ class CallColumns(TensorLists):
 
 @dataclass(frozen=True)
 class FrameColumns:
-    """Source positions as a trie: a row and its parents are a stack."""
+    """Source positions as a tree: a row and its parents are a stack."""
 
     parent: I32
     code: I32
@@ -247,7 +247,7 @@ class FrameColumns:
 
 @dataclass(frozen=True)
 class StatColumns:
-    """What the numbers in a tensor were like: one row for each value that was measured.
+    """Statistics of the elements of tensors: one row for each value that was measured.
 
     Minimum, maximum, mean, standard deviation and norm are over the finite elements.
     """
@@ -268,7 +268,7 @@ class StatColumns:
 
     @classmethod
     def none(cls) -> StatColumns:
-        """Nothing was measured."""
+        """No rows: nothing was measured."""
         no, none = np.zeros(0), np.zeros(0, dtype=np.int64)
         ids, bits = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint64)
         return cls(ids, no, no, no, no, no, none, none, none, bits)
@@ -276,40 +276,40 @@ class StatColumns:
 
 @dataclass(frozen=True)
 class AllocationColumns:
-    """Memory that was held: a row from when a storage is seen, or has changed its size, until it is freed.
+    """Allocated memory: a row from when a storage is seen first, or resized, until it is freed.
 
-    Storages are those that torch has: what shares memory without saying so is one of them, and a storage
-    that no recorded tensor shows is none.
+    Storages are torch's: results that share memory although torch does not say so have one each, and a
+    storage without a recorded tensor has no row.
     """
 
-    value: I32  #: the first value that showed it; -1 where that is no longer known
+    value: I32  #: the first value in it; -1 if that is unknown
     nbytes: I64
     start: I64  #: ns since the recording began
-    end: I64  #: the same; -1 where it was still held when the recording ended
+    end: I64  #: the same; -1 if it was not freed before the recording ended
 
     def __len__(self) -> int:
         return len(self.value)
 
     @classmethod
     def none(cls) -> AllocationColumns:
-        """Nobody looked: a recording of an earlier version."""
+        """No rows: a recording of an earlier version."""
         none = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(0, dtype=np.int32), none, none, none)
 
 
-#: What a device does.
+#: Kinds of device work.
 WORK_KINDS: Final = ("kernel", "copy", "fill")
 
 
 @dataclass(frozen=True)
 class DeviceWorkColumns:
-    """What devices did (``time="device"``), in the order it began; times are ns since the recording began."""
+    """Work of devices (``time="device"``), in the order of start; times are ns since the recording began."""
 
     name: I32  #: into ``TraceData.names``
     kind: I8  #: into `WORK_KINDS`
     device: I8
     stream: I32
-    launch: I64  #: when the host asked for it
+    launch: I64  #: when the host launched it
     start: I64
     duration: I64
 
@@ -318,13 +318,13 @@ class DeviceWorkColumns:
 
     @classmethod
     def none(cls) -> DeviceWorkColumns:
-        """Nobody looked."""
+        """No rows: device time was not recorded."""
         ids, small = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int8)
         none = np.zeros(0, dtype=np.int64)
         return cls(ids, small, small, ids, none, none, none)
 
 
-#: As the name of a stretch, which nobody can give: an optimizer stepped in it.
+#: The name of a stretch in which an optimizer stepped; ``sl.step`` accepts no empty name.
 OPTIMIZER_STEP: Final = ""
 
 
@@ -341,29 +341,29 @@ class StepInfo:
     duration: int
 
 
-#: What a captured tensor was: of a module call, the result of an op, named by ``sl.spy``, or a gradient.
+#: What a captured tensor is: input or output of a module call, result of an op, spied, or a gradient.
 ROLES: Final = ("input", "output", "op", "spy", "gradient")
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """A tensor that was kept, and where it belongs."""
+    """A captured tensor, and where it belongs."""
 
     step: str  #: "" outside every step
     module: str  #: label of the module: its path, or the class of a root; "" outside every module
-    name: str  #: "input", "output", the op, or the name it was spied under; of a gradient with ``.grad``
-    call: int  #: which time, from 0, of this name in this module
-    slot: int  #: which tensor of it
+    name: str  #: "input", "output", the op, or its name in ``sl.spy``; a gradient's ends in ``.grad``
+    call: int  #: how many captures of this name in this module came before
+    slot: int  #: the index of the tensor in a nested value
     role: str
-    path: str  #: where in a nested value it is: ``[0]``, ``.logits``
-    value: int  #: into ``values``; -1 if none is known
-    shape: tuple[int, ...]  #: as kept
-    dtype: str  #: as kept, by torch's name
-    whole: bool = True  #: False if only a sample of its elements was kept
+    path: str  #: its path in a nested value: ``[0]``, ``.logits``
+    value: int  #: into ``values``; -1 if unknown
+    shape: tuple[int, ...]  #: as stored
+    dtype: str  #: as stored, by torch's name
+    whole: bool = True  #: False if only a sample of its elements is stored
 
     @property
     def key(self) -> str:
-        """``step0/blocks.0.attn/output/0/0``; the parts that are empty are left out."""
+        """``step0/blocks.0.attn/output/0/0``, without empty parts."""
         return "/".join((*filter(None, (self.step, self.module, self.name)), f"{self.call}/{self.slot}"))
 
 

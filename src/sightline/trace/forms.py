@@ -1,8 +1,8 @@
-"""The shape of a call or a result: nested plain data with a slot wherever a tensor stood.
+"""`Form`: the arguments or the result of a call as nested plain data, with a slot for each tensor.
 
-A form is stored once for all calls that look alike; the tensors of one call are the value ids that
-fill its slots, in order. Everything in a form is plain data: numbers, strings, ``None``, lists,
-tuples, dicts, and three small types for what is none of these.
+A form is stored once for all calls with the same arguments; the tensors of one call are the value ids that
+fill its slots, in order. A form holds only plain data: numbers, strings, ``None``, lists, tuples, dicts, and
+three small types for everything else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLOT: Final = Slot()
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is no plain number or string, kept as the text it prints: ``torch.float32``."""
+    """An argument that is not plain data, stored as the text it prints: ``torch.float32``."""
 
     text: str
 
@@ -42,7 +42,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Elided:
-    """What was left out of a sequence too long to keep."""
+    """The items left out of a sequence that is too long to store."""
 
     count: int
 
@@ -136,8 +136,8 @@ def map_leaves(
     return change(item)
 
 
-def _listed(items: Sequence[Any], tensors: Iterator[str]) -> str:
-    """The parts of a list; of tensors that look alike and follow each other one will do: ``f32[] ×64``."""
+def _items_text(items: Sequence[Any], tensors: Iterator[str]) -> str:
+    """The items of a list; equal tensors in a row are shown once: ``f32[] ×64``."""
     texts = [_text(item, tensors) for item in items]
     if len(texts) < MANY_ALIKE:
         return ", ".join(texts)
@@ -153,9 +153,9 @@ def _text(item: Any, tensors: Iterator[str]) -> str:
     if item is SLOT:
         return next(tensors, "?")
     if isinstance(item, list):
-        return f"[{_listed(item, tensors)}]"
+        return f"[{_items_text(item, tensors)}]"
     if isinstance(item, tuple):
-        inner = _listed(item, tensors)
+        inner = _items_text(item, tensors)
         return f"({inner},)" if len(item) == 1 else f"({inner})"
     if isinstance(item, dict):
         return f"{{{', '.join(f'{key}: {_text(part, tensors)}' for key, part in item.items())}}}"

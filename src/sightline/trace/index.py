@@ -1,4 +1,4 @@
-"""`Index`: a `TraceData` with its tables, and with what is looked up often, derived on first use."""
+"""`Index`: the tables of rows of a `TraceData`, and lookups derived on first use."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from sightline.trace import data as d
-from sightline.trace.device_time import durations, is_timed, own_durations, owners
+from sightline.trace.device_time import inclusive_durations, is_timed, own_durations, work_owners
 from sightline.trace.forms import SLOT, map_leaves
-from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
+from sightline.trace.rows import Frame, Module, ModuleCall, Op, Step, Value, ValueNumbers
 from sightline.trace.source_files import torch_file
 from sightline.trace.table import Row, Table
 from sightline.trace.training_steps import steps_of
 from sightline.trace.user_frames import FrameChains, op_frames, user_frames
 
-__all__ = ["Frame", "Index", "Module", "ModuleCall", "Numbers", "Op", "Row", "Step", "Table", "Value"]
+__all__ = ["Frame", "Index", "Module", "ModuleCall", "Op", "Row", "Step", "Table", "Value", "ValueNumbers"]
 
 
 class Index:
-    """A `TraceData` with what is looked up often, derived on first use: consumers, children, depths."""
+    """A `TraceData` with its tables and with lookups: consumers, children, depths, device time."""
 
     def __init__(self, raw: d.TraceData) -> None:
         self.raw = raw
@@ -51,7 +51,7 @@ class Index:
 
     @cached_property
     def step_infos(self) -> list[d.StepInfo]:
-        """The steps that were named, and the training steps that were found."""
+        """The named steps and the detected training steps."""
         return steps_of(self)
 
     @cached_property
@@ -109,12 +109,12 @@ class Index:
         """The row of a value in the table of statistics, -1 where none were taken."""
         return self._stat_rows.get(value, -1)
 
-    def numbers(self, value: int) -> Numbers | None:
+    def numbers(self, value: int) -> ValueNumbers | None:
         """The statistics of a value, if they were taken."""
         stats, at = self.raw.stats, self.stat_row(value)
         if at < 0:
             return None
-        return Numbers(
+        return ValueNumbers(
             float(stats.min[at]), float(stats.max[at]), float(stats.mean[at]), float(stats.std[at]),
             float(stats.l2[at]), int(stats.zeros[at]), int(stats.nans[at]), int(stats.infs[at]),
             int(stats.fingerprint[at]),
@@ -122,22 +122,22 @@ class Index:
 
     @cached_property
     def device_work_ops(self) -> d.I32:
-        """The op that asked for each piece of device work; -1 where none did."""
-        return owners(self.raw)
+        """The op that launched each piece of device work; -1 where none did."""
+        return work_owners(self.raw)
 
     @cached_property
     def device_own(self) -> d.I64 | None:
-        """What devices spent on each op itself, those inside it left out, in ns; None where nobody looked."""
+        """Device time of each op without the ops inside it, in ns; None if it was not recorded."""
         return own_durations(self.raw, self.device_work_ops) if is_timed(self.raw) else None
 
     @cached_property
     def device_durations(self) -> d.I64 | None:
-        """What devices spent on each op and on those inside it, in ns; None where nobody looked."""
-        return None if self.device_own is None else durations(self.raw, self.device_own)
+        """Device time of each op and of the ops inside it, in ns; None if it was not recorded."""
+        return None if self.device_own is None else inclusive_durations(self.raw, self.device_own)
 
     @cached_property
     def call_device_durations(self) -> d.I64 | None:
-        """What devices spent on the ops of each module call, in ns; None where nobody looked."""
+        """Device time of the ops of each module call, in ns; None if it was not recorded."""
         if self.device_own is None:
             return None
         calls, sums = self.raw.calls, np.concatenate([[0], np.cumsum(self.device_own)])
@@ -148,7 +148,7 @@ class Index:
         ops = self.raw.ops
         counts = np.diff(ops.input_offsets)
         users = np.repeat(np.arange(len(ops), dtype=np.int32), counts)
-        return _grouped(ops.inputs, users, len(self.raw.values))
+        return _group(ops.inputs, users, len(self.raw.values))
 
     def consumers(self, value: int) -> Sequence[int]:
         """Ids of the ops that read a value, each once, in order."""
@@ -175,11 +175,11 @@ class Index:
 
     @cached_property
     def calls_of_module(self) -> dict[int, list[int]]:
-        return _buckets(self.raw.calls.module)
+        return _rows_by_key(self.raw.calls.module)
 
     @cached_property
     def calls_of_parent(self) -> dict[int, list[int]]:
-        return _buckets(self.raw.calls.parent)
+        return _rows_by_key(self.raw.calls.parent)
 
     @cached_property
     def call_depths(self) -> list[int]:
@@ -189,7 +189,7 @@ class Index:
         return depths
 
     def argument_names(self, op: Op) -> tuple[str, ...]:
-        """What the schema of a dispatcher op calls its arguments; () for an API call."""
+        """The names of an aten op's arguments in its schema; () for an API call."""
         schema = self.raw.schemas.get(op.name, ()) if op.level == "aten" else ()
         return tuple(argument.partition("=")[0] for argument in schema)
 
@@ -212,21 +212,21 @@ class Index:
 
 
 def _rows_by_owner(owners: d.I32, size: int) -> tuple[d.I64, d.I32]:
-    """The rows of each owner, as `_grouped`; -1 in ``owners`` stands for none."""
+    """The rows of each owner, as `_group`; -1 in ``owners`` stands for none."""
     rows = np.flatnonzero(owners >= 0).astype(np.int32)
-    return _grouped(owners[rows], rows, size)
+    return _group(owners[rows], rows, size)
 
 
-def _grouped(keys: d.I32, items: d.I32, size: int) -> tuple[d.I64, d.I32]:
-    """Items grouped by key: offsets of size+1 and the items in key order, stable."""
+def _group(keys: d.I32, items: d.I32, size: int) -> tuple[d.I64, d.I32]:
+    """Items grouped by key: ``size + 1`` offsets, and the items in stable key order."""
     order = np.argsort(keys, kind="stable")
     offsets = np.zeros(size + 1, dtype=np.int64)
     np.cumsum(np.bincount(keys, minlength=size), out=offsets[1:])
     return offsets, items[order]
 
 
-def _buckets(column: d.I32) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+def _rows_by_key(column: d.I32) -> dict[int, list[int]]:
+    rows: dict[int, list[int]] = {}
     for id, key in enumerate(column.tolist()):
-        found.setdefault(key, []).append(id)
-    return found
+        rows.setdefault(key, []).append(id)
+    return rows

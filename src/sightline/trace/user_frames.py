@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, TraceData
 from sightline.trace.rows import Frame, Op, Value
 from sightline.trace.source_files import installed_file, torch_file
-from sightline.trace.table import optional
+from sightline.trace.table import optional_row
 
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
 #: The function of torch below which the nodes of a backward pass run.
@@ -69,7 +69,7 @@ def user_frame(op: Op) -> Frame | None:
     A backward op has the frame of its forward op, unless the user's own code ran it.
     """
     index = op._data
-    return optional(Frame, index, index.line_frames[index.op_frames[op.id]])
+    return optional_row(Frame, index, index.line_frames[index.op_frames[op.id]])
 
 
 def location_text(op: Op) -> str:

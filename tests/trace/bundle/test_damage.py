@@ -275,7 +275,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "bad utf-8": (
         sql("UPDATE names SET data = CAST(x'ff22' AS TEXT) WHERE id = 0"), "UTF-8|damaged"
     ),
-    "number": (text("names", 0, "1"), "no texts"),
+    "number": (text("names", 0, "1"), "not all texts"),
     "no json": (text("forms", 0, "{"), "not valid JSON"),
     "deep json": (text("forms", 0, "[" * 50_000), "not valid JSON"),
     "deep form": (text("forms", 0, "[[" + "[" * 200 + "]" * 200 + "],null]"), "too deep"),

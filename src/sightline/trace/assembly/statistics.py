@@ -134,8 +134,8 @@ class Statistics:
     def _columns(self, rows: StatisticsRows, live: LiveValues) -> dict[str, object]:
         metas, at = self._tables.metas, positions_in(live.id, rows.value)
         rows, at = rows.select(at >= 0), at[at >= 0]
-        looks = [(metas[meta].dtype, metas[meta].shape) for meta in live.meta[at].tolist()]
-        bits = np.where(rows.has_lanes, fingerprints_of(rows.counts[:, COUNTS:], looks), np.uint64(0))
+        dtypes = [(metas[meta].dtype, metas[meta].shape) for meta in live.meta[at].tolist()]
+        bits = np.where(rows.has_lanes, fingerprints_of(rows.counts[:, COUNTS:], dtypes), np.uint64(0))
         low, high, mean, std, l2 = (np.ascontiguousarray(column) for column in rows.floats.T)
         zeros, nans, infs = (np.ascontiguousarray(column) for column in rows.counts.T[1:COUNTS])
         return {
