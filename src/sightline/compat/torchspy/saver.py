@@ -1,7 +1,7 @@
 """Tensors saved to files by name: `TensorSaver`, `DebugContext` and `spy_save`.
 
-A tensor is copied as the recorder copies captures: compactly and detached, so that a slice does not drag
-its storage along. A file appears under its name only when it is whole.
+A tensor is copied as the recorder copies captures: detached, and without the rest of its storage. A file
+gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 Names = Sequence[str] | None
 Classes = type[nn.Module] | tuple[type[nn.Module], ...]
 _ON_CPU: Final = Capture(device="cpu")
-#: Which saver wrote a file: none is overwritten while the saver that wrote it is in use.
+#: The saver that wrote each file: a file is not overwritten by another saver while its own is in use.
 _writers: Final[weakref.WeakValueDictionary[Path, TensorSaver]] = weakref.WeakValueDictionary()
 _current: Final[ContextVar[DebugContext | None]] = ContextVar("debug_context", default=None)
-#: What saves, once for each context open anywhere: compiled code can see that there is none.
-_open: Final[list[Callable[[str, Any, Any], None]]] = []
+#: The save function, once for each open context: an empty list lets compiled code skip the call.
+_open_contexts: Final[list[Callable[[str, Any, Any], None]]] = []
 
 
 class BaseDebugger:
@@ -59,48 +59,47 @@ class BaseDebugger:
 
     def get_module_path(self, module: Any) -> str:
         """The path a module was registered under, or ``"unknown"``."""
-        known = self._refs.get(id(module))
-        if known is not None and known() is not module:  # an id that is used again
+        reference = self._refs.get(id(module))
+        if reference is not None and reference() is not module:  # the id of a module that is gone
             return "unknown"
         return self.module_paths.get(id(module), "unknown")
 
     def _remember(self, module: nn.Module, path: str) -> None:
-        known = self._refs.get(id(module))
-        if known is None or known() is not module:
+        reference = self._refs.get(id(module))
+        if reference is None or reference() is not module:
             self._refs[id(module)] = weakref.ref(module)
             self.module_paths[id(module)] = path
 
 
-def chosen_modules(
+def matching_modules(
     model: nn.Module, classes: Classes | None, names: Names, exclude: Names
 ) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that the filters mean, under every name they have.
+    """The modules that match the filters, under every name they have.
 
     >>> model = nn.Sequential(*[nn.ReLU() for _ in range(11)])
-    >>> [path for path, _ in chosen_modules(model, (nn.ReLU,), ["1"], None)]
+    >>> [path for path, _ in matching_modules(model, (nn.ReLU,), ["1"], None)]
     ['1']
     """
-    wanted, unwanted = _parts(names), _parts(exclude)
+    included, excluded = _path_patterns(names), _path_patterns(exclude)
     for path, module in model.named_modules(remove_duplicate=False):
         shown = path or "root"
         if not isinstance(module, classes or nn.Module):
             continue
-        if wanted and not any(part.search(shown) for part in wanted):
+        if included and not any(pattern.search(shown) for pattern in included):
             continue
-        if not any(part.search(shown) for part in unwanted):
+        if not any(pattern.search(shown) for pattern in excluded):
             yield shown, module
 
 
-def _parts(names: Names) -> list[re.Pattern[str]]:
-    """Parts of a path to look for; a number in one is a whole one: ``layers.1`` is not ``layers.10``."""
-    given = [names] if isinstance(names, str) else list(names or ())
+def _path_patterns(names: Names) -> list[re.Pattern[str]]:
+    """Patterns for parts of a path, in which numbers match as a whole: ``layers.1`` is not ``layers.10``."""
     return [
         re.compile(
             ("(?<![0-9])" if part[:1].isdigit() else "")
             + re.escape(part)
             + ("(?![0-9])" if part[-1:].isdigit() else "")
         )
-        for part in given
+        for part in ([names] if isinstance(names, str) else names or ())
     ]
 
 
@@ -114,14 +113,14 @@ class TensorSaver(BaseDebugger):
     ...     [path.name for path in paths], torch.load(paths[1], weights_only=True).shape
     (['q.call0.pt', 'q.call1.pt'], torch.Size([2]))
 
-    Tuples, lists and dicts of tensors go into one file. What cannot stand in the name of a file is replaced,
-    and a number is left out where another saver in use has written that file.
+    Tuples, lists and dicts of tensors go into one file. Characters that a file name cannot have are replaced,
+    and a number is skipped where another saver in use has written that file.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
         super().__init__(output_dir, enabled)
         self.call_counts: defaultdict[str, int] = defaultdict(int)
-        self._files: dict[str, str] = {}  # the name of a file -> what it was made from
+        self._files: dict[str, str] = {}  # the name of a file -> its key
         self._lock = threading.RLock()
 
     def register_modules(
@@ -131,8 +130,8 @@ class TensorSaver(BaseDebugger):
         target_names: Names = None,
         exclude_names: Names = None,
     ) -> None:
-        """Know the paths of modules, for `spy_save`; nothing is hooked."""
-        for path, module in chosen_modules(model, target_classes, target_names, exclude_names):
+        """Note the paths of modules for `spy_save`, without hooks."""
+        for path, module in matching_modules(model, target_classes, target_names, exclude_names):
             self._remember(module, path)
 
     def save(
@@ -146,18 +145,18 @@ class TensorSaver(BaseDebugger):
         if not self.enabled:
             return None
         with torch.no_grad():
-            kept = undisturbed(partial(_kept, tensor, norm_only))
+            copies = undisturbed(partial(_copy, tensor, norm_only))
         with self._lock:
-            path = self._place(name, call_idx)
+            path = self._free_path(name, call_idx)
             _writers[path] = self
-        undisturbed(partial(_write, kept, path))
+        undisturbed(partial(_write, copies, path))
         return path
 
     def reset_counts(self) -> None:
         """Count from 0 again; files written before are then replaced."""
         self.call_counts.clear()
 
-    def _place(self, name: str, call_idx: int | None) -> Path:
+    def _free_path(self, name: str, call_idx: int | None) -> Path:
         if call_idx is not None:
             path = self._path(f"{name}.call{call_idx}")
             if self._is_foreign(path):
@@ -184,22 +183,24 @@ class TensorSaver(BaseDebugger):
         return folder / name
 
 
-def _kept(held: Any, norm_only: bool) -> Any:
-    """What is written: copies on the CPU, in containers that load without running code."""
-    if isinstance(held, torch.Tensor):
+def _copy(value: Any, norm_only: bool) -> Any:
+    """Copies of the tensors on the CPU, in containers that load without running code."""
+    if isinstance(value, torch.Tensor):
         if norm_only:
-            return _norms(held)
-        return held.detach().cpu().clone() if kept_size(held, _ON_CPU) is None else kept_copy(held, _ON_CPU)
-    if isinstance(held, Mapping):
-        return {key: _kept(item, norm_only) for key, item in held.items()}
-    if isinstance(held, list):
-        return [_kept(item, norm_only) for item in held]
-    if isinstance(held, tuple):
-        return tuple(_kept(item, norm_only) for item in held)
-    if held is None or isinstance(held, bool | int | float | str):
-        return held
+            return _norms(value)
+        return (
+            value.detach().cpu().clone() if kept_size(value, _ON_CPU) is None else kept_copy(value, _ON_CPU)
+        )
+    if isinstance(value, Mapping):
+        return {key: _copy(item, norm_only) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item, norm_only) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_copy(item, norm_only) for item in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     raise TypeError(
-        f"A {type(held).__name__} cannot be saved; give a tensor, or a tuple, list or dict of them."
+        f"A {type(value).__name__} cannot be saved; give a tensor, or a tuple, list or dict of them."
     )
 
 
@@ -207,18 +208,18 @@ def _norms(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.detach()
     rows = rows.reshape(1, 1) if rows.dim() == 0 else rows[:, None] if rows.dim() == 1 else rows.flatten(1)
     if not rows.is_complex() and rows.dtype not in (torch.float32, torch.float64):
-        rows = rows.float()  # whole numbers have no norm, and that of half precision overflows
+        rows = rows.float()  # integers have no norm, and that of half precision overflows
     norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
     return norms.cpu()
 
 
-def _write(kept: Any, path: Path) -> None:
+def _write(copies: Any, path: Path) -> None:
     unfinished = path.parent / f".{os.getpid()}-{threading.get_ident()}.unfinished"
     try:
-        if isinstance(kept, torch.Tensor):
-            save_one(kept)(unfinished)
+        if isinstance(copies, torch.Tensor):
+            save_one(copies)(unfinished)
         else:
-            torch.save(kept, unfinished)
+            torch.save(copies, unfinished)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -234,7 +235,7 @@ class DebugContext:
     ...     sorted(os.listdir(folder))
     ['step0.manual.loss.call0.pt']
 
-    Of nested blocks the innermost one counts; their prefixes are not joined.
+    Of nested blocks the innermost one counts, with its own prefix alone.
     """
 
     def __init__(self, saver: Any, prefix: str = "", module_path_override: str | None = None) -> None:
@@ -245,18 +246,19 @@ class DebugContext:
 
     @property
     def debugger(self) -> Any:
-        """The saver, by its other name."""
+        """An alias of ``saver``."""
         return self.saver
 
     def __enter__(self) -> Self:
         self._tokens.append(_current.set(self))
-        _open.append(_left_alone(_save_here) if "torch._dynamo" in sys.modules else _save_here)
+        compiled = "torch._dynamo" in sys.modules  # importing it only for this would take a second
+        _open_contexts.append(_uncompiled(_save_current) if compiled else _save_current)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _open.pop()  # whichever: they all do the same
+        _open_contexts.pop()  # any of them: they all do the same
         _current.reset(self._tokens.pop())
 
     def _save(self, name: str, tensor: Any, module: Any = None) -> None:
@@ -286,18 +288,18 @@ def spy_save(name: str, tensor: Any, module: Any = None) -> None:
 
     >>> spy_save("q", torch.ones(2))
     """
-    if _open:
-        _open[-1](name, tensor, module)
+    if _open_contexts:
+        _open_contexts[-1](name, tensor, module)
 
 
-def _save_here(name: str, tensor: Any, module: Any) -> None:
+def _save_current(name: str, tensor: Any, module: Any) -> None:
     context = _current.get()
     if context is not None:
         context._save(name, tensor, module)
 
 
 @cache
-def _left_alone(function: Callable[[str, Any, Any], None]) -> Callable[[str, Any, Any], None]:
-    """A function that the compiler does not look into; importing it for nothing would take a second."""
-    alone: Callable[[str, Any, Any], None] = torch.compiler.disable(function)
-    return alone
+def _uncompiled(function: Callable[[str, Any, Any], None]) -> Callable[[str, Any, Any], None]:
+    """The function, excluded from compilation."""
+    excluded: Callable[[str, Any, Any], None] = torch.compiler.disable(function)
+    return excluded

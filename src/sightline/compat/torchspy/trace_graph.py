@@ -1,7 +1,6 @@
 """`torchspy.trace_graph`: a call trace as a tree of names, and that tree as a picture.
 
-``layers.0`` and ``layers.1`` become one ``layers`` with two indices.
-The command is ``sightline trace-graph``.
+``layers.0`` and ``layers.1`` become one ``layers`` with two indices. Its command: ``sightline trace-graph``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from sightline.graph.formats.files import render_dot
 
 @dataclass(eq=False)
 class Node:
-    """One name in the tree, and how often it was met.
+    """One name in the tree, with the number of its lines.
 
     >>> Node("layers", indices={0, 1}).indices
     {0, 1}
@@ -34,7 +33,7 @@ class Node:
     indices: set[int] = field(default_factory=set)
 
     def child(self, name: str, first_seen: int) -> Node:
-        """The child of a name, made where there is none."""
+        """The child of a name, added if it does not exist."""
         if name not in self.children:
             self.children[name] = Node(name, first_seen=first_seen, parents=[self])
         return self.children[name]
@@ -92,7 +91,7 @@ def _is_index(segment: str) -> bool:
 
 
 def squash_numeric_indices(tree: Node) -> Node:
-    """A tree in which names that are numbers are absorbed too; those at the top stay names.
+    """A tree in which names that are numbers become indices; those at the top stay names.
 
     >>> layers = Node("layers", {"0": Node("0", {"fc": Node("fc")}), "1": Node("1", {"fc": Node("fc")})})
     >>> squashed = squash_numeric_indices(Node("root", {"layers": layers})).children["layers"]
@@ -103,14 +102,14 @@ def squash_numeric_indices(tree: Node) -> Node:
     stack = [(tree, root)]
     while stack:
         old, new = stack.pop()
-        inside = []
+        children = []
         for child in old.children.values():
             if _is_index(child.name) and new is not root:
                 new.indices.add(int(child.name))
-                inside.append((child, new))
+                children.append((child, new))
             else:
-                inside.append((child, _merged(child, new)))
-        stack += reversed(inside)
+                children.append((child, _merge_into(child, new)))
+        stack += reversed(children)
     return root
 
 
@@ -125,13 +124,13 @@ def prune_leaves(tree: Node) -> Node:
     stack = [(tree, root)]
     while stack:
         old, new = stack.pop()
-        kept = [child for child in old.children.values() if child.children or new is root]
-        stack += reversed([(child, _merged(child, new)) for child in kept])
+        remaining = [child for child in old.children.values() if child.children or new is root]
+        stack += reversed([(child, _merge_into(child, new)) for child in remaining])
     return root
 
 
-def _merged(old: Node, parent: Node) -> Node:
-    """What an old node becomes below a new parent."""
+def _merge_into(old: Node, parent: Node) -> Node:
+    """Add a node of the old tree below a new parent."""
     new = parent.child(old.name, old.first_seen)
     new.count += old.count
     new.first_seen = min(new.first_seen, old.first_seen)
@@ -196,27 +195,27 @@ class Digraph:
 
     def pipe(self, format: str | None = None) -> bytes:
         """The picture itself."""
-        return render_dot(self.source, _known(format or self.format), len(self.body))
+        return render_dot(self.source, _checked_format(format or self.format), len(self.body))
 
     def render(
         self, filename: str | os.PathLike[str], cleanup: bool = False, format: str | None = None
     ) -> str:
         """Write the picture and, without ``cleanup``, its text; returns the picture's file.
 
-        The end of the name is added only where it is not there: ``g`` and ``g.png`` both write ``g.png``.
+        The suffix is added where it is missing: ``g`` and ``g.png`` both write ``g.png``.
         """
-        kind = _known(format or self.format)
-        given = Path(filename)
-        ends = given.suffix.lower() == f".{kind}"
-        picture = given if ends else given.with_name(f"{given.name}.{kind}")
+        kind = _checked_format(format or self.format)
+        path = Path(filename)
+        has_suffix = path.suffix.lower() == f".{kind}"
+        picture = path if has_suffix else path.with_name(f"{path.name}.{kind}")
         picture.parent.mkdir(parents=True, exist_ok=True)
         picture.write_bytes(self.pipe(kind))
         if not cleanup:
-            (given.with_suffix(".gv") if ends else given).write_text(self.source, "utf-8")
+            (path.with_suffix(".gv") if has_suffix else path).write_text(self.source, "utf-8")
         return str(picture)
 
 
-def _known(format: str) -> str:
+def _checked_format(format: str) -> str:
     if format not in ("png", "svg", "pdf"):
         raise UsageError(f"{format!r} is no format of a picture here; choose png, svg or pdf.")
     return format
@@ -225,14 +224,14 @@ def _known(format: str) -> str:
 def construct_graph(
     tree: Node, show_repetition: bool = True, prune_leaves_flag: bool = True, squash_name: bool = False
 ) -> Digraph:
-    """The graph of a tree, top down; a name that has several indices says how many.
+    """The graph of a tree, top down; a name with several indices shows their number.
 
     >>> from sightline.compat.torchspy.trace_graph import build_tree
     >>> tree = build_tree(["encoder.layers.0.fc", "encoder.layers.1.fc"])
     >>> "layers x 2" in construct_graph(tree).source
     True
 
-    ``squash_name`` draws equal names once, wherever they stand.
+    ``squash_name`` draws equal names once, wherever they are.
     """
     if prune_leaves_flag:
         tree = prune_leaves(tree)

@@ -1,7 +1,7 @@
-"""`CallTracer`: which modules ran, in the order they were done.
+"""`CallTracer`: which modules ran, in the order in which they completed.
 
-It is a recording of module calls only, open from ``register_hooks`` to ``remove_hooks``: nothing is attached
-to the model. A module that is shared is reported under the name it was called by.
+It is a recording of module calls only, from ``register_hooks`` to ``remove_hooks``: nothing is attached to
+the model. A shared module is reported under the name it was called by.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from sightline.compat.torchspy.saver import BaseDebugger, Classes, Names, chosen_modules
+from sightline.compat.torchspy.saver import BaseDebugger, Classes, Names, matching_modules
 from sightline.recording.observers import ObservedCall, Observer
 from sightline.recording.recorder import Recorder, RecordingOptions
 
@@ -38,7 +38,7 @@ class Hook:
     forget: Callable[[str], Any]
 
     def remove(self) -> None:
-        """Report the module no more."""
+        """Stop reporting the module."""
         self.forget(self.key)
 
 
@@ -55,15 +55,15 @@ class CallTracer(BaseDebugger):
     ...     tracer.save_trace().read_text()
     '0\\n1\\nroot'
 
-    ``with tracer:`` enables it, begins anew, and ends the recording with the block; the next such block takes
-    it up again. Calls that raise are not reported. A recording sees the thread that began it.
+    ``with tracer:`` enables it, clears the trace, and ends the recording with the block; the next such block
+    starts one again. Calls that raise are not reported. A recording sees the thread that started it.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
         self._models: list[nn.Module] = []
-        self._shelf: dict[str, str] = {}  # what a block that has ended had hooked
-        self._before: list[bool] = []
-        self._calls = _Calls()
+        self._last_hooked: dict[str, str] = {}  # of the ``with`` block that ended last
+        self._enabled_before: list[bool] = []
+        self._calls = _CallLog()
         self._recording: Recorder | None = None
         self._end: Any = None
         self._enabled = enabled
@@ -75,13 +75,13 @@ class CallTracer(BaseDebugger):
         return self._enabled
 
     @enabled.setter
-    def enabled(self, wanted: bool) -> None:
-        self._enabled = wanted
+    def enabled(self, enabled: bool) -> None:
+        self._enabled = enabled
         self._sync()
 
     @property
     def hooks(self) -> list[Hook]:
-        """One for each module that is reported; a shared one has one for each of its names."""
+        """A hook for each reported module; a shared module has one for each of its names."""
         return [Hook(key, self._forget) for key in self._calls.hooked]
 
     @property
@@ -104,22 +104,22 @@ class CallTracer(BaseDebugger):
         target_names: Names = None,
         exclude_names: Names = None,
     ) -> None:
-        """Report the modules that the filters mean; one that is registered twice is reported once."""
+        """Report the modules that match the filters; one that is registered twice is reported once."""
         self._end_recording()
-        self._shelf = {}
-        if not any(known is model for known in self._models):
+        self._last_hooked = {}
+        if not any(registered is model for registered in self._models):
             self._models.append(model)
-        number = next(i for i, known in enumerate(self._models) if known is model)
-        for path, module in chosen_modules(model, target_classes, target_names, exclude_names):
+        number = next(i for i, registered in enumerate(self._models) if registered is model)
+        for path, module in matching_modules(model, target_classes, target_names, exclude_names):
             key = str(number) if module is model and path == "root" else f"{number}.{path}"
             self._calls.hooked[key] = path
             self._remember(module, path)
         self._sync()
 
     def remove_hooks(self) -> None:
-        """End the recording; what it saw stays in ``call_trace``."""
+        """End the recording; its calls stay in ``call_trace``."""
         self._end_recording()
-        self._calls.hooked, self._shelf, self._models = {}, {}, []
+        self._calls.hooked, self._last_hooked, self._models = {}, {}, []
 
     def reset_trace(self) -> None:
         """Forget the calls so far."""
@@ -134,8 +134,8 @@ class CallTracer(BaseDebugger):
         return path
 
     def __enter__(self) -> Self:
-        self._before.append(self._enabled)
-        self._calls.hooked = self._calls.hooked or self._shelf
+        self._enabled_before.append(self._enabled)
+        self._calls.hooked = self._calls.hooked or self._last_hooked
         self._enabled = True
         self.reset_trace()
         return self
@@ -144,21 +144,20 @@ class CallTracer(BaseDebugger):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end_recording()
-        self._shelf, self._calls.hooked = self._calls.hooked, {}
-        self._enabled = self._before.pop()
+        self._last_hooked, self._calls.hooked = self._calls.hooked, {}
+        self._enabled = self._enabled_before.pop()
 
     def _forget(self, key: str) -> None:
         self._calls.hooked.pop(key, None)
         self._sync()
 
     def _sync(self) -> None:
-        """Record if there is something to report, and only then."""
-        wanted = self._enabled and bool(self._calls.hooked)
-        if not wanted:
+        """Start or end the recording: it runs while there is something to report."""
+        if not (self._enabled and self._calls.hooked):
             self._end_recording()
         elif self._recording is None:
             models = nn.ModuleList(self._models)
-            observer = partial(_Completed, calls=self._calls, names=_Names.of(models))
+            observer = partial(_CallObserver, calls=self._calls, names=_ModuleNames.of(models))
             self._recording = Recorder(models, "none", "calls", asked=RecordingOptions(observer=observer))
             self._end = weakref.finalize(self, self._recording.stop)
             self._recording.start(sys._getframe(1))
@@ -171,82 +170,82 @@ class CallTracer(BaseDebugger):
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """The modules of all models: every path there is, and those of lists, which nobody calls."""
+class _ModuleNames:
+    """The paths of all modules, and those of containers, which are never called."""
 
     paths: AbstractSet[str]
-    silent: AbstractSet[str]
+    containers: AbstractSet[str]
 
     @classmethod
-    def of(cls, models: nn.Module) -> _Names:
+    def of(cls, models: nn.Module) -> _ModuleNames:
         named = dict(models.named_modules(remove_duplicate=False))
-        silent = {path for path, module in named.items() if type(module).forward is nn.Module.forward}
-        return cls(frozenset(named), silent)
+        containers = {path for path, module in named.items() if type(module).forward is nn.Module.forward}
+        return cls(frozenset(named), containers)
 
     def choose(self, aliases: Sequence[str], caller: str, turn: int) -> str:
-        """The name a module was called by: one its caller can reach, each in its turn."""
-        known = [path for path in aliases if path in self.paths]
-        inside = [path for path in known if not caller or path.startswith(f"{caller}.")] or known
+        """The name a module was called by: one that its caller can reach, each in turn."""
+        existing = [path for path in aliases if path in self.paths]
+        inside = [path for path in existing if not caller or path.startswith(f"{caller}.")] or existing
         if not inside:
             return ""
         direct = [path for path in inside if self._is_reached(path, caller)] or inside
         return direct[turn % len(direct)]
 
     def _is_reached(self, path: str, caller: str) -> bool:
-        """Whether only lists are between a module and its caller."""
+        """Whether only containers are between a module and its caller."""
         between = path.rpartition(".")[0]
         while len(between) > len(caller):
-            if between not in self.silent:
+            if between not in self.containers:
                 return False
             between = between.rpartition(".")[0]
         return True
 
 
-class _Calls:
-    """The list that a tracer and its recording share, and what is reported in it."""
+class _CallLog:
+    """The calls so far, shared by a tracer and its recording, and the modules to report."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.hooked: dict[str, str] = {}  # the path in all models -> the path that is reported
+        self.hooked: dict[str, str] = {}  # the path in all models -> the path to report
 
 
-#: A module call that goes on: its number; the name it was made by, "" for a module of no model; the innermost
-#: name around what it calls; and how often it has called each module. A tuple, as one is made per call.
-_Open = tuple[int, str, str, dict[int, int]]
+#: A running module call: its number; the name it was called by, "" for a module of no model; the innermost
+#: name around the calls inside it; and how often it has called each module. A tuple, as one is made per call.
+_OpenCall = tuple[int, str, str, dict[int, int]]
 
 
-class _Completed(Observer):
-    """Adds the name of each call to the list when it is done."""
+class _CallObserver(Observer):
+    """Adds the name of each call to the log when it completes."""
 
     silent = False
     ops = False
     api = False
 
-    def __init__(self, session: Any, calls: _Calls, names: _Names) -> None:
+    def __init__(self, session: Any, calls: _CallLog, names: _ModuleNames) -> None:
         self._modules = session.modules.all
         self._calls = calls
         self._names = names
-        self._open: defaultdict[int, list[_Open]] = defaultdict(lambda: [(-1, "", "", {})])  # by thread
-        self._chosen: dict[tuple[int, str, int], str] = {}
+        self._open: defaultdict[int, list[_OpenCall]] = defaultdict(lambda: [(-1, "", "", {})])  # by thread
+        self._name_cache: dict[tuple[int, str, int], str] = {}
 
     def enter(self, call: ObservedCall) -> None:
         """A module call begins."""
         stack, module = self._open[get_ident()], call.module
         _, _, around, turns = stack[-1]
         turn = turns[module] = turns.get(module, -1) + 1
-        own = self._chosen.get((module, around, turn))
+        own = self._name_cache.get((module, around, turn))
         if own is None:
             own = self._names.choose(self._modules[module].aliases, around, turn)
-            self._chosen[module, around, turn] = own
+            self._name_cache[module, around, turn] = own
         stack.append((call.number, own, own or around, {}))
 
     def leave(self, call: ObservedCall) -> None:
-        """It has ended; one that raised is not reported."""
+        """A module call ends; one that raised is not reported."""
         stack = self._open[get_ident()]
         while stack[-1][0] > call.number:  # calls that an exception went through
             stack.pop()
         if stack[-1][0] != call.number:
-            return  # it began before the recording did
+            return  # it began before the recording
         own = stack.pop()[1]
         if not call.raised and own in self._calls.hooked:
             self._calls.done.append(self._calls.hooked[own])
