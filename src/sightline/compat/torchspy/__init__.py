@@ -19,19 +19,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sightline.compat.torchspy.saver import (
+    from sightline.compat.torchspy.call_tracer import CallTracer
+    from sightline.compat.torchspy.tensor_saver import (
         BaseDebugger,
         DebugContext,
         TensorSaver,
         get_debug_context,
         spy_save,
     )
-    from sightline.compat.torchspy.tracer import CallTracer
 
 __all__ = ["BaseDebugger", "CallTracer", "DebugContext", "TensorSaver", "get_debug_context", "spy_save"]
 
-_MODULES: Final = dict.fromkeys(__all__, "sightline.compat.torchspy.saver") | {
-    "CallTracer": "sightline.compat.torchspy.tracer"
+_MODULES: Final = dict.fromkeys(__all__, "sightline.compat.torchspy.tensor_saver") | {
+    "CallTracer": "sightline.compat.torchspy.call_tracer"
 }
 
 
