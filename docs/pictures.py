@@ -1,4 +1,4 @@
-"""The pictures of docs/graphs.md, drawn from runs of small models: `make pictures`.
+"""The pictures of the documents, drawn from runs of small models: `make pictures`.
 
     python docs/pictures.py [cnn t5 …]
 
@@ -8,6 +8,7 @@ nothing that a run measures is drawn.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Callable
@@ -111,7 +112,49 @@ def lstm() -> Graph:
     return run(Recurrent(), tokens=torch.randint(0, 100, (4, 12))).graph(fold=True)
 
 
-PICTURES: Final[dict[str, Callable[[], Graph]]] = {
+def screen() -> str:
+    """A terminal with the code of an attention layer, as the README shows it first."""
+    from rich.console import Console
+    from rich.text import Text
+
+    sys.path.insert(0, str(FOLDER.parent.parent / "examples"))
+    from tiny_transformer import TinyTransformer
+
+    model = TinyTransformer()
+    tokens = torch.randint(0, 32, (2, 8))
+    with sl.trace(model) as t:
+        model(tokens).sum().backward()
+    written = io.StringIO()
+    t.code(ops="api", phase="forward", module="blocks.0.attn").print(color=True, file=written)
+    # Paths are shown from where Python was started: only the name is the same on every machine.
+    text = re.sub(r"[\w./-]*/(?=\w+\.py:)", "", written.getvalue())
+    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True)
+    for line in text.splitlines()[4:]:  # the first two lines and their arrows are of this file
+        console.print(Text.from_ansi(line)[4:], no_wrap=True, crop=True)
+    return console.export_svg(title="t.code()", code_format=TERMINAL, unique_id="screen")
+
+
+#: A terminal window without fonts from elsewhere: a picture loads nothing.
+TERMINAL: Final = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace; font-size: {char_height}px;
+    line-height: {line_height}px; }}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>{lines}</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+
+
+PICTURES: Final[dict[str, Callable[[], Graph | str]]] = {
+    "screen": screen,
     "cnn": cnn,
     "gpt2-folded": lambda: gpt2(fold=True),
     "gpt2-depth-2": lambda: gpt2(depth=2),
@@ -126,13 +169,16 @@ def main(wanted: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for name in wanted or PICTURES:
         torch.manual_seed(0)
-        graph = PICTURES[name]()
+        picture = PICTURES[name]()
         file = FOLDER / f"{name}.svg"
-        graph.save(file)
+        if isinstance(picture, str):
+            file.write_text(picture, "utf-8")
+            continue
+        picture.save(file)
         # What graphviz notes of itself differs from machine to machine.
         text = re.sub(r"<!--.*?-->\s*", "", file.read_text("utf-8"), flags=re.DOTALL)
         file.write_text(text, "utf-8")
-        print(f"{file.name}: {len(graph)} nodes, {len(text) / 1000:.0f} kB")
+        print(f"{file.name}: {len(picture)} nodes, {len(text) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The examples of the README and the docs run, and print what stands below them.
 
-A block that begins with ``# name.py`` is that file. The other ``python`` blocks of a document are one script,
-run as a user would; a ``text`` block right after one is what it prints, with ``...`` for what varies. A
-``console`` block is a session in the same folder afterwards: commands after ``$ ``, and what each prints.
+A block that begins with ``# name.py`` is that file, and is run by itself if nothing else mentions it. The
+other ``python`` blocks of a document are one script, run as a user would; a ``text`` block right after one is
+what it prints, with ``...`` for what varies. A ``console`` block is a session in the same folder afterwards:
+commands after ``$ ``, and what each prints.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def test_examples_run_and_print_what_is_shown(document: Path, tmp_path: Path) ->
         if kind == "python" and (found := _FILE.match(text)):
             # The comment line stays out, so that line numbers in the text are those of the model itself.
             (tmp_path / found[1]).write_text(text[found.end() :], "utf-8")
+            if len(re.findall(rf"\b{found[1][:-3]}\b", document.read_text("utf-8"))) == 1:
+                _run(tmp_path, text[found.end() :])
         elif kind == "python":
             script += (text, f"print({_MARK!r})\n")
             wanted.append(None)
@@ -98,3 +101,11 @@ def test_every_link_between_documents_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text("utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_file_that_a_document_names_is_there() -> None:
+    names = {path.name for path in (ROOT / "src").rglob("*.*")} | {
+        path.name for path in ROOT.rglob("checks/*.py")
+    }
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    assert [name for name in re.findall(r"`[\w./]*?(\w+\.(?:py|cpp|h))`", text) if name not in names] == []

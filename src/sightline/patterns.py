@@ -1,4 +1,4 @@
-"""Globs on module paths and op names, the same for views, captures and checks.
+"""Globs on module paths and op names, the same everywhere, and what is said where one matches nothing.
 
 A module pattern is matched segment by segment: ``blocks.*.attn``, ``layers.1`` (never ``layers.10``), and
 ``**`` for any number of segments. An op pattern is matched against the full name or the one people say:
@@ -7,9 +7,14 @@ A module pattern is matched segment by segment: ``blocks.*.attn``, ``layers.1`` 
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase, translate
+from functools import lru_cache
+from typing import Protocol
+
+from sightline.errors import NothingMatched
 
 
 def path_matches(pattern: str, path: str) -> bool:
@@ -20,7 +25,7 @@ def path_matches(pattern: str, path: str) -> bool:
     >>> path_matches("**.attn", "blocks.0.attn.qkv"), path_matches("*.attn", "blocks.0.attn")
     (True, False)
     """
-    return PathPattern(pattern)(segments_of(path))
+    return _compiled(pattern)(segments_of(path))
 
 
 def segments_of(path: str) -> list[str]:
@@ -77,6 +82,11 @@ class PathPattern:
         return reached
 
 
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> PathPattern:
+    return PathPattern(pattern)
+
+
 def op_matches(pattern: str, name: str, level: str) -> bool:
     """Whether an op is meant by a pattern, by its full name or the bare one.
 
@@ -93,3 +103,65 @@ def bare_name(name: str, level: str) -> str:
     ('add', 'cat')
     """
     return name.partition(".")[0] if level == "aten" else name.rpartition(".")[2]
+
+
+class ModulePaths(Protocol):
+    """What a module is found by: its path, every path it is registered under, its class."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+    @property
+    def type(self) -> str: ...
+
+
+def module_matches(pattern: str, module: ModulePaths) -> bool:
+    """Whether a module is meant, by one of its paths, or a model by its class."""
+    paths = module.aliases or (module.path,)
+    return any(path_matches(pattern, path) for path in paths) or (not module.path and module.type == pattern)
+
+
+def no_module_matched(pattern: str, modules: Iterable[ModulePaths]) -> NothingMatched:
+    """The error for a pattern that matches no module of a trace, with the nearest paths."""
+    names = did_you_mean(pattern, (path for module in modules for path in module.aliases))
+    return NothingMatched(f"module={pattern!r} matches no module of this trace{names}")
+
+
+def choices_text(names: Iterable[str]) -> str:
+    """Names as a sentence offers them.
+
+    >>> choices_text(["a", "b", "c"])
+    "'a', 'b' or 'c'"
+    """
+    texts = [repr(name) for name in names]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that does not exist: the nearest ones, or some of those that do.
+
+    >>> did_you_mean("reluu", ["relu", "mul"]), did_you_mean("x", ["relu", "mul"])
+    ("; did you mean 'relu'?", "; it has 'relu', 'mul'.")
+    """
+    existing = list(dict.fromkeys(each for each in names if each))
+    close = close_names(name, existing)
+    if close:
+        return f"; did you mean {choices_text(close)}?"
+    if not existing:
+        return "."
+    more = ", …" if len(existing) > 5 else ""
+    return f"; it has {', '.join(map(repr, existing[:5]))}{more}."
+
+
+def close_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
+    """The names that look like one that does not exist, the nearest first."""
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(name)
+    scores: dict[str, float] = {}
+    for each in names:
+        matcher.set_seq1(each)
+        if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
+            scores[each] = matcher.ratio()
+    best = sorted(scores, key=lambda each: -scores[each])  # stable: equally near ones in the model's order
+    return [each for each in best[:most] if scores[each] >= 0.5]

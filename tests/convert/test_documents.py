@@ -15,10 +15,10 @@ import pytest
 
 from sightline.api import Trace
 from sightline.convert.context import TableContext
+from sightline.convert.encoding import plain_cell
 from sightline.convert.table_files import (
     NO_PYARROW,
     needs,
-    plain_cell,
     to_csv,
     to_folder,
     to_json,

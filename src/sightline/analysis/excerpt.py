@@ -189,7 +189,7 @@ class _Excerpt:
     def _called(self) -> set[tuple[str, int]]:
         """The module calls of the stretch, as the keys of kept tensors have them."""
         modules, calls = self._data.modules, self._data.calls
-        labels = [module.path or module.type for module in modules]
+        labels = [module.label for module in modules]
         chosen = np.flatnonzero(self._calls)
         pairs = zip(calls.module[chosen].tolist(), calls.index[chosen].tolist(), strict=True)
         return {(labels[module], index) for module, index in pairs}

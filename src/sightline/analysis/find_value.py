@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sightline.analysis.select import nearest
 from sightline.analysis.variable_names import Assigned, assignments, returned_assignments
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import did_you_mean
 from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Row, Value
 
 _ID = re.compile(r"\$(\d{1,18})")  # Python refuses to read a number of thousands of digits
@@ -67,7 +67,7 @@ def _no_value(index: Index, wanted: str) -> str:
             if module.calls:
                 return f"{wanted!r} is a module that returned no tensor."
             return f"{wanted!r} is a module that was never called in this recording: there is no value of it."
-    names = nearest(wanted, (name for name in _known(index) if name != wanted))
+    names = did_you_mean(wanted, (name for name in _known(index) if name != wanted))
     return f"{wanted!r} names no value, module or variable of this trace{names}"
 
 

@@ -18,7 +18,7 @@ from sightline.analysis.row_groups import group_rows, list_numbers, list_places
 from sightline.analysis.select import Mask
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, shown_frames
+from sightline.trace.user_frames import FrameChains, op_frames
 
 _FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "recompute"))
 
@@ -67,14 +67,14 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I
     ``times`` are those that are added up: what each op took on the host, unless others are given.
     """
     data = index.raw
-    chains = Chains(data, hidden)
+    chains = FrameChains(data, hidden)
     lines = Lines()
-    metas = [str(meta) for meta in data.metas]
+    metas = index.meta_texts
     columns, ids = data.ops, ops.nonzero()[0]
     places, lengths = list_places(columns.output_offsets, ids)
     made = columns.outputs[places]
     made_metas = data.values.meta[made]
-    shown, own = shown_frames(data, ids), columns.frame[ids]
+    shown, own = op_frames(data, ids), columns.frame[ids]
     phase, name, raised = columns.phase[ids], columns.name[ids], columns.flags[ids] & RAISED
     groups = group_rows(shown, own, phase, name, raised, list_numbers(made_metas, lengths))
     counts = np.bincount(groups.of).tolist()
@@ -117,7 +117,7 @@ def _position(data: TraceData, frame: int) -> tuple[str, int]:
     return data.codes[frames.code[frame]].file, int(frames.line[frame])
 
 
-def _count_calls(data: TraceData, chains: Chains, lines: Lines) -> None:
+def _count_calls(data: TraceData, chains: FrameChains, lines: Lines) -> None:
     """How often each line ran: how often one instruction of it did, summed over those who called it."""
     ops, calls = data.ops, data.calls
     api = LEVELS.index("api")
@@ -138,7 +138,7 @@ def _count_calls(data: TraceData, chains: Chains, lines: Lines) -> None:
             record.calls += count
 
 
-def _least(chains: Chains, frames: I32, names: I32) -> dict[int, int]:
+def _least(chains: FrameChains, frames: I32, names: I32) -> dict[int, int]:
     """For each visible frame, how often its rarest op ran: some ops run several times in one go."""
     counts: Counter[tuple[int, int]] = Counter()
     groups = group_rows(frames, names)

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 from sightline.analysis.model_part import model_part
 from sightline.analysis.producers import NOBODY, Producers
-from sightline.analysis.select import listed
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import choices_text
 from sightline.trace.data import LEVELS, PHASES
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
 DEPTH: Final = 8  #: ops back from the value, unless asked for otherwise
 MOST: Final = 24  #: and no more than so many in all: a screen
@@ -121,7 +120,7 @@ def lineage_of(
     if depth is not None and (type(depth) is not int or depth < 1):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 1 up.")
     level = lineage_level(index, ops)
-    left_out = None if everything else model_part(index.raw).left_out
+    left_out = None if everything else model_part(index).left_out
     producer = int(index.raw.values.producer[value])
     if left_out is not None and producer >= 0 and left_out[producer]:
         left_out = None
@@ -138,7 +137,7 @@ def lineage_level(index: Index, ops: str | None) -> str:
     if ops is None:
         return there[0] if there else LEVELS[0]
     if ops not in LEVELS:
-        raise UsageError(f"ops={ops!r} is no level; choose {listed(LEVELS)}.")
+        raise UsageError(f"ops={ops!r} is no level; choose {choices_text(LEVELS)}.")
     if there and ops not in there:
         raise NothingMatched(
             f"ops={ops!r}: this trace has no {ops} ops; it has {there[0]} ops, ops={there[0]!r}."
@@ -156,8 +155,6 @@ class _Telling:
         self._makers = makers
         self._value = value
         self._given: dict[int, tuple[list[int], list[int]]] = {}
-        self._chains = Chains(index.raw, torch_file)
-        self._frames = shown_frames(index.raw)
         root = makers.of(value)
         near = self._near(root, depth)
         self._shown = self._ordered(root, near)[:most]
@@ -330,13 +327,12 @@ class _Telling:
 
     def _line(self, op: int, call: int) -> tuple[str, int, str, str]:
         """The innermost line that is not torch's own: file, line, function and text."""
-        frame = int(self._frames[op]) if op >= 0 else -1
-        if call >= 0:
-            frame = int(self._index.raw.calls.frame[call])
-        visible = self._chains.of(frame)
-        if not visible:
+        index = self._index
+        shown = index.raw.calls.frame[call] if call >= 0 else index.op_frames[op] if op >= 0 else -1
+        frame = int(index.user_frames[shown])
+        if frame < 0:
             return "", 0, "", ""
-        row = self._index.frames[visible[-1]]
+        row = index.frames[frame]
         return row.file, row.line, row.function, row.code
 
 

@@ -29,7 +29,7 @@ from sightline.trace.held_memory import (
     storage_roots,
 )
 from sightline.trace.index import Index, Op, Value
-from sightline.trace.user_frames import bare_name, user_frame, written
+from sightline.trace.user_frames import api_call_of, short_name, user_frame
 
 Mask = NDArray[np.bool_]
 _BACKWARD = PHASES.index("backward")
@@ -178,7 +178,7 @@ class Usage:
     @cached_property
     def _owners(self) -> dict[str, str]:
         return {
-            parameter.path: module.path or module.type
+            parameter.path: module.label
             for module in self.index.raw.modules
             for parameter in module.parameters
         }
@@ -203,7 +203,7 @@ class Usage:
         if op is None:
             return "before the block, or by no op"
         frame = user_frame(op)
-        return f"{frame.position} in {frame.function}" if frame is not None else bare_name(op)
+        return f"{frame.position} in {frame.function}" if frame is not None else short_name(op)
 
     # -- what keeps it -----------------------------------------------------------------------------------
 
@@ -234,9 +234,9 @@ class Usage:
             saved = [at for at in readers if self.index.raw.ops.phase[at] == _BACKWARD]
             if saved and not made_in_backward:
                 forward = Op(self.index, saved[0]).forward
-                why, op = "for backward of", None if forward is None else written(forward)
+                why, op = "for backward of", None if forward is None else api_call_of(forward)
             elif readers:
-                why, op = "read by", written(Op(self.index, readers[0]))
+                why, op = "read by", api_call_of(Op(self.index, readers[0]))
             elif held.end[row] >= held.over:
                 why = "held to the end"
             elif held.exact:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace.data import I32, PHASES, TraceData
-from sightline.trace.user_frames import installed_file, shown_frames, torch_file
+from sightline.trace.index import Index
+from sightline.trace.source_files import installed_file, torch_file
 
 Bools = NDArray[np.bool_]
 
@@ -52,18 +53,19 @@ class ModelPart:
 SHOWS_ALL: Final = "everything=True shows them"
 
 
-def model_part(data: TraceData) -> ModelPart:
+def model_part(index: Index) -> ModelPart:
     """What is left out of a recording.
 
     Of installed packages only in training: what ``generate`` does between two calls of the model is wanted.
     """
+    data = index.raw
     ops, calls = data.ops, data.calls
     nothing = np.zeros(len(ops), dtype=np.bool_)
     if not (len(calls) and len(ops) and len(data.frames)):
         return ModelPart(nothing, nothing, np.zeros(len(data.frames), dtype=np.bool_))
     builds, theirs, theirs_inside = _frames(data)
     outside = (ops.call < 0) & (ops.phase == _FORWARD)
-    frames = shown_frames(data)
+    frames = index.op_frames
     known = frames >= 0
     building = outside & known & builds[frames]
     trains = bool(np.isin(ops.phase, (_BACKWARD, _OPTIMIZER)).any())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -27,16 +27,16 @@ from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
 from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
-from sightline.trace.forms import Form, Record
+from sightline.trace.forms import Form
 from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.user_frames import (
+    api_call_of,
     argument_names,
-    backward_of,
+    backward_suffix,
     location_text,
-    numbers_text,
-    origin,
-    placed,
-    written,
+    origin_text,
+    statistics_text,
+    with_location,
 )
 
 NAN, INF = 1, 2
@@ -64,7 +64,7 @@ class Given:
     origin: str
 
     def __str__(self) -> str:
-        numbers = numbers_text(self.value)
+        numbers = statistics_text(self.value)
         if not numbers and _holds_floats(self.value.dtype) and measured_all(self.value._data):
             numbers = "not measured"
         return f"{self.name} {self.value} = {self.origin}" + (f"; {numbers}" if numbers else "")
@@ -107,7 +107,7 @@ class Finding:
     def inputs(self) -> list[Given]:
         """The tensors it was given, in order."""
         given = zip(argument_names(self.op), self.op.inputs, strict=False)
-        return [Given(name, value, origin(value, self.op)) for name, value in given]
+        return [Given(name, value, origin_text(value, self.op)) for name, value in given]
 
     @property
     def lineage(self) -> Lineage:
@@ -122,11 +122,11 @@ class Finding:
     def sentence(self) -> str:
         """What it did: ``log made 3 NaN of 8 in f32[2, 4]``; or that its result is the first measured."""
         did, more = ("made", "") if self.proven else ("returned", ", the first that was measured")
-        return f"{self.op.name}{backward_of(self.op)} {did} {self.counts} in {self.value}{more}"
+        return f"{self.op.name}{backward_suffix(self.op)} {did} {self.counts} in {self.value}{more}"
 
     def headline(self) -> str:
         """With its place: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
-        return placed(self.sentence(), self.op)
+        return with_location(self.sentence(), self.op)
 
     @property
     def hint(self) -> str:
@@ -342,7 +342,7 @@ class _Search:
         if not self._allow:
             return False
         row = self.index.ops[op]
-        rows = (row, written(row))
+        rows = (row, api_call_of(row))
         module = row.module
         paths = () if module is None else module.aliases or (module.path,)
         return any(
@@ -450,16 +450,8 @@ def _holds_floats(dtype: str) -> bool:
 def _plain_states(form: Form) -> int:
     """The numbers among the plain arguments of a call that are not finite."""
     found = 0
-    left: list[Any] = [*form.args, *(form.kwargs or {}).values()]
-    while left:
-        item = left.pop()
-        if isinstance(item, list | tuple):
-            left += item
-        elif isinstance(item, dict):
-            left += item.values()
-        elif isinstance(item, Record):
-            left += item.fields.values()
-        elif isinstance(item, float | complex):
+    for _, item in form.leaves():
+        if isinstance(item, float | complex):
             parts = (item.real, item.imag)
             found |= NAN * any(map(math.isnan, parts)) | INF * any(map(math.isinf, parts))
     return found

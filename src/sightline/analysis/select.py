@@ -12,8 +12,7 @@ A filter that matches nothing is an error with the nearest names there are, neve
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
-from sightline.patterns import PathPattern, op_matches, segments_of
+from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
 from sightline.trace.index import Index
 
@@ -50,7 +49,7 @@ class Selection:
             if given is not None and not isinstance(given, str):
                 raise UsageError(f"{name}={argument_text(given)} must be a string.")
         if self.phase is not None and self.phase not in PHASES:
-            raise UsageError(f"phase={self.phase!r} is no phase; choose {listed(PHASES)}.")
+            raise UsageError(f"phase={self.phase!r} is no phase; choose {choices_text(PHASES)}.")
         for name, least in (("depth", 0), ("tail", 1)):
             given = getattr(self, name)
             if given is not None and (type(given) is not int or given < least):
@@ -117,62 +116,11 @@ class Selection:
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
 
 
-def select_ops(
-    index: Index, *, level: str | None = None, module: str | None = None, op: str | None = None,
-    phase: str | None = None, depth: int | None = None, tail: int | None = None,
-) -> Mask:  # fmt: skip
-    """The ops that match every filter given, as a mask."""
-    return Selection(module, op, phase, depth, tail).ops(index, level)
-
-
-def select_calls(index: Index, *, module: str | None = None, op: str | None = None, phase: str | None = None,
-                 depth: int | None = None, tail: int | None = None) -> Mask:  # fmt: skip
-    """The module calls that match every filter given, as a mask."""
-    return Selection(module, op, phase, depth, tail).calls(index)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names as a sentence offers them: ``'a', 'b' or 'c'``."""
-    texts = [repr(name) for name in names]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
-
-
-def nearest(wanted: str, names: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not there: the nearest ones, or some of those there are."""
-    known = list(dict.fromkeys(name for name in names if name))
-    close = close_to(wanted, known)
-    if close:
-        return f"; did you mean {listed(close)}?"
-    if not known:
-        return "."
-    more = ", …" if len(known) > 5 else ""
-    return f"; it has {', '.join(map(repr, known[:5]))}{more}."
-
-
-def close_to(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """The names that look like one that is not there, the nearest first."""
-    matcher = difflib.SequenceMatcher()
-    matcher.set_seq2(wanted)
-    scores: dict[str, float] = {}
-    for name in names:
-        matcher.set_seq1(name)
-        if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
-            scores[name] = matcher.ratio()
-    best = sorted(scores, key=lambda name: -scores[name])  # stable: equally near ones in the model's order
-    return [name for name in best[:most] if scores[name] >= 0.5]
-
-
 def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
-    meant = PathPattern(pattern)
-    found = [
-        any(meant(segments_of(path)) for path in module.aliases or (module.path,))
-        or (not module.path and module.type == pattern)
-        for module in modules
-    ]
-    if not any(found):
-        names = nearest(pattern, (path for module in modules for path in module.aliases))
-        raise NothingMatched(f"module={pattern!r} matches no module of this trace{names}")
-    return np.array(found, dtype=np.bool_)
+    matched = [module_matches(pattern, module) for module in modules]
+    if not any(matched):
+        raise no_module_matched(pattern, modules)
+    return np.array(matched, dtype=np.bool_)
 
 
 def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
@@ -190,7 +138,7 @@ def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
         matched |= at_level & np.isin(ops.name, ids[np.array(meant, dtype=np.bool_)])
     if not matched.any():
         raise NothingMatched(
-            f"op={pattern!r} matches no {_kind(level)} of this trace{nearest(pattern, known)}"
+            f"op={pattern!r} matches no {_kind(level)} of this trace{did_you_mean(pattern, known)}"
         )
     return matched
 
@@ -207,7 +155,7 @@ def _level_mask(index: Index, level: str | None) -> Mask:
     if level is None:
         return np.ones(len(index.raw.ops), dtype=np.bool_)
     if level not in LEVELS:
-        raise UsageError(f"ops={argument_text(level)} is no level; choose {listed(LEVELS)}.")
+        raise UsageError(f"ops={argument_text(level)} is no level; choose {choices_text(LEVELS)}.")
     return _at_level(index, LEVELS.index(level))
 
 

@@ -223,7 +223,7 @@ class _Numbers:
         if producer < 0 or metas[values.meta[value]].numel != 1:
             return -1
         name = bare_name(self._data.names[ops.name[producer]], LEVELS[ops.level[producer]])
-        given = ops.inputs[ops.input_offsets[producer] : ops.input_offsets[producer + 1]].tolist()
+        given = ops.inputs_of(producer)
         if name in _SUMS:  # a running sum that begins at zero
             given = [each for each in given if not self._is_zero(each)]
             name = "to" if len(given) == 1 else name
@@ -238,7 +238,7 @@ class _Numbers:
         if producer < 0:
             return value in self._made_zero
         name = bare_name(self._data.names[ops.name[producer]], LEVELS[ops.level[producer]])
-        given = ops.inputs[ops.input_offsets[producer] : ops.input_offsets[producer + 1]].tolist()
+        given = ops.inputs_of(producer)
         return (
             value in self._made_zero
             or name in _ZEROS
@@ -272,7 +272,7 @@ class _Numbers:
             starts = starts[(ops.phase[starts] == _BACKWARD) | (ops.phase[after] == _BACKWARD)]
         found = []
         for op in starts.tolist():
-            given = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
+            given = ops.inputs_of(op)
             found += [((op, value), int(ops.frame[op])) for value in given[:1]]
         return found
 

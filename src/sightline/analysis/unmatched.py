@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.select import close_to
-from sightline.patterns import PathPattern, bare_name, op_matches, segments_of
+from sightline.patterns import PathPattern, bare_name, close_names, op_matches, segments_of
 from sightline.trace.data import LEVELS, TraceData
 
 #: How each glob is written in the call, by what ``info["asked"]`` calls it.
@@ -49,7 +48,7 @@ def unmatched(data: TraceData) -> list[Unmatched]:
         for glob in globs if isinstance(globs, list | tuple) else ():
             names, matches = _there_is(data, asked, who, what)
             if isinstance(glob, str) and not any(matches(glob, name) for name in names):
-                near = close_to(glob, filter(None, names), _NEAR)
+                near = close_names(glob, filter(None, names), _NEAR)
                 found.append(Unmatched(written.format(repr(glob)), tuple(near)))
     return found
 
@@ -58,7 +57,7 @@ def unmatched_allow(data: TraceData, globs: Iterable[str]) -> list[Unmatched]:
     """Which globs of what may make a NaN match no op and no module of a recording."""
     names, matches = _there_is(data, {}, "check", "allow")
     wrong = [glob for glob in globs if not any(matches(glob, name) for name in names)]
-    return [Unmatched(repr(glob), tuple(close_to(glob, names, _NEAR))) for glob in wrong]
+    return [Unmatched(repr(glob), tuple(close_names(glob, names, _NEAR))) for glob in wrong]
 
 
 def left_out_text(info: Mapping[str, Any]) -> str:

@@ -17,8 +17,8 @@ import numpy as np
 
 from sightline.trace.data import I64, TraceData
 from sightline.trace.index import Index
+from sightline.trace.source_files import torch_file
 from sightline.trace.source_lines import SourceLines, syntax_tree
-from sightline.trace.user_frames import torch_file
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
 Target = str | tuple["Target | None", ...]

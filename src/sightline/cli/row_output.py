@@ -9,8 +9,6 @@ No string reaches the output raw: JSON escapes what is not ASCII, CSV and tables
 from __future__ import annotations
 
 import csv
-import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from sightline.cli.screen import Screen
-from sightline.convert.table_files import plain_cell
+from sightline.convert.encoding import csv_cell, json_text
 from sightline.views.layout import narrowed
 from sightline.views.outline import Line, Span, cut, cut_end, printable, width
 
@@ -57,11 +55,11 @@ def write(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: 
     """Write rows in one of the forms; ``names`` are what JSON and CSV have, ``columns`` what a table has."""
     if form == "json":
         for row in rows:
-            sys.stdout.write(_json({name: row[name] for name in names}) + "\n")
+            sys.stdout.write(json_text({name: row[name] for name in names}, spaced=True) + "\n")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(names)
-        writer.writerows([_cell(row[name]) for name in names] for row in rows)
+        writer.writerows([csv_cell(row[name]) for name in names] for row in rows)
     else:
         screen.show(table(rows, columns, screen.room))
 
@@ -104,34 +102,3 @@ def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
         spans += [Span(gap + pad), shown] if column.right else [Span(gap), shown]
         gap = _GAP if column.right else pad + _GAP
     return Line(tuple(spans))
-
-
-def _json(row: Row) -> str:
-    try:
-        return json.dumps(row, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(row), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """A value as JSON can say it: NaN and infinities, which it cannot, as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return value
-
-
-def _cell(value: Any) -> str:
-    """A value in a CSV: nothing for null, the parts of a list one after the other."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "; ".join(_cell(part) for part in value)
-    if isinstance(value, Mapping):
-        return " ".join(_cell(part) for part in value.values())
-    return plain_cell(value) if isinstance(value, str) else str(value)

@@ -23,7 +23,7 @@ from sightline.cli.script import Program, instead_of, tell
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 from sightline.ranks import path_of_rank, this_rank
-from sightline.trace.bundle.paths import make_room, numbered
+from sightline.trace.bundle.paths import clear_recording, numbered_paths
 from sightline.views.outline import Line
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _place(output: str | None, name: str, force: bool) -> Path:
     The folder is made here, which decides between processes that want the same one, and says before the
     script runs that nothing can be written.
     """
-    places = [path_of_rank(Path(output))] if output is not None else list(numbered(Path(), name))
+    places = [path_of_rank(Path(output))] if output is not None else list(numbered_paths(Path(), name))
     for place in places:
         try:
             with suppress(FileExistsError):  # a file: the next line says what is wrong with that
@@ -148,7 +148,7 @@ def _place(output: str | None, name: str, force: bool) -> Path:
         raise UsageError(f"{places[0]} and {len(places) - 1} more are there already; give another -o.")
     if not force:
         raise UsageError(f"{place} is there already; give another -o, or --force to replace it.")
-    make_room(place, "give another -o")
+    clear_recording(place, "give another -o")
     return place
 
 

@@ -143,10 +143,10 @@ def _listed(index: Index, columns: bool) -> Iterable[Block]:
     from sightline.convert.context import TableContext
     from sightline.convert.tables import ALIASES, TABLES
 
-    facts = TableContext(index)
+    context = TableContext(index)
     others = {name: alias for alias, name in ALIASES.items()}
     for table in TABLES.values():
-        count = table.count(facts)
+        count = table.count(context)
         also = f", also {others[table.name]}" if table.name in others else ""
         yield line((table.name, "title"), f"  {count:,} row{'' if count == 1 else 's'}{also}: {table.about}")
         names = [column.name for column in table.columns]

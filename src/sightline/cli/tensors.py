@@ -107,9 +107,9 @@ def _meant(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[Capture
 def _named(tensors: Tensors, key: str) -> Any:
     """What a key or a name means; what is no name but looks like a key is likely to be one, misspelt."""
     if "/" in key and key not in tensors:
-        from sightline.analysis.select import nearest
+        from sightline.patterns import did_you_mean
 
-        raise NotCaptured(f"No tensor was captured as {key!r}{nearest(key, tensors)}")
+        raise NotCaptured(f"No tensor was captured as {key!r}{did_you_mean(key, tensors)}")
     return tensors[key]
 
 
@@ -193,10 +193,5 @@ def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
 
 def _place(trace: Trace, op: int) -> str:
     """Where the user wrote what ran an op, to end a sentence with."""
-    import numpy as np
-
-    from sightline.trace.user_frames import Chains, shown_frames, torch_file
-
-    frame = int(shown_frames(trace.data, np.array([op]))[0])
-    chain = Chains(trace.data, torch_file).of(frame)
-    return f" at {trace.frames[chain[-1]].position}" if chain else ""
+    frame = int(trace.index.op_user_frames[op])
+    return f" at {trace.frames[frame].position}" if frame >= 0 else ""

@@ -29,7 +29,8 @@ from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
-from sightline.trace.user_frames import first_own, shown_frames, torch_file
+from sightline.trace.source_files import torch_file
+from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
 
@@ -188,7 +189,7 @@ def _result_text(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
 def _shown_frames(chain: Sequence[FrameLike]) -> tuple[ChainFrame, ...]:
     """The frames of a chain that are shown, with the bare names of functions."""
     frames = [frame for frame in chain if not torch_file(frame.file)]
-    return tuple(_bare_frame(frame) for frame in frames[first_own(frame.file for frame in frames) :])
+    return tuple(_bare_frame(frame) for frame in frames[first_user_index(frame.file for frame in frames) :])
 
 
 def _bare_frame(frame: FrameLike, number: int = -1) -> ChainFrame:
@@ -206,7 +207,7 @@ def _position(frame: FrameLike) -> Hashable:
 def _traces(index: Index) -> Iterator[Trace]:
     """The aten ops of a recording."""
     data = index.raw
-    frames = shown_frames(data).tolist()
+    frames = index.op_frames.tolist()
 
     @cache
     def chain(frame: int) -> tuple[ChainFrame, ...]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
 from typing import IO, Any, Final
 
 import numpy as np
@@ -20,7 +19,8 @@ from sightline._version import __version__
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES, clock, memory_levels
 from sightline.convert.atomic_files import whole_text
-from sightline.convert.context import Lists, TableContext, json_text
+from sightline.convert.context import Lists, TableContext
+from sightline.convert.encoding import json_text
 from sightline.convert.timeline import (
     CALL,
     DeviceSlices,
@@ -64,7 +64,7 @@ class EventWriter:
     """One timeline in the making."""
 
     def __init__(self, index: Index) -> None:
-        self._facts = TableContext(index)
+        self._context = TableContext(index)
         self._data = index.raw
         pid = index.raw.info.get("pid")
         self._pid = pid if type(pid) is int and 0 < pid < 1 << 31 else 1
@@ -77,7 +77,7 @@ class EventWriter:
         data = self._data
         made = slices(data)
         on_device = device_slices(data)
-        named, stages = steps(self._facts.index.step_infos), phases(data, made)
+        named, stages = steps(self._context.index.step_infos), phases(data, made)
         separator = ""
         file.write('{"traceEvents":[\n')
         for events in self._parts(made, on_device, named, stages, progress):
@@ -170,29 +170,29 @@ class EventWriter:
             calls.phase,
             calls.duration,
             calls.flags,
-            self._facts.call_lines,
-            _column(self._facts.index.call_device_durations, len(calls)),
+            self._context.call_lines,
+            _column(self._context.index.call_device_durations, len(calls)),
         )
         own = (column[ids].tolist() for column in columns)
         listed = zip(ids.tolist(), lasted.tolist(), inputs, outputs, *own, strict=True)
         for id, shown, given, made, module, number, phase, took, flags, line, on_device in listed:
             info = self._data.modules[module]
             yield (
-                f'"name":{self._text(info.path or info.type)},"cat":"module,{d.PHASES[phase]}","args":{{'
+                f'"name":{self._text(info.label)},"cat":"module,{d.PHASES[phase]}","args":{{'
                 f'"module_call":{id},"type":{self._text(info.type)},"number":{number},'
                 f'"inputs":{self._text(given)},"outputs":{self._text(made)}{self._source(line)}'
                 f"{_ended(flags)}{_measured('host_us', took, shown)}{_spent(on_device)}}}"
             )
 
     def _ops(self, ids: d.I32, lasted: d.I64) -> Iterator[str]:
-        facts, ops, meta = self._facts, self._data.ops, self._data.values.meta
+        context, ops, meta = self._context, self._data.ops, self._data.values.meta
         given, made = Lists(ops.input_offsets, ops.inputs, ids), Lists(ops.output_offsets, ops.outputs, ids)
         inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
-        i, o = given.bounds.tolist(), made.bounds.tolist()
-        alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags, facts.op_modules,
-                 facts.op_lines)  # fmt: skip
+        i, o = given.bounds, made.bounds
+        alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags,
+                 context.index.op_modules, context.op_lines)  # fmt: skip
         keys = zip(*(column[ids].tolist() for column in alike), strict=True)
-        spent = _column(facts.index.device_durations, len(ops))[ids].tolist()
+        spent = _column(context.index.device_durations, len(ops))[ids].tolist()
         own = zip(ids.tolist(), lasted.tolist(), ops.duration[ids].tolist(), spent,
                   ops.forward[ids].tolist(), keys, strict=True)  # fmt: skip
         known = self._alike
@@ -210,8 +210,8 @@ class EventWriter:
         """What ops that look alike have in common, up to what each has of its own."""
         name, form, result, level, phase, flops, flags, module, line = key
         split = tensors.index(-1)
-        text = self._facts.op_text(name, form, result, tensors[:split], tensors[split + 1 :])
-        inside = f',"module":{self._text(self._facts.labels[module])}' if module >= 0 else ""
+        text = self._context.op_text(name, form, result, tensors[:split], tensors[split + 1 :])
+        inside = f',"module":{self._text(self._context.labels[module])}' if module >= 0 else ""
         counted = f',"flops":{flops}' if flops >= 0 else ""
         return (
             f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}","args":{{'
@@ -220,19 +220,18 @@ class EventWriter:
 
     def _tensors(self, offsets: d.I64, flat: d.I32, ids: d.I32) -> Iterator[str]:
         lists = Lists(offsets, flat, ids)
-        written = self._facts.metas[self._data.values.meta[lists.items]].tolist()
-        bounds = lists.bounds.tolist()
-        return (", ".join(written[a:b]) for a, b in pairwise(bounds))
+        texts = self._context.metas[self._data.values.meta[lists.items]].tolist()
+        return map(", ".join, lists.split(texts))
 
     def _source_args(self, frame: int) -> str:
         """The arguments that say where something is written; none for what has no line."""
-        facts = self._facts
+        context = self._context
         if frame < 0:
             return ""
-        file, line = facts.files[frame], facts.lines[frame]
-        function = facts.functions[frame][:_LONGEST]
+        file, line = context.files[frame], context.lines[frame]
+        function = context.functions[frame][:_LONGEST]
         place = {"source": position_text(file[-_LONGEST:], line), "function": function,
-                 "code": facts.code[frame][:_SOURCE_LINE]}  # fmt: skip
+                 "code": context.code[frame][:_SOURCE_LINE]}  # fmt: skip
         return "," + json_text(place)[1:-1]
 
     # -- devices -----------------------------------------------------------------------------------
@@ -242,8 +241,8 @@ class EventWriter:
         rows, work = slice(first, first + _CHUNK), self._data.device_work
         id, lane, start = made.id[rows], made.lane[rows], made.start[rows]
         lasted = made.end[rows] - start
-        owner = self._facts.index.device_work_ops[id]
-        names, kinds = self._facts.names[work.name[id]].tolist(), work.kind[id].tolist()
+        owner = self._context.index.device_work_ops[id]
+        names, kinds = self._context.names[work.name[id]].tolist(), work.kind[id].tolist()
         listed = zip(id.tolist(), lane.tolist(), microseconds(start), microseconds(lasted), names, kinds,
                      owner.tolist(), work.duration[id].tolist(), lasted.tolist(), strict=True)  # fmt: skip
         yield [

@@ -17,7 +17,8 @@ from itertools import chain
 from typing import Any, Final, Self
 
 from sightline.convert.context import TableContext
-from sightline.convert.table_columns import LONGEST_BYTES, Table, storable
+from sightline.convert.encoding import LONGEST_BYTES, storable
+from sightline.convert.table_columns import Table
 from sightline.convert.tables import ALIASES, TABLES
 from sightline.errors import UsageError
 from sightline.trace.index import Index
@@ -101,7 +102,7 @@ class Query:
         seconds: float = SECONDS,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._facts = TableContext(index)
+        self._context = TableContext(index)
         self._query = query
         self._seconds = seconds
         self._progress = progress or _silent
@@ -185,14 +186,14 @@ class Query:
         """Fill the tables the query reads, with the columns it reads."""
         wanted = {name: {column for table, column in self._reads if table == name} for name, _ in self._reads}
         chosen = {name: columns for name, columns in wanted.items() if name in NAMED}
-        total = sum(NAMED[name].count(self._facts) for name in chosen)
+        total = sum(NAMED[name].count(self._context) for name in chosen)
         done = 0
         connection.execute("BEGIN")
         for name, columns in chosen.items():
             table = NAMED[name]
             picked = [column for column in table.columns if column.name in columns]
             picked = picked or [table.columns[0]]  # only counted: rows there must be
-            for batch in table.batches(self._facts, picked):
+            for batch in table.batches(self._context, picked):
                 _put(connection, name, [column.name for column in picked], batch)
                 done += len(batch[0])
                 self._progress(done, total)

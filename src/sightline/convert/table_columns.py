@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -21,7 +20,6 @@ Type = Literal["integer", "real", "text", "boolean"]
 Rows = NDArray[np.int64]
 Reader = Callable[[TableContext, Rows], list[Any]]
 
-LONGEST_BYTES: Final = 4 << 20  #: of a text, where a length is limited
 BATCH: Final = 1 << 14  #: rows that are read together
 
 
@@ -48,13 +46,13 @@ class Table:
         return next(column for column in self.columns if column.name == name)
 
     def batches(
-        self, facts: TableContext, columns: Sequence[Column] | None = None
+        self, context: TableContext, columns: Sequence[Column] | None = None
     ) -> Iterator[list[list[Any]]]:
         """The columns asked for, some rows at a time: one list per column."""
-        count = self.count(facts)
+        count = self.count(context)
         for first in range(0, count, BATCH):
             rows = np.arange(first, min(first + BATCH, count))
-            yield [column.read(facts, rows) for column in columns or self.columns]
+            yield [column.read(context, rows) for column in columns or self.columns]
 
 
 def _listed(column: NDArray[Any]) -> list[Any]:
@@ -69,14 +67,14 @@ def row_id(_: TableContext, rows: Rows) -> list[Any]:
 
 def number(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Numbers as they are."""
-    return lambda facts, rows: column(facts)[rows].tolist()
+    return lambda context, rows: column(context)[rows].tolist()
 
 
 def reference(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Ids and counts, of which -1 is none."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        ids = column(facts)[rows]
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        ids = column(context)[rows]
         found = ids.astype(object)
         found[ids < 0] = None
         return _listed(found)
@@ -86,14 +84,14 @@ def reference(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
 
 def flag(column: Callable[[TableContext], NDArray[Any]], bit: int) -> Reader:
     """Whether a bit is set."""
-    return lambda facts, rows: ((column(facts)[rows] & bit) != 0).tolist()
+    return lambda context, rows: ((column(context)[rows] & bit) != 0).tolist()
 
 
 def real(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Floats; NaN is none, as SQL has it."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        values = column(facts)[rows]
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        values = column(context)[rows]
         found = values.astype(object)
         found[np.isnan(values)] = None
         return _listed(found)
@@ -104,41 +102,27 @@ def real(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
 def choice(names: Sequence[str], column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """One of a few words, by its number."""
     words = np.array(names, dtype=object)
-    return lambda facts, rows: words[column(facts)[rows]].tolist()
+    return lambda context, rows: words[column(context)[rows]].tolist()
 
 
 def looked_up(
     items: Callable[[TableContext], Objects], column: Callable[[TableContext], NDArray[Any]]
 ) -> Reader:
     """Texts by id; -1 is none. The texts are worked out once per recording."""
-    return lambda facts, rows: _listed(facts.once(items)[column(facts)[rows]])
+    return lambda context, rows: _listed(context.cached(items)[column(context)[rows]])
 
 
 def plain(items: Callable[[TableContext], Sequence[Any]], read: Callable[[Any], Any]) -> Reader:
     """A field of a small table of records."""
-    return lambda facts, rows: [read(items(facts)[row]) for row in rows.tolist()]
+    return lambda context, rows: [read(items(context)[row]) for row in rows.tolist()]
 
 
 def tensor_lists(lists: Callable[[TableContext, Rows], Lists]) -> Reader:
     """Lists of tensors as they are written: ``f32[2, 8], f32[8]``."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        found = lists(facts, rows)
-        written = facts.metas[facts.raw.values.meta[found.items]].tolist()
-        bounds = found.bounds.tolist()
-        return [", ".join(written[a:b]) for a, b in pairwise(bounds)]
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        tensors = lists(context, rows)
+        texts = context.metas[context.raw.values.meta[tensors.items]].tolist()
+        return [", ".join(part) for part in tensors.split(texts)]
 
     return read
-
-
-def storable(item: Any) -> Any:
-    """An item as any database takes it: whole Unicode, 64 bits, no text without end.
-
-    >>> storable("a\\ud800"), storable(1 << 70)
-    ('a?', 1.1805916207174113e+21)
-    """
-    if isinstance(item, str):
-        return item[: LONGEST_BYTES // 4].encode("utf-8", "replace").decode()
-    if isinstance(item, int) and not -(1 << 63) <= item < 1 << 63:
-        return float(item)
-    return item

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
 from sightline._version import __version__
 from sightline.convert.atomic_files import whole_folder, whole_path, whole_text
-from sightline.convert.context import TableContext, json_text
-from sightline.convert.table_columns import Table, storable
+from sightline.convert.context import TableContext
+from sightline.convert.encoding import csv_cell, json_text, storable
+from sightline.convert.table_columns import Table
 from sightline.errors import UsageError
 from sightline.trace.index import Index
-from sightline.views.outline import printable
 
 #: Told how many more rows are done.
 Done = Callable[[int], None]
@@ -25,7 +24,6 @@ def _silent(_rows: int) -> None:
     """Nobody watches."""
 
 
-_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?")
 _HUGE: Final = (1 << 63) - 1
 #: What has to be there for Parquet, and how it gets there.
 NO_PYARROW: Final = "Parquet needs pyarrow, which is not installed: `pip install pyarrow` brings it."
@@ -33,54 +31,39 @@ NO_PYARROW: Final = "Parquet needs pyarrow, which is not installed: `pip install
 
 def to_csv(index: Index, table: Table, path: str | os.PathLike[str], done: Done = _silent) -> None:
     """Write one table as CSV with a header. Null is empty; control characters are written as ``\\x1b``."""
-    facts = TableContext(index)
+    context = TableContext(index)
     with whole_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in table.columns])
-        for batch in table.batches(facts):
+        for batch in table.batches(context):
             cells = [_cells(column.type, items) for column, items in zip(table.columns, batch, strict=True)]
             writer.writerows(zip(*cells, strict=True))
             done(len(batch[0]))
 
 
 def _cells(type: str, items: list[Any]) -> list[Any]:
-    if type == "boolean":
-        return ["true" if item else "false" for item in items]
-    if type == "text":
-        return [None if item is None else plain_cell(item) for item in items]
-    return items
-
-
-def plain_cell(text: str) -> str:
-    """A text that a spreadsheet shows and does not work out: a quote goes before what begins a formula.
-
-    >>> plain_cell("=1+1"), plain_cell("relu"), plain_cell("@"), plain_cell("-1.5")
-    ("'=1+1", 'relu', '@', '-1.5')
-    """
-    text = text if text.isprintable() else printable(text)
-    harmless = len(text) < 2 or _NUMBER.fullmatch(text)  # an operator by itself, or a number
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not harmless else text
+    return items if type in ("integer", "real") else list(map(csv_cell, items))
 
 
 def to_json(
     index: Index, tables: Sequence[Table], path: str | os.PathLike[str], done: Done = _silent
 ) -> None:
     """Write tables as one JSON document, a row per line: ``{"tables": {"ops": [{…}, …], …}}``."""
-    facts = TableContext(index)
+    context = TableContext(index)
     with whole_text(path) as file:
-        about = json_text({"sightline": __version__, "info": facts.raw.info})
+        about = json_text({"sightline": __version__, "info": context.raw.info})
         file.write(f'{about[:-1]},"tables":{{\n')
         for number, table in enumerate(tables):
             file.write(f"{',' if number else ''}{json_text(table.name)}:[\n")
-            _json_rows(facts, table, file, done)
+            _json_rows(context, table, file, done)
             file.write("]\n")
         file.write("}}\n")
 
 
-def _json_rows(facts: TableContext, table: Table, file: IO[str], done: Done) -> None:
+def _json_rows(context: TableContext, table: Table, file: IO[str], done: Done) -> None:
     names = [column.name for column in table.columns]
     separator = ""
-    for batch in table.batches(facts):
+    for batch in table.batches(context):
         rows = (json_text(dict(zip(names, row, strict=True))) for row in zip(*batch, strict=True))
         file.write(separator + ",\n".join(rows))
         separator = ",\n"
@@ -98,9 +81,9 @@ def to_parquet(index: Index, table: Table, path: str | os.PathLike[str], done: D
         "boolean": arrow.bool_(),
     }
     schema = arrow.schema([(column.name, types[column.type]) for column in table.columns])
-    facts = TableContext(index)
+    context = TableContext(index)
     with whole_path(path) as part, parquet.ParquetWriter(part, schema, compression="zstd") as writer:
-        for batch in table.batches(facts):
+        for batch in table.batches(context):
             arrays = [_array(arrow, items, field.type) for items, field in zip(batch, schema, strict=True)]
             writer.write_batch(arrow.record_batch(arrays, schema=schema))
             done(len(batch[0]))
@@ -145,5 +128,5 @@ def to_folder(index: Index, tables: Iterable[Table], folder: Path, format: str, 
 
 def count(index: Index, tables: Iterable[Table]) -> int:
     """Rows of some tables."""
-    facts = TableContext(index)
-    return sum(table.count(facts) for table in tables)
+    context = TableContext(index)
+    return sum(table.count(context) for table in tables)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from sightline.trace.op_groups import UNINITIALIZED
+
 _ALIASES: Final = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "**": "pow", "//": "floor_divide",
     "%": "remainder", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
@@ -43,7 +45,7 @@ FACTORIES: Final = frozenset(
     "new_full new_empty empty_strided tensor fill zero scalar_tensor".split()
 )
 #: Ops that return uninitialised memory.
-UNINITIALISED: Final = frozenset("empty empty_like new_empty empty_strided resize new_empty_strided".split())
+UNINITIALISED: Final = UNINITIALIZED | {"resize"}
 #: Ops whose further results only serve the backward pass; a mean near zero consists of rounding errors.
 ONE_RESULT: Final = frozenset(
     "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()

@@ -15,7 +15,6 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
 from sightline.trace.index import Index, Numbers
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +126,13 @@ class Side:
         """The plain name of an op."""
         return self.names[self.name_ids[op]]
 
-    @cached_property
-    def _chains(self) -> Chains:
-        return Chains(self.data, torch_file)
-
-    @cached_property
-    def _frames(self) -> list[int]:
-        return shown_frames(self.data).tolist()  # type: ignore[no-any-return]
-
     def op_label(self, op: int) -> OpLabel:
         """The name of an op as written, its line and its module."""
         row = self.index.ops[op]
         file, line, function, code = "", 0, "", ""
-        chain = self._chains.of(self._frames[op])
-        if chain:
-            frame = self.index.frames[chain[-1]]
+        user_frame = int(self.index.op_user_frames[op])
+        if user_frame >= 0:
+            frame = self.index.frames[user_frame]
             file, line, function, code = frame.file, frame.line, frame.function, frame.code
         module = self.label(int(self.data.ops.call[op]))
         return OpLabel(op, (row.parent or row).name, row.name, file, line, function, code, module)
@@ -366,7 +357,7 @@ class Side:
         if call < 0:
             return ""
         info = self.module(call)
-        return info.path or info.type
+        return info.label
 
     @cached_property
     def _subtrees(self) -> dict[int, list[int]]:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sightline.notation import position_text
 from sightline.trace.data import MUTATES, PHASES, RAISED
 from sightline.trace.index import Index
-from sightline.trace.user_frames import shown_frames, torch_file
 
 _NUMBERED = re.compile(r"_\d+$")
 _STATISTICS = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs")
@@ -22,7 +20,7 @@ class GraphContext:
 
     def __init__(self, index: Index) -> None:
         self._index, self._data = index, index.raw
-        self._frame: list[int] = shown_frames(index.raw).tolist()
+        self._frame: list[int] = index.line_frames[index.op_frames].tolist()
         self._call: list[int] = index.raw.ops.call.tolist()
         self._own_call: list[int] = index.raw.calls.module.tolist()
         self._measured = len(index.raw.stats) > 0
@@ -132,20 +130,15 @@ class GraphContext:
         return self._source(self._frame[op])
 
     def source_of_call(self, call: int) -> str:
-        return self._source(int(self._data.calls.frame[call]))
+        return self._source(int(self._index.line_frames[self._data.calls.frame[call]]))
 
     def _source(self, frame: int) -> str:
         text = self._texts.get(frame)
         if text is None:
-            frames, codes = self._data.frames, self._data.codes
-            at = frame
-            while at >= 0 and torch_file(codes[frames.code[at]].file):
-                at = int(frames.parent[at])
-            at = at if at >= 0 else frame
-            code = codes[frames.code[at]]
-            text = self._texts[frame] = f"{position_text(code.file, int(frames.line[at]))} in {code.function}"
-            if frames.column[at] >= 0:
-                self._columns[frame] = [int(frames.column[at]), int(frames.end_column[at])]
+            row = self._index.frames[frame]
+            text = self._texts[frame] = f"{row.position} in {row.function}"
+            if row.columns is not None:
+                self._columns[frame] = list(row.columns)
         return text
 
     # -- costs -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode
 from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Record
+from sightline.trace.forms import map_leaves
 
 if TYPE_CHECKING:
     import os
@@ -131,11 +131,10 @@ class Graph:
     def __getitem__(self, name: str) -> Node:
         node = self.by_name.get(name) if name in self else None
         if node is None:
-            from sightline.analysis.select import nearest
+            from sightline.patterns import did_you_mean
 
-            raise NoSuchNode(
-                f"This graph has no node {argument_text(name)}{nearest(argument_text(name), self.by_name)}"
-            )
+            text = argument_text(name)
+            raise NoSuchNode(f"This graph has no node {text}{did_you_mean(text, self.by_name)}")
         return node
 
     def __contains__(self, name: object) -> bool:
@@ -308,25 +307,14 @@ def map_refs(args: dict[str, Any], change: Callable[[Ref], Any]) -> dict[str, An
     >>> map_refs({"tensors": [Ref("a"), Ref("b", 1)], "dim": 0}, lambda ref: ref.node)
     {'tensors': ['a', 'b'], 'dim': 0}
     """
-    return {key: _map_item(item, change) for key, item in args.items()}
+    changed: dict[str, Any] = map_leaves(args, lambda leaf: change(leaf) if isinstance(leaf, Ref) else leaf)
+    return changed
 
 
 def replace_refs(node: Node, change: Callable[[Ref], Any]) -> Node:
     """The node with its tensor arguments replaced; itself where none of them changes."""
     args = map_refs(node.args, change)
     return node if args == node.args else replace(node, args=args)
-
-
-def _map_item(item: Any, change: Callable[[Ref], Any]) -> Any:
-    if isinstance(item, Ref):
-        return change(item)
-    if isinstance(item, dict):
-        return {key: _map_item(part, change) for key, part in item.items()}
-    if isinstance(item, list | tuple):
-        return type(item)(_map_item(part, change) for part in item)
-    if isinstance(item, Record):
-        return Record(item.type, {key: _map_item(part, change) for key, part in item.fields.items()})
-    return item
 
 
 @contextmanager

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from sightline.patterns import bare_name
+from sightline.trace.op_groups import OPERATOR_WORDS
 
 _NON_WORD = re.compile(r"\W+", re.ASCII)
-
-#: The names of operators; those that work in place end in an underscore.
-_OPERATORS: Final = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
-    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "~": "invert", "[]": "getitem",
-    "[]=": "setitem", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
-    "+=": "add_", "-=": "sub_", "*=": "mul_", "/=": "div_", "//=": "floordiv_", "%=": "mod_", "@=": "matmul_",
-    "**=": "pow_", "&=": "and_", "|=": "or_", "^=": "xor_", "<<=": "lshift_", ">>=": "rshift_",
-}  # fmt: skip
 
 
 class UniqueNames:
@@ -53,7 +44,9 @@ def identifier(text: str) -> str:
     >>> identifier("blocks.0.attn.qkv.weight"), identifier("[]"), identifier("")
     ('blocks_0_attn_qkv_weight', 'getitem', '_')
     """
-    plain = _OPERATORS.get(text) or _NON_WORD.sub("_", text).rstrip("_" if not text.endswith("_") else " ")
+    plain = OPERATOR_WORDS.get(text) or _NON_WORD.sub("_", text).rstrip(
+        "_" if not text.endswith("_") else " "
+    )
     return f"_{plain}" if not plain or plain[0].isdigit() else plain
 
 
@@ -63,7 +56,7 @@ def op_name(name: str, level: str) -> str:
     >>> op_name("F.linear", "api"), op_name("+", "api"), op_name("add.Tensor", "aten")
     ('linear', '+', 'add.Tensor')
     """
-    return name if level == "aten" or name in _OPERATORS else bare_name(name, level) or name
+    return name if level == "aten" or name in OPERATOR_WORDS else bare_name(name, level) or name
 
 
 def full_name(name: str, level: str) -> str:
@@ -85,4 +78,4 @@ def base_name(op: str, level: str) -> str:
     >>> base_name("add.Tensor", "aten"), base_name("[]", "api"), base_name("_softmax", "aten")
     ('add', 'getitem', '_softmax')
     """
-    return _OPERATORS.get(op) or (op.partition(".")[0] if level == "aten" else op)
+    return OPERATOR_WORDS.get(op) or (op.partition(".")[0] if level == "aten" else op)

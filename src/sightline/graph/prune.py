@@ -12,21 +12,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from sightline.analysis.select import listed
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.node_names import base_name
+from sightline.patterns import choices_text
 from sightline.trace.forms import Symbol
+from sightline.trace.op_groups import WHOLE_VIEWS
 
 PRUNABLE: Final = ("views", "parameters", "constants", "leaves")
 #: Ops that return the same elements in another shape, type or order.
-VIEWS: Final = frozenset(
-    """
-    view view_as reshape reshape_as transpose swapaxes swapdims permute movedim moveaxis expand expand_as
-    broadcast_to flatten unflatten squeeze unsqueeze t T mT H adjoint ravel contiguous detach alias clone to
-    _unsafe_view _reshape_alias as_strided lift_fresh _to_copy type_as view_as_real view_as_complex
-""".split()
+VIEWS: Final = WHOLE_VIEWS | frozenset(
+    """view_as reshape_as swapaxes swapdims moveaxis expand_as broadcast_to flatten unflatten T mT H adjoint
+    ravel contiguous clone to as_strided lift_fresh _to_copy type_as view_as_real view_as_complex""".split()
 )
 
 
@@ -42,12 +40,12 @@ def prune(graph: Graph, what: Iterable[str | Iterable[str]]) -> Graph:
     for item in what:
         if not isinstance(item, str | list | tuple | set | frozenset):
             raise UsageError(
-                f"prune={argument_text(item)} is nothing to leave out; choose from {listed(PRUNABLE)}."
+                f"prune={argument_text(item)} is nothing to leave out; choose from {choices_text(PRUNABLE)}."
             )
     kinds = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
     unknown = sorted(map(argument_text, kinds.difference(PRUNABLE)))
     if unknown:
-        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {listed(PRUNABLE)}.")
+        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {choices_text(PRUNABLE)}.")
     if "views" in kinds:
         graph = _without_views(graph)
     node_kinds = {"parameters": ("parameter", "buffer"), "constants": ("constant",)}

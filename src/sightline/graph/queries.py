@@ -7,11 +7,10 @@ from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from sightline.analysis.select import listed, nearest
 from sightline.errors import InvalidGraph, NothingMatched, UsageError
 from sightline.graph.graph import NODE_KINDS, Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.node_names import UniqueNames
-from sightline.patterns import PathPattern, op_matches, segments_of
+from sightline.patterns import PathPattern, choices_text, did_you_mean, op_matches, segments_of
 from sightline.trace.data import TensorMeta
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def select_nodes(graph: Graph, module: str | None, op: str | None, kind: str | N
     tests: list[Callable[[Node], bool]] = []
     if kind is not None:
         if kind not in NODE_KINDS:
-            raise UsageError(f"kind={kind!r} is no kind of node; choose {listed(NODE_KINDS)}.")
+            raise UsageError(f"kind={kind!r} is no kind of node; choose {choices_text(NODE_KINDS)}.")
         tests.append(lambda node: node.kind == kind)
     if module is not None:
         paths = matching_modules(graph, module)
@@ -74,7 +73,7 @@ def select_nodes(graph: Graph, module: str | None, op: str | None, kind: str | N
     nodes = tuple(node for node in graph.nodes if all(test(node) for test in tests))
     if op is not None and not nodes:
         names = dict.fromkeys(node.op for node in graph.nodes if node.kind == "call")
-        raise NothingMatched(f"op={op!r} matches no node of this graph{nearest(op, names)}")
+        raise NothingMatched(f"op={op!r} matches no node of this graph{did_you_mean(op, names)}")
     return nodes
 
 
@@ -91,7 +90,9 @@ def matching_modules(graph: Graph, pattern: str) -> set[str]:
         path for path in paths if glob(segments_of(path)) or (not path and pattern == graph.modules.get(""))
     }
     if not matches:
-        raise NothingMatched(f"module={pattern!r} matches no module of this graph{nearest(pattern, paths)}")
+        raise NothingMatched(
+            f"module={pattern!r} matches no module of this graph{did_you_mean(pattern, paths)}"
+        )
     return matches
 
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
-from sightline.analysis.select import listed
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
 from sightline.graph.context import GraphContext
 from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused
 from sightline.graph.node_names import UniqueNames, base_name, full_name, op_name
+from sightline.patterns import choices_text
 from sightline.trace.data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
 from sightline.trace.index import Index
 
@@ -121,13 +121,13 @@ def graph(
     `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
     """
     if phase not in PHASES_SHOWN:
-        raise UsageError(f"phase={phase!r} is not shown as a graph; choose {listed(PHASES_SHOWN)}.")
+        raise UsageError(f"phase={phase!r} is not shown as a graph; choose {choices_text(PHASES_SHOWN)}.")
     if level is not None and level not in _LEVELS:
-        raise UsageError(f"level={level!r} is no level of a graph; choose {listed(_LEVELS)}.")
+        raise UsageError(f"level={level!r} is no level of a graph; choose {choices_text(_LEVELS)}.")
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     with gc_paused():
-        part = None if everything else model_part(index.raw)
+        part = None if everything else model_part(index)
         result = _GraphBuilder(index, level or _recorded_level(index), PHASES_SHOWN[phase], part).build()
     if module is not None:
         result = result.subgraph(module)

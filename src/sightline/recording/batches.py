@@ -13,8 +13,8 @@ import numpy as np
 
 from sightline.recording.operations import OPAQUE
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.arrays import NONE, Numbers, Rows, joined
-from sightline.trace.assembly.batch import Batch, Learned, no_counts, no_floats
+from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows, concatenate
+from sightline.trace.assembly.batch import Batch, ValueUpdate, no_counts, no_floats
 from sightline.trace.assembly.layout import NO_END
 from sightline.trace.data import F64, CaptureInfo
 
@@ -35,7 +35,7 @@ class BatchCutter:
         self._made = 0  # the first value whose op has not been taken yet
         self._missing: set[int] = set()  # values that have an id and no row yet
         self._opaque: list[int] = []
-        self._told: dict[int, Learned] = {}
+        self._told: dict[int, ValueUpdate] = {}
         self._sized: set[int] = set()
         self._captured = 0
 
@@ -43,7 +43,7 @@ class BatchCutter:
         """Everything since the last cut. ``last``: nothing follows."""
         session = self._session
         values = session.values
-        opened = (NONE, NONE) if last else session.open_rows()
+        opened = (EMPTY, EMPTY) if last else session.open_rows()
         # Rows refer to what was written before them: those that refer to most come first.
         calls, ops = Rows(session.calls.take(), row.C_WIDTH), Rows(session.ops.take(), row.O_WIDTH)
         self.ops, self.calls = ops, calls  #: the rows of the last batch, late ones too
@@ -71,13 +71,13 @@ class BatchCutter:
         sizes = self._sizes(alive).reshape(-1, 2)
         batch.nbytes = sizes[sizes[:, 0] >= before].reshape(-1)
         batch.late_nbytes = sizes[sizes[:, 0] < before].reshape(-1)
-        batch.learned = self._learned(alive)
+        batch.updates = self._learned(alive)
         del session.regions[:-1]
         return batch
 
     def _both(
-        self, before: tuple[Numbers, Numbers], after: tuple[Numbers, Numbers]
-    ) -> tuple[Numbers, Numbers]:
+        self, before: tuple[IntArray, IntArray], after: tuple[IntArray, IntArray]
+    ) -> tuple[IntArray, IntArray]:
         found = []
         layouts = ((row.O_WIDTH, row.O_INPUTS), (row.C_WIDTH, row.C_INPUTS))
         for (width, inputs), old, new in zip(layouts, before, after, strict=True):
@@ -86,20 +86,20 @@ class BatchCutter:
             owners = np.repeat(np.arange(len(rows)), counts)
             unknown = np.zeros(len(rows), dtype=bool)
             unknown[owners[rows.lists(width, counts) >= self._made]] = True
-            found.append(joined([old, rows.taken(~np.isin(rows.ids, known.ids) & ~unknown)]))
+            found.append(concatenate([old, rows.select_stream(~np.isin(rows.ids, known.ids) & ~unknown)]))
         return found[0], found[1]
 
     # -- what was written --------------------------------------------------------------------------------
 
     def _split(
-        self, batch: Batch, ops: Rows, calls: Rows, held: Rows, fresh: Numbers, floats: F64, counts: Numbers
+        self, batch: Batch, ops: Rows, calls: Rows, held: Rows, fresh: IntArray, floats: F64, counts: IntArray
     ) -> None:
         """Rows that belong to this batch, and those that are late."""
         now, late = batch.rows, batch.late
         for rows, name in ((ops, "ops"), (calls, "calls")):
             is_late = rows.ids < self._end
-            setattr(now, name, rows.taken(~is_late) if is_late.any() else rows.flat)
-            setattr(late, name, rows.taken(is_late))
+            setattr(now, name, rows.select_stream(~is_late) if is_late.any() else rows.flat)
+            setattr(late, name, rows.select_stream(is_late))
         ends = calls.column(row.C_END)
         seen = [ops.ids, calls.ids, ends[ends < NO_END]]
         batch.outputs = self._late_outputs(held, fresh)
@@ -108,8 +108,8 @@ class BatchCutter:
         batch.end = self._end
         ids = np.concatenate([held.ids, fresh[:, 0]])
         is_late = held.ids < self._values
-        now.values = held.taken(~is_late) if is_late.any() else held.flat
-        late.values = held.taken(is_late)
+        now.values = held.select_stream(~is_late) if is_late.any() else held.flat
+        late.values = held.select_stream(is_late)
         is_late = fresh[:, 0] < self._values
         now.fresh, late.fresh = fresh[~is_late].reshape(-1), fresh[is_late].reshape(-1)
         is_late = counts[:, 0] < self._values
@@ -119,7 +119,7 @@ class BatchCutter:
         makers = np.concatenate([held.column(row.V_PRODUCER), fresh[:, 2]])
         self._made = min([self._values, *ids[makers >= self._end].tolist()])
 
-    def _absent(self, ids: Numbers) -> Numbers:
+    def _absent(self, ids: IntArray) -> IntArray:
         """Values that were missing in the last batch and are so in this one: they never will come."""
         lost = self._missing.difference(ids.tolist())
         end = max(self._values, int(ids.max()) + 1 if len(ids) else 0)
@@ -136,10 +136,10 @@ class BatchCutter:
             found = ops.ids[opaque[ops.column(row.O_INFO)]].tolist()
             self._opaque = [*self._opaque, *found][-_REGIONS:]
 
-    def _late_outputs(self, held: Rows, fresh: Numbers) -> Numbers:
+    def _late_outputs(self, held: Rows, fresh: IntArray) -> IntArray:
         """Values that turn out to come from an opaque op of an earlier batch."""
         if not self._opaque:
-            return NONE
+            return EMPTY
         values = np.concatenate([held.ids, fresh[:, 0]])
         makers = np.concatenate([held.column(row.V_PRODUCER), fresh[:, 2]])
         mine = np.isin(makers, self._opaque)
@@ -153,17 +153,17 @@ class BatchCutter:
         self._captured += len(new)
         return new
 
-    def _readings(self, last: bool) -> tuple[F64, Numbers]:
+    def _readings(self, last: bool) -> tuple[F64, IntArray]:
         """Statistics that were taken; those of a device come at the end."""
         taker: Any = self._session.readings
         if taker is None:
             return no_floats(), no_counts()
-        taken: tuple[F64, Numbers] = taker.take(last)
+        taken: tuple[F64, IntArray] = taker.take(last)
         return taken
 
     # -- what became known -------------------------------------------------------------------------------
 
-    def _alive(self, living: Numbers, ops: Numbers, calls: Numbers) -> Numbers:
+    def _alive(self, living: IntArray, ops: IntArray, calls: IntArray) -> IntArray:
         """Values that may still be referred to: of living tensors, and of what is open.
 
         ``living`` were so before rows were taken. A tensor that was changed since has a new version, whose
@@ -175,7 +175,7 @@ class BatchCutter:
             called.lists(row.C_WIDTH, called.column(row.C_INPUTS)),
         ]))  # fmt: skip
 
-    def _sizes(self, alive: Numbers) -> Numbers:
+    def _sizes(self, alive: IntArray) -> IntArray:
         """Sizes of storages that were not made in the block; each is told once."""
         held = self._session.values.storage_bytes
         new = {value: size for value, size in dict(held).items() if value not in self._sized}
@@ -186,7 +186,7 @@ class BatchCutter:
             self._sized.discard(value)
         return np.array([part for pair in new.items() for part in pair], dtype=np.int64)
 
-    def _learned(self, alive: Numbers) -> list[Learned]:
+    def _learned(self, alive: IntArray) -> list[ValueUpdate]:
         """Kinds and names that became known since."""
         values = self._session.values
         kinds, names = dict(values.kinds), dict(values.names)
@@ -194,7 +194,7 @@ class BatchCutter:
             return []
         new = []
         for value in {**kinds, **names}:
-            known = Learned(value, kinds.get(value, -1), names.get(value, ""))
+            known = ValueUpdate(value, kinds.get(value, -1), names.get(value, ""))
             if self._told.get(value) != known:
                 self._told[value] = known
                 new.append(known)

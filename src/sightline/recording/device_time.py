@@ -20,7 +20,7 @@ from torch.autograd import profiler
 
 from sightline.errors import UsageError
 from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
-from sightline.trace.assembly.arrays import NONE, Numbers
+from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.data import WORK_KINDS
 
 _OWN: Final = "sightline_"  # how the kernels that measure tensors begin
@@ -30,12 +30,12 @@ _KERNEL, _COPY, _FILL = range(len(WORK_KINDS))
 class DeviceWork(NamedTuple):
     """What devices did: rows as `Batch.device` has them, and the names they refer to."""
 
-    rows: Numbers
+    rows: IntArray
     names: list[str]
     own: int  #: nanoseconds that devices spent for the recorder
 
 
-NO_WORK: Final = DeviceWork(NONE, [], 0)
+NO_WORK: Final = DeviceWork(EMPTY, [], 0)
 
 
 class DeviceTimer:

@@ -26,14 +26,14 @@ from sightline.trace.held_memory import USES, HeldMemory, held_memory
 from sightline.trace.index import Index, Op, Value
 from sightline.trace.source_files import cell_name, torch_file
 from sightline.trace.user_frames import (
+    api_call_of,
     argument_names,
-    backward_of,
-    bare_name,
+    backward_suffix,
     location_text,
-    origin,
-    placed,
+    origin_text,
+    short_name,
     user_frame,
-    written,
+    with_location,
 )
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def out_of_memory_lines(index: Index, message: str, op: Op | None) -> list[str]:
     """The note: what was asked, by which op, what is held, by kind and by line, and the largest tensors."""
     asked = _ASKED.search(message)
     size = _size_text(*asked.groups()) if asked is not None else "memory"
-    by = "" if op is None else f" by {placed(bare_name(op), op)}"
+    by = "" if op is None else f" by {with_location(short_name(op), op)}"
     lines = [f"sightline: out of memory: {size} was asked for{by}"]
     held = held_memory(index.raw)
     now = np.flatnonzero(held.end >= held.over)
@@ -212,8 +212,8 @@ def _told(index: Index, held: HeldMemory, row: int) -> str:
     value = Value(index, int(held.value[row]))
     if value.producer is None:
         return f"{value} {value.kind} {value.name}".rstrip()
-    made = written(value.producer)
-    return f"{value} = {placed(bare_name(made) + backward_of(made), made, short=True)}"
+    made = api_call_of(value.producer)
+    return f"{value} = {with_location(short_name(made) + backward_suffix(made), made, short=True)}"
 
 
 def _allocator(info: dict[str, Any], device: str) -> list[str]:
@@ -272,7 +272,7 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict
     elif op is not None:
         lines.append(f"sightline: {op.name} failed{_where(op)}")
         given = zip(argument_names(op), op.inputs, strict=False)
-        lines += (f"  {name} {value} = {origin(value, op)}" for name, value in given)
+        lines += (f"  {name} {value} = {origin_text(value, op)}" for name, value in given)
         why = _indices(op, error) or cause_lines(op, message_of(error))
         lines += (f"  {line}" for line in why)
         if inplace and session.level == "api":
@@ -323,7 +323,7 @@ def _indices(op: Op, error: BaseException) -> list[str]:
         return []
     wrong, made = high if high >= rows else low, numbers_origin(given)
     if name == "embedding":
-        return [f"index {wrong} is out of range of {origin(table, op)} with {rows} rows: {made}"]
+        return [f"index {wrong} is out of range of {origin_text(table, op)} with {rows} rows: {made}"]
     count = size_text(table, len(table.shape) > 1, rows, short=True)
     return [f"class {wrong} is out of range of {rows} classes, 0 … {rows - 1}: {made}; {count}"]
 

@@ -15,7 +15,7 @@ from sightline.recording.flop_formulas import FORMULAS, multiplies
 from sightline.recording.operations import OP, OPAQUE, OpInfo, is_composite
 from sightline.recording.torchapi import DISPATCH_MODES, OpOverload, undisturbed
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.arrays import NONE, Numbers, Rows, dense, offsets_of
+from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows, offsets_of, positions_in
 from sightline.trace.assembly.batch import Batch, FlopsOf, Tables
 from sightline.trace.data import UNCOUNTED, TensorMeta
 from sightline.trace.forms import SLOT, Form, Record, Symbol
@@ -183,7 +183,7 @@ class BatchFlops:
         self._flops: dict[tuple[Any, ...], int] = {}
         self._counted: list[bool] = []
         self._api: list[bool] = []
-        self._ids, self._metas = NONE, NONE
+        self._ids, self._metas = EMPTY, EMPTY
 
     def told(self) -> tuple[list[tuple[int, int, str]], list[tuple[Any, ...]]]:
         """Everything that was told."""
@@ -200,7 +200,7 @@ class BatchFlops:
         self._see(batch)
         found = self._new_operators(ops, tables), self._new_flops(ops, tables)
         if batch.alive is not None:
-            held = (dense(batch.alive, self._ids) >= 0) | (self._ids >= _first(batch))
+            held = (positions_in(batch.alive, self._ids) >= 0) | (self._ids >= _first(batch))
             self._ids, self._metas = self._ids[held], self._metas[held]
         return found
 
@@ -250,8 +250,8 @@ class BatchFlops:
             new.append((*key, self._flops[key]))
         return new
 
-    def _look(self, ids: Numbers) -> Numbers:
-        at = dense(self._ids, ids)
+    def _look(self, ids: IntArray) -> IntArray:
+        at = positions_in(self._ids, ids)
         return np.where(at >= 0, self._metas[at], -1) if len(self._ids) else np.full(len(ids), -1)
 
 

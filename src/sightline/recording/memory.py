@@ -12,7 +12,7 @@ import torch
 
 from sightline.recording.row_streams import Stream
 from sightline.recording.torchapi import StorageWeakRef, expired
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 
 _FEW: Final = 48  #: so many are looked at one and all
 _NEWEST: Final = 16
@@ -103,12 +103,12 @@ class Storages:
 
     # -- as a stream ---------------------------------------------------------------------------------------
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> IntArray:
         """Everything so far."""
         self.look_at_all()
         return self._stream.numbers()
 
-    def take(self) -> Numbers:
+    def take(self) -> IntArray:
         """Everything here, which is then no longer here."""
         self.look_at_all()
         return self._stream.take()

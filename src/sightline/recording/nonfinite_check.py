@@ -34,6 +34,7 @@ from sightline.recording.operations import COPY, OP, OpInfo
 from sightline.recording.statistics import StatisticsObserver, joined, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
+from sightline.trace.forms import leaves
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -353,9 +354,6 @@ def _nothing() -> None:
 
 def _told(item: Any) -> tuple[bool, bool]:
     """Whether a plain argument is a NaN, and whether one is infinite: ``masked_fill(mask, -inf)``."""
-    if isinstance(item, float | complex):
-        parts = (item.real, item.imag)
-        return any(map(math.isnan, parts)), any(map(math.isinf, parts))
-    held = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
-    told = [_told(part) for part in held]
-    return any(nan for nan, _ in told), any(inf for _, inf in told)
+    numbers = [leaf for _, leaf in leaves(item) if isinstance(leaf, float | complex)]
+    parts = [part for number in numbers for part in (number.real, number.imag)]
+    return any(map(math.isnan, parts)), any(map(math.isinf, parts))

@@ -18,7 +18,7 @@ from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame, Watc
 from sightline.trace.forms import Form
 from sightline.trace.source_files import cell_name
 from sightline.trace.source_lines import indent_of
-from sightline.trace.user_frames import inside_engine
+from sightline.trace.user_frames import engine_callback_index
 
 if TYPE_CHECKING:
     from sightline.recording.operations import OpInfo
@@ -248,7 +248,7 @@ class LiveObserver(Observer):
     def _of_the_user(self, event: ObservedOp) -> bool:
         """Whether the user's own code ran an op of the backward pass: it is shown where it is written."""
         places = [(place.file, place.function) for place in reversed(self._chain(event.stack))]
-        return inside_engine(places, worker=event.worker) >= 0
+        return engine_callback_index(places, worker=event.worker) >= 0
 
     def _chain(self, stack: int) -> list[SourceFrame]:
         found = []

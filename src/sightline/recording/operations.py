@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.torchapi import OpOverload, Tensor
+from sightline.trace.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
 
@@ -43,12 +44,6 @@ _SETTERS: Final = frozenset(
 )
 
 
-#: What an expression arrives as whose left side is no tensor: ``2 - x`` as ``x.__rsub__(2)``.
-_REFLECTED: Final = {
-    "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
-    "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
-}  # fmt: skip
-
 #: What torch gives a slice that has no end: ``x[9:]``.
 _NO_END: Final = (1 << 63) - 1
 
@@ -70,9 +65,7 @@ _PRESERVES: Final = {
     "erf": BOUNDED, "mul": PRODUCT, "div": QUOTIENT, "add": SUM, "sub": SUM,
 }  # fmt: skip
 #: What these make holds whatever was in memory before.
-_UNINITIALIZED: Final = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize".split()
-)
+_UNINITIALIZED: Final = UNINITIALIZED | {"resize_", "resize"}
 
 
 class OpTraits:
@@ -191,8 +184,8 @@ def api_traits(function: Any) -> OpTraits:
     if owner is not None or qualified.startswith(("Tensor.", "TensorBase.", "_TensorBase.")):
         facts.name, facts.flavour = f"Tensor.{name}", METHOD
         facts.noise = name in _NOISE_METHODS
-        if name in _REFLECTED:
-            facts.name, facts.flavour, facts.mirrored = _REFLECTED[name], OPERATOR, True
+        if name in REFLECTED_OPERATORS:
+            facts.name, facts.flavour, facts.mirrored = REFLECTED_OPERATORS[name], OPERATOR, True
     elif isinstance(function, OpOverload) or hasattr(function, "overloads"):
         facts.name, facts.flavour = f"torch.ops.{function}", FUNCTION
         facts.overload = True

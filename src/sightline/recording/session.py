@@ -29,7 +29,7 @@ from sightline.recording.stacks import Stacks
 from sightline.recording.thread_state import OpenCall, OptimizerStep, StackAnchor, ThreadState
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import KIND, Values
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END, OPTIMIZER
 from sightline.trace.data import RAISED, UNFINISHED
 
@@ -221,7 +221,7 @@ class Session(SessionBase):
 
     # -- from start to stop ------------------------------------------------------------------------------
 
-    def open_rows(self) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
         now, nothing = self.now(), self.arguments.nothing
         ops: list[int] = []

@@ -21,7 +21,7 @@ from sightline.recording.stacks import variable_name
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.training_log import TrainingLog
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import ModuleInfo
 
@@ -81,7 +81,7 @@ class SessionBase:
         raise NotImplementedError
 
     @property
-    def passage(self) -> HandlerOverhead:
+    def handler_overhead(self) -> HandlerOverhead:
         """What it costs just to be seen."""
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class SessionBase:
         """A number in the order of ops and calls."""
         raise NotImplementedError
 
-    def open_rows(self) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
         raise NotImplementedError
 

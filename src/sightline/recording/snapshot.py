@@ -17,14 +17,14 @@ from sightline.ranks import this_rank
 from sightline.recording.flops import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo, schemas_of
 from sightline.recording.source_positions import SourcePositions, operator_names
-from sightline.trace.assembly.arrays import Numbers, Rows
+from sightline.trace.assembly.arrays import IntArray, Rows
 from sightline.trace.assembly.batch import (
     Batch,
-    Late,
-    Learned,
+    LateRows,
     Operation,
     Streams,
     Tables,
+    ValueUpdate,
     no_counts,
     no_floats,
 )
@@ -50,8 +50,8 @@ class TableSnapshot:
             operator=lambda stack, info: written(stack, self._infos[info].name),
             places=self._sources.places, codes=self._sources.codes, files=self._sources.files,
             one_tensor=session.arguments.one_tensor, begin=session.begin,
-            first_sequence=session.first_sequence, aten_passage=session.passage.aten,
-            api_passage=session.passage.api,
+            first_sequence=session.first_sequence, aten_passage=session.handler_overhead.aten,
+            api_passage=session.handler_overhead.api,
             whole_ops=session.engine == "native",
             fingerprint=bool(getattr(session.readings, "fingerprint", False)),
         )  # fmt: skip
@@ -101,19 +101,19 @@ def batch_of(session: SessionBase) -> Batch:
     return Batch(
         rows=Streams(ops, calls, values.stream.numbers(), values.fresh.numbers(), floats, counts),
         memory=memory, device=session.device_work.rows, nbytes=pairs_of(values.storage_bytes),
-        learned=learned_of(session), steps=list(session.steps),
+        updates=learned_of(session), steps=list(session.steps),
         captures=[] if session.captures is None else list(session.captures.infos),
         open_ops=opened[0], open_calls=opened[1],
     )  # fmt: skip
 
 
-def learned_of(session: SessionBase) -> list[Learned]:
+def learned_of(session: SessionBase) -> list[ValueUpdate]:
     """Kinds and names of values that became known after they were written."""
     kinds, names = dict(session.values.kinds), dict(session.values.names)
-    return [Learned(value, kinds.get(value, -1), names.get(value, "")) for value in {**kinds, **names}]
+    return [ValueUpdate(value, kinds.get(value, -1), names.get(value, "")) for value in {**kinds, **names}]
 
 
-def pairs_of(held: dict[int, int]) -> Numbers:
+def pairs_of(held: dict[int, int]) -> IntArray:
     """A dict as pairs of numbers."""
     return np.fromiter(chain.from_iterable(list(held.items())), dtype=np.int64)
 
@@ -156,13 +156,13 @@ def build(session: SessionBase) -> TraceData:
         return data
     batch = batch_of(session)
     store = None if session.captures is None else session.captures.store()
-    made, assembler = assemble(tables_of(session), [([batch], True)], Late(absent=_absent(batch)), store)
+    made, assembler = assemble(tables_of(session), [([batch], True)], LateRows(absent=_absent(batch)), store)
     if session.exception is not None:  # only its explanation asks which op made an autograd node
         session.node_ops = assembler.node_ops()
     return made
 
 
-def _absent(batch: Batch) -> Numbers:
+def _absent(batch: Batch) -> IntArray:
     """Values that got a number and never a row: an interrupt came in between."""
     ids = np.concatenate([
         Rows(batch.rows.values, V_WIDTH).ids, batch.rows.fresh.reshape(-1, FRESH_WIDTH)[:, 0],

@@ -16,7 +16,7 @@ from typing import Final
 from sightline.errors import CaptureError, UsageError
 from sightline.recording.atomic import at_once, stored
 from sightline.trace.bundle.journal import HEAD, JOURNAL
-from sightline.trace.bundle.paths import holds_recording, make_room, refuse_recording
+from sightline.trace.bundle.paths import clear_recording, holds_recording, refuse_recording
 
 _FIX: Final = "give path= another name, or overwrite=True to replace it"
 BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
@@ -33,7 +33,7 @@ def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None)
             f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
         )
     if overwrite and holds_recording(folder):
-        make_room(folder, "give path= another name")
+        clear_recording(folder, "give path= another name")
     refuse_recording(folder, _FIX)
     others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
     if others:

@@ -29,17 +29,17 @@ from sightline.recording.flops import BatchFlops
 from sightline.recording.snapshot import TableSnapshot
 from sightline.recording.stream_folder import BEGUN, hold
 from sightline.recording.torchapi import undisturbed
-from sightline.trace.assembly.arrays import NONE, Numbers, Rows
-from sightline.trace.assembly.batch import Batch, Learned, StepMark, Streams, Tables
-from sightline.trace.assembly.calls import opening
+from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows
+from sightline.trace.assembly.batch import Batch, StepMark, Streams, Tables, ValueUpdate
+from sightline.trace.assembly.calls import matching_begin
 from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
-from sightline.trace.assembly.ring import known_after
-from sightline.trace.assembly.values import held_after
+from sightline.trace.assembly.ring import reusable_values
+from sightline.trace.assembly.values import open_allocations
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of
-from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, encode, first_of, news_of
+from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, constant_fields, encode, new_table_rows
 from sightline.trace.bundle.reader import load
-from sightline.trace.bundle.recovery import finish, in_memory
+from sightline.trace.bundle.recovery import assemble_journal, finish_recording
 from sightline.trace.bundle.sources import whole_source
 from sightline.trace.bundle.writer import PRIVATE, WholeColumns, save_columns
 from sightline.trace.data import TraceData
@@ -119,9 +119,9 @@ class StreamWriter:
         self._pending: list[bytes] = []  # frames the disk did not take
         self._size = len(HEAD)
         self._stale = 0  # bytes of the journal that are no longer needed
-        self._known: Numbers = NONE  # rows of the values that may be used again, for ``last=``
-        self._memory: Numbers = NONE  # and of the storages that are held
-        self._names: dict[int, Learned] = {}
+        self._known: IntArray = EMPTY  # rows of the values that may be used again, for ``last=``
+        self._memory: IntArray = EMPTY  # and of the storages that are held
+        self._names: dict[int, ValueUpdate] = {}
         self._steps: list[StepMark] = []  # those that are open
         self._opened: tuple[list[int], list[int]] = ([], [])
         self._dropped = 0
@@ -207,7 +207,7 @@ class StreamWriter:
         self._opened = opened
         taken = (  # what a batch holds is in no later one
             *vars(batch.rows).values(), *vars(batch.late).values(), batch.outputs, batch.absent,
-            batch.nbytes, batch.late_nbytes, batch.memory, batch.learned, batch.steps, batch.captures,
+            batch.nbytes, batch.late_nbytes, batch.memory, batch.updates, batch.steps, batch.captures,
         )  # fmt: skip
         return changed or any(map(len, taken)) or bool(self._pending)
 
@@ -215,11 +215,11 @@ class StreamWriter:
         tables = self._tables()
         operators, flops = self._news(batch, tables)
         more: dict[str, Any] = {"since": dict(self._since)}
-        news = news_of(tables, self._since, operators, flops)
+        news = new_table_rows(tables, self._since, operators, flops)
         if self._folder is not None and self._with["source"]:
             more["sources"] = self._new_sources(tables)
         if first:
-            more["first"] = first_of(tables)
+            more["first"] = constant_fields(tables)
             more["environment"] = json_codec.dumps(_environment(tables) if self._with["environment"] else {})
         frame = encode(batch, news, tables.info, more)
         if self._folder is not None:
@@ -299,15 +299,15 @@ class StreamWriter:
         """Add a frame, and let go of those that only hold older ops."""
         assert self._last is not None
         before = Batch(
-            rows=Streams(values=self._known), memory=self._memory, learned=list(self._names.values()),
+            rows=Streams(values=self._known), memory=self._memory, updates=list(self._names.values()),
             steps=list(self._steps),
         )  # fmt: skip
         calls = self._session.level == "none"
         own = Rows(batch.rows.calls, C_WIDTH) if calls else Rows(batch.rows.ops, O_WIDTH)
         every = self._cutter.calls if calls else self._cutter.ops
         self._frames.append(JournalFrame(frame, len(own), len(every), encode(before, {}, {})))
-        self._memory = held_after(self._memory, batch.memory)
-        self._known = known_after(self._known, batch, self._names)
+        self._memory = open_allocations(self._memory, batch.memory)
+        self._known = reusable_values(self._known, batch, self._names)
         self._note(batch)
         held = sum(one.ops for one in self._frames)
         while len(self._frames) > 1 and held - self._frames[0].ops >= self._last:
@@ -324,7 +324,7 @@ class StreamWriter:
         for mark in batch.steps:
             if mark.begins:
                 self._steps.append(mark)
-            elif (at := opening(self._steps, mark)) >= 0:
+            elif (at := matching_begin(self._steps, mark)) >= 0:
                 self._steps.pop(at)
 
     def _held(self) -> list[bytes]:
@@ -334,7 +334,10 @@ class StreamWriter:
         operators, flops = self._looks.told()
         head = Journal(None, [self._frames[0].before]).batch(0)
         start = encode(
-            head, news_of(tables, since, operators, flops), tables.info, {"first": first_of(tables)}
+            head,
+            new_table_rows(tables, since, operators, flops),
+            tables.info,
+            {"first": constant_fields(tables)},
         )
         return [start, *(_without_news(one.data) for one in self._frames)]
 
@@ -378,7 +381,7 @@ class StreamWriter:
         store = None if session.captures is None else session.captures.store()
         journal = self._journal()
         try:
-            found, assembler = in_memory(journal, self._copy_of(self._tables()), store)
+            found, assembler = assemble_journal(journal, self._copy_of(self._tables()), store)
         finally:
             journal.close()
         session.node_ops = assembler.node_ops()
@@ -458,7 +461,7 @@ class StreamWriter:
             store = None if session.captures is None else session.captures.store()
             journal = self._journal()
             try:
-                _, assembler = finish(journal, self._tables(), self._folder, store, **self._with)
+                _, assembler = finish_recording(journal, self._tables(), self._folder, store, **self._with)
             finally:
                 journal.close()
             session.node_ops = assembler.node_ops()

@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.notation import dtype_name
+from sightline.trace.op_groups import VIEWS
 from sightline.trace.rows import Op, Value
-from sightline.trace.user_frames import bare_name, placed, user_frame, written
+from sightline.trace.user_frames import api_call_of, short_name, user_frame, with_location
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
 _MATRICES: Final = {
@@ -29,10 +30,9 @@ _CONVOLUTIONS: Final = frozenset(
     "convolution _convolution mkldnn_convolution thnn_conv2d _slow_conv2d_forward".split()
 )
 #: Ops whose results hold numbers that were there before.
-KEEPING: Final = frozenset(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze flatten unflatten "
-    "select slice index narrow split unbind chunk clone contiguous detach alias lift lift_fresh "
-    "lift_fresh_copy _to_copy copy_ stack cat movedim swapaxes gather index_select repeat roll".split()
+KEEPING: Final = VIEWS | frozenset(
+    "flatten unflatten index narrow chunk clone contiguous lift lift_fresh lift_fresh_copy _to_copy copy_ "
+    "stack cat swapaxes gather index_select repeat roll".split()
 )
 #: What is said of errors that no tensor explains.
 _ONE_ROW: Final = (
@@ -151,10 +151,10 @@ def size_text(value: Value, dimension: int, size: int, short: bool = False) -> s
     source, maker = first_seen(value, lambda one: size in one.shape)
     if maker is None or source.kind in ("parameter", "buffer", "state"):
         return f"{head} is {_part_text(source, size)}{_made_text(source)}"
-    shown = written(maker)
+    shown = api_call_of(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs if one.shape))
     given = f", from {given}" if given else ""
-    return f"{head} first appears at {placed(bare_name(shown), shown, short=True)}{given}"
+    return f"{head} first appears at {with_location(short_name(shown), shown, short=True)}{given}"
 
 
 def _part_text(value: Value, size: int) -> str:
@@ -204,7 +204,7 @@ def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | 
             value = before
             continue
         before = next(_behind(maker, value, has), None)
-        call = written(maker)  # which may have been given what its ops have taken apart: ``linear`` flattens
+        call = api_call_of(maker)  # may have been given what its ops have taken apart: ``linear`` flattens
         if before is None and call.id != maker.id:
             before = next(_behind(call, value, has), None)
         if before is None:
@@ -269,10 +269,10 @@ def _property_text(value: Value, text: str, of: Callable[[Value], Any]) -> str:
     source, maker = first_seen(value, lambda one: of(one) == of(value))
     if maker is None:
         return f"{text} is of {_name_text(source)}{_made_text(source)}"
-    shown = written(maker)
+    shown = api_call_of(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs))
     given = f", from {given}" if given else ""
-    return f"{text} first appears at {placed(bare_name(shown), shown, short=True)}{given}"
+    return f"{text} first appears at {with_location(short_name(shown), shown, short=True)}{given}"
 
 
 def _name_text(value: Value) -> str:
@@ -304,5 +304,5 @@ def numbers_origin(value: Value) -> str:
     if maker is None:
         name = f" {value.name}" if value.name else ""
         return f"from {value.kind}{name} {value}"
-    shown = written(maker)
-    return f"from {placed(bare_name(shown), shown, short=True)}"
+    shown = api_call_of(maker)
+    return f"from {with_location(short_name(shown), shown, short=True)}"

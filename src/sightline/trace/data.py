@@ -7,7 +7,7 @@ columns are an ``*_offsets`` array of n+1 positions into a flat array of ids.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,9 +132,33 @@ class ModuleInfo:
     root: int  #: id of the root module it belongs to; its own id for a root
     parameters: tuple[ParameterInfo, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The path, or the class name for a root."""
+        return self.path or self.type
+
+
+class TensorLists:
+    """What ops and module calls have in common: lists of the values each took and returned."""
+
+    input_offsets: I64
+    inputs: I32
+    output_offsets: I64
+    outputs: I32
+
+    def inputs_of(self, row: int) -> list[int]:
+        """Ids of the values that a row took."""
+        values: list[int] = self.inputs[self.input_offsets[row] : self.input_offsets[row + 1]].tolist()
+        return values
+
+    def outputs_of(self, row: int) -> list[int]:
+        """Ids of the values that a row returned."""
+        values: list[int] = self.outputs[self.output_offsets[row] : self.output_offsets[row + 1]].tolist()
+        return values
+
 
 @dataclass(frozen=True)
-class OpColumns:
+class OpColumns(TensorLists):
     """API calls and aten ops, in the order they began."""
 
     name: I32  #: into ``TraceData.names``
@@ -181,7 +205,7 @@ class ValueColumns:
 
 
 @dataclass(frozen=True)
-class CallColumns:
+class CallColumns(TensorLists):
     """Module calls, in the order of entry."""
 
     module: I32
@@ -367,3 +391,49 @@ class TraceData:
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are
     source_lines: SourceLines = field(default_factory=SourceLines)  #: the text that the frames point into
+
+
+class Reference(NamedTuple):
+    """What the ids of a column point at."""
+
+    label: str  #: for messages: ``name of op``
+    low: int  #: the smallest id: -1 where a row may refer to nothing
+    target: str | int  #: a table of `TraceData`, or the number of choices
+
+
+#: Every column of ids, by table and column.
+REFERENCES: Final[dict[tuple[str, str], Reference]] = {
+    ("ops", "name"): Reference("name of op", 0, "names"),
+    ("ops", "level"): Reference("level of op", 0, len(LEVELS)),
+    ("ops", "flavour"): Reference("flavour of op", 0, len(FLAVOURS)),
+    ("ops", "phase"): Reference("phase of op", 0, len(PHASES)),
+    ("ops", "call"): Reference("module call of op", -1, "calls"),
+    ("ops", "frame"): Reference("frame of op", -1, "frames"),
+    ("ops", "parent"): Reference("parent of op", -1, "ops"),
+    ("ops", "forward"): Reference("forward op of op", -1, "ops"),
+    ("ops", "form"): Reference("arguments of op", 0, "forms"),
+    ("ops", "result"): Reference("result of op", 0, "forms"),
+    ("ops", "inputs"): Reference("op input", 0, "values"),
+    ("ops", "outputs"): Reference("op output", 0, "values"),
+    ("values", "meta"): Reference("metadata of value", 0, "metas"),
+    ("values", "storage"): Reference("storage of value", -1, "storages"),
+    ("values", "kind"): Reference("kind of value", 0, len(KINDS)),
+    ("values", "name"): Reference("name of value", -1, "names"),
+    ("values", "producer"): Reference("producer of value", -1, "ops"),
+    ("values", "previous"): Reference("previous version of value", -1, "values"),
+    ("values", "base"): Reference("base of value", -1, "values"),
+    ("calls", "module"): Reference("module of call", 0, "modules"),
+    ("calls", "parent"): Reference("parent of call", -1, "calls"),
+    ("calls", "frame"): Reference("frame of call", -1, "frames"),
+    ("calls", "phase"): Reference("phase of call", 0, len(PHASES)),
+    ("calls", "input_form"): Reference("input form of call", -1, "forms"),
+    ("calls", "output_form"): Reference("output form of call", -1, "forms"),
+    ("calls", "inputs"): Reference("call input", 0, "values"),
+    ("calls", "outputs"): Reference("call output", 0, "values"),
+    ("frames", "parent"): Reference("parent of frame", -1, "frames"),
+    ("frames", "code"): Reference("code of frame", 0, "codes"),
+    ("stats", "value"): Reference("value of statistics", 0, "values"),
+    ("allocations", "value"): Reference("value of allocation", -1, "values"),
+    ("device_work", "name"): Reference("name of device work", 0, "names"),
+    ("device_work", "kind"): Reference("kind of device work", 0, len(WORK_KINDS)),
+}

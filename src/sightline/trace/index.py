@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.device_time import durations, is_timed, own_durations, owners
-from sightline.trace.forms import SLOT, Record
+from sightline.trace.forms import SLOT, map_leaves
 from sightline.trace.rows import Frame, Module, ModuleCall, Numbers, Op, Step, Value
+from sightline.trace.source_files import torch_file
 from sightline.trace.table import Row, Table
 from sightline.trace.training_steps import steps_of
+from sightline.trace.user_frames import FrameChains, op_frames, user_frames
 
 __all__ = ["Frame", "Index", "Module", "ModuleCall", "Numbers", "Op", "Row", "Step", "Table", "Value"]
 
@@ -56,11 +58,61 @@ class Index:
     def steps(self) -> Table[Step]:
         return Table(self, Step, range(len(self.step_infos)))
 
+    # -- source lines ------------------------------------------------------------------------------
+
+    @cached_property
+    def op_frames(self) -> d.I32:
+        """The frame each op is shown under: its own, or for a backward op that of its forward op."""
+        return op_frames(self.raw)
+
+    @cached_property
+    def user_frames(self) -> d.I32:
+        """For each frame the innermost one on its stack outside torch, -1 if there is none.
+
+        One entry longer than the frames, so that -1 looks up -1.
+        """
+        return user_frames(self.raw)
+
+    @cached_property
+    def op_user_frames(self) -> d.I32:
+        """The innermost frame outside torch that each op is shown under, -1 if there is none."""
+        return self.user_frames[self.op_frames]
+
+    @cached_property
+    def line_frames(self) -> d.I32:
+        """`user_frames`, but a stack that is all torch's keeps its own frame instead of -1."""
+        user = self.user_frames
+        return np.where(user >= 0, user, np.append(np.arange(len(user) - 1, dtype=np.int32), np.int32(-1)))
+
+    @cached_property
+    def user_chains(self) -> FrameChains:
+        """The stack of every frame without torch's own frames."""
+        return FrameChains(self.raw, torch_file)
+
+    # -- columns and look-ups ----------------------------------------------------------------------
+
+    @cached_property
+    def op_modules(self) -> d.I32:
+        """The module each op ran in, -1 for an op outside all of them."""
+        return np.append(self.raw.calls.module, np.int32(-1))[self.raw.ops.call]
+
+    @cached_property
+    def meta_texts(self) -> list[str]:
+        """Each kind of tensor as it is written: ``f32[2, 8]``."""
+        return [str(meta) for meta in self.raw.metas]
+
+    @cached_property
+    def _stat_rows(self) -> dict[int, int]:
+        return {value: row for row, value in enumerate(self.raw.stats.value.tolist())}
+
+    def stat_row(self, value: int) -> int:
+        """The row of a value in the table of statistics, -1 where none were taken."""
+        return self._stat_rows.get(value, -1)
+
     def numbers(self, value: int) -> Numbers | None:
         """The statistics of a value, if they were taken."""
-        stats = self.raw.stats
-        at = int(np.searchsorted(stats.value, value))
-        if at == len(stats) or stats.value[at] != value:
+        stats, at = self.raw.stats, self.stat_row(value)
+        if at < 0:
             return None
         return Numbers(
             float(stats.min[at]), float(stats.max[at]), float(stats.mean[at]), float(stats.std[at]),
@@ -105,12 +157,20 @@ class Index:
 
     @cached_property
     def _children(self) -> tuple[d.I64, d.I32]:
-        parents = self.raw.ops.parent
-        held = np.flatnonzero(parents >= 0).astype(np.int32)
-        return _grouped(parents[held], held, len(parents))
+        return _rows_by_owner(self.raw.ops.parent, len(self.raw.ops))
 
     def children(self, op: int) -> Sequence[int]:
+        """Ids of the ops that ran inside an op."""
         offsets, ids = self._children
+        return ids[offsets[op] : offsets[op + 1]].tolist()  # type: ignore[no-any-return]  # numpy stubs
+
+    @cached_property
+    def _values_made(self) -> tuple[d.I64, d.I32]:
+        return _rows_by_owner(self.raw.values.producer, len(self.raw.ops))
+
+    def values_made_by(self, op: int) -> list[int]:
+        """Ids of the values an op made: its outputs, and new versions of tensors that share their memory."""
+        offsets, ids = self._values_made
         return ids[offsets[op] : offsets[op + 1]].tolist()  # type: ignore[no-any-return]  # numpy stubs
 
     @cached_property
@@ -135,25 +195,26 @@ class Index:
 
     def bound_arguments(self, op: Op) -> dict[str | int, Any]:
         values = iter(op.inputs)
+
+        def bind(item: Any) -> Any:
+            # A form out of a file may promise more tensors than the op has.
+            return map_leaves(
+                item, lambda leaf: next(values, None) if leaf is SLOT else leaf, lambda _type, fields: fields
+            )
+
         names = self.argument_names(op)
         bound: dict[str | int, Any] = {}
         for position, item in enumerate(op.form.args):
-            bound[names[position] if position < len(names) else position] = _bind(item, values)
+            bound[names[position] if position < len(names) else position] = bind(item)
         for key, item in (op.form.kwargs or {}).items():
-            bound[key] = _bind(item, values)
+            bound[key] = bind(item)
         return bound
 
 
-def _bind(item: Any, values: Iterator[Value]) -> Any:
-    if item is SLOT:
-        return next(values, None)  # a form out of a file may promise more than there is
-    if isinstance(item, list | tuple):
-        return type(item)(_bind(part, values) for part in item)
-    if isinstance(item, dict):
-        return {key: _bind(part, values) for key, part in item.items()}
-    if isinstance(item, Record):
-        return {key: _bind(part, values) for key, part in item.fields.items()}
-    return item
+def _rows_by_owner(owners: d.I32, size: int) -> tuple[d.I64, d.I32]:
+    """The rows of each owner, as `_grouped`; -1 in ``owners`` stands for none."""
+    rows = np.flatnonzero(owners >= 0).astype(np.int32)
+    return _grouped(owners[rows], rows, size)
 
 
 def _grouped(keys: d.I32, items: d.I32, size: int) -> tuple[d.I64, d.I32]:

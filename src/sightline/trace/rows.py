@@ -128,7 +128,7 @@ class Module(Row):
     @property
     def label(self) -> str:
         """The path, or the class name for a root."""
-        return self.path or self.type
+        return self._info.label
 
     def __repr__(self) -> str:
         return f"<Module {self.label} ({self.type})>"
@@ -308,13 +308,11 @@ class Op(Row):
 
     @property
     def inputs(self) -> Table[Value]:
-        ops = self._data.raw.ops
-        return Table(self._data, Value, _span(ops.input_offsets, ops.inputs, self.id))
+        return Table(self._data, Value, self._data.raw.ops.inputs_of(self.id))
 
     @property
     def outputs(self) -> Table[Value]:
-        ops = self._data.raw.ops
-        return Table(self._data, Value, _span(ops.output_offsets, ops.outputs, self.id))
+        return Table(self._data, Value, self._data.raw.ops.outputs_of(self.id))
 
     @property
     def start(self) -> int:
@@ -401,13 +399,11 @@ class ModuleCall(Row):
 
     @property
     def inputs(self) -> Table[Value]:
-        calls = self._data.raw.calls
-        return Table(self._data, Value, _span(calls.input_offsets, calls.inputs, self.id))
+        return Table(self._data, Value, self._data.raw.calls.inputs_of(self.id))
 
     @property
     def outputs(self) -> Table[Value]:
-        calls = self._data.raw.calls
-        return Table(self._data, Value, _span(calls.output_offsets, calls.outputs, self.id))
+        return Table(self._data, Value, self._data.raw.calls.outputs_of(self.id))
 
     @property
     def ops(self) -> Table[Op]:
@@ -482,8 +478,3 @@ class Step(Row):
 
     def __repr__(self) -> str:
         return f"<Step {self.name}: {len(self.ops)} ops>"
-
-
-def _span(offsets: d.I64, flat: d.I32, id: int) -> list[int]:
-    found: list[int] = flat[offsets[id] : offsets[id + 1]].tolist()
-    return found

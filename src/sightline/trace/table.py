@@ -10,14 +10,13 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from sightline.argument_checks import argument_text
-from sightline.errors import NothingMatched, UsageError
+from sightline.errors import UsageError
 from sightline.notation import dtype_name
-from sightline.patterns import path_matches
+from sightline.patterns import choices_text, module_matches, no_module_matched
 from sightline.trace.data import FLAVOURS, KINDS, LEVELS, PHASES
 
 if TYPE_CHECKING:
     from sightline.trace.index import Index
-    from sightline.trace.rows import Module
 
 
 Test = Callable[[Any], bool]
@@ -38,7 +37,7 @@ def matcher(row: type, data: Index, name: str, wanted: Any) -> Test:
         raise UsageError(f"{row.__name__} rows have no property {name!r}{hint}")
     choices = CHOICES.get(name)
     if choices is not None and not (isinstance(wanted, str) and wanted in choices):
-        raise UsageError(f"{name}={argument_text(wanted)} is no {name}; choose {_listed(choices)}.")
+        raise UsageError(f"{name}={argument_text(wanted)} is no {name}; choose {choices_text(choices)}.")
     if name == "shape":
         return _shape_test(wanted)
     if name == "dtype":
@@ -50,15 +49,15 @@ def matcher(row: type, data: Index, name: str, wanted: Any) -> Test:
 
 
 def _module_test(data: Index, pattern: str) -> Test:
-    modules = data.modules
-    matched = [_module_matches(module, pattern) for module in modules]
-    if not any(matched):
-        paths = [path for module in modules for path in module.aliases if path]
-        near = difflib.get_close_matches(pattern, paths, 3, 0.5)
-        hint = f"; did you mean {_listed(near)}?" if near else "."
-        raise NothingMatched(f"module={pattern!r} matches no module of this trace{hint}")
-    inside = {module.id for module, yes in zip(modules, matched, strict=True) if yes}
-    owned = {info.path for id in inside for info in data.raw.modules[id].parameters}
+    modules = data.raw.modules
+    inside = {
+        id
+        for id, module in enumerate(modules)
+        if module_matches(pattern, module) or modules[module.root].type == pattern
+    }
+    if not inside:
+        raise no_module_matched(pattern, modules)
+    owned = {info.path for id in inside for info in modules[id].parameters}
 
     def test(row: Any) -> bool:
         module = row.module if hasattr(row, "module") else row.producer and row.producer.module
@@ -67,11 +66,6 @@ def _module_test(data: Index, pattern: str) -> Test:
         return module.id in inside
 
     return test
-
-
-def _module_matches(module: Module, pattern: str) -> bool:
-    paths = module.aliases or (module.path,)
-    return any(path_matches(pattern, path) for path in paths) or module.root.type == pattern
 
 
 def _shape_test(wanted: Any) -> Test:
@@ -89,11 +83,6 @@ def _shape_test(wanted: Any) -> Test:
         sizes = tuple(wanted)
         return lambda row: tuple(row.shape) == sizes
     raise UsageError(f'shape={argument_text(wanted)} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
-
-
-def _listed(names: Sequence[str]) -> str:
-    texts = [repr(name) for name in names]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 class Row:

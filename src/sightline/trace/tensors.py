@@ -7,7 +7,6 @@ the name alone (``q``). Nothing is read before it is asked for.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,7 +20,7 @@ from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import DamagedFile, NotCaptured, UsageError
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
-from sightline.patterns import PathPattern, segments_of
+from sightline.patterns import PathPattern, choices_text, close_names, segments_of
 from sightline.trace.data import ROLES, CaptureInfo
 from sightline.trace.dtypes import bits, nbytes_of, numbers
 from sightline.trace.tensor_stores import Store
@@ -314,11 +313,9 @@ class Tensors(Mapping[str, Any]):
             return f"; no tensors were captured: {note}."
         if not known:
             return "; no tensors were captured: ask for them with sl.trace(…, capture=True)."
-        near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+        near = close_names(wanted, known)
         if near:
-            texts = [repr(name) for name in near]
-            listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
-            return f"; did you mean {listed}?"
+            return f"; did you mean {choices_text(near)}?"
         return f"; there are {', '.join(map(repr, known[:5]))}{', …' if len(known) > 5 else ''}."
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InvalidTrace
-from sightline.trace.data import KINDS, LEVELS, PHASES, RAISED, UNFINISHED, WORK_KINDS, TraceData
+from sightline.trace.data import KINDS, RAISED, REFERENCES, UNFINISHED, TraceData
 
 _SHOWN = 5
 #: Aten ops two of whose inputs are of one dtype and on one device: the places of these, from the end.
@@ -85,38 +85,11 @@ def _read_all(data: TraceData) -> None:
 
 
 def _references(data: TraceData, checks: _Checks) -> None:
-    ops, values, calls, frames = data.ops, data.values, data.calls, data.frames
-
-    def inside(column: NDArray[np.int32] | NDArray[np.int8], size: int, what: str, low: int = -1) -> None:
-        checks.none((column < low) | (column >= size), f"{what} {{}} points nowhere")
-
-    inside(ops.name, len(data.names), "name of op", 0)
-    inside(ops.level, len(LEVELS), "level of op", 0)
-    inside(ops.phase, len(PHASES), "phase of op", 0)
-    inside(ops.call, len(calls), "module call of op")
-    inside(ops.frame, len(frames), "frame of op")
-    inside(ops.parent, len(ops), "parent of op")
-    inside(ops.forward, len(ops), "forward op of op")
-    inside(ops.form, len(data.forms), "arguments of op", 0)
-    inside(ops.result, len(data.forms), "result of op", 0)
-    inside(ops.inputs, len(values), "op input", 0)
-    inside(ops.outputs, len(values), "op output", 0)
-    inside(values.meta, len(data.metas), "metadata of value", 0)
-    inside(values.storage, len(data.storages), "storage of value")
-    inside(values.kind, len(KINDS), "kind of value", 0)
-    inside(values.name, len(data.names), "name of value")
-    inside(values.producer, len(ops), "producer of value")
-    inside(values.previous, len(values), "previous version of value")
-    inside(values.base, len(values), "base of value")
-    inside(calls.module, len(data.modules), "module of call", 0)
-    inside(calls.parent, len(calls), "parent of call")
-    inside(calls.frame, len(frames), "frame of call")
-    inside(calls.inputs, len(values), "call input", 0)
-    inside(calls.outputs, len(values), "call output", 0)
-    inside(frames.parent, len(frames), "parent of frame")
-    inside(frames.code, len(data.codes), "code of frame", 0)
-    inside(data.device_work.name, len(data.names), "name of device work", 0)
-    inside(data.device_work.kind, len(WORK_KINDS), "kind of device work", 0)
+    for (table, name), (label, low, target) in REFERENCES.items():
+        column = getattr(getattr(data, table), name)
+        size = len(getattr(data, target)) if isinstance(target, str) else target
+        checks.none((column < low) | (column >= size), f"{label} {{}} points nowhere")
+    ops, calls = data.ops, data.calls
     for what, offsets, flat, rows in (
         ("op inputs", ops.input_offsets, ops.inputs, len(ops)),
         ("op outputs", ops.output_offsets, ops.outputs, len(ops)),

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.analysis.select import Mask, Selection, listed
+from sightline.analysis.select import Mask, Selection
 from sightline.errors import UsageError
+from sightline.patterns import choices_text
 from sightline.trace.data import PHASES, RAISED, UNFINISHED, TraceData
 from sightline.views.outline import Line, Span, View, line
 
@@ -30,7 +31,7 @@ def call_order(
 ) -> View:  # fmt: skip
     """Module calls in order; ``tail`` keeps the last lines, ``fold=False`` gives every call its line."""
     if order not in ORDERS:
-        raise UsageError(f"order={order!r} is no order of calls; choose {listed(ORDERS)}.")
+        raise UsageError(f"order={order!r} is no order of calls; choose {choices_text(ORDERS)}.")
     Selection(tail=tail)  # says what is wrong with it, if anything is
     shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
     lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))
@@ -98,7 +99,7 @@ class _Calls:
         calls = self._data.calls
         module = self._data.modules[calls.module[run.first]]
         first, last = int(calls.index[run.first]), int(calls.index[run.calls[-1]])
-        spans = [Span(module.path or module.type, "module")]
+        spans = [Span(module.label, "module")]
         if module.path:
             spans.append(Span(f" ({module.type})", "dim"))
         spans.append(Span(f" #{first}" if first == last else f" #{first}…#{last}", "dim"))

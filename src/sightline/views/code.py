@@ -26,8 +26,9 @@ from sightline.analysis.variable_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.index import Index
+from sightline.trace.source_files import torch_file
 from sightline.trace.source_lines import indent_of
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
+from sightline.trace.user_frames import FrameChains, op_frames
 from sightline.views.outline import Line, Span, View, line
 from sightline.views.source_chain import (
     NO_SOURCE,
@@ -73,7 +74,7 @@ def code_lines(
     level = chosen_level(index, ops)
     readings = StatisticsIndex(index.raw, stats)
     mask = selection.ops(index, level)
-    part = None if everything or op is not None else model_part(index.raw)
+    part = None if everything or op is not None else model_part(index)
     chosen = np.flatnonzero(mask if part is None else mask & ~part.left_out)
     told = "" if part is None else part.told(mask, more)
     left_out = [line((f"# {told}", "dim"))] if told else []
@@ -108,7 +109,7 @@ class _Ops:
     def __init__(self, variation: Variation, ids: I64) -> None:
         data = variation.data
         ops = data.ops
-        frames = shown_frames(data, ids)
+        frames = op_frames(data, ids)
         groups = variation.groups(ids, frames)
         self.ids: list[int] = ids.tolist()
         self.frames: list[int] = frames.tolist()
@@ -146,9 +147,9 @@ class _Listing:
         self._readings = readings
         self._variation = Variation(index.raw)
         hidden = (lambda _: False) if torch_frames else torch_file
-        self._chains = Chains(index.raw, hidden, hidden_frames)
-        self._whole = self._chains if hidden_frames is None else Chains(index.raw, hidden)
-        self._metas = [str(meta) for meta in index.raw.metas]
+        self._chains = FrameChains(index.raw, hidden, hidden_frames)
+        self._whole = self._chains if hidden_frames is None else FrameChains(index.raw, hidden)
+        self._metas = index.meta_texts
         self._names = value_names(index) if names else None
         self._writer = ChainWriter()
         self._repeats: list[int] = []

@@ -21,7 +21,7 @@ from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, Making, lineage_of
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
-from sightline.trace.user_frames import numbers_text
+from sightline.trace.user_frames import statistics_text
 from sightline.views.outline import Line, Span, View, cut, line, printable, width
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def lineage_lines(told: Lineage, room: int) -> list[Line]:
     if not told.makings:
         value = told.index.values[told.value]
         alone = [Span(value_text(value.id)), Span(f" {value}", "shape"), Span(f"  {_leaf_text(value)}")]
-        numbers = numbers_text(value)
+        numbers = statistics_text(value)
         return [Line((*alone, *([Span(f"{_GAP}{numbers}", _style(value))] if numbers else [])), hang=5)]
     return _Text(told, room).lines()
 
@@ -230,7 +230,7 @@ class _Text:
     def _numbers(self, making: Making) -> Iterator[Span]:
         for id in making.values[:_NAMED]:
             value = self._index.values[id]
-            text = numbers_text(value)
+            text = statistics_text(value)
             if text:
                 yield Span(f"{value_text(id)}: {text}" if len(making.values) > 1 else text, _style(value))
 
@@ -280,7 +280,7 @@ def _leaves(kind: str, alike: Sequence[Value]) -> Iterator[Span]:
     word = kind if len(alike) == 1 else _plural(kind)
     for number, leaf in enumerate(alike[:_NAMED]):
         text = f"{'' if number else word + ' '}{_value_name(leaf)} {leaf}"
-        numbers = numbers_text(leaf)
+        numbers = statistics_text(leaf)
         bad = leaf.stats is not None and not leaf.stats.finite
         style = "error" if bad else "warn" if kind in ("external", "evicted") else ""
         yield Span(f"{text} ({numbers})" if numbers else text, style)

@@ -8,7 +8,8 @@ from typing import IO, Protocol
 
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
-from sightline.trace.user_frames import first_own, torch_file
+from sightline.trace.source_files import torch_file
+from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.outline import Line, Printer
 from sightline.views.source_chain import ChainWriter, FrameLike, as_line, op_spans
@@ -69,7 +70,7 @@ class LiveCode:
     def op(self, event: LiveOp) -> None:
         """Write one op, and the source lines that differ from the op before."""
         chain = [place for place in event.chain if self._torch_frames or not torch_file(place.file)]
-        chain = chain[first_own(place.file for place in chain) :]
+        chain = chain[first_user_index(place.file for place in chain) :]
         content = op_spans(
             event.name, event.form.fill(event.inputs), event.output, event.phase, raised=event.raised
         )

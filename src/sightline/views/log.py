@@ -18,7 +18,6 @@ from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
 from sightline.views.log_blocks import (
     OK,
     RAISED,
@@ -57,7 +56,7 @@ def log_lines(
     """The lines of the blocks, the first before the last are made; without ``phase``, of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
     readings = StatisticsIndex(trace.data, stats)
-    part = None if everything or op is not None else model_part(trace.data)
+    part = None if everything or op is not None else model_part(trace.index)
     story = _Story(trace, selection, readings, inside=inside or op is not None, root=root, part=part)
     steps = story.steps()
     first = next(steps, None)
@@ -152,8 +151,8 @@ class _Story:
         hidden = self._in_leaf()
         self._ops &= ~hidden
         self.chosen_ops &= ~hidden
-        self._chains = Chains(data, torch_file)
-        self._frames = shown_frames(data)
+        self._chains = self._index.user_chains
+        self._frames = self._index.op_frames
         self._variation = Variation(data)
         self._blocks: dict[tuple[object, ...], list[Line]] = {}
 

@@ -24,6 +24,7 @@ from typing import Final
 from sightline.notation import MANY_ALIKE, constant_text, times_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
+from sightline.trace.op_groups import BINARY_OPERATORS, REFLECTED_OPERATORS
 from sightline.views.outline import Line, Span, printable, width
 
 Tensors = Sequence[TensorMeta]
@@ -35,15 +36,6 @@ OK: Final = ""
 RAISED: Final = "raised"
 UNFINISHED: Final = "unfinished"
 
-#: Operators with a left and a right side.
-_BINARY: Final = frozenset(
-    "+ - * / // % ** @ & | ^ << >> == != < <= > >= += -= *= /= //= %= **= @= &= |= ^= <<= >>=".split()
-)
-#: Those that arrive with their sides the other way round: ``1 - x`` as ``x.__rsub__(1)``.
-_REFLECTED: Final = {
-    "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
-    "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
-}  # fmt: skip
 _POSITION = re.compile(r"\[\d+\]")
 _NUMBER = re.compile(r"(\d+)(?=\]?$)")  #: at the end of a label: its place in a list
 _LOCALS: Final = "<locals>."
@@ -153,7 +145,7 @@ class BlockStyle:
     def op(self, event: LogOp) -> list[Line]:
         """An operation in one block."""
         event, turned = _as_written(event)
-        binary = event.name.removeprefix("Tensor.") in _BINARY and len(event.form.args) == 2
+        binary = event.name.removeprefix("Tensor.") in BINARY_OPERATORS and len(event.form.args) == 2
         parts = self._sides(event, turned) if binary else self._inputs(event, named=False)
         parts += self._results(event)
         return [
@@ -233,7 +225,7 @@ def _gathered(parts: list[_Part]) -> list[_Part]:
 
 def _as_written(event: LogOp) -> tuple[LogOp, bool]:
     """An operation under the operator that was written, and whether its sides are the other way round."""
-    operator = _REFLECTED.get(event.name.rpartition(".")[2])
+    operator = REFLECTED_OPERATORS.get(event.name.rpartition(".")[2])
     if operator is None or len(event.form.args) != 2:
         return event, False
     return replace(event, name=operator, flavour="operator"), True

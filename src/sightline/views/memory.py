@@ -11,7 +11,7 @@ from sightline.analysis.memory import Held, Share, Usage, usage_of
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, PHASES
-from sightline.trace.user_frames import backward_of, bare_name, placed, user_frame, written
+from sightline.trace.user_frames import api_call_of, backward_suffix, short_name, user_frame, with_location
 from sightline.views.layout import fitted
 from sightline.views.outline import Block, Cell, Column, Line, Span, View, grid, line, wrapped
 
@@ -68,8 +68,8 @@ def _head(usage: Usage, module: str | None) -> Line:
     if op is None:
         told.append(" · held before the block")
     else:
-        made = written(op)
-        told += [f" · in {op.phase}, ", (placed(bare_name(made) + backward_of(made), made), "op")]
+        made = api_call_of(op)
+        told += [f" · in {op.phase}, ", (with_location(short_name(made) + backward_suffix(made), made), "op")]
     return line(*told, hang=_MARGIN)
 
 
@@ -166,16 +166,16 @@ def _maker(held: Held) -> tuple[tuple[str, str], ...]:
     if op is None or (held.name and held.use != "other"):
         kind = "" if held.value is None else held.value.kind
         return (held.name or kind, "op"), ("", ""), ("", "")
-    made, frame = written(op), user_frame(op)
+    made, frame = api_call_of(op), user_frame(op)
     module = "" if made.module is None else made.module.label
     line_ = "" if frame is None else frame.position
-    return (bare_name(made) + backward_of(made), "op"), (module, "module"), (line_, "dim")
+    return (short_name(made) + backward_suffix(made), "op"), (module, "module"), (line_, "dim")
 
 
 def _why(held: Held) -> str:
     if held.use in ("parameters", "gradients", "optimizer state"):
         return held.use.removesuffix("s")
-    return held.why if held.for_op is None else f"{held.why} {bare_name(held.for_op)}"
+    return held.why if held.for_op is None else f"{held.why} {short_name(held.for_op)}"
 
 
 # -- what is said below ------------------------------------------------------------------------------------

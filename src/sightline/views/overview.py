@@ -33,7 +33,7 @@ from sightline.analysis.unmatched import left_out_text, unmatched
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.dtypes import nbytes_of
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
+from sightline.trace.index import Index
 from sightline.views.layout import grid_width
 from sightline.views.outline import (
     Block,
@@ -430,7 +430,7 @@ def _heaviest(trace: Trace, whole: _Time) -> _Table | None:
         return None
     made = []
     device = np.zeros_like(times) if device is None else device
-    for frame, host, spent, count in _by_line(data, times, device, leaf)[:_LINE_ROWS]:
+    for frame, host, spent, count in _by_line(trace.index, times, device, leaf)[:_LINE_ROWS]:
         row = trace.frames[frame]
         file = row.position.rpartition("/")[2]
         where = f"{file} in {row.function.rpartition('<locals>.')[2]}"
@@ -444,22 +444,19 @@ def _heaviest(trace: Trace, whole: _Time) -> _Table | None:
     return lambda room: table if room >= least else _without_bars(table)
 
 
-def _by_line(data: TraceData, host: I64, device: I64, leaf: Mask) -> list[tuple[int, int, int, int]]:
+def _by_line(index: Index, host: I64, device: I64, leaf: Mask) -> list[tuple[int, int, int, int]]:
     """For each line: a frame there, what its ops took of the host and of devices, and how many they are.
 
     The heaviest first, on devices where they took any time at all.
     """
-    frames = shown_frames(data)
+    data, frames = index.raw, index.op_user_frames
     known = (leaf | (device > 0)) & (frames >= 0)
     used, inverse = np.unique(frames[known], return_inverse=True)
     spent = np.zeros((len(used), 3), dtype=np.int64)
     np.add.at(spent, inverse, np.stack([host, device, leaf], axis=1)[known])
-    chains = Chains(data, torch_file)
     found: dict[tuple[str, int], tuple[int, I64]] = {}
     for frame, sums in zip(used.tolist(), spent, strict=True):
-        chain = chains.of(frame)
-        if chain:
-            place = (data.codes[data.frames.code[chain[-1]]].file, int(data.frames.line[chain[-1]]))
-            found.setdefault(place, (chain[-1], np.zeros(3, dtype=np.int64)))[1][:] += sums
+        place = (data.codes[data.frames.code[frame]].file, int(data.frames.line[frame]))
+        found.setdefault(place, (frame, np.zeros(3, dtype=np.int64)))[1][:] += sums
     rows = [(frame, *sums.tolist()) for frame, sums in found.values()]
     return sorted(rows, key=lambda row: (-row[2], -row[1]))

@@ -16,10 +16,9 @@ from sightline.analysis.problems import (
     looked_for,
     not_looked_at,
 )
-from sightline.analysis.select import listed, nearest
 from sightline.argument_checks import argument_text
-from sightline.errors import NothingMatched, UsageError
-from sightline.patterns import path_matches
+from sightline.errors import UsageError
+from sightline.patterns import choices_text, module_matches, no_module_matched
 from sightline.trace.data import ModuleInfo
 from sightline.views.outline import Block, Line, Span, View, cut, line, printable
 
@@ -41,7 +40,7 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
         near = get_close_matches(kind, KINDS, 5, 0.0)
         raise UsageError(
             f"kind={kind!r} is no kind of problem; of the {len(KINDS)} there are these are nearest: "
-            f"{listed(near)}."
+            f"{choices_text(near)}."
         )
     if module is not None:
         meant = _meant(trace.data.modules, module)
@@ -66,15 +65,9 @@ def _meant(modules: list[ModuleInfo], pattern: str) -> set[str]:
     """The paths of the modules that a pattern means."""
     if not isinstance(pattern, str):
         raise UsageError(f"module={argument_text(pattern)} must be a string.")
-    found = {
-        info.path
-        for info in modules
-        if any(path_matches(pattern, path) for path in info.aliases or (info.path,))
-        or (not info.path and info.type == pattern)
-    }
+    found = {info.path for info in modules if module_matches(pattern, info)}
     if not found:
-        known = nearest(pattern, (path for info in modules for path in info.aliases))
-        raise NothingMatched(f"module={pattern!r} matches no module of this trace{known}")
+        raise no_module_matched(pattern, modules)
     return found
 
 

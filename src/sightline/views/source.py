@@ -18,13 +18,14 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.line_costs import LineRecord, Lines, LineTally, tally_lines
-from sightline.analysis.select import Selection, nearest
+from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import short_path, time_text
+from sightline.patterns import did_you_mean
 from sightline.trace.data import PHASES, TraceData
+from sightline.trace.source_files import installed_file
 from sightline.trace.source_lines import syntax_tree
-from sightline.trace.user_frames import installed_file
 from sightline.views.code import chosen_level
 from sightline.views.outline import Line, Span, View, line, printable
 from sightline.views.outline import width as text_width
@@ -88,7 +89,7 @@ def _meant_files(data: TraceData, pattern: str | None) -> set[str]:
         if pattern in path or fnmatchcase(path, pattern) or fnmatchcase(short_path(path), pattern)
     }
     if not meant:
-        names = nearest(pattern, sorted(short_path(path) for path in paths))
+        names = did_you_mean(pattern, sorted(short_path(path) for path in paths))
         raise NothingMatched(f"file={pattern!r} matches no source file of this trace{names}")
     return meant
 

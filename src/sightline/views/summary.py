@@ -29,12 +29,12 @@ from sightline.analysis.cost import (
 from sightline.analysis.device_use import device_use
 from sightline.analysis.scope_equality import equal_scopes
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
-from sightline.analysis.select import Selection, nearest
+from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
-from sightline.errors import NothingMatched, UsageError
+from sightline.errors import UsageError
 from sightline.notation import bytes_text, count_text, time_text
-from sightline.patterns import path_matches
-from sightline.trace.data import PHASES, ModuleInfo, TraceData
+from sightline.patterns import module_matches, no_module_matched
+from sightline.trace.data import PHASES, TraceData
 from sightline.trace.held_memory import held_memory
 from sightline.views.layout import OPS_ROOM, Figures, Fitted, fitted_columns
 from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
@@ -136,11 +136,14 @@ class _Table:
         found: list[int] = []
         for id, scope in enumerate(self._scopes.rows):
             inside = bool(found) and id < self._scopes.rows[found[-1]].end
-            if not inside and scope.module != OUTSIDE and _meant(self._data.modules[scope.module], module):
+            if (
+                not inside
+                and scope.module != OUTSIDE
+                and module_matches(module, self._data.modules[scope.module])
+            ):
                 found.append(id)
         if not found:
-            known = nearest(module, (path for info in self._data.modules for path in info.aliases))
-            raise NothingMatched(f"module={module!r} matches no module of this trace{known}")
+            raise no_module_matched(module, self._data.modules)
         return found
 
     def rows(self, top: int, depth: int | None) -> list[_Row]:
@@ -279,7 +282,7 @@ class _Table:
         calls = self._data.calls
         firsts = []
         for call in (call for scope in row.scopes for call in self._scopes.rows[scope].calls):
-            made = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+            made = calls.outputs_of(call)
             firsts += [value for value in made if self._readings.one(value) is not None][:1]
         return self._readings.of(firsts)
 
@@ -404,11 +407,6 @@ class _Table:
     def _device(self) -> list[str]:
         devices = {meta.device for meta in self._data.metas}
         return [f"all on {next(iter(devices))}"] if len(devices) == 1 and devices != {"cpu"} else []
-
-
-def _meant(info: ModuleInfo, pattern: str) -> bool:
-    paths = info.aliases or (info.path,)
-    return any(path_matches(pattern, path) for path in paths) or (not info.path and info.type == pattern)
 
 
 def ops_text(ops: OwnOps | None, room: int = OPS_ROOM) -> str:

@@ -156,24 +156,19 @@ class Variation:
         made, (_, returned) = self._form(int(calls.output_form[call]), result=True)
         kinds: list[Hashable] = []
         sizes = [*whole]
-        for flat, offsets in ((calls.inputs, calls.input_offsets), (calls.outputs, calls.output_offsets)):
-            for value in flat[offsets[call] : offsets[call + 1]].tolist():
-                meta = metas[values.meta[value]]
-                kinds.append((meta.dtype, meta.device, meta.layout, meta.type, len(meta.shape)))
-                sizes += meta.shape
+        for value in (*calls.inputs_of(call), *calls.outputs_of(call)):
+            meta = metas[values.meta[value]]
+            kinds.append((meta.dtype, meta.device, meta.layout, meta.type, len(meta.shape)))
+            sizes += meta.shape
         return (given, made, tuple(kinds)), (tuple(sizes), (*other, *returned))
 
     def inputs(self, op: int) -> list[int]:
         """The values an op was given."""
-        ops = self.data.ops
-        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.inputs_of(op)
 
     def outputs(self, op: int) -> list[int]:
         """The values it made."""
-        ops = self.data.ops
-        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.outputs_of(op)
 
     def form(self, column: Any, runs: Sequence[int]) -> Form:
         """The form of several ops as one: ``5…9`` where a number differs."""

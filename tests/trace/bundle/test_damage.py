@@ -292,7 +292,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "shard that is none": (text("shards", 0, "null"), "no name of a shard"),
     "shard twice": (text("shards", 1, '"000000.safetensors"'), "no name of a shard"),
     "shard elsewhere": (text("shards", 0, '"../../../etc/passwd"'), "no name of a shard"),
-    "info": (sql("UPDATE facts SET data = '[1]' WHERE name = 'info'"), "'info' is none"),
+    "info": (sql("UPDATE facts SET data = '[1]' WHERE name = 'info'"), "'info' is malformed"),
     "fault count": (
         sql("""UPDATE facts SET data = '{"d":[["fault_count","many"]]}' WHERE name = 'info'"""
         ),
@@ -302,7 +302,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
         sql("UPDATE sources SET data = ?", zlib.compress(bytes(200 << 20))),
         "source 0 cannot be read",
     ),
-    "source size": (sql("UPDATE sources SET size = 99999999999"), "source 0 is none"),
+    "source size": (sql("UPDATE sources SET size = 99999999999"), "source 0 is malformed"),
     "escape codes": (text("forms", 0, "\x1b[31mred\x07"), "not valid JSON"),
 }  # fmt: skip
 

@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.notation import position_text
 from sightline.trace.data import (
     FLAVOURS,
     I32,
@@ -27,7 +26,7 @@ from sightline.trace.data import (
     TraceData,
 )
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, installed_file, shown_frames, torch_file
+from sightline.trace.source_files import installed_file
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")
@@ -115,14 +114,10 @@ class ProblemContext:
         return self.data.names[int(self.data.ops.name[parent if parent >= 0 else op])]
 
     def inputs(self, op: int) -> list[int]:
-        ops = self.data.ops
-        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.inputs_of(op)
 
     def outputs(self, op: int) -> list[int]:
-        ops = self.data.ops
-        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.outputs_of(op)
 
     def users(self, value: int) -> list[int]:
         """The aten ops that read a value in the forward pass."""
@@ -166,27 +161,13 @@ class ProblemContext:
         """Values that a gradient, a NaN or an infinity can be in."""
         return self.of_meta(lambda meta: meta.dtype.startswith(("float", "bfloat", "complex")))
 
-    @cached_property
-    def made(self) -> tuple[list[int], list[int]]:
-        """Values by the op that made them, those changed along with its outputs included: offsets, ids."""
-        producer = self.data.values.producer
-        held = np.flatnonzero(producer >= 0)
-        order = held[np.argsort(producer[held], kind="stable")]
-        counts = np.bincount(producer[held], minlength=len(self.data.ops))
-        return [0, *np.cumsum(counts).tolist()], order.tolist()
-
     def results(self, op: int) -> list[int]:
         """What an op made: its outputs, and the new versions of tensors that share their memory."""
-        offsets, ids = self.made
-        return ids[offsets[op] : offsets[op + 1]]
+        return self.index.values_made_by(op)
 
     def stat(self, value: int) -> int:
-        """The row of a value's numbers, or -1."""
-        return self._stat_rows.get(value, -1)
-
-    @cached_property
-    def _stat_rows(self) -> dict[int, int]:
-        return {value: row for row, value in enumerate(self.data.stats.value.tolist())}
+        """The row of a value in the table of statistics, or -1."""
+        return self.index.stat_row(value)
 
     def args(self, op: int) -> list[Any]:
         """The plain arguments of an op, by position and by name; tensors are left out."""
@@ -213,28 +194,23 @@ class ProblemContext:
     @cached_property
     def frames(self) -> I32:
         """The frame each op is shown under; a backward op's is that of its forward op."""
-        return shown_frames(self.data)
-
-    @cached_property
-    def _chains(self) -> Chains:
-        return Chains(self.data, torch_file)
+        return self.index.op_frames
 
     def visible(self, frame: int) -> int:
         """The innermost frame that is not torch's own, or -1."""
-        chain = self._chains.of(frame) if frame >= 0 else ()
-        return chain[-1] if chain else -1
+        return int(self.index.user_frames[frame])
 
     def place(self, frame: int) -> str:
         """The line a frame stands for: ``net.py:9 in Net.forward``."""
         shown = self.visible(frame)
         if shown < 0:
             return ""
-        code = self.data.codes[int(self.data.frames.code[shown])]
-        return f"{position_text(code.file, int(self.data.frames.line[shown]))} in {code.function}"
+        row = self.index.frames[shown]
+        return f"{row.position} in {row.function}"
 
     def own_place(self, frame: int) -> str:
         """The innermost line of the user's own code, if `place` is one of a library; else empty."""
-        chain = self._chains.of(frame) if frame >= 0 else ()
+        chain = self.index.user_chains.of(frame)
         codes, code = self.data.codes, self.data.frames.code
         own = next((at for at in reversed(chain) if not installed_file(codes[int(code[at])].file)), -1)
         return self.place(own) if chain and own not in (-1, chain[-1]) else ""
@@ -246,12 +222,10 @@ class ProblemContext:
 
     def module(self, op: int) -> int:
         """The module an op ran in, or -1."""
-        call = int(self.data.ops.call[op])
-        return int(self.data.calls.module[call]) if call >= 0 else -1
+        return int(self.index.op_modules[op])
 
     def module_label(self, module: int) -> str:
-        info = self.data.modules[module]
-        return info.path or info.type
+        return self.data.modules[module].label
 
     def module_type(self, module: int) -> str:
         return self.data.modules[module].type if module >= 0 else ""

@@ -59,7 +59,7 @@ def _owner(facts: ProblemContext, op: int, value: int) -> int:
     calls = facts.data.calls
     found, at = -1, int(facts.data.ops.call[op])
     while at >= 0:
-        given = calls.inputs[calls.input_offsets[at] : calls.input_offsets[at + 1]].tolist()
+        given = calls.inputs_of(at)
         if value not in given:
             break
         found, at = at, int(calls.parent[at])

@@ -11,13 +11,11 @@ from sightline.analysis.problems.context import MATMULS, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
+from sightline.trace.op_groups import VIEWS
 
 _FARTHEST: Final = 32
 #: Ops that leave the numbers as they are, wherever they put them.
-_MOVES: Final = frozenset(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze select slice "
-    "split unbind clone contiguous detach alias _to_copy stack cat movedim index".split()
-)
+_MOVES: Final = VIEWS | frozenset("clone contiguous _to_copy stack cat index".split())
 _PROBABILITIES: Final = {
     "softmax": "softmax",
     "_softmax": "softmax",

@@ -14,7 +14,7 @@ from sightline.analysis.problems.context import FORWARD, RANDOM, Mask, ProblemCo
 from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
-from sightline.trace.user_frames import numbers_text
+from sightline.trace.user_frames import statistics_text
 
 _LEAST_DEAD: Final = 32  #: elements; fewer may be zero together by chance
 
@@ -64,7 +64,7 @@ def _title(finding: NonFinite) -> str:
     """What an op made, and out of what: ``log made 3 NaN of 8 in f32[2, 4] out of f32[2, 4] (all Inf)``."""
     given = []
     for value in finding.op.inputs:
-        numbers = numbers_text(value)
+        numbers = statistics_text(value)
         given.append(f"{value} ({numbers})" if numbers else str(value))
     return f"{finding.sentence()} out of {', '.join(dict.fromkeys(given)) or 'nothing'}"
 

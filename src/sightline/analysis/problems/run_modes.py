@@ -97,7 +97,7 @@ def training_mode_in_evaluation(facts: ProblemContext) -> Iterator[Finding]:
         if not (flags & NO_GRAD and flags & TRAINING) or int(calls.first_op[call]) < first:
             continue
         drops, norms = modes.active(call)
-        outputs = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+        outputs = calls.outputs_of(call)
         used = any(
             int(facts.index.consumers(value)[0]) >= 0 for value in outputs if facts.index.consumers(value)
         )
@@ -130,7 +130,7 @@ def evaluation_mode_in_training(facts: ProblemContext) -> Iterator[Finding]:
     leads = facts.derived(Training).leads
     by_root: dict[int, list[int]] = {}
     for call in modes.tops:
-        outputs = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+        outputs = calls.outputs_of(call)
         if not int(calls.flags[call]) & NO_GRAD and any(leads[value] for value in outputs):
             by_root.setdefault(int(calls.module[call]), []).append(call)
     last = max(step.position for step in record.steps)

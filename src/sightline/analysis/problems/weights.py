@@ -11,15 +11,12 @@ from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.trace.data import MUTATES
+from sightline.trace.op_groups import UNINITIALIZED, VIEWS
 
-_UNWRITTEN: Final = frozenset(
-    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split()
-)
 #: What reads no numbers, or gives out the same memory.
-_LOOKS: Final = frozenset(
-    "detach detach_ alias view reshape _unsafe_view t transpose permute expand squeeze unsqueeze select "
-    "slice split unbind as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like "
-    "randn_like new_zeros new_empty new_ones new_full _reshape_alias lift lift_fresh is_same_size movedim "
+_LOOKS: Final = VIEWS | frozenset(
+    "detach_ as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like "
+    "randn_like new_zeros new_empty new_ones new_full lift lift_fresh is_same_size "
     "swapaxes diagonal narrow requires_grad_ _shape_as_tensor view_as_real chunk unsafe_chunk unsafe_split "
     "native_batch_norm _to_copy clone copy_ uniform normal bernoulli equal".split()
 )
@@ -137,7 +134,7 @@ def _has_parameters(facts: ProblemContext, module: int) -> bool:
 )
 def uninitialised(facts: ProblemContext) -> Iterator[Finding]:
     """An op computes with memory that torch.empty has given and nothing has written."""
-    makes = facts.aten & facts.named(_UNWRITTEN)
+    makes = facts.aten & facts.named(UNINITIALIZED)
     for op in np.flatnonzero(makes).tolist():
         value = next(iter(facts.outputs(op)), -1)
         if value < 0 or not facts.meta(value).numel or not facts.is_own(op):

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported.archive import write_archive
@@ -32,7 +31,7 @@ from sightline.graph.exported.program import (
 from sightline.graph.exported.torch_export import flatten_modes
 from sightline.graph.exported.verification import Verification, module_outputs, verify_graph
 from sightline.graph.graph import Graph
-from sightline.patterns import PathPattern, segments_of
+from sightline.patterns import PathPattern, did_you_mean, segments_of
 
 Keep = str | Iterable[str] | Callable[[str], bool] | bool
 
@@ -278,7 +277,8 @@ class ExportedGraph(Graph):
             calls = [node.name for node in self.nodes if node.kind == "call"]
             candidates = dict.fromkeys([*calls, *self.modules, *index])
             raise NoSuchNode(
-                f"`{option}=` names {pattern!r}, which this graph does not have{nearest(pattern, candidates)}"
+                f"`{option}=` names {pattern!r}, which this graph does not have"
+                f"{did_you_mean(pattern, candidates)}"
             )
         return positions
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from sightline.analysis.select import nearest
 from sightline.errors import UsageError
 from sightline.graph.exported.dynamic import Dynamic
 from sightline.graph.exported.torchapi import pytree
 from sightline.notation import tensor_text
+from sightline.patterns import did_you_mean
 
 
 def input_names(names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -93,8 +93,8 @@ class InputSpec:
                 raise UsageError(f"The input {name} was given twice, by position and by name.")
             if name not in expected and value is not None:
                 raise UsageError(
-                    f"This graph has no input {name!r}{nearest(name, expected)} What a model is called with "
-                    "is fixed when it is exported: export again with it."
+                    f"This graph has no input {name!r}{did_you_mean(name, expected)} What a model is called "
+                    "with is fixed when it is exported: export again with it."
                 )
             values[name] = value
         missing = [name for name in expected if name not in values]

@@ -19,12 +19,12 @@ from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_aggregate, map_arg
 
-from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text
 from sightline.errors import NoSuchNode, UsageError
 from sightline.graph.exported.inputs import describe_value
 from sightline.graph.exported.torch_export import MODES, OBJECT, Mode
 from sightline.graph.exported.torchapi import op_schema, pytree, storage_key
+from sightline.patterns import did_you_mean
 
 #: Arguments that an op changes although its schema does not declare it, with the flags that make it do so.
 _UNDECLARED_WRITES: Final = dict.fromkeys(("running_mean", "running_var"), ("training", "use_input_stats"))
@@ -244,7 +244,7 @@ class Run(Mapping[str, NodeIO]):
         if position is None:
             raise NoSuchNode(
                 f"This graph has no node {argument_text(name)}"
-                f"{nearest(argument_text(name), self._plan.index)}"
+                f"{did_you_mean(argument_text(name), self._plan.index)}"
             )
         outputs = self._records[position]
         if outputs is MISSING:

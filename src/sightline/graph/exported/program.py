@@ -22,6 +22,8 @@ from sightline.graph.exported.torchapi import OpOverload, op_schema, pytree, siz
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta
+from sightline.trace.forms import map_leaves
+from sightline.trace.op_groups import PYTHON_OPERATORS
 
 #: Results that are new values of existing tensors, not part of the model's output.
 _MUTATIONS: Final = (
@@ -184,10 +186,6 @@ _KINDS: Final = {
     InputKind.BUFFER: "buffer",
 }
 _FRAME: Final = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-_OPERATORS: Final = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "neg": "-",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and_": "&", "or_": "|",
-}  # fmt: skip
 
 
 @dataclass
@@ -304,15 +302,14 @@ def _slot(fx: FxNode, argument: str) -> int:
 
 def _plain(value: Any) -> Any:
     """An argument as data without torch: tensors as `Ref`, torch's own constants by name."""
-    if isinstance(value, FxNode):
-        return Ref(value.name)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else list(map(_plain, value))
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
-        return value
-    return str(value).removeprefix("torch.")
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, FxNode):
+            return Ref(leaf.name)
+        is_plain = leaf is None or isinstance(leaf, (bool, int, float, complex, str))
+        return leaf if is_plain else str(leaf).removeprefix("torch.")
+
+    return map_leaves(value, plain)
 
 
 # -- nodes -----------------------------------------------------------------------------------
@@ -325,7 +322,7 @@ def _op(fx: FxNode) -> str:
     if packet is not None:
         return str(packet.__name__)
     name = str(getattr(fx.target, "__name__", fx.target))
-    return _OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
+    return PYTHON_OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
 
 
 def _target(fx: FxNode) -> str:
@@ -339,11 +336,7 @@ def _target(fx: FxNode) -> str:
 
 
 def _metas(value: Any) -> tuple[TensorMeta, ...]:
-    if isinstance(value, torch.Tensor):
-        return (_meta(value),)
-    if isinstance(value, (list, tuple)):
-        return tuple(meta for part in value for meta in _metas(part))
-    return ()
+    return tuple(_meta(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _meta(fake: torch.Tensor) -> TensorMeta:

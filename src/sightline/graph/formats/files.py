@@ -12,10 +12,10 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from sightline.analysis.select import listed
 from sightline.errors import SightlineError, UsageError
 from sightline.graph.formats.dot import to_dot
 from sightline.graph.graph import Graph
+from sightline.patterns import choices_text
 
 _PICTURES: Final = (".svg", ".png", ".pdf")
 _TEXTS: Final = (".dot", ".gv", ".mmd", ".json")
@@ -40,7 +40,9 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
     elif suffix == ".json":
         file.write_text(graph.to_json(), "utf-8")
     else:
-        raise UsageError(f"{file.name!r} names no format of a graph; end it in {listed(_PICTURES + _TEXTS)}.")
+        raise UsageError(
+            f"{file.name!r} names no format of a graph; end it in {choices_text(_PICTURES + _TEXTS)}."
+        )
 
 
 def render(graph: Graph, format: str) -> bytes:

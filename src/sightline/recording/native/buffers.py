@@ -12,7 +12,7 @@ import numpy as np
 from sightline.recording.atomic import at_once
 from sightline.recording.torchapi import quiet
 from sightline.recording.values import KnownTensors, metadata_of, note_bytes
-from sightline.trace.assembly.arrays import NONE, Numbers
+from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.data import TensorMeta
 
 #: How objects of a type are read by C++: positions in its ``TypeKind``.
@@ -25,17 +25,17 @@ class NativeStream:
     def __init__(self, recording: Any, name: str) -> None:
         self._recording, self._name = recording, name
 
-        self._frozen: Numbers | None = None
+        self._frozen: IntArray | None = None
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> IntArray:
         """Everything so far."""
         return self._read(take=False) if self._frozen is None else self._frozen
 
-    def take(self) -> Numbers:
+    def take(self) -> IntArray:
         """Everything here, which is then no longer here."""
         if self._frozen is None:
             return self._read(take=True)
-        found, self._frozen = self._frozen, NONE
+        found, self._frozen = self._frozen, EMPTY
         return found
 
     @property
@@ -48,7 +48,7 @@ class NativeStream:
         if self._frozen is None:
             self._frozen = self._read(take=False)
 
-    def _read(self, take: bool) -> Numbers:
+    def _read(self, take: bool) -> IntArray:
         return np.frombuffer(self._recording.rows(self._name, take), dtype=np.int64)
 
 
@@ -156,7 +156,7 @@ class NativeValues(KnownTensors):
         found: list[tuple[int, Any]] = self.recording.living()
         return found
 
-    def alive(self) -> Numbers:
+    def alive(self) -> IntArray:
         """The values of living tensors."""
         return np.frombuffer(self.recording.rows("alive", False), dtype=np.int64)
 

@@ -12,7 +12,7 @@ from sightline.recording.device_statistics import Alarm, Cells, DeviceStatistics
 from sightline.recording.fingerprints import row_weights_on
 from sightline.recording.native.buffers import NativeStream
 from sightline.recording.native.schema_forms import dtype_name
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 
 _WIDTH = COUNTS + LANES + FLOATS
@@ -97,7 +97,7 @@ class _Odd:
         return found
 
 
-def _columns(rows: Numbers) -> Columns:
+def _columns(rows: IntArray) -> Columns:
     table = rows.reshape(-1, _WIDTH)
     return table[:, COUNTS + LANES :].copy().view(np.float64), table[:, : COUNTS + LANES]
 

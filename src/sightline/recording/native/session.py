@@ -30,7 +30,7 @@ from sightline.recording.native.host import Host
 from sightline.recording.native.measurements import NativeDeviceStatistics, NativeStatistics
 from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 
@@ -165,7 +165,7 @@ class NativeSession(Host):
         return found
 
     @property
-    def passage(self) -> HandlerOverhead:
+    def handler_overhead(self) -> HandlerOverhead:
         """What torch adds to an op that is observed: a fraction of a microsecond, left in."""
         return HandlerOverhead(0, 0)
 
@@ -213,7 +213,7 @@ class NativeSession(Host):
         """How many threads have worked for it."""
         return self.counters()[3]
 
-    def open_rows(self) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
         ops, calls = self.recording.open_rows()
         return np.frombuffer(ops, dtype=np.int64), np.frombuffer(calls, dtype=np.int64)
