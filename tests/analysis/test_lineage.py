@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analysis.find_value import find_value, found_value
+from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import CaptureInfo
+from sightline.trace.index import Index, Value
 from tests.builders import Ref, TraceBuilder, make_trace
 from tests.growth import assert_grows_in_line
 from tests.views.odd_traces import crashed, hostile, nested
@@ -43,6 +44,10 @@ def recorded(ops: Any = "both") -> Trace:
         loss = model(torch.ones(2, 4)).sum()
         loss.backward()
     return t
+
+
+def found_value(index: Index, reference: object) -> Value:
+    return find_value(index, reference).value
 
 
 def told(trace: Trace, value: object, **options: object) -> Lineage:

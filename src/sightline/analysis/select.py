@@ -1,13 +1,13 @@
-"""The filters every view takes: which ops and which module calls of a trace are meant.
+"""The filters every view takes: which ops and which module calls of a trace they select.
 
     module="blocks.*.attn"   a glob over path segments: ``*`` is one segment, ``**`` any number;
                              a module matches together with everything inside it
     op="*matmul*"            a glob over op names; ``mul`` alone also means ``mul.Tensor``
     phase="backward"         one of the four phases
     depth=2                  modules at most this deep; the model itself has depth 0
-    tail=20                  the last ones of what is left
+    tail=20                  the last ones of those
 
-A filter that matches nothing is an error with the nearest names there are, never an empty view.
+A filter that matches nothing is an error that offers the nearest names, never an empty view.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ class Selection:
 
     def __post_init__(self) -> None:
         for name in ("module", "op", "phase"):
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, str):
-                raise UsageError(f"{name}={argument_text(given)} must be a string.")
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"{name}={argument_text(value)} must be a string.")
         if self.phase is not None and self.phase not in PHASES:
             raise UsageError(f"phase={self.phase!r} is no phase; choose {choices_text(PHASES)}.")
         for name, least in (("depth", 0), ("tail", 1)):
-            given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < least):
-                raise UsageError(f"{name}={argument_text(given)} must be a whole number from {least} up.")
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise UsageError(f"{name}={argument_text(value)} must be a whole number from {least} up.")
 
     @property
-    def given(self) -> dict[str, str | int]:
+    def filters(self) -> dict[str, str | int]:
         """The filters that were set."""
-        found = {name: getattr(self, name) for name in ("module", "op", "phase", "depth", "tail")}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("module", "op", "phase", "depth", "tail")}
+        return {name: value for name, value in values.items() if value is not None}
 
     def ops(self, index: Index, level: str | None = None) -> Mask:
-        """Which ops are meant, as a mask over all of them; ``level`` keeps "api" or "aten" ones only."""
+        """Which ops are selected, as a mask over all of them; ``level`` keeps "api" or "aten" ones only."""
         ops = index.raw.ops
         mask = _level_mask(index, level)
-        if not self.given:
+        if not self.filters:
             return mask
         if not mask.any():
             raise NothingMatched(
                 f"{self._text()} matches nothing: this trace has no {level or 'recorded'} ops."
             )
         if self.module is not None or self.depth is not None:
-            mask &= _of_calls(ops.call, self._inside(index), outside=self.module is None)
+            mask &= _ops_of_calls(ops.call, self._inside(index), outside=self.module is None)
         if self.op is not None:
             mask &= _op_mask(index, self.op, level)
         if self.phase is not None:
@@ -82,16 +82,16 @@ class Selection:
         return _last(mask, self.tail)
 
     def calls(self, index: Index) -> Mask:
-        """Which module calls are meant; with ``op``, those a matching op ran in."""
+        """Which module calls are selected; with ``op``, those a matching op ran in."""
         calls = index.raw.calls
         mask = np.ones(len(calls), dtype=np.bool_)
-        if not self.given:
+        if not self.filters:
             return mask
         if not len(calls):
             raise NothingMatched(f"{self._text()} matches nothing: this trace has no module calls.")
         mask &= self._inside(index)
         if self.op is not None:
-            mask &= _around(index, _op_mask(index, self.op, None))
+            mask &= _calls_around(index, _op_mask(index, self.op, None))
         if self.phase is not None:
             mask &= _phase_mask(calls.phase, self.phase, "module call")
         if not mask.any():
@@ -99,7 +99,7 @@ class Selection:
         return _last(mask, self.tail)
 
     def _inside(self, index: Index) -> Mask:
-        """The calls inside the modules asked for and not too deep."""
+        """The calls inside the selected modules that are not too deep."""
         modules = index.raw.modules
         of = index.raw.calls.module
         mask = np.ones(len(of), dtype=np.bool_)
@@ -112,7 +112,7 @@ class Selection:
         return mask
 
     def _text(self) -> str:
-        texts = [f"{name}={value!r}" for name, value in self.given.items()]
+        texts = [f"{name}={value!r}" for name, value in self.filters.items()]
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
 
 
@@ -126,19 +126,19 @@ def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
 def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
     ops = index.raw.ops
     matched = np.zeros(len(ops), dtype=np.bool_)
-    known: list[str] = []
+    all_names: list[str] = []
     for number, kind in enumerate(LEVELS):
         if level not in (None, kind):
             continue
         at_level = _at_level(index, number)
         ids = np.unique(ops.name[at_level])
         names = [index.raw.names[id] for id in ids.tolist()]
-        known += names
-        meant = [op_matches(pattern, name, kind) for name in names]
-        matched |= at_level & np.isin(ops.name, ids[np.array(meant, dtype=np.bool_)])
+        all_names += names
+        matches = [op_matches(pattern, name, kind) for name in names]
+        matched |= at_level & np.isin(ops.name, ids[np.array(matches, dtype=np.bool_)])
     if not matched.any():
         raise NothingMatched(
-            f"op={pattern!r} matches no {_kind(level)} of this trace{did_you_mean(pattern, known)}"
+            f"op={pattern!r} matches no {_kind(level)} of this trace{did_you_mean(pattern, all_names)}"
         )
     return matched
 
@@ -146,8 +146,8 @@ def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
 def _phase_mask(column: NDArray[np.int8], phase: str, what: str) -> Mask:
     mask: Mask = column == PHASES.index(phase)
     if not mask.any():
-        there = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
-        raise NothingMatched(f"phase={phase!r} matches no {what} of this trace; it has {there}.")
+        present = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
+        raise NothingMatched(f"phase={phase!r} matches no {what} of this trace; it has {present}.")
     return mask
 
 
@@ -160,29 +160,29 @@ def _level_mask(index: Index, level: str | None) -> Mask:
 
 
 def _at_level(index: Index, level: int) -> Mask:
-    """The ops of a level; what could not be looked into stands for itself at every level."""
+    """The ops of a level; an opaque op counts at every level."""
     ops = index.raw.ops
     mask: Mask = (ops.level == level) | (ops.flavour == FLAVOURS.index("opaque"))
     return mask
 
 
-def _of_calls(call: I32, meant: Mask, *, outside: bool) -> Mask:
-    """The ops of the calls that are meant; ``outside`` says whether ops in no module are, too."""
-    return np.append(meant, outside)[call]  # an op in no module call has call -1: the appended entry
+def _ops_of_calls(call: I32, calls: Mask, *, outside: bool) -> Mask:
+    """The ops of some calls; ``outside`` says whether ops outside all modules are among them."""
+    return np.append(calls, outside)[call]  # an op in no module call has call -1: the appended entry
 
 
-def _with_descendants(meant: Mask, parents: I32) -> Mask:
-    found: list[bool] = []
-    for own, parent in zip(meant.tolist(), parents.tolist(), strict=True):  # a parent always comes first
-        found.append(own or (parent >= 0 and found[parent]))
-    return np.array(found, dtype=np.bool_)
+def _with_descendants(calls: Mask, parents: I32) -> Mask:
+    inside: list[bool] = []
+    for own, parent in zip(calls.tolist(), parents.tolist(), strict=True):  # a parent always comes first
+        inside.append(own or (parent >= 0 and inside[parent]))
+    return np.array(inside, dtype=np.bool_)
 
 
-def _around(index: Index, ops: Mask) -> Mask:
-    """The calls a marked op ran in, directly or deeper."""
-    found = np.zeros(len(index.raw.calls) + 1, dtype=np.bool_)
-    found[index.raw.ops.call[ops]] = True
-    around = found[:-1].tolist()
+def _calls_around(index: Index, ops: Mask) -> Mask:
+    """The calls that some ops ran in, directly or deeper."""
+    mask = np.zeros(len(index.raw.calls) + 1, dtype=np.bool_)
+    mask[index.raw.ops.call[ops]] = True
+    around = mask[:-1].tolist()
     parents = index.raw.calls.parent.tolist()
     for call in range(len(around) - 1, -1, -1):
         if around[call] and parents[call] >= 0:
@@ -193,9 +193,9 @@ def _around(index: Index, ops: Mask) -> Mask:
 def _last(mask: Mask, count: int | None) -> Mask:
     if count is None:
         return mask
-    kept = np.zeros_like(mask)
-    kept[np.flatnonzero(mask)[-count:]] = True
-    return kept
+    last = np.zeros_like(mask)
+    last[np.flatnonzero(mask)[-count:]] = True
+    return last
 
 
 def _kind(level: str | None) -> str:

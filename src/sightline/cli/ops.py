@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import numpy as np
 
-from sightline.cli.command import Command, examples, filters, opened, recording
-from sightline.cli.row_output import Column, Row, formats, write
+from sightline.cli.command import Command, examples, filter_options, open_recording, recording_argument
+from sightline.cli.row_output import Column, Row, format_options, write_rows
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import UsageError
 from sightline.notation import count_text, position_text, time_text, value_text
@@ -30,7 +30,7 @@ NAMES: Final = (
 )  # fmt: skip
 
 #: What the table is made of.
-_IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "raised", "module", "file",
+_TABLE_NAMES: Final = ("id", "phase", "parent", "name", "arguments", "result", "raised", "module", "file",
                     "line", "duration_ns", "device_ns", "flops")  # fmt: skip
 
 
@@ -45,15 +45,15 @@ _IN_TABLE: Final = ("id", "phase", "parent", "name", "arguments", "result", "rai
         "sightline ops run.sight --csv > ops.csv",
     ),
 )
-@recording
+@recording_argument
 @click.option("--level", type=click.Choice(["api", "aten"]), help="Only calls as written, or only aten ops.")
-@filters("step", "module", "op", "phase", "depth", "head", "tail")
+@filter_options("step", "module", "op", "phase", "depth", "head", "tail")
 @click.option(
     "--sort",
     type=click.Choice(["time", "device", "flops"]),
     help="The most expensive first: in host time, device time or FLOPs.",
 )
-@formats
+@format_options
 @screen_options
 def command(file: str, level: str | None, step: str | None, head: int | None, tail: int | None,
             sort: str | None, form: str | None, screen: Screen, **chosen: Any) -> None:  # fmt: skip
@@ -64,20 +64,20 @@ def command(file: str, level: str | None, step: str | None, head: int | None, ta
     """
     if head is not None and tail is not None:
         raise click.UsageError("--head and --tail do not go together; give one of them.")
-    trace = opened(file, step)
-    ids = _chosen(trace, level, sort, chosen)
+    trace = open_recording(file, step)
+    ids = _select_ops(trace, level, sort, chosen)
     ids = ids[:head] if head is not None else ids[-tail:] if tail is not None else ids
-    names = NAMES if form is not None else _IN_TABLE
+    names = NAMES if form is not None else _TABLE_NAMES
     phases = len(np.unique(trace.data.ops.phase[ids])) > 1
     last = int(ids.max()) if len(ids) else 0
     columns = _columns(
         level is None and sort is None, phases, flops=sort == "flops", last=last,
         device=trace.index.device_durations is not None,
     )  # fmt: skip
-    write(form, op_rows(trace, ids, names), names, columns, screen)
+    write_rows(form, op_rows(trace, ids, names), names, columns, screen)
 
 
-def _chosen(trace: Trace, level: str | None, sort: str | None, filters: dict[str, Any]) -> I64:
+def _select_ops(trace: Trace, level: str | None, sort: str | None, filters: dict[str, Any]) -> I64:
     from sightline.analysis.select import Selection
 
     ids = np.flatnonzero(Selection(**filters).ops(trace.index, level))
@@ -111,7 +111,7 @@ def op_rows(trace: Trace, ids: I64, names: Sequence[str] = NAMES) -> Iterator[Ro
 
 def _readers() -> dict[str, Reader]:
     """How each column is read: as in the table ``ops`` of ``sightline sql``, where it has the same one."""
-    from sightline.convert.table_columns import looked_up, reference
+    from sightline.convert.table_columns import lookup, reference
     from sightline.convert.tables import OPS, op_inputs, op_outputs
 
     def text(form: str, lists: Callable[[TableContext, I64], Lists]) -> Reader:
@@ -140,11 +140,11 @@ def _readers() -> dict[str, Reader]:
         return context.index.op_user_frames
 
     return {column.name: column.read for column in OPS.columns} | {
-        "module_type": looked_up(module_types, lambda context: context.index.op_modules),
+        "module_type": lookup(module_types, lambda context: context.index.op_modules),
         "module_call": reference(lambda context: context.call_numbers),
-        "file": looked_up(lambda context: context.files, user_frames),
-        "line": looked_up(lambda context: context.lines, user_frames),
-        "function": looked_up(lambda context: context.functions, user_frames),
+        "file": lookup(lambda context: context.files, user_frames),
+        "line": lookup(lambda context: context.lines, user_frames),
+        "function": lookup(lambda context: context.functions, user_frames),
         "arguments": text("form", op_inputs),
         "inputs": values(op_inputs),
         "result": text("result", op_outputs),
@@ -176,7 +176,7 @@ def _columns(nested: bool, phases: bool, *, flops: bool, last: int, device: bool
         ),
         *([Column("FLOPs", _flops_text, "number", right=True)] if flops else []),
         Column("module", lambda row: row["module"] or "", least=12, end=True),
-        Column("line", _place_text, "dim", least=12, end=True, spare=1),
+        Column("line", _position_text, "dim", least=12, end=True, spare=1),
         Column("result", lambda row: "raised" if row["raised"] else row["result"], "shape", least=13),
         Column("op", lambda row: _op_text(row, nested), "op", least=20),
     ]
@@ -194,5 +194,5 @@ def _op_text(row: Row, nested: bool) -> str:
     return f"{'  ' if nested and row['parent'] is not None else ''}{row['name']}({row['arguments']})"
 
 
-def _place_text(row: Row) -> str:
+def _position_text(row: Row) -> str:
     return position_text(row["file"], row["line"]).rpartition("/")[2] if row["file"] else ""

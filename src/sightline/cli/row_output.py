@@ -25,7 +25,7 @@ from sightline.views.outline import Line, Span, cut, cut_end, printable, width
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
-_LOOKED_AT: Final = 200  #: rows that decide how wide a table's columns are
+_MEASURED_ROWS: Final = 200  #: rows that decide how wide a table's columns are
 _GAP: Final = "  "
 
 
@@ -43,14 +43,14 @@ class Column:
     widest: int = 0  #: columns that a text further down may need
 
 
-def formats(function: F) -> F:
+def format_options(function: F) -> F:
     """``--json`` and ``--csv``, as the argument ``form``: "table", "json" or "csv"."""
     as_json = click.option("--json", "form", flag_value="json", help="JSON lines: one object per row.")
     as_csv = click.option("--csv", "form", flag_value="csv", help="CSV with a header.")
     return as_json(as_csv(function))
 
 
-def write(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column],
+def write_rows(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column],
           screen: Screen) -> None:  # fmt: skip
     """Write rows in one of the forms; ``names`` are what JSON and CSV have, ``columns`` what a table has."""
     if form == "json":
@@ -72,7 +72,7 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
     ['id  shape', '─────────────', '7   f32[2, 3]']
     """
     given = iter(rows)
-    looked_at = [[column.text(row) for column in columns] for row in islice(given, _LOOKED_AT)]
+    looked_at = [[column.text(row) for column in columns] for row in islice(given, _MEASURED_ROWS)]
     widths = [
         max(width(column.title), column.widest, *(width(printable(texts[at])) for texts in looked_at), 0)
         for at, column in enumerate(columns)
@@ -80,13 +80,13 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
     if room is not None:
         widths = narrowed(widths, columns, room)
     rule = "─" * (sum(size + len(_GAP) for size in widths if size >= 0) - len(_GAP))
-    yield _laid([column.title for column in columns], columns, widths, room, "dim")
+    yield _table_line([column.title for column in columns], columns, widths, room, "dim")
     yield Line((Span(rule, "dim"),))
     for texts in chain(looked_at, ([column.text(row) for column in columns] for row in given)):
-        yield _laid(texts, columns, widths, room)
+        yield _table_line(texts, columns, widths, room)
 
 
-def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], room: int | None,
+def _table_line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], room: int | None,
           style: str | None = None) -> Line:  # fmt: skip
     spans: list[Span] = []
     gap = ""

@@ -80,7 +80,7 @@ class TracingMode:
         if self._recorders and self._recorders[-1].running:
             raise UsageError("This TracingMode is already tracing; make a second one to nest.")
         watcher = None if self._quiet else _OpPrinter(None, color=self._color, succinct=self._succinct)
-        recorder = Recorder(None, "aten", "TracingMode", asked=RecordingOptions(watcher))
+        recorder = Recorder(None, "aten", "TracingMode", options=RecordingOptions(watcher))
         recorder.start(sys._getframe(1))
         self._recorders.append(recorder)
         return self

@@ -24,7 +24,7 @@ import torch
 
 from sightline.api import Trace
 from sightline.errors import UsageError
-from sightline.recording.native.engine import chosen
+from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
@@ -73,7 +73,7 @@ def _color() -> bool | None:
 def _level(model: Any) -> str:
     """The level to record: API calls, and aten ops where the plain engine sees fused modules only there."""
     fuses = model is not None and any(isinstance(part, _FUSED_MODULES) for part in model.modules())
-    return "both" if fuses and chosen("auto") == "python" else "api"
+    return "both" if fuses and resolve_engine("auto") == "python" else "api"
 
 
 def _tensor_text(meta: TensorMeta) -> str:
@@ -168,7 +168,7 @@ class Tracer:
         check_model(model)
         log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
         recorder = Recorder(
-            model, _level(model), self.name, asked=RecordingOptions(_BlockWatcher(log, model))
+            model, _level(model), self.name, options=RecordingOptions(_BlockWatcher(log, model))
         )
         log.start()
         recorder.start(frame)

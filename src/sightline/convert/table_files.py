@@ -9,36 +9,37 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from sightline._version import __version__
-from sightline.convert.atomic_files import whole_folder, whole_path, whole_text
+from sightline.convert.atomic_files import atomic_folder, atomic_path, atomic_text
 from sightline.convert.context import TableContext
 from sightline.convert.encoding import csv_cell, json_text, storable
 from sightline.convert.table_columns import Table
 from sightline.errors import UsageError
 from sightline.trace.index import Index
 
-#: Told how many more rows are done.
-Done = Callable[[int], None]
+#: Called with the number of rows that were written since the last call.
+Progress = Callable[[int], None]
 
 
-def _silent(_rows: int) -> None:
-    """Nobody watches."""
+def _no_progress(_rows: int) -> None:
+    pass
 
 
 _HUGE: Final = (1 << 63) - 1
-#: What has to be there for Parquet, and how it gets there.
 NO_PYARROW: Final = "Parquet needs pyarrow, which is not installed: `pip install pyarrow` brings it."
 
 
-def to_csv(index: Index, table: Table, path: str | os.PathLike[str], done: Done = _silent) -> None:
+def to_csv(
+    index: Index, table: Table, path: str | os.PathLike[str], progress: Progress = _no_progress
+) -> None:
     """Write one table as CSV with a header. Null is empty; control characters are written as ``\\x1b``."""
     context = TableContext(index)
-    with whole_text(path) as file:
+    with atomic_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in table.columns])
         for batch in table.batches(context):
             cells = [_cells(column.type, items) for column, items in zip(table.columns, batch, strict=True)]
             writer.writerows(zip(*cells, strict=True))
-            done(len(batch[0]))
+            progress(len(batch[0]))
 
 
 def _cells(type: str, items: list[Any]) -> list[Any]:
@@ -46,32 +47,34 @@ def _cells(type: str, items: list[Any]) -> list[Any]:
 
 
 def to_json(
-    index: Index, tables: Sequence[Table], path: str | os.PathLike[str], done: Done = _silent
+    index: Index, tables: Sequence[Table], path: str | os.PathLike[str], progress: Progress = _no_progress
 ) -> None:
     """Write tables as one JSON document, a row per line: ``{"tables": {"ops": [{…}, …], …}}``."""
     context = TableContext(index)
-    with whole_text(path) as file:
+    with atomic_text(path) as file:
         about = json_text({"sightline": __version__, "info": context.raw.info})
         file.write(f'{about[:-1]},"tables":{{\n')
         for number, table in enumerate(tables):
             file.write(f"{',' if number else ''}{json_text(table.name)}:[\n")
-            _json_rows(context, table, file, done)
+            _json_rows(context, table, file, progress)
             file.write("]\n")
         file.write("}}\n")
 
 
-def _json_rows(context: TableContext, table: Table, file: IO[str], done: Done) -> None:
+def _json_rows(context: TableContext, table: Table, file: IO[str], progress: Progress) -> None:
     names = [column.name for column in table.columns]
     separator = ""
     for batch in table.batches(context):
         rows = (json_text(dict(zip(names, row, strict=True))) for row in zip(*batch, strict=True))
         file.write(separator + ",\n".join(rows))
         separator = ",\n"
-        done(len(batch[0]))
+        progress(len(batch[0]))
     file.write("\n" if separator else "")
 
 
-def to_parquet(index: Index, table: Table, path: str | os.PathLike[str], done: Done = _silent) -> None:
+def to_parquet(
+    index: Index, table: Table, path: str | os.PathLike[str], progress: Progress = _no_progress
+) -> None:
     """Write one table as Parquet."""
     arrow, parquet = _pyarrow()
     types = {
@@ -82,21 +85,21 @@ def to_parquet(index: Index, table: Table, path: str | os.PathLike[str], done: D
     }
     schema = arrow.schema([(column.name, types[column.type]) for column in table.columns])
     context = TableContext(index)
-    with whole_path(path) as part, parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+    with atomic_path(path) as part, parquet.ParquetWriter(part, schema, compression="zstd") as writer:
         for batch in table.batches(context):
             arrays = [_array(arrow, items, field.type) for items, field in zip(batch, schema, strict=True)]
             writer.write_batch(arrow.record_batch(arrays, schema=schema))
-            done(len(batch[0]))
+            progress(len(batch[0]))
 
 
 def _array(arrow: Any, items: list[Any], type: Any) -> Any:
     try:
         return arrow.array(items, type)
     except (UnicodeError, OverflowError, arrow.ArrowException):
-        kept = [storable(item) for item in items]
-        if type == arrow.int64():  # too large for it: the largest there is
-            kept = [None if item is None else int(min(max(item, -_HUGE), _HUGE)) for item in items]
-        return arrow.array(kept, type)
+        cells = [storable(item) for item in items]
+        if type == arrow.int64():  # a number that does not fit: the largest that does
+            cells = [None if item is None else int(min(max(item, -_HUGE), _HUGE)) for item in items]
+        return arrow.array(cells, type)
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -108,25 +111,27 @@ def _pyarrow() -> tuple[Any, Any]:
     return pa, parquet
 
 
-def needs(format: str) -> None:
-    """Raise, before anything is written, if a format cannot be written here."""
+def check_format(format: str) -> None:
+    """Raise, before anything is written, if a format needs a package that is not installed."""
     if format == "parquet":
         _pyarrow()
 
 
-def to_folder(index: Index, tables: Iterable[Table], folder: Path, format: str, done: Done = _silent) -> None:
+def to_folder(
+    index: Index, tables: Iterable[Table], folder: Path, format: str, progress: Progress = _no_progress
+) -> None:
     """Write tables as files of a folder, ``ops.csv`` and so on.
 
-    A new folder is there when all of them are. In one that is there, each file is replaced when it is whole,
-    and the others are left alone.
+    A new folder appears when all files are written. In an existing folder each file is replaced when it is
+    complete, and other files are left alone.
     """
     write = {"csv": to_csv, "parquet": to_parquet}[format]
-    with whole_folder(folder) as part:
+    with atomic_folder(folder) as part:
         for table in tables:
-            write(index, table, part / f"{table.name}.{format}", done)
+            write(index, table, part / f"{table.name}.{format}", progress)
 
 
-def count(index: Index, tables: Iterable[Table]) -> int:
-    """Rows of some tables."""
+def count_rows(index: Index, tables: Iterable[Table]) -> int:
+    """How many rows some tables have together."""
     context = TableContext(index)
     return sum(table.count(context) for table in tables)

@@ -1,4 +1,4 @@
-"""The tables that people query: ops, module calls, values, modules, parameters, steps, memory, statistics."""
+"""The tables of a recording: ops, module calls, values, modules, parameters, steps, memory, statistics …"""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sightline.convert.table_columns import (
     Table,
     choice,
     flag,
-    looked_up,
+    lookup,
     number,
-    plain,
     real,
+    record_field,
     reference,
     row_id,
     tensor_lists,
@@ -57,7 +57,7 @@ def _device_names(context: TableContext, rows: Rows) -> list[Any]:
 
 
 def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
-    return looked_up(lambda c: c.of_metas(read), _value("meta"))
+    return lookup(lambda c: c.of_metas(read), _value("meta"))
 
 
 def _op_text(context: TableContext, rows: Rows) -> list[Any]:
@@ -87,12 +87,12 @@ def _call_outputs(context: TableContext, rows: Rows) -> Lists:
 
 
 def _device_time(column: Callable[[TableContext], Array | None]) -> Reader:
-    """What devices spent; nothing where nobody looked."""
+    """Device time; null where it was not recorded."""
 
     def read(context: TableContext, rows: Rows) -> list[Any]:
         spent = column(context)
-        found: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
-        return found
+        times: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
+        return times
 
     return read
 
@@ -103,16 +103,16 @@ OPS: Final = Table(
     (
         Column("id", _INT, "position in the recording, from 0", row_id),
         Column("name", _TEXT, "mm, add.Tensor, F.linear, Tensor.view, @",
-               looked_up(lambda c: c.names, _op("name"))),
+               lookup(lambda c: c.names, _op("name"))),
         Column("level", _TEXT, "api or aten", choice(d.LEVELS, _op("level"))),
         Column("flavour", _TEXT, "function, method, operator, property, op, opaque",
                choice(d.FLAVOURS, _op("flavour"))),
         Column("phase", _TEXT, "forward, backward, recompute, optimizer", choice(d.PHASES, _op("phase"))),
         Column("module", _TEXT, "path of its module; of a backward op, that of its forward op",
-               looked_up(lambda c: c.labels, lambda c: c.index.op_modules)),
+               lookup(lambda c: c.labels, lambda c: c.index.op_modules)),
         Column("call", _INT, "→ module_calls.id", reference(_op("call"))),
         Column("step", _TEXT, "name of the innermost step",
-               looked_up(lambda c: c.step_names, lambda c: c.op_steps)),
+               lookup(lambda c: c.step_names, lambda c: c.op_steps)),
         Column("parent", _INT, "of an aten op, the API call it came from", reference(_op("parent"))),
         Column("forward", _INT, "of a backward op, its forward op", reference(_op("forward"))),
         Column("start_ns", _INT, "since the recording began", number(_op("start"))),
@@ -124,10 +124,10 @@ OPS: Final = Table(
         Column("outputs", _TEXT, "tensors it returned", tensor_lists(op_outputs)),
         Column("text", _TEXT, "mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]", _op_text),
         Column("file", _TEXT, "where it is written, outside torch; of a backward op, its forward op",
-               looked_up(lambda c: c.files, lambda c: c.op_lines)),
-        Column("line", _INT, "", looked_up(lambda c: c.lines, lambda c: c.op_lines)),
-        Column("function", _TEXT, "Net.forward", looked_up(lambda c: c.functions, lambda c: c.op_lines)),
-        Column("code", _TEXT, "the source line", looked_up(lambda c: c.code, lambda c: c.op_lines)),
+               lookup(lambda c: c.files, lambda c: c.op_lines)),
+        Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.op_lines)),
+        Column("function", _TEXT, "Net.forward", lookup(lambda c: c.functions, lambda c: c.op_lines)),
+        Column("code", _TEXT, "the source line", lookup(lambda c: c.code, lambda c: c.op_lines)),
         Column("frame", _INT, "→ frames.id, torch's own lines included", reference(_op("frame"))),
         Column("thread", _INT, "", number(_op("thread"))),
         Column("raised", _BOOL, "it ended in an exception", flag(_op("flags"), d.RAISED)),
@@ -141,7 +141,7 @@ VALUES: Final = Table(
     "tensors, one row per version",
     (
         Column("id", _INT, "12 is written $12", row_id),
-        Column("tensor", _TEXT, "f32[2, 8]", looked_up(lambda c: c.metas, _value("meta"))),
+        Column("tensor", _TEXT, "f32[2, 8]", lookup(lambda c: c.metas, _value("meta"))),
         Column("shape", _TEXT, "[2, 8], as JSON", _meta(lambda meta: str(list(meta.shape)))),
         Column("dtype", _TEXT, "float32", _meta(lambda meta: meta.dtype.removeprefix("torch."))),
         Column("device", _TEXT, "cpu, cuda:0", _meta(lambda meta: meta.device)),
@@ -150,11 +150,11 @@ VALUES: Final = Table(
         Column("kind", _TEXT, "parameter, buffer, input, activation, gradient, state, constant …",
                choice(d.KINDS, _value("kind"))),
         Column("name", _TEXT, "fc1.weight of a parameter; else null",
-               looked_up(lambda c: c.names, _value("name"))),
+               lookup(lambda c: c.names, _value("name"))),
         Column("producer", _INT, "→ ops.id, the op that made it", reference(_value("producer"))),
         Column("slot", _INT, "which output of its producer", reference(_value("slot"))),
         Column("module", _TEXT, "of its producer",
-               looked_up(lambda c: c.labels, lambda c: c.producer_modules)),
+               lookup(lambda c: c.labels, lambda c: c.producer_modules)),
         Column("storage", _INT, "→ storages.id", reference(_value("storage"))),
         Column("base", _INT, "→ values.id, what it is a view of", reference(_value("base"))),
         Column("previous", _INT, "→ values.id, what an in-place op replaced", reference(_value("previous"))),
@@ -168,9 +168,9 @@ CALLS: Final = Table(
     "calls of modules, in the order of entry",
     (
         Column("id", _INT, "", row_id),
-        Column("module", _TEXT, "path", looked_up(lambda c: c.labels, _call("module"))),
+        Column("module", _TEXT, "path", lookup(lambda c: c.labels, _call("module"))),
         Column("type", _TEXT, "class of the module",
-               looked_up(lambda c: c.of_modules(lambda module: module.type), _call("module"))),
+               lookup(lambda c: c.of_modules(lambda module: module.type), _call("module"))),
         Column("number", _INT, "which call of this module, from 0", number(_call("index"))),
         Column("parent", _INT, "→ module_calls.id", reference(_call("parent"))),
         Column("depth", _INT, "0 for a call outside all others",
@@ -185,8 +185,8 @@ CALLS: Final = Table(
         Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
         Column("outputs", _TEXT, "tensors it returned", tensor_lists(_call_outputs)),
         Column("file", _TEXT, "where it was called, outside torch",
-               looked_up(lambda c: c.files, lambda c: c.call_lines)),
-        Column("line", _INT, "", looked_up(lambda c: c.lines, lambda c: c.call_lines)),
+               lookup(lambda c: c.files, lambda c: c.call_lines)),
+        Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.call_lines)),
         Column("module_id", _INT, "→ modules.id", reference(_call("module"))),
         Column("raised", _BOOL, "it ended in an exception", flag(_call("flags"), d.RAISED)),
         Column("unfinished", _BOOL, "the recording ended first", flag(_call("flags"), d.UNFINISHED)),
@@ -203,8 +203,8 @@ def _linked(name: str, about: str, owner: str, of: Callable[[TableContext], Any]
 
     def positions(context: TableContext, rows: Rows) -> list[Any]:
         offsets = getattr(of(context), f"{side}_offsets")
-        found: list[Any] = (rows - offsets[owners(context, rows)]).tolist()
-        return found
+        items: list[Any] = (rows - offsets[owners(context, rows)]).tolist()
+        return items
 
     return Table(
         name,
@@ -220,8 +220,8 @@ def _linked(name: str, about: str, owner: str, of: Callable[[TableContext], Any]
 
 
 def _reader(context: TableContext, rows: Rows) -> list[Any]:
-    found: list[Any] = (np.searchsorted(context.raw.ops.input_offsets, rows, side="right") - 1).tolist()
-    return found
+    ops: list[Any] = (np.searchsorted(context.raw.ops.input_offsets, rows, side="right") - 1).tolist()
+    return ops
 
 
 EDGES: Final = Table(
@@ -254,7 +254,7 @@ DEVICE_WORK: Final = Table(
         Column("op", _INT, "→ ops.id, the innermost op that asked for it; null where none did",
                reference(lambda c: c.index.device_work_ops)),
         Column("name", _TEXT, "of the kernel, or the direction of the copy",
-               looked_up(lambda c: c.names, _work("name"))),
+               lookup(lambda c: c.names, _work("name"))),
         Column("kind", _TEXT, ", ".join(d.WORK_KINDS), choice(d.WORK_KINDS, _work("kind"))),
         Column("device", _TEXT, "cuda:0", _device_names),
         Column("stream", _INT, "", number(_work("stream"))),
@@ -280,7 +280,7 @@ def _stat(name: str) -> Callable[[TableContext], Array]:
 
 
 def _module(read: Callable[[d.ModuleInfo], Any]) -> Reader:
-    return plain(lambda c: c.raw.modules, read)
+    return record_field(lambda c: c.raw.modules, read)
 
 
 def _numel(module: d.ModuleInfo, *, buffer: bool = False) -> int:
@@ -313,7 +313,7 @@ def _owned(context: TableContext) -> list[tuple[str, d.ParameterInfo]]:
 
 
 def _parameter(read: Callable[[d.ParameterInfo], Any]) -> Reader:
-    return plain(_owned, lambda pair: read(pair[1]))
+    return record_field(_owned, lambda pair: read(pair[1]))
 
 
 PARAMETERS: Final = Table(
@@ -321,7 +321,7 @@ PARAMETERS: Final = Table(
     "parameters and buffers, by the module that owns them",
     (
         Column("path", _TEXT, "fc1.weight", _parameter(lambda p: p.path)),
-        Column("module", _TEXT, "path of the module", plain(_owned, lambda pair: pair[0])),
+        Column("module", _TEXT, "path of the module", record_field(_owned, lambda pair: pair[0])),
         Column("name", _TEXT, "weight", _parameter(lambda p: p.name)),
         Column("shape", _TEXT, "[2, 8], as JSON", _parameter(lambda p: str(list(p.shape)))),
         Column("dtype", _TEXT, "float32", _parameter(lambda p: p.dtype.removeprefix("torch."))),
@@ -340,21 +340,21 @@ FRAMES: Final = Table(
     (
         Column("id", _INT, "", row_id),
         Column("parent", _INT, "→ frames.id, the caller", reference(_frame("parent"))),
-        Column("file", _TEXT, "", looked_up(lambda c: c.files, _each_frame)),
+        Column("file", _TEXT, "", lookup(lambda c: c.files, _each_frame)),
         Column("line", _INT, "", number(_frame("line"))),
         Column("end_line", _INT, "", number(_frame("end_line"))),
         Column("first_column", _INT, "0-based, in bytes", reference(_frame("column"))),
         Column("end_column", _INT, "", reference(_frame("end_column"))),
         Column("function", _TEXT, "Net.forward",
-               looked_up(lambda c: c.functions, _each_frame)),
-        Column("code", _TEXT, "the source line", looked_up(lambda c: c.code, _each_frame)),
+               lookup(lambda c: c.functions, _each_frame)),
+        Column("code", _TEXT, "the source line", lookup(lambda c: c.code, _each_frame)),
     ),
     lambda c: len(c.raw.frames),
 )  # fmt: skip
 
 
 def _step(read: Callable[[d.StepInfo], Any]) -> Reader:
-    return plain(lambda c: c.index.step_infos, read)
+    return record_field(lambda c: c.index.step_infos, read)
 
 
 STEPS: Final = Table(
@@ -399,7 +399,7 @@ STORAGES: Final = Table(
         Column("id", _INT, "", row_id),
         Column("bytes", _INT, "", number(lambda c: c.raw.storages)),
         Column("device", _TEXT, "cpu, cuda:0",
-               looked_up(lambda c: c.of_metas(lambda m: m.device), lambda c: c.lifetimes.meta)),
+               lookup(lambda c: c.of_metas(lambda m: m.device), lambda c: c.lifetimes.meta)),
         Column("use", _TEXT, "parameters, state, activations, gradients, other",
                choice(USES, lambda c: c.lifetimes.use)),
         Column("first_used_ns", _INT, "since the recording began",
@@ -412,7 +412,7 @@ STORAGES: Final = Table(
 
 
 def _capture(read: Callable[[d.CaptureInfo], Any]) -> Reader:
-    return plain(lambda c: c.raw.captures, read)
+    return record_field(lambda c: c.raw.captures, read)
 
 
 TENSORS: Final = Table(
@@ -440,8 +440,8 @@ INFO: Final = Table(
     "info",
     "facts about the recording as a whole",
     (
-        Column("key", _TEXT, "name, ops, torch, exception …", plain(lambda c: list(c.raw.info), str)),
-        Column("value", _TEXT, "as JSON", plain(lambda c: list(c.raw.info.values()), json_text)),
+        Column("key", _TEXT, "name, ops, torch, exception …", record_field(lambda c: list(c.raw.info), str)),
+        Column("value", _TEXT, "as JSON", record_field(lambda c: list(c.raw.info.values()), json_text)),
     ),
     lambda c: len(c.raw.info),
 )

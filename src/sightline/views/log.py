@@ -62,8 +62,8 @@ def log_lines(
     first = next(steps, None)
     told = "" if part is None else part.told(story.chosen_ops, more)
     head = [line((f"# {told}", "dim"))] if told else []
-    if first is None and selection.given and not head:
-        given = ", ".join(f"{name}={value!r}" for name, value in selection.given.items())
+    if first is None and selection.filters and not head:
+        given = ", ".join(f"{name}={value!r}" for name, value in selection.filters.items())
         raise NothingMatched(f"{given} matches no module call and no op outside leaf modules of this trace.")
     if first is None and title is None:
         return iter(head or (line("(no module call and no op of a forward pass was recorded)"),))

@@ -16,7 +16,7 @@ from sightline.recording import installation
 from sightline.recording.atomic import exhaust
 from sightline.recording.batches import BatchCutter
 from sightline.recording.snapshot import tables_of
-from sightline.recording.torchapi import undisturbed
+from sightline.recording.torchapi import without_modes
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.memory_sink import assemble
 from sightline.trace.assembly.ring import keep_last, merge_batches
@@ -50,9 +50,9 @@ def recorded(work: Callable[[], Any], seed: int, chance: float, **asked: Any) ->
     finally:
         sys.setprofile(None)
         installation.uninstall(session)
-    undisturbed(session.finish)
+    without_modes(session.finish)
     if session.observer is not None:
-        undisturbed(session.observer.finish)
+        without_modes(session.observer.finish)
     return tables_of(session), [*cuts.batches, cuts.cutter.cut(last=True)]
 
 

@@ -158,7 +158,7 @@ class CallTracer(BaseDebugger):
         elif self._recording is None:
             models = nn.ModuleList(self._models)
             observer = partial(_CallObserver, calls=self._calls, names=_ModuleNames.of(models))
-            self._recording = Recorder(models, "none", "calls", asked=RecordingOptions(observer=observer))
+            self._recording = Recorder(models, "none", "calls", options=RecordingOptions(observer=observer))
             self._end = weakref.finalize(self, self._recording.stop)
             self._recording.start(sys._getframe(1))
 

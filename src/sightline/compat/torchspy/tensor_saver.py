@@ -25,8 +25,8 @@ from torch import nn
 
 from sightline.errors import UsageError
 from sightline.options import Capture
-from sightline.recording.captures import kept_copy, kept_size, save_one
-from sightline.recording.torchapi import undisturbed
+from sightline.recording.captures import copied_size, dense_copy, save_one
+from sightline.recording.torchapi import without_modes
 from sightline.trace.file_names import FileNames, file_name
 
 logger = logging.getLogger(__name__)
@@ -145,11 +145,11 @@ class TensorSaver(BaseDebugger):
         if not self.enabled:
             return None
         with torch.no_grad():
-            copies = undisturbed(partial(_copy, tensor, norm_only))
+            copies = without_modes(partial(_copy, tensor, norm_only))
         with self._lock:
             path = self._free_path(name, call_idx)
             _writers[path] = self
-        undisturbed(partial(_write, copies, path))
+        without_modes(partial(_write, copies, path))
         return path
 
     def reset_counts(self) -> None:
@@ -189,7 +189,9 @@ def _copy(value: Any, norm_only: bool) -> Any:
         if norm_only:
             return _norms(value)
         return (
-            value.detach().cpu().clone() if kept_size(value, _ON_CPU) is None else kept_copy(value, _ON_CPU)
+            value.detach().cpu().clone()
+            if copied_size(value, _ON_CPU) is None
+            else dense_copy(value, _ON_CPU)
         )
     if isinstance(value, Mapping):
         return {key: _copy(item, norm_only) for key, item in value.items()}
