@@ -18,7 +18,7 @@ import numpy as np
 
 from sightline.diff.constants import same_constant, significant_floats
 from sightline.diff.module_calls import ModulePairs
-from sightline.diff.op_names import FACTORIES, ONE_RESULT, UNINITIALISED
+from sightline.diff.op_names import FACTORIES, ONE_RESULT, UNINITIALIZED_RESULTS
 from sightline.diff.sequences import Ints, align
 from sightline.diff.side import Side
 from sightline.diff.values import State, ValueComparer
@@ -75,7 +75,9 @@ class Alignment:
     @cached_property
     def ignored_values(self) -> set[int]:
         """Results that only serve the backward pass, and uninitialised memory."""
-        counts = [1 if name in ONE_RESULT else 0 if name in UNINITIALISED else -1 for name in self.a.names]
+        counts = [
+            1 if name in ONE_RESULT else 0 if name in UNINITIALIZED_RESULTS else -1 for name in self.a.names
+        ]
         used = np.array(counts or [-1])[self.a.data.ops.name]  # how many results count; -1 for all
         ignored: set[int] = set()
         for op in np.flatnonzero((used >= 0) & self.a.compared).tolist():
