@@ -114,7 +114,7 @@ def main() -> int:
         return show_real(bugs)
     import sightline.cli
     import sightline.recording.recorder  # noqa: F401
-    from sightline.recording.native.engine import resolve_engine, load
+    from sightline.recording.native.engine import load, resolve_engine
 
     if resolve_engine("auto") == "native":
         load()
