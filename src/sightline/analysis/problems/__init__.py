@@ -99,28 +99,28 @@ CUT_SHORT: Final = "the process ended before the recording did: what it did last
 
 def find(index: Index) -> list[Problem]:
     """Everything that looks wrong, the most serious first, then in the order of the run."""
-    facts = ProblemContext(index)
-    return merged(facts, ((check, finding) for check in CHECKS for finding in check.find(facts)))
+    context = ProblemContext(index)
+    return merged(context, ((check, finding) for check in CHECKS for finding in check.find(context)))
 
 
 def not_looked_at(index: Index) -> list[str]:
     """What a recording has too little in it to tell, each with what would tell it."""
-    facts = ProblemContext(index)
-    told = [CUT_SHORT] if facts.data.info.get("unfinished") else []
-    if not len(facts.data.ops) and not len(facts.data.calls):
+    context = ProblemContext(index)
+    told = [CUT_SHORT] if context.data.info.get("unfinished") else []
+    if not len(context.data.ops) and not len(context.data.calls):
         return [*told, "nothing was recorded, so nothing was looked at"]
-    if not facts.aten.any():
+    if not context.aten.any():
         told.append('aten ops were not recorded: ops="both" finds most of what there is to find')
-    elif not (facts.data.ops.phase == BACKWARD).any():
+    elif not (context.data.ops.phase == BACKWARD).any():
         told.append("no backward pass ran: with one, parameters without a gradient are found")
-    elif not facts.complete:
+    elif not context.complete:
         told.append("parts of the run are not known: parameters without a gradient were not looked for")
-    if not len(facts.data.stats) and "stats" not in (facts.data.info.get("asked") or ()):
+    if not len(context.data.stats) and "stats" not in (context.data.info.get("asked") or ()):
         told.append(
             "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
             "leave out everything, targets out of range"
         )
-    if facts.aten.any() and not facts.derived(LoopRecord).steps:
+    if context.aten.any() and not context.derived(LoopRecord).steps:
         told.append("no optimizer stepped: with steps, mistakes of the training loop are found")
     return told
 

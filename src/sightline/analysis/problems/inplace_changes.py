@@ -26,38 +26,41 @@ _FARTHEST: Final = 200  #: ops that a branch is followed for
     "keep a clone for the skip.",
     Confidence.LIKELY,
 )
-def changed_before_skip(facts: ProblemContext) -> Iterator[Finding]:
+def changed_before_skip(context: ProblemContext) -> Iterator[Finding]:
     """A module changes its input by an activation in place, and later adds it to what it made of it."""
-    data = facts.data
+    data = context.data
     calls = data.calls
     chosen = (
-        facts.forward & facts.named(_ACTIVATIONS) & (data.ops.call >= 0) & ((data.ops.flags & MUTATES) != 0)
+        context.forward
+        & context.named(_ACTIVATIONS)
+        & (data.ops.call >= 0)
+        & ((data.ops.flags & MUTATES) != 0)
     )
     for op in np.flatnonzero(chosen).tolist():
-        before, after = next(iter(facts.inputs(op)), -1), next(iter(facts.outputs(op)), -1)
-        call = _owner(facts, op, before)
+        before, after = next(iter(context.inputs(op)), -1), next(iter(context.outputs(op)), -1)
+        call = _owner(context, op, before)
         if before < 0 or after < 0 or call < 0:
             continue
         end = int(calls.end_op[call])
-        joins = [user for user in facts.users(after) if user < end and facts.name(user) in _JOINS]
+        joins = [user for user in context.users(after) if user < end and context.name(user) in _JOINS]
         for join in joins:
-            others = [value for value in facts.inputs(join) if value != after]
-            if others and all(_comes_from(facts, value, after, op) for value in others[:1]):
+            others = [value for value in context.inputs(join) if value != after]
+            if others and all(_comes_from(context, value, after, op) for value in others[:1]):
                 title = (
-                    f"{facts.written(op)} changes {facts.meta(before)} in place, which "
-                    f"{facts.place(int(facts.frames[join]))} adds as the skip connection"
+                    f"{context.written(op)} changes {context.meta(before)} in place, which "
+                    f"{context.place(int(context.frames[join]))} adds as the skip connection"
                 )
-                yield Finding(title, facts.module(op), int(facts.frames[op]), op, before)
+                yield Finding(title, context.module(op), int(context.frames[op]), op, before)
                 break
 
 
-def _owner(facts: ProblemContext, op: int, value: int) -> int:
+def _owner(context: ProblemContext, op: int, value: int) -> int:
     """The outermost call around an op that was given a tensor, and did not make it; -1 if there is none.
 
     A module that is an activation itself is given its input to change it: what counts is the one around it.
     """
-    calls = facts.data.calls
-    found, at = -1, int(facts.data.ops.call[op])
+    calls = context.data.calls
+    found, at = -1, int(context.data.ops.call[op])
     while at >= 0:
         given = calls.inputs[calls.input_offsets[at] : calls.input_offsets[at + 1]].tolist()
         if value not in given:
@@ -67,7 +70,7 @@ def _owner(facts: ProblemContext, op: int, value: int) -> int:
     return found if inside else -1
 
 
-def _comes_from(facts: ProblemContext, value: int, source: int, after: int) -> bool:
+def _comes_from(context: ProblemContext, value: int, source: int, after: int) -> bool:
     """Whether a value was made of another, through a layer with weights."""
     front = [(value, False)]
     for _ in range(_FARTHEST):
@@ -76,8 +79,8 @@ def _comes_from(facts: ProblemContext, value: int, source: int, after: int) -> b
         each, weighted = front.pop()
         if each == source:
             return weighted
-        maker = facts.producer(each)
+        maker = context.producer(each)
         if maker > after:
-            layer = weighted or facts.name(maker) in MATMULS or "conv" in facts.name(maker)
-            front += [(one, layer) for one in facts.inputs(maker)]
+            layer = weighted or context.name(maker) in MATMULS or "conv" in context.name(maker)
+            front += [(one, layer) for one in context.inputs(maker)]
     return False

@@ -56,9 +56,9 @@ class ScheduleRecord:
 class LoopRecord:
     """The training loop of a recording."""
 
-    def __init__(self, facts: ProblemContext) -> None:
-        self._facts = facts
-        told = facts.data.info.get("training")
+    def __init__(self, context: ProblemContext) -> None:
+        self._context = context
+        told = context.data.info.get("training")
         self._told: dict[str, Any] = told if isinstance(told, dict) else {}
 
     @cached_property
@@ -78,7 +78,7 @@ class LoopRecord:
 
     @cached_property
     def steps(self) -> list[StepRecord]:
-        starts = self._facts.data.ops.start
+        starts = self._context.data.ops.start
         found = []
         for row in self._rows("steps", list):
             if len(row) == 5 and all(type(number) is int for number in row[:3]):
@@ -114,7 +114,7 @@ class LoopRecord:
     def aliases(self) -> dict[int, set[str]]:
         """Every name of every parameter, by its key."""
         found: dict[int, set[str]] = {}
-        for module in self._facts.data.modules:
+        for module in self._context.data.modules:
             for info in module.parameters:
                 if not info.buffer:
                     names = found.setdefault(info.key, {info.path})
@@ -124,7 +124,7 @@ class LoopRecord:
     @cached_property
     def gradients(self) -> dict[str, list[int]]:
         """The values of the gradients of each parameter, by its name."""
-        data = self._facts.data
+        data = self._context.data
         named = np.flatnonzero((data.values.kind == KINDS.index("gradient")) & (data.values.name >= 0))
         found: dict[str, list[int]] = {}
         for value in named.tolist():
@@ -145,14 +145,14 @@ class LoopRecord:
     def backward(self) -> list[int]:
         """The ops of backward passes."""
         found: list[int] = np.flatnonzero(
-            self._facts.aten & (self._facts.data.ops.phase == BACKWARD)
+            self._context.aten & (self._context.data.ops.phase == BACKWARD)
         ).tolist()
         return found
 
     def norms(self) -> list[dict[str, float]]:
         """The norms of gradients by parameter, for each step in which they were taken."""
         found: dict[int, dict[str, float]] = {}
-        told = self._facts.data.info.get("gradients")
+        told = self._context.data.info.get("gradients")
         for row in told if isinstance(told, list) else ():
             if (
                 isinstance(row, list | tuple)

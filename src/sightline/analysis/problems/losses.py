@@ -27,33 +27,33 @@ _PROBABILITIES: Final = {
 _SCALES: Final = frozenset("mul div".split())
 
 
-def _made_by(facts: ProblemContext, value: int, through: frozenset[str] = _MOVES) -> int:
+def _made_by(context: ProblemContext, value: int, through: frozenset[str] = _MOVES) -> int:
     """The op that made the numbers of a value, past those that only move them; -1 if none is known."""
     for _ in range(_FARTHEST):
-        maker = facts.producer(value)
+        maker = context.producer(value)
         if maker < 0:
-            before = int(facts.data.values.base[value])
+            before = int(context.data.values.base[value])
             if before < 0:
                 return -1
             value = before
             continue
-        if _adds_bias(facts, maker):
-            value = facts.inputs(maker)[0]
+        if _adds_bias(context, maker):
+            value = context.inputs(maker)[0]
             continue
-        if facts.name(maker) not in through or not facts.inputs(maker):
+        if context.name(maker) not in through or not context.inputs(maker):
             return maker
-        value = facts.inputs(maker)[0]
+        value = context.inputs(maker)[0]
     return -1
 
 
-def _adds_bias(facts: ProblemContext, op: int) -> bool:
+def _adds_bias(context: ProblemContext, op: int) -> bool:
     """Whether an op is the second half of a linear layer."""
-    given = facts.inputs(op)
-    if facts.name(op) not in ("add", "add_") or len(given) != 2:
+    given = context.inputs(op)
+    if context.name(op) not in ("add", "add_") or len(given) != 2:
         return False
     return (
-        bool(facts.data.values.kind[given[1]] == KINDS.index("parameter"))
-        and len(facts.meta(given[1]).shape) == 1
+        bool(context.data.values.kind[given[1]] == KINDS.index("parameter"))
+        and len(context.meta(given[1]).shape) == 1
     )
 
 
@@ -63,30 +63,34 @@ def _adds_bias(facts: ProblemContext, op: int) -> bool:
     "This loss takes the logits and does the rest itself; given probabilities it can never become small. "
     "Leave the activation out, and apply it only where predictions are made.",
 )
-def probabilities_as_logits(facts: ProblemContext) -> Iterator[Finding]:
+def probabilities_as_logits(context: ProblemContext) -> Iterator[Finding]:
     """A cross entropy on logits is given what a softmax or a sigmoid has made."""
     for op in np.flatnonzero(
-        facts.forward & facts.named(frozenset({"binary_cross_entropy_with_logits"}))
+        context.forward & context.named(frozenset({"binary_cross_entropy_with_logits"}))
     ).tolist():
-        yield from _given_probabilities(facts, op, facts.inputs(op)[0], "binary_cross_entropy_with_logits")
-    losses = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
-    for op in np.flatnonzero(facts.forward & facts.named(losses)).tolist():
-        logs = facts.producer(facts.inputs(op)[0])
-        logs = (
-            _made_by(facts, facts.inputs(op)[0]) if logs < 0 or facts.name(logs) != "_log_softmax" else logs
+        yield from _given_probabilities(
+            context, op, context.inputs(op)[0], "binary_cross_entropy_with_logits"
         )
-        if logs >= 0 and facts.name(logs) in ("_log_softmax", "log_softmax"):
-            yield from _given_probabilities(facts, op, facts.inputs(logs)[0], "cross_entropy")
+    losses = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+    for op in np.flatnonzero(context.forward & context.named(losses)).tolist():
+        logs = context.producer(context.inputs(op)[0])
+        logs = (
+            _made_by(context, context.inputs(op)[0])
+            if logs < 0 or context.name(logs) != "_log_softmax"
+            else logs
+        )
+        if logs >= 0 and context.name(logs) in ("_log_softmax", "log_softmax"):
+            yield from _given_probabilities(context, op, context.inputs(logs)[0], "cross_entropy")
 
 
-def _given_probabilities(facts: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
-    maker = _made_by(facts, value)
-    activation = _PROBABILITIES.get(facts.name(maker)) if maker >= 0 else None
+def _given_probabilities(context: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
+    maker = _made_by(context, value)
+    activation = _PROBABILITIES.get(context.name(maker)) if maker >= 0 else None
     if activation is None:
         return
-    at = int(facts.frames[maker])
-    title = f"{loss} is given probabilities, made by {activation} at {facts.place(at) or 'an unknown line'}"
-    yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
+    at = int(context.frames[maker])
+    title = f"{loss} is given probabilities, made by {activation} at {context.place(at) or 'an unknown line'}"
+    yield Finding(title, context.module(op), int(context.frames[op]), op, value)
 
 
 @check(
@@ -94,32 +98,32 @@ def _given_probabilities(facts: ProblemContext, op: int, value: int, loss: str) 
     Severity.ERROR,
     "The loss is not one: it can fall without end, or means nothing. Give it F.log_softmax(logits, dim=-1).",
 )
-def no_log_probabilities(facts: ProblemContext) -> Iterator[Finding]:
+def no_log_probabilities(context: ProblemContext) -> Iterator[Finding]:
     """``nll_loss`` and ``kl_div`` are given logits or probabilities instead of their logarithms."""
     losses = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
-    for op in np.flatnonzero(facts.forward & facts.named(losses)).tolist():
-        yield from _not_logarithms(facts, op, facts.inputs(op)[0], "nll_loss")
-    for op in _divergences(facts):
-        yield from _not_logarithms(facts, op, facts.inputs(op)[0], "kl_div")
+    for op in np.flatnonzero(context.forward & context.named(losses)).tolist():
+        yield from _not_logarithms(context, op, context.inputs(op)[0], "nll_loss")
+    for op in _divergences(context):
+        yield from _not_logarithms(context, op, context.inputs(op)[0], "kl_div")
 
 
-def _divergences(facts: ProblemContext) -> list[int]:
+def _divergences(context: ProblemContext) -> list[int]:
     """Calls of ``kl_div``, as written, or as an op where only these were recorded."""
-    data = facts.data
+    data = context.data
     names = [id for id, name in enumerate(data.names) if name.rpartition(".")[2] == "kl_div"]
     found = np.isin(data.ops.name, names) & (data.ops.parent < 0) & (data.ops.phase == 0)
-    return [op for op in np.flatnonzero(found).tolist() if len(facts.inputs(op)) >= 2]
+    return [op for op in np.flatnonzero(found).tolist() if len(context.inputs(op)) >= 2]
 
 
-def _not_logarithms(facts: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
-    maker = _made_by(facts, value, _MOVES | _SCALES)
-    name = facts.name(maker) if maker >= 0 else ""
+def _not_logarithms(context: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
+    maker = _made_by(context, value, _MOVES | _SCALES)
+    name = context.name(maker) if maker >= 0 else ""
     what = "logits" if name in MATMULS else "probabilities" if name in _PROBABILITIES else ""
     if not what:
         return
-    how = f"{facts.written(maker)} at {facts.place(int(facts.frames[maker])) or 'an unknown line'}"
+    how = f"{context.written(maker)} at {context.place(int(context.frames[maker])) or 'an unknown line'}"
     title = f"{loss} is given {what} instead of log-probabilities, made by {how}"
-    yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
+    yield Finding(title, context.module(op), int(context.frames[op]), op, value)
 
 
 @check(
@@ -128,16 +132,18 @@ def _not_logarithms(facts: ProblemContext, op: int, value: int, loss: str) -> It
     "The targets of a binary cross entropy are 0, 1 or between; others make a loss that falls without end. "
     "Scale them: divide bytes by 255, map -1 and 1 to 0 and 1.",
 )
-def targets_out_of_range(facts: ProblemContext) -> Iterator[Finding]:
+def targets_out_of_range(context: ProblemContext) -> Iterator[Finding]:
     """A binary cross entropy whose targets are measured, and not between 0 and 1."""
     losses = frozenset({"binary_cross_entropy", "binary_cross_entropy_with_logits"})
-    stats = facts.data.stats
-    for op in np.flatnonzero(facts.forward & facts.named(losses)).tolist():
-        given = facts.inputs(op)
-        row = facts.stat(given[1]) if len(given) > 1 else -1
+    stats = context.data.stats
+    for op in np.flatnonzero(context.forward & context.named(losses)).tolist():
+        given = context.inputs(op)
+        row = context.stat(given[1]) if len(given) > 1 else -1
         if row >= 0 and (stats.min[row] < 0 or stats.max[row] > 1):
             low, high = number_text(float(stats.min[row])), number_text(float(stats.max[row]))
-            maker = _made_by(facts, given[1])
-            where = f", made at {facts.place(int(facts.frames[maker]))}" if maker >= 0 else ""
-            title = f"the targets {facts.meta(given[1])} of {facts.name(op)} go from {low} to {high}{where}"
-            yield Finding(title, facts.module(op), int(facts.frames[op]), op, given[1])
+            maker = _made_by(context, given[1])
+            where = f", made at {context.place(int(context.frames[maker]))}" if maker >= 0 else ""
+            title = (
+                f"the targets {context.meta(given[1])} of {context.name(op)} go from {low} to {high}{where}"
+            )
+            yield Finding(title, context.module(op), int(context.frames[op]), op, given[1])

@@ -96,35 +96,35 @@ def check(
     return lambda find: Check(kind, severity, why, find, confidence)
 
 
-def merged(facts: ProblemContext, found: Iterable[tuple[Check, Finding]]) -> list[Problem]:
+def merged(context: ProblemContext, found: Iterable[tuple[Check, Finding]]) -> list[Problem]:
     """One problem for all findings of a kind at one line in modules of one class; the most serious first."""
     groups: dict[tuple[str, ...], list[tuple[Check, Finding]]] = {}
     for each, finding in found:
-        where = finding.place or facts.place(finding.frame)
-        key = (each.kind, where, facts.module_type(finding.module))
+        where = finding.place or context.place(finding.frame)
+        key = (each.kind, where, context.module_type(finding.module))
         # Without a line there is nothing that says two findings are one.
         groups.setdefault(key if where else (*key, finding.title), []).append((each, finding))
-    ordered = sorted(groups.values(), key=lambda group: _position(facts, group))
-    made = [_problem(facts, group) for group in ordered]
+    ordered = sorted(groups.values(), key=lambda group: _position(context, group))
+    made = [_problem(context, group) for group in ordered]
     return sorted(made, key=lambda one: (one.kind != FIRST, -one.severity, -one.confidence))
 
 
-def _position(facts: ProblemContext, group: list[tuple[Check, Finding]]) -> int:
+def _position(context: ProblemContext, group: list[tuple[Check, Finding]]) -> int:
     """Where in the run it first showed; what has no op is told after what has."""
-    return min((finding.op for _, finding in group if finding.op >= 0), default=len(facts.data.ops))
+    return min((finding.op for _, finding in group if finding.op >= 0), default=len(context.data.ops))
 
 
-def _problem(facts: ProblemContext, group: list[tuple[Check, Finding]]) -> Problem:
+def _problem(context: ProblemContext, group: list[tuple[Check, Finding]]) -> Problem:
     each, first = group[0]
     modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
-    labels = [facts.module_label(module) for module in modules]
+    labels = [context.module_label(module) for module in modules]
     return Problem(
         kind=each.kind, severity=each.severity, title=first.title, why=each.why,
-        module=_label(labels), modules=tuple(facts.data.modules[module].path for module in modules),
-        place=first.place or facts.place(first.frame), op=_known(first.op), value=_known(first.value),
+        module=_label(labels), modules=tuple(context.data.modules[module].path for module in modules),
+        place=first.place or context.place(first.frame), op=_known(first.op), value=_known(first.value),
         parameter=first.parameter or None, count=len(group),
         confidence=each.confidence if first.confidence is None else first.confidence,
-        called=first.called or ("" if first.place else facts.own_place(first.frame)), detail=first.detail,
+        called=first.called or ("" if first.place else context.own_place(first.frame)), detail=first.detail,
     )  # fmt: skip
 
 

@@ -36,15 +36,15 @@ class Idle:
 class Training:
     """The parameters of the modules that were called and trained, and what became of them."""
 
-    def __init__(self, facts: ProblemContext) -> None:
-        self._facts = facts
-        self._data = facts.data
+    def __init__(self, context: ProblemContext) -> None:
+        self._context = context
+        self._data = context.data
 
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
         """Trainable parameters without a gradient; none where the recording cannot tell."""
         ops = self._data.ops
-        if not (self._facts.complete and (self._facts.aten & (ops.phase == BACKWARD)).any()):
+        if not (self._context.complete and (self._context.aten & (ops.phase == BACKWARD)).any()):
             return ()
         found = {idle.path: idle for top in self._tops() for idle in self._idle_in(top)}
         return tuple(found.values())
@@ -64,7 +64,7 @@ class Training:
             return
         for module, info in reversed(missing.values()):
             values = self._values_of(info.key)
-            if all(self._facts.meta(value).type == "Tensor" for value in values):
+            if all(self._context.meta(value).type == "Tensor" for value in values):
                 yield Idle(info.name, info.path, module, values, bool(self._reads(values)))
 
     def _below(self, top: int) -> list[int]:
@@ -110,7 +110,7 @@ class Training:
         return tuple(sorted({id for path in self._paths[key] for id in self._by_name.get(path, ())}))
 
     def _uses(self, values: Sequence[int]) -> list[int]:
-        return sorted({op for value in values for op in self._facts.users(value)})
+        return sorted({op for value in values for op in self._context.users(value)})
 
     def _reads(self, values: Sequence[int]) -> list[int]:
         """The ops that read a parameter; not those that gave it a new value, as its initialisation did."""
@@ -138,15 +138,15 @@ class Training:
     def _reached(self) -> tuple[list[bool], list[bool]]:
         """Of every value: whether a gradient came back to it, and whether it led to what the backward saw."""
         ops, values = self._data.ops, self._data.values
-        backward = ops.forward[self._facts.aten & (ops.phase == BACKWARD)]
+        backward = ops.forward[self._context.aten & (ops.phase == BACKWARD)]
         visited = np.zeros(len(ops), dtype=np.bool_)
         visited[backward[backward >= 0]] = True
         wants = self.wants.tolist()
         seen = visited.tolist()
         gradient, leads = [False] * len(values), [False] * len(values)
         offsets, inputs = ops.input_offsets.tolist(), ops.inputs.tolist()
-        for op in np.flatnonzero(self._facts.aten & (ops.phase != BACKWARD))[::-1].tolist():
-            results = self._facts.results(op)
+        for op in np.flatnonzero(self._context.aten & (ops.phase != BACKWARD))[::-1].tolist():
+            results = self._context.results(op)
             if seen[op] or any(leads[value] for value in results):
                 back = seen[op] or any(gradient[value] for value in results)
                 for value in inputs[offsets[op] : offsets[op + 1]]:
@@ -166,12 +166,12 @@ class Training:
 
     def cut(self, idle: Idle) -> int:
         """The op behind which a parameter's branch goes on towards the loss without gradients, or -1."""
-        floating, leads = self._facts.floating, self._reached[1]
+        floating, leads = self._context.floating, self._reached[1]
         seen, ops = set(idle.values), self._reads(idle.values)
         while ops:
             after: list[int] = []
             for op in ops:
-                made = [value for value in self._facts.results(op) if floating[value]]
+                made = [value for value in self._context.results(op) if floating[value]]
                 if any(leads[value] and not self.wants[value] for value in made):
                     return op
                 after += (value for value in made if self.wants[value] and value not in seen)
@@ -185,20 +185,20 @@ class Training:
         last = front[-1] if front else -1
         while front:
             last = front[-1]
-            made = [value for op in front for value in self._facts.results(op) if value not in seen]
-            flat = [op for op in front if made and not any(map(self._floats, self._facts.results(op)))]
+            made = [value for op in front for value in self._context.results(op) if value not in seen]
+            flat = [op for op in front if made and not any(map(self._floats, self._context.results(op)))]
             if flat:
-                at = self._facts.place(int(self._facts.frames[flat[0]]))
-                return f"{self._facts.written(flat[0])} at {at} has none to pass on"
+                at = self._context.place(int(self._context.frames[flat[0]]))
+                return f"{self._context.written(flat[0])} at {at} has none to pass on"
             seen.update(made)
             front = self._uses([value for value in made if self._floats(value)] or made)
         if last < 0:
             return ""
-        at = self._facts.place(int(self._facts.frames[last]))
-        return f"the result of {self._facts.written(last)} at {at} is read by nothing"
+        at = self._context.place(int(self._context.frames[last]))
+        return f"the result of {self._context.written(last)} at {at} is read by nothing"
 
     def _floats(self, value: int) -> bool:
-        return bool(self._facts.floating[value])
+        return bool(self._context.floating[value])
 
     # -- modules ---------------------------------------------------------------------------------------
 
@@ -235,13 +235,13 @@ class Training:
     def _draws(self, module: int) -> bool:
         """Whether the call around a module drew random numbers in its own code."""
         call = self.nearest_call(module)
-        own = self._facts.named(_DRAWS) & (self._data.ops.call == call)
+        own = self._context.named(_DRAWS) & (self._data.ops.call == call)
         return call >= 0 and bool(own.any())
 
     def nearest_call(self, module: int) -> int:
         """The first call of a module, or of the nearest one around it that was called; else -1."""
         while module >= 0:
-            calls = self._facts.index.calls_of_module.get(module)
+            calls = self._context.index.calls_of_module.get(module)
             if calls:
                 return calls[0]
             module = self._data.modules[module].parent

@@ -31,11 +31,11 @@ _LOOKS: Final = frozenset(
     "Its parameters are not in model.parameters(): no optimizer, no .to(), no checkpoint reaches them. "
     "Hold it in an nn.ModuleList or nn.ModuleDict.",
 )
-def unregistered_module(facts: ProblemContext) -> Iterator[Finding]:
+def unregistered_module(context: ProblemContext) -> Iterator[Finding]:
     """A module with parameters that another one holds in a plain list or dict, and calls."""
-    record = facts.derived(LoopRecord)
-    modules = facts.data.modules
-    told = facts.data.info.get("unregistered")
+    record = context.derived(LoopRecord)
+    modules = context.data.modules
+    told = context.data.info.get("unregistered")
     for row in told if isinstance(told, list) else ():
         if not isinstance(row, list | tuple) or len(row) != 3 or not all(type(one) is int for one in row[:2]):
             continue
@@ -44,14 +44,14 @@ def unregistered_module(facts: ProblemContext) -> Iterator[Finding]:
             continue
         held = [info for module in modules if module.root == modules[id].root for info in module.parameters]
         free = [info for info in held if info.trainable and not info.buffer and info.path not in record.held]
-        call = next(iter(facts.index.calls_of_module.get(id, ())), -1)
+        call = next(iter(context.index.calls_of_module.get(id, ())), -1)
         if not free or call < 0:
             continue
         title = (
             f"{modules[id].type} with {len(free)} parameters is held in the plain {attribute} of "
-            f"{facts.module_type(owner)}, which does not know it"
+            f"{context.module_type(owner)}, which does not know it"
         )
-        yield Finding(title, owner, int(facts.data.calls.frame[call]), parameter=free[0].path)
+        yield Finding(title, owner, int(context.data.calls.frame[call]), parameter=free[0].path)
 
 
 @check(
@@ -61,10 +61,10 @@ def unregistered_module(facts: ProblemContext) -> Iterator[Finding]:
     "itself, head.weight = embed.weight, after everything that replaces either.",
     Confidence.LIKELY,
 )
-def untied_weights(facts: ProblemContext) -> Iterator[Finding]:
+def untied_weights(context: ProblemContext) -> Iterator[Finding]:
     """An embedding and a layer whose weights hold the same numbers, and are two tensors."""
-    told = facts.data.info.get("same_weights")
-    modules = facts.data.modules
+    told = context.data.info.get("same_weights")
+    modules = context.data.modules
     for row in told if isinstance(told, list) else ():
         if not isinstance(row, list | tuple) or len(row) != 2:
             continue
@@ -72,13 +72,13 @@ def untied_weights(facts: ProblemContext) -> Iterator[Finding]:
         owner = next(
             (id for id, module in enumerate(modules) if any(p.path == other for p in module.parameters)), -1
         )
-        call = next(iter(facts.index.calls_of_module.get(owner, ())), -1)
+        call = next(iter(context.index.calls_of_module.get(owner, ())), -1)
         if call < 0:
             continue
         keys = {p.path: p.key for module in modules for p in module.parameters if p.path in (one, other)}
         if len(keys) == 2 and len(set(keys.values())) == 2:
             title = f"{one} and {other} hold the same numbers but are two parameters"
-            yield Finding(title, owner, int(facts.data.calls.frame[call]), parameter=other)
+            yield Finding(title, owner, int(context.data.calls.frame[call]), parameter=other)
 
 
 @check(
@@ -88,26 +88,26 @@ def untied_weights(facts: ProblemContext) -> Iterator[Finding]:
     "[make() for _ in range(n)]; if sharing is meant, hold the layer once and call it in a loop.",
     Confidence.LIKELY,
 )
-def shared_layers(facts: ProblemContext) -> Iterator[Finding]:
+def shared_layers(context: ProblemContext) -> Iterator[Finding]:
     """One layer with parameters that stands at several places of one list."""
-    modules = facts.data.modules
+    modules = context.data.modules
     groups: dict[tuple[int, ...], list[int]] = {}
     for id, info in enumerate(modules):
         below = _places(info.aliases)
-        calls = facts.index.calls_of_module.get(id, ())
-        if len(below) > 1 and len(calls) > 1 and _has_parameters(facts, id):
+        calls = context.index.calls_of_module.get(id, ())
+        if len(below) > 1 and len(calls) > 1 and _has_parameters(context, id):
             title = f"{', '.join(below[:3])}{' …' if len(below) > 3 else ''} are one and the same {info.type}"
-            yield Finding(title, id, int(facts.data.calls.frame[calls[0]]))
+            yield Finding(title, id, int(context.data.calls.frame[calls[0]]))
         keys = tuple(p.key for p in info.parameters if not p.buffer)
         if len(keys) > 1 and info.path.rpartition(".")[2].isdigit():
             groups.setdefault(keys, []).append(id)
     for members in groups.values():
         if len(members) > 1 and len({modules[id].parent for id in members}) == 1:
             paths = ", ".join(modules[id].path for id in members[:3])
-            call = next(iter(facts.index.calls_of_module.get(members[0], ())), -1)
+            call = next(iter(context.index.calls_of_module.get(members[0], ())), -1)
             if call >= 0:
                 title = f"{paths} share all their parameters"
-                yield Finding(title, members[0], int(facts.data.calls.frame[call]))
+                yield Finding(title, members[0], int(context.data.calls.frame[call]))
 
 
 def _places(aliases: tuple[str, ...]) -> list[str]:
@@ -120,12 +120,12 @@ def _places(aliases: tuple[str, ...]) -> list[str]:
     return max(found.values(), key=len, default=[])
 
 
-def _has_parameters(facts: ProblemContext, module: int) -> bool:
-    path = facts.data.modules[module].path
+def _has_parameters(context: ProblemContext, module: int) -> bool:
+    path = context.data.modules[module].path
     return any(
         info.parameters and (info.path == path or info.path.startswith(f"{path}."))
-        for info in facts.data.modules
-        if info.root == facts.data.modules[module].root
+        for info in context.data.modules
+        if info.root == context.data.modules[module].root
     )
 
 
@@ -135,36 +135,36 @@ def _has_parameters(facts: ProblemContext, module: int) -> bool:
     "Whatever was in that memory before is taken for numbers, and is different each time. Use torch.zeros, "
     "or write it first.",
 )
-def uninitialised(facts: ProblemContext) -> Iterator[Finding]:
+def uninitialised(context: ProblemContext) -> Iterator[Finding]:
     """An op computes with memory that torch.empty has given and nothing has written."""
-    makes = facts.aten & facts.named(_UNWRITTEN)
+    makes = context.aten & context.named(_UNWRITTEN)
     for op in np.flatnonzero(makes).tolist():
-        value = next(iter(facts.outputs(op)), -1)
-        if value < 0 or not facts.meta(value).numel or not facts.is_own(op):
+        value = next(iter(context.outputs(op)), -1)
+        if value < 0 or not context.meta(value).numel or not context.is_own(op):
             continue
-        reader = _first_reader(facts, value)
+        reader = _first_reader(context, value)
         if reader >= 0:
             title = (
-                f"{facts.written(reader)} reads {facts.meta(value)} of {facts.written(op)} at "
-                f"{facts.place(int(facts.frames[op]))}, which nothing has written"
+                f"{context.written(reader)} reads {context.meta(value)} of {context.written(op)} at "
+                f"{context.place(int(context.frames[op]))}, which nothing has written"
             )
-            yield Finding(title, facts.module(reader), int(facts.frames[reader]), reader, value)
+            yield Finding(title, context.module(reader), int(context.frames[reader]), reader, value)
 
 
-def _first_reader(facts: ProblemContext, value: int) -> int:
+def _first_reader(context: ProblemContext, value: int) -> int:
     """The op that computes with a value as it is; -1 if it is written first, or only looked at."""
     front, seen = [value], {value}
     while front:
         each = front.pop(0)
-        for op in facts.index.consumers(each):
-            if not facts.aten[op]:
+        for op in context.index.consumers(each):
+            if not context.aten[op]:
                 continue
-            if facts.data.ops.flags[op] & MUTATES:
+            if context.data.ops.flags[op] & MUTATES:
                 return -1
-            if facts.name(op) not in _LOOKS:
+            if context.name(op) not in _LOOKS:
                 return int(op)
-            for made in facts.outputs(op):
-                if facts.data.values.base[made] >= 0 and made not in seen:
+            for made in context.outputs(op):
+                if context.data.values.base[made] >= 0 and made not in seen:
                     seen.add(made)
                     front.append(made)
     return -1
