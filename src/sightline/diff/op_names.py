@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from sightline.trace.nonfinite_rule import UNINITIALIZED
+
 _SAME: Final = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "**": "pow", "//": "floor_divide",
     "%": "remainder", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
@@ -43,7 +45,7 @@ MAKERS: Final = frozenset(
     "new_full new_empty empty_strided tensor fill zero scalar_tensor".split()
 )
 #: Ops that make a tensor of whatever the memory held.
-UNSET: Final = frozenset("empty empty_like new_empty empty_strided resize new_empty_strided".split())
+UNSET: Final = frozenset(name.removesuffix("_") for name in UNINITIALIZED)
 #: Ops whose further results only serve the backward pass: of a mean near zero all digits are rounding.
 ONE_RESULT: Final = frozenset(
     "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()

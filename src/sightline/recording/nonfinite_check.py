@@ -12,7 +12,6 @@ returns it, by the op that reads it, or in a variable at the end of the block.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -34,6 +33,7 @@ from sightline.recording.operations import COPY, OP, OpInfo
 from sightline.recording.statistics import StatisticsObserver, joined, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
+from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -157,14 +157,13 @@ class NonFiniteChecker(Observer):
         return True
 
     def _blame(self, event: ObservedOp, nan: bool, inf: bool) -> None:
-        """Raise, unless what is not finite was in the inputs already, or is meant to be there."""
+        """Have the recording so far judged, if the rule blames this op; raise if the judge does, too."""
         before = [self.readings.bad[one] for one in event.ids if one in self.readings.bad]
         before += self._odd_inputs(event)
-        had_nan, had_any = any(nans for nans, _ in before), bool(before)
-        told_nan, told_inf = _told((event.args, event.kwargs or {}))
-        makes_nan = nan and not had_nan and not told_nan
-        makes_inf = inf and not had_any and not told_inf and not self._was_unknown(event)
-        if (makes_nan or makes_inf) and not self._allowed(event):
+        inputs = INF * bool(before) | NAN * any(nans for nans, _ in before)
+        outputs = NAN * nan | INF * (inf and not self._was_unknown(event))
+        requested = argument_states((event.args, event.kwargs or {}))
+        if new_states(outputs, inputs, requested) and not self._allowed(event):
             if self._wanted.on == "raise":
                 self._read_inputs(event)
             text = self._judge(self._build(self._session), self._wanted)
@@ -349,13 +348,3 @@ def _variables() -> list[Any]:
 
 def _nothing() -> None:
     """What a reference that was never made points to."""
-
-
-def _told(item: Any) -> tuple[bool, bool]:
-    """Whether a plain argument is a NaN, and whether one is infinite: ``masked_fill(mask, -inf)``."""
-    if isinstance(item, float | complex):
-        parts = (item.real, item.imag)
-        return any(map(math.isnan, parts)), any(map(math.isinf, parts))
-    held = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
-    told = [_told(part) for part in held]
-    return any(nan for nan, _ in told), any(inf for _, inf in told)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.torchapi import OpOverload, Tensor
+from sightline.trace.nonfinite_rule import UNINITIALIZED
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
 
@@ -69,10 +70,6 @@ _PRESERVES: Final = {
     "clone": COPY, "_to_copy": COPY, "_unsafe_view": COPY, "tanh": BOUNDED, "sigmoid": BOUNDED,
     "erf": BOUNDED, "mul": PRODUCT, "div": QUOTIENT, "add": SUM, "sub": SUM,
 }  # fmt: skip
-#: What these make holds whatever was in memory before.
-_UNINITIALIZED: Final = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize".split()
-)
 
 
 class OpTraits:
@@ -154,7 +151,7 @@ def _read_schema(function: Any) -> OpTraits:
     facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
     facts.relabels, facts.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
     facts.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
-    facts.uninitialized, facts.preserves = name in _UNINITIALIZED, _PRESERVES.get(name, 0)
+    facts.uninitialized, facts.preserves = name in UNINITIALIZED, _PRESERVES.get(name, 0)
     return facts
 
 
@@ -201,7 +198,7 @@ def api_traits(function: Any) -> OpTraits:
         facts.noise = name in _NOISE_FUNCTIONS
     if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
         facts.mutates = (0,)
-    facts.uninitialized = name in _UNINITIALIZED
+    facts.uninitialized = name in UNINITIALIZED
     facts.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
     return facts
 

@@ -10,11 +10,17 @@ from typing import Final
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.problem import (
+    Finding,
+    Severity,
+    call_frame,
+    check,
+    first_call,
+    names_text,
+    op_line,
+)
 from sightline.analysis.problems.training import Idle, Training
 from sightline.notation import number_text
-
-_NAMED: Final = 3  #: how many parameters a title names
 
 
 @check(
@@ -25,11 +31,10 @@ _NAMED: Final = 3  #: how many parameters a title names
 def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter of a model that was trained, which no op of the forward read.
 
-    A module that was passed over while others of its class beside it ran is an expert without tokens or a
-    dropped layer, and no problem.
+    A module that was skipped while its siblings of the same class ran is an expert without tokens or a
+    dropped layer, which is no problem.
     """
     training = context.derived(Training)
-    calls = context.data.calls
     unused: dict[tuple[int, bool], list[Idle]] = {}
     for idle in training.idle:
         missed = training.not_called(idle.module)
@@ -37,7 +42,7 @@ def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
             unused.setdefault((missed[-1] if missed else idle.module, bool(missed)), []).append(idle)
     for (module, whole_module), members in unused.items():
         call = training.nearest_call(module)
-        finding = _about(context, module, members, "never used", int(calls.frame[call]) if call >= 0 else -1)
+        finding = _finding(context, module, members, "never used", call_frame(context, call))
         if whole_module:
             names = f"{len(members)} trainable parameter{'s' if len(members) > 1 else ''}"
             finding = replace(finding, title=f"{context.module_type(module)} with {names} was never called")
@@ -58,17 +63,14 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
         op = training.uses(members[0])[0]
         call = training.nearest_call(module)
         frame = int(context.frames[op])
-        if (
-            call >= 0 and not calls.first_op[call] <= op < calls.end_op[call]
-        ):  # a copy of it was made elsewhere
-            own = [
-                use for use in training.uses(members[0]) if calls.first_op[call] <= use < calls.end_op[call]
-            ]
-            op = own[0] if own else op
-            frame = int(context.frames[op]) if own else int(calls.frame[call])
+        if call >= 0 and not calls.first_op[call] <= op < calls.end_op[call]:  # copied outside the call
+            first, last = calls.first_op[call], calls.end_op[call]
+            inside = [use for use in training.uses(members[0]) if first <= use < last]
+            op = inside[0] if inside else op
+            frame = int(context.frames[op]) if inside else int(calls.frame[call])
         end = training.branch_end(members[0])
         what = f"used but got no gradient: {end}" if end else "used but got no gradient"
-        yield _about(context, module, members, what, frame, op)
+        yield _finding(context, module, members, what, frame, op)
 
 
 @check(
@@ -83,40 +85,35 @@ def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
     for idle in training.idle:
         op = training.cut(idle) if idle.used else -1
         if op >= 0:  # the ops of one line, such as those of a layer, are one cut
-            same = (known for known in cuts if _place(context, known) == _place(context, op))
+            same = (cut for cut in cuts if op_line(context, cut) == op_line(context, op))
             cuts.setdefault(next(same, op), []).append(idle)
     for op, members in cuts.items():
         how = "detach" if context.name(op) == "detach" else "a block without gradients (no_grad)"
         for module, group in _by_module(members):
-            yield _about(context, module, group, f"cut from the loss by {how}", int(context.frames[op]), op)
-
-
-def _place(context: ProblemContext, op: int) -> str:
-    return context.place(int(context.frames[op]))
+            yield _finding(context, module, group, f"cut from the loss by {how}", int(context.frames[op]), op)
 
 
 def _by_module(parameters: Iterable[Idle]) -> Iterator[tuple[int, list[Idle]]]:
-    """Parameters together with the others of their module."""
+    """Parameters, grouped by module."""
     for module, group in groupby(sorted(parameters, key=lambda idle: idle.module), lambda idle: idle.module):
         yield module, list(group)
 
 
-def _about(
+def _finding(
     context: ProblemContext, module: int, parameters: Sequence[Idle], what: str, frame: int, op: int = -1
 ) -> Finding:
-    names = ", ".join(each.name for each in parameters[:_NAMED])
-    more = f" and {len(parameters) - _NAMED} more" if len(parameters) > _NAMED else ""
     verb = "was" if len(parameters) == 1 else "were"
-    title = f"{names}{more} of {context.module_type(module)} {verb} {what}"
+    names = names_text([each.name for each in parameters])
+    title = f"{names} of {context.module_type(module)} {verb} {what}"
     values = parameters[0].values
     return Finding(title, module, frame, op, values[0] if values else -1, parameters[0].path)
 
 
-_LEAST: Final = 4  #: layers of a stack
+_MIN_LAYERS: Final = 4  #: layers of a stack
 _RATIO: Final = 1e-4  #: between the two ends of a stack
 _NUMBER: Final = re.compile(r"\b\d+\b")
-_TOO_LARGE: Final = 1e4
-_ROUGH: Final = 5.0  #: how much a layer may differ from the trend
+_HUGE: Final = 1e4
+_NOISE: Final = 5.0  #: how much a layer may differ from the trend
 
 
 def _stacks(context: ProblemContext, norms: dict[str, float]) -> Iterator[list[tuple[str, float, int]]]:
@@ -132,21 +129,19 @@ def _stacks(context: ProblemContext, norms: dict[str, float]) -> Iterator[list[t
         if name in order:
             groups.setdefault(_NUMBER.sub("*", name), []).append((name, norm, order[name][1]))
     for members in groups.values():
-        if len(members) >= _LEAST:
+        if len(members) >= _MIN_LAYERS:
             yield sorted(members, key=lambda one: order[one[0]][0])
 
 
 def _trend(members: list[tuple[str, float, int]]) -> float:
-    """The first norm over the last, if it goes that way along the whole stack; else 1."""
+    """The first norm over the last, if both halves of the stack go the same way; else 1."""
     norms = [norm for _, norm, _ in members]
     if min(norms) <= 0 or not all(norm < float("inf") for norm in norms):
         return 1.0
-    ratio = norms[0] / norms[-1]
-    half = norms[len(norms) // 2]
-    goes = norms[0] / half * _ROUGH < 1 < norms[-1] / half / _ROUGH * 1.0 or (
-        norms[0] / half > _ROUGH and half / norms[-1] > _ROUGH
-    )
-    return ratio if goes else 1.0
+    middle = norms[len(norms) // 2]
+    grows = norms[0] / middle * _NOISE < 1 < norms[-1] / middle / _NOISE
+    shrinks = norms[0] / middle > _NOISE and middle / norms[-1] > _NOISE
+    return norms[0] / norms[-1] if grows or shrinks else 1.0
 
 
 @check(
@@ -160,7 +155,7 @@ def vanishing_gradients(context: ProblemContext) -> Iterator[Finding]:
     measured = context.derived(LoopRecord).norms()
     for members in _stacks(context, measured[0]) if measured else ():
         if all(_ratio_of(members, norms) < _RATIO for norms in measured):
-            yield _finding(context, members, "shrink")
+            yield _stack_finding(context, members, "shrink")
             return
 
 
@@ -174,10 +169,9 @@ def exploding_gradients(context: ProblemContext) -> Iterator[Finding]:
     """A stack of layers whose gradients are huge, or grow towards the input without end."""
     measured = context.derived(LoopRecord).norms()
     for members in _stacks(context, measured[0]) if measured else ():
-        first = {name for name, _, _ in members}
-        huge = all(min(norms.get(name, 0.0) for name in first) > _TOO_LARGE for norms in measured)
+        huge = all(min(norms.get(name, 0.0) for name, _, _ in members) > _HUGE for norms in measured)
         if huge or all(_ratio_of(members, norms) > 1 / _RATIO for norms in measured):
-            yield _finding(context, members, "grow" if not huge else "are huge")
+            yield _stack_finding(context, members, "grow" if not huge else "are huge")
             return
 
 
@@ -185,10 +179,9 @@ def _ratio_of(members: list[tuple[str, float, int]], norms: dict[str, float]) ->
     return _trend([(name, norms.get(name, 0.0), id) for name, _, id in members])
 
 
-def _finding(context: ProblemContext, members: list[tuple[str, float, int]], how: str) -> Finding:
+def _stack_finding(context: ProblemContext, members: list[tuple[str, float, int]], how: str) -> Finding:
     (first, low, module), (last, high, _) = members[0], members[-1]
-    calls = context.index.calls_of_module.get(module, ())
-    frame = int(context.data.calls.frame[calls[0]]) if calls else -1
+    frame = call_frame(context, first_call(context, module))
     towards = "" if how == "are huge" else " towards the input"
     title = (
         f"gradients {how}{towards} over {len(members)} layers: norm {number_text(low)} in {first}, "

@@ -9,12 +9,19 @@ from typing import Final
 
 from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
-from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
+from sightline.analysis.problems.problem import (
+    Confidence,
+    Finding,
+    Severity,
+    call_frame,
+    check,
+    first_call,
+    names_text,
+)
 from sightline.trace.data import KINDS
 
-_NAMED: Final = 3  #: parameters that a title names
-_LOOKED_AT: Final = 8  #: gradients of an optimizer that are followed back
-_FARTHEST: Final = 64  #: versions of a gradient
+_SAMPLE: Final = 8  #: how many gradients of an optimizer are followed back
+_MAX_VERSIONS: Final = 64  #: how many versions of a gradient are followed back
 _CLEARS: Final = frozenset("zero_ zero zeros_like _foreach_zero_ fill_".split())
 _PATIENCE: Final = 5  #: steps after which a scheduler should have stepped once
 _CLIPPING: Final = "nn/utils/clip_grad.py"
@@ -30,30 +37,20 @@ def step_without_gradients(context: ProblemContext) -> Iterator[Finding]:
     """An optimizer in all of whose steps none of its parameters has a gradient."""
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
-        steps = record.of(number)
+        steps = record.steps_of(number)
         if not steps or any(step.graded for step in steps) or context.data.info.get("last"):
             continue
         head = f"{optimizer.type}.step() finds no gradient in any of its {optimizer.parameters} parameters"
-        yield _at(optimizer, f"{head}: {_why_no_gradient(record, steps)}")
+        yield _optimizer_finding(optimizer, f"{head}: {_why_no_gradient(record, steps)}")
 
 
 def _why_no_gradient(record: LoopRecord, steps: list[StepRecord]) -> str:
-    elsewhere = record.in_order(name for name in record.gradients if name not in record.held)
+    elsewhere = record.in_order(name for name in record.gradients if name not in record.optimized)
     if elsewhere and len(elsewhere) == len(record.gradients):
-        return f"the gradients are in {_named(elsewhere)}, which no optimizer holds"
-    last = 0
-    for step in steps:
-        first = bisect_left(record.backward, last)
-        if first < len(record.backward) and record.backward[first] < step.position and len(steps) > 1:
-            if step is steps[0]:
-                return "they were cleared after loss.backward() and before the step"
-        last = step.position
-    ran = bisect_left(record.backward, steps[0].position)
-    return (
-        "they were cleared after loss.backward() and before the step"
-        if ran
-        else "no backward pass ran before it"
-    )
+        return f"the gradients are in {names_text(elsewhere)}, which no optimizer holds"
+    if bisect_left(record.backward, steps[0].position):
+        return "they were cleared after loss.backward() and before the step"
+    return "no backward pass ran before it"
 
 
 @check(
@@ -66,41 +63,35 @@ def gradients_not_cleared(context: ProblemContext) -> Iterator[Finding]:
     """An optimizer whose gradients in each step still hold those of the step before."""
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
-        steps = record.of(number)
-        names = [name for name in sorted(optimizer.names) if name in record.gradients][:_LOOKED_AT]
+        steps = record.steps_of(number)
+        names = [name for name in sorted(optimizer.names) if name in record.gradients][:_SAMPLE]
         if len(steps) < 3 or not names:
             continue
-        pairs = list(pairwise(steps))
-        held = [
-            _still_holds(context, record.gradients[name], one, other)
-            for name in names
-            for one, other in pairs
-        ]
-        if all(held):
-            yield _at(
-                optimizer,
+        versions, pairs = [record.gradients[name] for name in names], list(pairwise(steps))
+        if all(_still_holds(context, each, *pair) for each in versions for pair in pairs):
+            title = (
                 f"gradients are never cleared: in {len(pairs)} of {len(pairs)} later steps of "
-                f"{optimizer.type} "
-                f"they hold those of the step before ({_named(names)})",
+                f"{optimizer.type} they hold those of the step before ({names_text(names)})"
             )
+            yield _optimizer_finding(optimizer, title)
 
 
 def _still_holds(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
-    """Whether the gradient of a step was made by adding to what it was in the step before."""
+    """Whether the gradient of a step was accumulated into that of the step before."""
     value = max((v for v in versions if 0 <= context.producer(v) < now.position), default=-1)
-    for _ in range(_FARTHEST):
-        maker = context.producer(value) if value >= 0 else -1
-        if maker < 0:
+    for _ in range(_MAX_VERSIONS):
+        producer = context.producer(value) if value >= 0 else -1
+        if producer < 0:
             return False
-        if maker < before.position:
+        if producer < before.position:
             return True
-        if context.name(maker) in _CLEARS:
+        if context.name(producer) in _CLEARS:
             return False
         previous = int(context.data.values.previous[value])
-        old = [one for one in context.inputs(maker) if one in versions]
-        if previous < 0 and (not old or not context.name(maker).startswith("add")):
+        accumulated = [one for one in context.inputs(producer) if one in versions]
+        if previous < 0 and (not accumulated or not context.name(producer).startswith("add")):
             return False
-        value = previous if previous >= 0 else old[0]
+        value = previous if previous >= 0 else accumulated[0]
     return False
 
 
@@ -116,7 +107,7 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
     steps = [one for one in record.steps if one.graded]
     if not steps or any(one.foreign for one in record.optimizers) or context.data.info.get("last"):
         return  # an optimizer may hold copies of them
-    missing = record.in_order(name for name in record.gradients if name not in record.held)
+    missing = record.in_order(name for name in record.gradients if name not in record.optimized)
     modules = context.data.modules
     owner = {info.path: module.root for module in modules for info in module.parameters}
     by_root: dict[int, list[str]] = {}
@@ -127,27 +118,23 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
         row[0] for row in context.data.info.get("unregistered") or () if isinstance(row, list) and row
     }
     for root, names in by_root.items():
-        wanted = [name for name in owner if owner[name] == root]
-        call = next(iter(context.index.calls_of_module.get(root, ())), -1)
         if root in unregistered:
-            continue  # it is told by a name of its own
-        if not any(name in record.held for name in wanted):
-            if not _made_here(context, names):  # its optimizer may step outside the recording
+            continue  # the check for unregistered modules reports it
+        if not any(name in record.optimized for name in owner if owner[name] == root):
+            if not _created_here(context, names):  # its optimizer may step outside the recording
                 continue
-            frame = int(context.data.calls.frame[call]) if call >= 0 else -1
-            count = len(names)
-            title = (
-                f"{context.module_type(root)} gets gradients in {count} parameters; no optimizer holds any"
-            )
+            type, count = context.module_type(root), len(names)
+            title = f"{type} gets gradients in {count} parameters; no optimizer holds any"
+            frame = call_frame(context, first_call(context, root))
             yield Finding(title, root, frame, parameter=names[0])
         else:
-            title = f"{_named(names)} get gradients, and no optimizer holds them"
+            title = f"{names_text(names)} get gradients, and no optimizer holds them"
             optimizer = record.optimizers[steps[0].optimizer]
             yield Finding(title, root, place=optimizer.place, called=optimizer.called, parameter=names[0])
 
 
-def _made_here(context: ProblemContext, names: list[str]) -> bool:
-    """Whether the recording began before these parameters were made."""
+def _created_here(context: ProblemContext, names: list[str]) -> bool:
+    """Whether these parameters were created within the recording."""
     values = context.data.values
     wanted = set(names)
     for id in range(len(values)):
@@ -165,7 +152,7 @@ def _made_here(context: ProblemContext, names: list[str]) -> bool:
     "The step has used the gradients as they were. Clip them between loss.backward() and optimizer.step().",
 )
 def clipped_after_step(context: ProblemContext) -> Iterator[Finding]:
-    """Gradients are clipped when the optimizer has used them already."""
+    """Gradients are clipped after the optimizer has used them."""
     record = context.derived(LoopRecord)
     data = context.data
     clipping = {id for id, code in enumerate(data.codes) if code.file.replace("\\", "/").endswith(_CLIPPING)}
@@ -203,9 +190,11 @@ def learning_rate_of_zero(context: ProblemContext) -> Iterator[Finding]:
     """An optimizer whose learning rate is zero in every step."""
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
-        steps = record.of(number)
+        steps = record.steps_of(number)
         if len(steps) > 1 and all(step.highest == 0 for step in steps):
-            yield _at(optimizer, f"the learning rate of {optimizer.type} is 0 in all of {len(steps)} steps")
+            yield _optimizer_finding(
+                optimizer, f"the learning rate of {optimizer.type} is 0 in all of {len(steps)} steps"
+            )
 
 
 @check(
@@ -220,32 +209,31 @@ def scheduler_out_of_order(context: ProblemContext) -> Iterator[Finding]:
     ended = context.complete or not (
         context.data.info.get("exception") or context.data.info.get("unfinished")
     )
-    stepped = {one.optimizer for one in record.schedulers if one.steps}
+    stepped = {scheduler.optimizer for scheduler in record.schedulers if scheduler.steps}
     scaled = any("_amp_" in name for name in context.bare_names)
-    for one in record.schedulers:
-        if not one.made or not ended or context.data.info.get("last"):
+    for scheduler in record.schedulers:
+        if not scheduler.created_at or not ended or context.data.info.get("last"):
             continue
-        count = record.optimizers[one.optimizer].count if 0 <= one.optimizer < len(record.optimizers) else 0
-        if not one.steps and count >= _PATIENCE and one.optimizer not in stepped:
+        count = (
+            record.optimizers[scheduler.optimizer].count
+            if 0 <= scheduler.optimizer < len(record.optimizers)
+            else 0
+        )
+        if not scheduler.steps and count >= _PATIENCE and scheduler.optimizer not in stepped:
+            name = f"{scheduler.type} never steps"
+            title = f"{name}, in {count} steps of its optimizer: the learning rate stays as it is"
+            yield Finding(title, place=scheduler.created_at)
+        elif scheduler.steps and scheduler.optimizer < 0 and record.steps:
+            other = record.optimizers[record.steps[0].optimizer].type
             title = (
-                f"{one.type} never steps, in {count} steps of its optimizer: the learning rate stays as it is"
+                f"{scheduler.type} is of an optimizer that never steps; {other}, which does, keeps its rate"
             )
-            yield Finding(title, place=one.made)
-        elif one.steps and one.optimizer < 0 and record.steps:
-            other = record.optimizers[record.steps[0].optimizer]
-            title = (
-                f"{one.type} is of an optimizer that never steps; {other.type}, which does, keeps its rate"
-            )
-            yield Finding(title, place=one.made)
-        elif one.early and count and not scaled:
-            title = f"{one.type}.step() runs before the first optimizer.step(): the first rate is never used"
-            yield Finding(title, place=one.stepped, confidence=Confidence.CERTAIN)
+            yield Finding(title, place=scheduler.created_at)
+        elif scheduler.early and count and not scaled:
+            call = f"{scheduler.type}.step()"
+            title = f"{call} runs before the first optimizer.step(): the first rate is never used"
+            yield Finding(title, place=scheduler.stepped_at, confidence=Confidence.CERTAIN)
 
 
-def _at(optimizer: OptimizerRecord, title: str) -> Finding:
+def _optimizer_finding(optimizer: OptimizerRecord, title: str) -> Finding:
     return Finding(title, place=optimizer.place, called=optimizer.called)
-
-
-def _named(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
