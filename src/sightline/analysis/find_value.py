@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sightline.analysis.select import nearest
-from sightline.analysis.variable_names import Assigned, assignments, returned_assignments
+from sightline.analysis.variable_names import Assignment, assignments, returned_assignments
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Row, Value
@@ -118,7 +118,7 @@ def _returned(index: Index, path: str) -> int:
     return -1
 
 
-def _assigned(index: Index, name: str) -> Assigned | None:
+def _assigned(index: Index, name: str) -> Assignment | None:
     """A variable of a function that ran in a module, ``blocks.0.attn.q``, or outside all, ``loss``.
 
     One that no module is named for may also be of any function: the last value it had counts.
@@ -131,7 +131,7 @@ def _assigned(index: Index, name: str) -> Assigned | None:
     return max(found, key=lambda each: each.value, default=None)
 
 
-def _variables(index: Index) -> Iterator[tuple[Assigned, list[str]]]:
+def _variables(index: Index) -> Iterator[tuple[Assignment, list[str]]]:
     """Each assignment to a variable, and the names that go by: ``blocks.0.attn.q``, ``Net.q``."""
     for each in assignments(index):
         paths = _paths(index.module_calls[each.call] if each.call >= 0 else None)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sightline.analysis.fold import Node, Repeat, first_of, length_of
 from sightline.analysis.model_part import SHOWS_ALL, model_part
-from sightline.analysis.row_groups import list_places
+from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.select import Selection
 from sightline.analysis.source_loops import Loop, header_text, loops_around
 from sightline.analysis.variable_names import value_names
@@ -74,8 +74,8 @@ def code_lines(
     readings = StatisticsIndex(index.raw, stats)
     mask = selection.ops(index, level)
     part = None if everything or op is not None else model_part(index.raw)
-    chosen = np.flatnonzero(mask if part is None else mask & ~part.left_out)
-    told = "" if part is None else part.told(mask, more)
+    chosen = np.flatnonzero(mask if part is None else mask & ~part.excluded)
+    told = "" if part is None else part.excluded_text(mask, more)
     left_out = [line((f"# {told}", "dim"))] if told else []
     if not len(chosen):
         return iter(left_out or (line(("(no ops were recorded)", "dim")),))
@@ -129,7 +129,7 @@ class _Ops:
 
 def _metas(data: TraceData, ids: I64, offsets: I64, values: I32) -> list[tuple[int, ...]]:
     """What the values of each op look like."""
-    places, lengths = list_places(offsets, ids)
+    places, lengths = flat_positions(offsets, ids)
     metas = data.values.meta[values[places]].tolist()
     starts = [0, *np.cumsum(lengths).tolist()]
     return [tuple(metas[start:end]) for start, end in pairwise(starts)]

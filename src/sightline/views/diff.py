@@ -14,7 +14,7 @@ from sightline.diff.op_labels import OpLabel
 from sightline.diff.side import Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
-from sightline.views.layout import fitted
+from sightline.views.layout import fit_blocks
 from sightline.views.outline import Block, Column, Line, Span, View, cut, cut_end, grid, line, width
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def verdict_view(diff: Diff) -> View:
         room = min(room, _WIDTH)
         return [*_head(diff, room), line(), *_answer(diff, room), *_growth(diff, room), *_facts(diff)]
 
-    return View(tuple(fitted(made(_WIDTH), _WIDTH)), fit=made)
+    return View(tuple(fit_blocks(made(_WIDTH), _WIDTH)), fit=made)
 
 
 def error_text(error: float) -> str:

@@ -61,7 +61,7 @@ def log_lines(
     story = _Story(trace, selection, readings, inside=inside or op is not None, root=root, part=part)
     steps = story.steps()
     first = next(steps, None)
-    told = "" if part is None else part.told(story.chosen_ops, more)
+    told = "" if part is None else part.excluded_text(story.chosen_ops, more)
     head = [line((f"# {told}", "dim"))] if told else []
     if first is None and selection.given and not head:
         given = ", ".join(f"{name}={value!r}" for name, value in selection.given.items())
@@ -146,7 +146,7 @@ class _Story:
         self._ops = self._op_mask(selection)
         self.chosen_ops = self._ops.copy()  #: also those that are left out
         if part is not None:
-            self._ops &= ~part.left_out
+            self._ops &= ~part.excluded
         self._shown = self._calls & (np.asarray(data.calls.parent >= 0) | root)
         self._leaf = self._leaves(selection)
         hidden = self._in_leaf()

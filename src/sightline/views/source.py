@@ -204,7 +204,7 @@ def _annotated(
     for phase in PHASES:
         if phase in record.phases:
             tallies = {title: each.phases[phase] for title, each in every.items()}
-            reading = readings.of_made(record.phases[phase].values)
+            reading = readings.of_results(record.phases[phase].values)
             whole = all(not each.elsewhere and each.time == totals[title] for title, each in tallies.items())
             yield from _ops_lines(below, tallies, reading, phase, width, timed=not whole)
 

@@ -21,7 +21,7 @@ from sightline.analysis.cost import (
     Parameters,
     compiled_text,
     cost_of,
-    not_finite,
+    nonfinite_counts,
     parameters_in,
     uncounted,
     uncounted_text,
@@ -36,8 +36,8 @@ from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import path_matches
 from sightline.trace.data import PHASES, ModuleInfo, TraceData
 from sightline.trace.held_memory import held_memory
-from sightline.views.layout import OPS_ROOM, Figures, Fitted, fitted_columns
-from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
+from sightline.views.layout import OPS_ROOM, Figures, FittedTable, fit_table
+from sightline.views.outline import Block, Cell, Line, Span, View, fact_lines, line, printable
 from sightline.views.outline import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
 from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
@@ -314,7 +314,7 @@ class _Table:
         spreads = [reading.spread if reading else ("", "") for reading in map(self._outputs, rows)]
         found = [Figures(_SPREAD, _in_line(spreads), spare=3)] if any(mean for mean, _ in spreads) else []
         for each in (phase,) if phase else PHASES:  # the first that has any: it began there
-            wrong = not_finite(self._data, self._scopes, each)
+            wrong = nonfinite_counts(self._data, self._scopes, each)
             if any(wrong.in_scopes(tops)):
                 self._wrong_in = each
                 pairs = [wrong.in_scopes(row.scopes, own=row.own) for row in rows]
@@ -327,11 +327,11 @@ class _Table:
 
     def laid_out(
         self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None, room: int | None
-    ) -> Fitted:
+    ) -> FittedTable:
         """The table in the room there is."""
         names = [partial(self._name, row) for row in rows]
         shapes = [partial(self._shapes, row) for row in rows]
-        return fitted_columns(names, shapes, self._figures(rows, tops, phase), room)
+        return fit_table(names, shapes, self._figures(rows, tops, phase), room)
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class _Table:
             made.append(_fact("memory", told))
         return made
 
-    def notes(self, laid: Fitted, room: int | None) -> list[Line]:
+    def notes(self, laid: FittedTable, room: int | None) -> list[Line]:
         """What had no room, and what the short forms in the table mean."""
         rows = [cell if isinstance(cell, tuple) else (cell,) for row in laid.grid.rows for cell in row]
         cells = [span.text for spans in rows for span in spans if span.text]
@@ -383,9 +383,12 @@ class _Table:
             told.append(f"{_SPREAD}: of what came out, all calls")
         if _WRONG in titles:
             told.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
-        left_out = [", ".join(laid.left_out), "width=None shows all"] if laid.left_out else []
+        left_out = [", ".join(laid.dropped), "width=None shows all"] if laid.dropped else []
         limit = _NO_LIMIT if room is None else room
-        return [*wrapped("no room for", left_out, _MARGIN, limit), *wrapped("key", told, _MARGIN, limit)]
+        return [
+            *fact_lines("no room for", left_out, _MARGIN, limit),
+            *fact_lines("key", told, _MARGIN, limit),
+        ]
 
     def _call_facts(self, tops: Sequence[int]) -> list[str]:
         scopes = [scope for top in tops for scope in self._scopes.rows[top : self._scopes.rows[top].end]]

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, Start, first_of, fold, length_of
-from sightline.analysis.row_groups import RowGroups, group_rows, list_numbers, list_places
+from sightline.analysis.row_groups import RowGroups, flat_positions, group_rows, list_keys
 from sightline.notation import constant_text, dtype_name, tensor_text
 from sightline.trace.data import I32, I64, KINDS, PHASES, TraceData
 from sightline.trace.forms import Form, Record, Symbol
@@ -120,11 +120,11 @@ class Variation:
         ops, values = self.data.ops, self.data.values
         lists = []
         for flat, offsets in ((ops.inputs, ops.input_offsets), (ops.outputs, ops.output_offsets)):
-            places, lengths = list_places(offsets, ids)
+            places, lengths = flat_positions(offsets, ids)
             held = flat[places]
             weights = np.isin(values.kind[held], [*_WEIGHTS])
             weights &= np.repeat(ops.phase[ids] != _OPTIMIZER, lengths)
-            lists.append(list_numbers(2 * values.meta[held].astype(np.int64) + weights, lengths))
+            lists.append(list_keys(2 * values.meta[held].astype(np.int64) + weights, lengths))
         columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
         return group_rows(frames, *(column[ids] for column in columns), *lists)
 
