@@ -228,7 +228,7 @@ def test_the_message() -> None:
         "  argument 2[0] f32[2, 4] = input; not measured",
         "  argument 3 i64[2] = constant",
     ]
-    assert [making.name for making in found.lineage.makings] == ["torch.log", "torch.relu"]
+    assert [step.name for step in found.lineage.steps] == ["torch.log", "torch.relu"]
 
 
 def test_an_op_without_line_and_module_is_told_all_the_same() -> None:

@@ -331,7 +331,7 @@ def _modules(trace: Trace, costs: Costs, whole: _Time) -> _Table | None:
     shares = [whole.cells(int(host[scopes].sum()), int(device[scopes].sum())) for scopes in every]
 
     def table_with(shapes: int) -> Grid:
-        texts = [Span(each.fitted(shapes), "shape") for each in exchanges_of_groups]
+        texts = [Span(each.fit(shapes), "shape") for each in exchanges_of_groups]
         columns = (Column("module", least=20), Column("input → output", least=16), *whole.columns("time"))
         cells = zip(names, texts, shares, strict=True)
         return grid(columns, [[name, text, *share] for name, text, share in cells])
