@@ -24,16 +24,16 @@ _MAX_ADVICE: Final = 2
 
 def last_screen(trace: Trace, where: str, room: int = SCREEN) -> View:
     """What looks wrong in at most ``room`` lines; ``where`` is the recording as a command takes it."""
-    found = find(trace.index)
-    if not found:
+    problems = find(trace.index)
+    if not problems:
         return View(tuple(_no_problems(trace)))
-    counts = ", ".join(text for _, text in severity_counts(found))
+    counts = ", ".join(text for _, text in severity_counts(problems))
     blocks: list[Line] = [line(("problems: ", "dim"), (counts, "title"))]
     left = room - 2
     shown = 0
-    for each in found:
+    for each in problems:
         lines = list(_block(each))
-        rest = 1 if shown + 1 < len(found) else 0
+        rest = 1 if shown + 1 < len(problems) else 0
         if len(lines) + rest > left:
             lines = lines[: _without_advice(lines)]
         if len(lines) + rest > left:
@@ -41,18 +41,20 @@ def last_screen(trace: Trace, where: str, room: int = SCREEN) -> View:
         blocks += lines
         left -= len(lines)
         shown += 1
-    if shown < len(found):
-        blocks.append(line((f"and {len(found) - shown} more: sightline show {where} --view problems", "dim")))
+    if shown < len(problems):
+        blocks.append(
+            line((f"and {len(problems) - shown} more: sightline show {where} --view problems", "dim"))
+        )
     blocks += _unchecked(trace, left - 1) if left > 2 else ()
     return View(tuple(blocks))
 
 
 def next_command(trace: Trace, where: str) -> str:
     """The command to type next: for the lineage of what is wrong, the code around it, or everything."""
-    found = find(trace.index)
-    if not found:
+    problems = find(trace.index)
+    if not problems:
         return f"sightline show {where}"
-    first = found[0]
+    first = problems[0]
     if first.kind == "failure":
         return f"sightline show {where} --tail 20"
     if first.kind == "non-finite":

@@ -36,7 +36,7 @@ SEVERITY_STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Sev
 
 def problems(trace: Trace, module: str | None = None, kind: str | None = None) -> View:
     """What looks wrong; ``module`` and ``kind`` select."""
-    found = [each for each in find(trace.index) if kind in (None, each.kind)]
+    selected = [each for each in find(trace.index) if kind in (None, each.kind)]
     if kind is not None and kind not in KINDS:
         near = get_close_matches(kind, KINDS, 5, 0.0)
         raise UsageError(
@@ -45,18 +45,18 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
         )
     if module is not None:
         paths = _matching_paths(trace.data.modules, module)
-        found = [each for each in found if not paths.isdisjoint(each.modules)]
-    head = _head(found, len(trace.ops), module, kind, unfinished=bool(trace.data.info.get("unfinished")))
+        selected = [each for each in selected if not paths.isdisjoint(each.modules)]
+    head = _head(selected, len(trace.ops), module, kind, unfinished=bool(trace.data.info.get("unfinished")))
     unchecked = [] if kind is not None else not_looked_at(trace.index)
 
     def fit(room: int) -> list[Block]:
         room = min(room, _WIDTH)
         blocks: list[Block] = [head]
-        for each in found:
+        for each in selected:
             blocks += [line(), *_block(each, room)]
-        if not found and kind is None and module is None and len(trace.ops):
+        if not selected and kind is None and module is None and len(trace.ops):
             blocks += _dim_lines(f"looked for {looked_for()}", room)
-        gap = [line()] if found and unchecked else []
+        gap = [line()] if selected and unchecked else []
         return [*blocks, *gap, *(each for text in unchecked for each in _dim_lines(text, room))]
 
     return View(tuple(fit(_WIDTH)), fit=fit)
@@ -78,22 +78,24 @@ def _matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
     return paths
 
 
-def _head(found: list[Problem], ops: int, module: str | None, kind: str | None, *, unfinished: bool) -> Line:
+def _head(
+    selected: list[Problem], ops: int, module: str | None, kind: str | None, *, unfinished: bool
+) -> Line:
     filters = [f"{name}={text!r}" for name, text in (("module", module), ("kind", kind)) if text is not None]
     scope = f" with {', '.join(filters)}" if filters else ""
     scope += " of a recording that was not finished" if unfinished else ""
-    if not found:
+    if not selected:
         none = cut(f" found in {ops:,} ops{scope}", _WIDTH - 14)
         return line(("problems: ", "dim"), ("none", "title"), none, hang=_HANG)
-    counts = ", ".join(text for _, text in severity_counts(found))
+    counts = ", ".join(text for _, text in severity_counts(selected))
     where = cut(f" in {ops:,} ops{scope}", _WIDTH - 10 - len(counts))
     return line(("problems: ", "dim"), (counts, "title"), where, hang=_HANG)
 
 
-def severity_counts(found: list[Problem]) -> list[tuple[Severity, str]]:
+def severity_counts(selected: list[Problem]) -> list[tuple[Severity, str]]:
     """``2 errors``, ``1 warning``: how many problems of each severity there are, the worst first."""
     counts = [
-        (severity, sum(each.severity is severity for each in found)) for severity in sorted(Severity)[::-1]
+        (severity, sum(each.severity is severity for each in selected)) for severity in sorted(Severity)[::-1]
     ]
     return [(each, f"{count} {each.word}{'s' * (count > 1)}") for each, count in counts if count]
 

@@ -26,7 +26,7 @@ from sightline.trace.data import PHASES, TraceData
 from sightline.trace.source_lines import syntax_tree
 from sightline.trace.user_frames import installed_file
 from sightline.views.code import chosen_level
-from sightline.views.outline import Line, Span, View, line, printable
+from sightline.views.outline import Line, Span, View, cut, cut_end, line
 from sightline.views.outline import width as text_width
 from sightline.views.source_chain import PHASE_MARKS
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
@@ -140,12 +140,12 @@ def _header(path: str, every: Mapping[str, dict[int, LineRecord]], width: int) -
     times = [f"{phase} {time_text(time)}" for phase, time in totals.items() if time]
     about = f"{with_ops} line{'s' if with_ops != 1 else ''} with ops"
     about += f": {'device ' if title == 'device time' else ''}{', '.join(times)}" if times else ""
-    name = _cut(printable(short_path(path))[::-1], width // 2)[::-1]  # the end of a path matters more
+    name = cut_end(short_path(path), width // 2)
     titles = f"{'runs':>{_CALLS}}" + _in_columns({title: title for title in every})
     room = width - text_width(name) - 2
     if "op time" not in every:  # two times need their titles
         room -= len(titles) + 1
-    about = _cut(about, room) if room > 0 else ""
+    about = cut(about, room) if room > 0 else ""
     gap = width - text_width(name) - 2 - len(about) - len(titles)
     parts = [Span(name, "title"), Span("  "), Span(about, "dim")]
     if gap > 0:
@@ -189,12 +189,12 @@ def _annotate(
     """A source line, and below it what ran there."""
     gutter = Span(f"{number:>{digits}} │ ", "dim")
     if not every:
-        yield Line((gutter, Span(_cut(printable(text), width - digits - 3 - _CALLS - _TIME), "code")))
+        yield Line((gutter, Span(cut(text, width - digits - 3 - _CALLS - _TIME), "code")))
         return
     record, totals = next(iter(every.values())), {title: each.time for title, each in every.items()}
     times = _in_columns({title: time_text(time) if time else "" for title, time in totals.items()})
     room = width - digits - 3 - _CALLS - len(times)
-    shown = _cut(printable(text), room)
+    shown = cut(text, room)
     calls = f"×{record.calls}" if record.calls else ""
     numbers = (Span(f"{calls:>{_CALLS}}", "number"), Span(times))
     pad = Span(" " * (room - text_width(shown)))
@@ -253,7 +253,7 @@ def _with_statistics(words: list[Span], statistics: ValueStatistics) -> list[Spa
 
 def _list_words(items: Sequence[str], most: int, room: int) -> list[str]:
     """At most ``most`` items as words of a list, each with its comma."""
-    shown = [_cut(printable(item), room - 1) for item in items[:most]]
+    shown = [cut(item, room - 1) for item in items[:most]]
     if len(items) > most:
         shown.append(f"+{len(items) - most} more")
     return [word + "," for word in shown[:-1]] + shown[-1:]
@@ -275,15 +275,6 @@ def _rows(words: Sequence[Span], room: int) -> Iterator[list[Span]]:
         used += size
     if row:
         yield row
-
-
-def _cut(text: str, room: int) -> str:
-    if text_width(text) <= room:
-        return text
-    kept = text[: room - 1]
-    while text_width(kept) > room - 1:
-        kept = kept[:-1]
-    return kept + "…"
 
 
 def _shown_lines(texts: Sequence[str], ran: Iterable[int]) -> list[int]:

@@ -39,8 +39,8 @@ def dead_activation(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _is_zero(context: ProblemContext, op: int) -> bool:
-    stats, row, given = context.data.stats, _output_row(context, op), _input_row(context, op)
-    varies = given >= 0 and stats.min[given] < stats.max[given]
+    stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
+    varies = input_row >= 0 and stats.min[input_row] < stats.max[input_row]
     return bool(varies and stats.min[row] == 0 and stats.max[row] == 0 and not stats.nans[row])
 
 
@@ -76,10 +76,12 @@ def saturated_activation(context: ProblemContext) -> Iterator[Finding]:
 
 def _is_saturated(context: ProblemContext, op: int) -> bool:
     """Whether all numbers are at a bound, where 1 - x² of a tanh and x - x² of a sigmoid are 0."""
-    stats, row, given = context.data.stats, _output_row(context, op), _input_row(context, op)
+    stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
     if stats.nans[row] or stats.infs[row]:
         return False
-    if given >= 0 and (stats.infs[given] or stats.nans[given] or stats.min[given] == stats.max[given]):
+    if input_row >= 0 and (
+        stats.infs[input_row] or stats.nans[input_row] or stats.min[input_row] == stats.max[input_row]
+    ):
         return False
     squares = float(stats.l2[row]) ** 2 / context.meta(context.outputs(op)[0]).numel
     rest = 1 - squares if context.name(op).startswith("tanh") else float(stats.mean[row]) - squares

@@ -64,8 +64,8 @@ def _unequal_ranks(context: ProblemContext) -> list[int]:
 def _broadcast_shape(column: Shape, row: Shape) -> Shape | None:
     """The shape that two broadcast to, if one has an extra size 1 and both grow.
 
-    >>> _grown((8, 1), (8,)), _grown((8, 1), (8, 1)), _grown((1, 8), (8,)), _grown((8, 1), ())
-    ((8, 8), None, None, None)
+    >>> [_broadcast_shape((8, 1), row) for row in ((8,), (8, 1), ())], _broadcast_shape((1, 8), (8,))
+    ([(8, 8), None, None], None)
     """
     if len(column) != len(row) + 1 or not row:
         return None
