@@ -168,7 +168,7 @@ def _runs(keys: Ints) -> list[tuple[int, int, int]]:
 def _extend(ranks: list[Ints], first: Ints, period: Ints, n: int) -> list[tuple[int, int, int]]:
     """The runs that pass through the given pairs and are at least two periods long."""
     ahead = _common(ranks, first, first + period, n)
-    behind = _common_before(ranks, first, first + period)
+    behind = _common(ranks, first, first + period, n, before=True)
     long = ahead + behind >= period
     start, end, period = (first - behind)[long], (first + period + ahead)[long], period[long]
     _, unique = np.unique(period * n + start, return_index=True)
@@ -202,34 +202,17 @@ def _ranks(keys: Ints) -> list[Ints]:
     return ranks
 
 
-def _common(ranks: list[Ints], a: Ints, b: Ints, n: int) -> Ints:
-    """How many keys from ``a`` and from ``b`` (> a) on are equal."""
+def _common(ranks: list[Ints], a: Ints, b: Ints, n: int, *, before: bool = False) -> Ints:
+    """How many keys from ``a`` and from ``b`` (> a) on are equal; or how many just before them."""
     total = np.zeros(len(a), dtype=np.int64)
     for k in range(len(ranks) - 1, -1, -1):
         rank, length = ranks[k], 1 << k
         again = k == len(ranks) - 1  # beyond the longest rank kept, step by it as often as it matches
         active = np.arange(len(a))
         while len(active):
-            at, to = a[active] + total[active], b[active] + total[active]
-            fits = to + length <= n
-            fits[fits] = rank[at[fits]] == rank[to[fits]]
-            active = active[fits]
-            total[active] += length
-            if not again:
-                break
-    return total
-
-
-def _common_before(ranks: list[Ints], a: Ints, b: Ints) -> Ints:
-    """How many keys just before ``a`` and just before ``b`` (> a) are equal."""
-    total = np.zeros(len(a), dtype=np.int64)
-    for k in range(len(ranks) - 1, -1, -1):
-        rank, length = ranks[k], 1 << k
-        again = k == len(ranks) - 1
-        active = np.arange(len(a))
-        while len(active):
-            at, to = a[active] - total[active] - length, b[active] - total[active] - length
-            fits = at >= 0
+            shift = -total[active] - length if before else total[active]
+            at, to = a[active] + shift, b[active] + shift
+            fits = (at >= 0) & (to + length <= n)
             fits[fits] = rank[at[fits]] == rank[to[fits]]
             active = active[fits]
             total[active] += length
