@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.analysis.variable_names import Assigned, assignments, returned_assignments
+from sightline.analysis.variable_names import Assignment, assignments, returned_assignments
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import did_you_mean
@@ -114,7 +114,7 @@ def _returned_value(index: Index, path: str) -> int:
     return -1
 
 
-def _assigned_variable(index: Index, name: str) -> Assigned | None:
+def _assigned_variable(index: Index, name: str) -> Assignment | None:
     """A variable of a function that ran in a module, ``blocks.0.attn.q``, or outside all, ``loss``.
 
     A name without a module may also be a variable of any function; the last value it had counts.
@@ -127,7 +127,7 @@ def _assigned_variable(index: Index, name: str) -> Assigned | None:
     return max(matches, key=lambda each: each.value, default=None)
 
 
-def _variables(index: Index) -> Iterator[tuple[Assigned, list[str]]]:
+def _variables(index: Index) -> Iterator[tuple[Assignment, list[str]]]:
     """Each assignment to a variable, and the names it goes by: ``blocks.0.attn.q``, ``Net.q``."""
     for each in assignments(index):
         paths = _module_names(index.module_calls[each.call] if each.call >= 0 else None)

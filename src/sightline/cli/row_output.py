@@ -19,7 +19,7 @@ import click
 
 from sightline.cli.screen import Screen
 from sightline.convert.encoding import csv_cell, json_text
-from sightline.views.layout import narrowed
+from sightline.views.layout import narrow_columns
 from sightline.views.outline import Line, Span, cut, cut_end, printable, width
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -78,7 +78,7 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
         for at, column in enumerate(columns)
     ]
     if room is not None:
-        widths = narrowed(widths, columns, room)
+        widths = narrow_columns(widths, columns, room)
     rule = "─" * (sum(size + len(_GAP) for size in widths if size >= 0) - len(_GAP))
     yield _table_line([column.title for column in columns], columns, widths, room, "dim")
     yield Line((Span(rule, "dim"),))

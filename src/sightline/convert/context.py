@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.lifetimes import Lifetimes, lifetimes
-from sightline.analysis.row_groups import list_places
+from sightline.analysis.row_groups import flat_positions
 from sightline.trace import data as d
 from sightline.trace.index import Index
 
@@ -169,7 +169,7 @@ class Lists:
     """The lists of some rows, out of one flat column: their items, and where each list begins and ends."""
 
     def __init__(self, offsets: d.I64, flat: d.I32, rows: NDArray[Any]) -> None:
-        places, lengths = list_places(offsets, rows)
+        places, lengths = flat_positions(offsets, rows)
         self.items = flat[places]
         self.bounds: list[int] = [0, *np.cumsum(lengths).tolist()]
 

@@ -45,7 +45,7 @@ FACTORIES: Final = frozenset(
     "new_full new_empty empty_strided tensor fill zero scalar_tensor".split()
 )
 #: Ops that return uninitialised memory.
-UNINITIALIZED_RESULTS: Final = UNINITIALIZED | {"resize"}
+UNINITIALIZED_RESULTS: Final = frozenset(name.removesuffix("_") for name in UNINITIALIZED)
 #: Ops whose further results only serve the backward pass; a mean near zero consists of rounding errors.
 ONE_RESULT: Final = frozenset(
     "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()

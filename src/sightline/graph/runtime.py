@@ -158,8 +158,8 @@ class _GraphBuilder:
             shown = (units == np.arange(len(units))) & np.isin(
                 data.ops.phase, list(map(PHASES.index, phases))
             )
-            self._left_out = part.told(shown, SHOWS_ALL)
-            units = np.where(part.left_out, -1, units)
+            self._left_out = part.excluded_text(shown, SHOWS_ALL)
+            units = np.where(part.excluded, -1, units)
         self._order = ordered_units(index, units, level, phases)
         self._included = set(self._order)
         self._units: list[int] = units.tolist()

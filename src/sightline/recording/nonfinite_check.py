@@ -12,7 +12,6 @@ read by an op, or in a variable at the end of the block.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -34,7 +33,7 @@ from sightline.recording.operations import COPY, OP, OpInfo
 from sightline.recording.statistics import StatisticsObserver, concatenate, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
-from sightline.trace.forms import leaves
+from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -166,14 +165,13 @@ class NonFiniteChecker(Observer):
         return True
 
     def _check_op(self, event: ObservedOp, nan: bool, inf: bool) -> None:
-        """Raise, unless what is not finite was in the inputs already, or is allowed."""
+        """Have the recording so far judged, if the rule blames this op; raise if the judge does, too."""
         before = [self.buffer.nonfinite[one] for one in event.ids if one in self.buffer.nonfinite]
         before += self._nonfinite_inputs(event)
-        had_nan, had_any = any(nans for nans, _ in before), bool(before)
-        nan_argument, inf_argument = _nonfinite_arguments((event.args, event.kwargs or {}))
-        makes_nan = nan and not had_nan and not nan_argument
-        makes_inf = inf and not had_any and not inf_argument and not self._changes_unexamined(event)
-        if (makes_nan or makes_inf) and not self._allowed(event):
+        inputs = INF * bool(before) | NAN * any(nans for nans, _ in before)
+        outputs = NAN * nan | INF * (inf and not self._changes_unexamined(event))
+        requested = argument_states((event.args, event.kwargs or {}))
+        if new_states(outputs, inputs, requested) and not self._allowed(event):
             if self._options.on == "raise":
                 self._read_inputs(event)
             self._check_recording()  # the recording may show that it is allowed
@@ -356,11 +354,4 @@ def _variables() -> list[Any]:
 
 
 def _no_tensor() -> None:
-    """Stands for a weak reference that was never made."""
-
-
-def _nonfinite_arguments(item: Any) -> tuple[bool, bool]:
-    """Whether a plain argument is a NaN, and whether one is infinite: ``masked_fill(mask, -inf)``."""
-    numbers = [leaf for _, leaf in leaves(item) if isinstance(leaf, float | complex)]
-    parts = [part for number in numbers for part in (number.real, number.imag)]
-    return any(map(math.isnan, parts)), any(map(math.isinf, parts))
+    """What a reference that was never made points to."""

@@ -64,8 +64,6 @@ _PRESERVES: Final = {
     "clone": COPY, "_to_copy": COPY, "_unsafe_view": COPY, "tanh": BOUNDED, "sigmoid": BOUNDED,
     "erf": BOUNDED, "mul": PRODUCT, "div": QUOTIENT, "add": SUM, "sub": SUM,
 }  # fmt: skip
-#: Ops whose result holds whatever was in memory before.
-_UNINITIALIZED: Final = UNINITIALIZED | {"resize_", "resize"}
 
 
 class OpTraits:
@@ -147,7 +145,7 @@ def _read_schema(function: Any) -> OpTraits:
     traits.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
     traits.relabels, traits.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
     traits.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
-    traits.uninitialized, traits.preserves = name in _UNINITIALIZED, _PRESERVES.get(name, 0)
+    traits.uninitialized, traits.preserves = name in UNINITIALIZED, _PRESERVES.get(name, 0)
     return traits
 
 
@@ -194,7 +192,7 @@ def api_traits(function: Any) -> OpTraits:
         traits.noise = name in _NOISE_FUNCTIONS
     if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
         traits.mutates = (0,)
-    traits.uninitialized = name in _UNINITIALIZED
+    traits.uninitialized = name in UNINITIALIZED
     traits.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
     return traits
 

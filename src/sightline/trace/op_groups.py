@@ -35,7 +35,10 @@ WHOLE_VIEWS: Final = frozenset(
 )
 #: Views of every element of a tensor or of some of them.
 VIEWS: Final = WHOLE_VIEWS | frozenset("select slice split unbind".split())
-#: Ops that give out memory with whatever was in it before.
-UNINITIALIZED: Final = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split()
+#: Ops that allocate memory and do not write it.
+ALLOCATIONS: Final = frozenset(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided _empty_affine_quantized "
+    "_empty_per_channel_affine_quantized".split()
 )
+#: Ops whose result holds memory that was never written, at least in part.
+UNINITIALIZED: Final = ALLOCATIONS | frozenset("resize resize_ resize_as_".split())
