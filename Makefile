@@ -64,11 +64,12 @@ examples: engine $(VIEWER) ## the examples in the docstrings
 
 # The extension is built with sanitizers into a folder of its own, by the first test that loads it. Python itself
 # is not, so it gets the library from outside, and frees little of what it allocates: leaks are not looked for.
-# pytest leaves standard error open, because that is where the report of a fault goes before the process ends.
+# pytest leaves standard error open, because that is where the report of a fault goes before the process ends; its
+# own handler of faults may not take the sanitizer's place.
 sanitize: $(READY) ## the tests of the native engine, with the address and undefined-behaviour sanitizers
-	SIGHTLINE_SANITIZE=1 CXX="$(CXX)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	SIGHTLINE_SANITIZE=1 CXX="$(CXX)" ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_segv=2 \
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-		$(BIN)/python -m pytest -n 0 -q --capture=sys -p no:faulthandler tests/recording/native $(ARGS)
+		$(BIN)/python -m pytest -n 0 -q --capture=sys tests/recording/native $(ARGS)
 
 # The long run: FUZZ="--bundles 10000 --journals 10000 --interrupts 500 --places 1 --kills 100", two hours.
 FUZZ ?= --bundles 1000 --journals 1000 --interrupts 100 --places 20 --kills 20

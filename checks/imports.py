@@ -33,7 +33,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "notation": frozenset({"errors"}),
     "argument_checks": frozenset({"errors"}),
     "options": frozenset({"errors", "argument_checks"}),
-    "patterns": frozenset(),
+    "patterns": frozenset({"errors"}),
     "ranks": frozenset(),
     "markers": frozenset({"errors", "argument_checks"}),
     "trace": _BASE,

@@ -101,3 +101,11 @@ def test_every_link_between_documents_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text("utf-8")):
             if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_every_file_that_a_document_names_is_there() -> None:
+    names = {path.name for path in (ROOT / "src").rglob("*.*")} | {
+        path.name for path in ROOT.rglob("checks/*.py")
+    }
+    text = (ROOT / "docs/architecture.md").read_text("utf-8")
+    assert [name for name in re.findall(r"`[\w./]*?(\w+\.(?:py|cpp|h))`", text) if name not in names] == []

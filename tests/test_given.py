@@ -138,7 +138,7 @@ SENTENCES: dict[str, Callable[[Any], object]] = {
     ),
     "where('relu') takes a function of a row, or names: where(name=…).": lambda t: t.ops.where("relu"),
     "t.tensors[…] takes a key or a name, not 3.": lambda t: t.tensors[3],
-    "tensor=3 must be a function that writes a tensor, such as str.": lambda t: t.log(tensor=3),
+    "tensor=3 must be a function of a tensor, such as str.": lambda t: t.log(tensor=3),
     "file='a' must be a file that is open for writing.": lambda t: t.code().print(file="a"),
     "keep=5 is not a choice; it is True, False, a glob, a list of globs or a function of a name.": (
         lambda t: HELD["ExportedGraph"].run(X, keep=5)

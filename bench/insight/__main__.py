@@ -114,9 +114,9 @@ def main() -> int:
         return show_real(bugs)
     import sightline.cli
     import sightline.recording.recorder  # noqa: F401
-    from sightline.recording.native.engine import chosen, load
+    from sightline.recording.native.engine import load, resolve_engine
 
-    if chosen("auto") == "native":
+    if resolve_engine("auto") == "native":
         load()
     named = false = 0
     print(f"{'bug':<26}{'kind':<34}{'named':<8}alarms on the repaired script")

@@ -1,7 +1,7 @@
-"""`Trace`: the recording people hold — the tables, and a method for every view of them.
+"""`Trace`: what users hold of a recording — its tables, and a method for every view of it.
 
-While the block runs, a trace is a snapshot of the run so far; afterwards it is final. Each view is
-imported when it is asked for.
+While the block runs, a trace is a snapshot of the run so far; afterwards it is final. A view is imported on
+first use.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from sightline.views.outline import View
 
 
-#: Which steps are meant: 3, "3:5", slice(3, 5), "last", or a name.
+#: A choice of steps: 3, "3:5", slice(3, 5), "last", or a name.
 StepRange = int | str | slice
 
 
 class Trace:
-    """What a recording saw, and every view of it.
+    """A recording, and every view of it.
 
     >>> import torch, sightline as sl
     >>> with sl.trace() as t:
@@ -49,7 +49,7 @@ class Trace:
 
     @property
     def index(self) -> Index:
-        """The data with its derived look-ups; views start here."""
+        """The data with derived lookups; views start here."""
         return self._source()
 
     @property
@@ -64,12 +64,12 @@ class Trace:
 
     @property
     def values(self) -> Table[Value]:
-        """Every tensor seen, one row per version."""
+        """Every tensor, one row per version."""
         return self.index.values
 
     @property
     def modules(self) -> Table[Module]:
-        """The modules that were called, and the ones that hold them."""
+        """The modules that were called, and those that contain them."""
         return self.index.modules
 
     @property
@@ -84,17 +84,14 @@ class Trace:
 
     @property
     def steps(self) -> Table[Step]:
-        """The steps of the run: training steps, each of which ends with ``optimizer.step()``, and the
-        stretches that were named by `sightline.step`.
-        """
+        """Training steps, each of which ends with ``optimizer.step()``, and steps named by `sl.step`."""
         return self.index.steps
 
     def step(self, step: StepRange) -> Trace:
-        """A step as a recording of its own, with every view and numbers of its own.
+        """A step as a recording of its own; values made before it that it reads are inputs.
 
         ``step`` is a number, counted from 0, a range ``"3:5"`` or ``slice(3, 5)``, ``"last"``, or the name of
-        a step. ``t.code(step=3)`` is ``t.step(3).code()``, and so with every view. What was made before the
-        step and is read in it is an input.
+        a step. ``t.code(step=3)`` is ``t.step(3).code()``; the same holds for every view.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Linear(3, 1)
@@ -109,7 +106,7 @@ class Trace:
         from sightline.analysis.excerpt import excerpt
         from sightline.analysis.steps import step_span
 
-        index = self.index
+        index = self.index  # once: during the run each access is a new snapshot
         return Trace(excerpt(index, step_span(index, step)))
 
     def _at(self, step: StepRange | None) -> Trace:
@@ -117,7 +114,7 @@ class Trace:
 
     @property
     def tensors(self) -> Tensors:
-        """The tensors that were kept, by key and by name.
+        """The captured tensors, by key and by name.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
@@ -133,9 +130,8 @@ class Trace:
 
         index = self.index
         store = index.raw.store or MemoryStore({})
-        return Tensors(
-            index.raw.captures, store, lambda: value_names(index), _to_torch, lambda: capture_text(index.raw)
-        )
+        return Tensors(index.raw.captures, store, lambda: value_names(index), _to_torch,
+                       lambda: capture_text(index.raw))  # fmt: skip
 
     @property
     def info(self) -> dict[str, Any]:
@@ -143,37 +139,27 @@ class Trace:
         return self.data.info
 
     def validate(self) -> Report:
-        """Prove the recording's invariants, or raise `InvalidTrace` with what contradicts them."""
+        """Check the recording's invariants; raises `InvalidTrace` with what contradicts them."""
         from sightline.trace.validate import validate
 
         return validate(self.data)
 
     @check_arguments
     def code(
-        self,
-        *,
-        ops: str | None = None,
-        module: str | None = None,
-        op: str | None = None,
-        phase: str | None = None,
-        depth: int | None = None,
-        tail: int | None = None,
-        fold: bool = False,
-        torch_frames: bool = False,
-        names: bool = False,
-        stats: bool | None = None,
-        everything: bool = False,
-        step: StepRange | None = None,
-    ) -> View:
+        self, *, ops: str | None = None, module: str | None = None, op: str | None = None,
+        phase: str | None = None, depth: int | None = None, tail: int | None = None,
+        fold: bool = False, torch_frames: bool = False, names: bool = False, stats: bool | None = None,
+        everything: bool = False, step: StepRange | None = None,
+    ) -> View:  # fmt: skip
         """Ops and shapes under the chain of source lines that ran them.
 
         ``ops`` is "aten" (where recorded, the default) or "api". ``module``, ``op``, ``phase``, ``depth``
-        and ``tail`` choose ops (see `sightline.analysis.select`). ``fold=True`` writes the repeats of a loop
+        and ``tail`` choose ops (see `sightline.analysis.select`). ``fold=True`` shows the repeats of a loop
         body once, with ×N. ``torch_frames=True`` shows torch's own source lines too; ``names=True`` puts the
-        names of parameters and variables before their shapes. Where statistics were taken, an op ends with
-        those of its result, over all its runs where it is folded; ``stats=False`` hides them. What builds the
-        model, and in training what installed packages such as a trainer do around it, is left out unless
-        ``everything=True`` or ``op`` asks for it; the first line says how much it is.
+        names of parameters and variables before their shapes. Where statistics were recorded, an op ends with
+        those of its result, over all its runs where it is folded; ``stats=False`` hides them. Ops that build
+        the model, and in training those of installed packages such as a trainer, are left out unless
+        ``everything=True`` or ``op`` selects them; the first line counts them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -190,25 +176,16 @@ class Trace:
 
     @check_arguments
     def source(
-        self,
-        *,
-        file: str | None = None,
-        ops: str | None = None,
-        module: str | None = None,
-        op: str | None = None,
-        phase: str | None = None,
-        depth: int | None = None,
-        tail: int | None = None,
-        width: int = 100,
-        stats: bool | None = None,
+        self, *, file: str | None = None, ops: str | None = None, module: str | None = None,
+        op: str | None = None, phase: str | None = None, depth: int | None = None,
+        tail: int | None = None, width: int = 100, stats: bool | None = None,
         step: StepRange | None = None,
-    ) -> View:
+    ) -> View:  # fmt: skip
         """Your own files with, per line, the ops that ran there, their shapes, runs and time.
 
-        Loops and calls are taken together, and only functions that ran are shown. ``file`` chooses other
-        files by a part of their path or a glob; the other filters choose ops. ``width`` is in columns. Where
-        statistics were taken, the range over all results of a line follows their shapes; ``stats=False``
-        hides it.
+        Loops and calls are merged, and only functions that ran are shown. ``file`` chooses other files by a
+        part of their path or a glob; the other filters choose ops. ``width`` is in columns. The range of a
+        line's results follows their shapes where statistics were recorded; ``stats=False`` hides it.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -223,27 +200,18 @@ class Trace:
 
     @check_arguments
     def log(
-        self,
-        *,
-        module: str | None = None,
-        op: str | None = None,
-        phase: str | None = None,
-        depth: int | None = None,
-        tail: int | None = None,
-        inside: bool = False,
-        tensor: Callable[[TensorMeta], str] | None = None,
-        stats: bool | None = None,
-        fold: bool = True,
-        everything: bool = False,
-        step: StepRange | None = None,
-    ) -> View:
-        """Module calls and operations as blocks, with what went in and what came out.
+        self, *, module: str | None = None, op: str | None = None, phase: str | None = None,
+        depth: int | None = None, tail: int | None = None, inside: bool = False,
+        tensor: Callable[[TensorMeta], str] | None = None, stats: bool | None = None,
+        fold: bool = True, everything: bool = False, step: StepRange | None = None,
+    ) -> View:  # fmt: skip
+        """Module calls and operations as blocks, with their inputs and outputs.
 
         A module without module calls inside is one block; ``inside=True`` also shows the ops that ran in it.
-        Without ``phase`` it is the forward pass. ``tensor=str`` writes tensors as ``f32[2, 3]``. Where
-        statistics were taken they follow each tensor; ``stats=False`` hides them. Layers and runs of a loop
-        that look alike are one block with ×N and the ranges of what differs, unless ``fold=False``. What is
-        not the model is left out as in `code`, unless ``everything=True`` or ``op`` asks for it.
+        Without ``phase`` it is the forward pass. ``tensor=str`` prints tensors as ``f32[2, 3]``. Where
+        statistics were recorded they follow each tensor; ``stats=False`` hides them. Equal layers and runs of
+        a loop are one block with ×N and the ranges of what differs, unless ``fold=False``. Ops outside the
+        model are left out as in `code`, unless ``everything=True`` or ``op`` selects them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -258,29 +226,20 @@ class Trace:
         from sightline.views.log_blocks import tensor_block_text
 
         if tensor is not None and not callable(tensor):
-            raise UsageError(
-                f"tensor={argument_text(tensor)} must be a function that writes a tensor, such as str."
-            )
-
+            raise UsageError(f"tensor={argument_text(tensor)} must be a function of a tensor, such as str.")
         return log(self._at(step), module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
                    tensor=tensor or tensor_block_text, stats=stats, fold=fold,
                    everything=everything)  # fmt: skip
 
     @check_arguments
     def call_order(
-        self,
-        *,
-        order: str = "entry",
-        module: str | None = None,
-        phase: str | None = None,
-        depth: int | None = None,
-        tail: int | None = None,
-        fold: bool = True,
+        self, *, order: str = "entry", module: str | None = None, phase: str | None = None,
+        depth: int | None = None, tail: int | None = None, fold: bool = True,
         step: StepRange | None = None,
-    ) -> View:
+    ) -> View:  # fmt: skip
         """Module calls in the order of "entry" or "completion", indented by depth.
 
-        ``#2`` is the third call of its module. Calls of one module that follow each other and did the same
+        ``#2`` is the third call of its module. Consecutive calls of one module that did the same
         inside are one line with ×N; ``fold=False`` gives every call its own.
 
         >>> import torch, sightline as sl
@@ -295,29 +254,22 @@ class Trace:
         """
         from sightline.views.call_order import call_order
 
-        return call_order(
-            self._at(step), order=order, module=module, phase=phase, depth=depth, tail=tail, fold=fold
-        )
+        return call_order(self._at(step), order=order, module=module, phase=phase, depth=depth, tail=tail,
+                          fold=fold)  # fmt: skip
 
     @check_arguments
     def summary(
-        self,
-        *,
-        module: str | None = None,
-        phase: str | None = None,
-        depth: int | None = None,
-        width: int | None = 100,
-        stats: bool | None = None,
-        fold: bool = True,
+        self, *, module: str | None = None, phase: str | None = None, depth: int | None = None,
+        width: int | None = 100, stats: bool | None = None, fold: bool = True,
         step: StepRange | None = None,
-    ) -> View:
+    ) -> View:  # fmt: skip
         """Per module: calls, shapes, parameters, FLOPs, time and activation memory, as a table.
 
         Ops that run between modules have their own rows, so that the rows of a module add up to its numbers.
-        Columns that would be empty are left out. ``width`` is in columns, None for no limit; what has no room
-        is named below the table. Where statistics were taken there are columns for mean ± std of what each
-        module gave out and for NaN and Inf; ``stats=False`` hides them. Layers that look alike share their
-        rows, with the sums of all of them, unless ``fold=False``.
+        Empty columns are left out. ``width`` is in columns, None for no limit; columns that do not fit are
+        named below the table. Where statistics were recorded there are columns for mean ± std of each output
+        and for NaN and Inf; ``stats=False`` hides them. Equal layers share their rows, with the sums of all
+        of them, unless ``fold=False``.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Linear(3, 4)
@@ -334,19 +286,14 @@ class Trace:
 
     @check_arguments
     def memory(
-        self,
-        *,
-        module: str | None = None,
-        phase: str | None = None,
-        depth: int | None = None,
+        self, *, module: str | None = None, phase: str | None = None, depth: int | None = None,
         step: StepRange | None = None,
-    ) -> View:
-        """The peak of memory, who holds it then, and the curve over time.
+    ) -> View:  # fmt: skip
+        """The peak of memory, what holds it then, and the curve over time.
 
-        Held memory by kind (parameters, gradients, optimizer state, activations, other), by module, by line,
-        and the largest tensors with what made them and what keeps them. A storage counts until torch frees
-        it. ``module`` counts only what these modules made or own, ``phase`` looks for the peak in one phase,
-        ``depth`` says how deep modules are told apart.
+        It shows held memory by kind, by module and by line, and the largest tensors with what made and what
+        keeps them. A storage counts until torch frees it. ``module`` counts only what these modules made or
+        own, ``phase`` finds the peak of one phase, ``depth`` limits the depth of the listed modules.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Linear(256, 256, bias=False)
@@ -381,9 +328,9 @@ class Trace:
 
     @check_arguments
     def nonfinite(self, *, allow: str | Sequence[str] = (), step: StepRange | None = None) -> View:
-        """The op that made the first NaN or infinity, its inputs, and how far it went.
+        """The op that made the first NaN or infinity, its inputs, and how far it spread.
 
-        Needs statistics, ``stats=True`` or ``check="nonfinite"``. ``allow`` are globs on ops and modules that
+        It needs ``stats=True`` or ``check="nonfinite"``. ``allow`` are globs on ops and modules that
         may make them.
 
         >>> import torch, sightline as sl
@@ -398,15 +345,10 @@ class Trace:
 
     @check_arguments
     def lineage(
-        self,
-        value: Any,
-        *,
-        depth: int | None = None,
-        ops: str | None = None,
-        everything: bool = False,
-        step: StepRange | None = None,
-    ) -> LineageView:
-        """Where a value came from: the chain of ops, lines and modules, the most recent first.
+        self, value: Any, *, depth: int | None = None, ops: str | None = None,
+        everything: bool = False, step: StepRange | None = None,
+    ) -> LineageView:  # fmt: skip
+        """The origin of a value: the chain of ops, lines and modules, the most recent first.
 
         ``value`` is a row, ``"$12"``, the name of a parameter, a module (its last output), a variable in one
         (``"blocks.0.attn.q"``), or the key of a captured tensor. ``depth`` is how many ops to go back;
@@ -424,18 +366,11 @@ class Trace:
 
     @check_arguments
     def graph(
-        self,
-        *,
-        level: str | None = None,
-        depth: int | None = None,
-        fold: bool = False,
-        prune: str | Sequence[str] = (),
-        phase: str = "forward",
-        module: str | None = None,
-        everything: bool = False,
-        step: StepRange | None = None,
-    ) -> Graph:
-        """What flowed where, as a graph: of API calls, aten ops, or modules.
+        self, *, level: str | None = None, depth: int | None = None, fold: bool = False,
+        prune: str | Sequence[str] = (), phase: str = "forward", module: str | None = None,
+        everything: bool = False, step: StepRange | None = None,
+    ) -> Graph:  # fmt: skip
+        """The data flow as a graph of API calls, aten ops or modules.
 
         ``level`` is "api" (where recorded, the default), "aten" or "module". ``depth`` collapses modules
         below it, ``fold=True`` shows equal layers once with ×N and a recurrence as a loop, ``prune`` hides
@@ -457,19 +392,15 @@ class Trace:
 
     @check_arguments
     def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        source: bool = True,
-        environment: bool = True,
+        self, path: str | os.PathLike[str], *, source: bool = True, environment: bool = True,
         overwrite: bool = False,
-    ) -> str:
-        """Write the recording to a folder ``run.sight``; returns the line that says what went in.
+    ) -> str:  # fmt: skip
+        """Write the recording to a folder ``run.sight``; returns a line that says what it holds.
 
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
-        A recording that is there is replaced only with ``overwrite=True``: at once, or not at all. In a
-        distributed job each process saves to a folder of its own, ``run.rank0.sight``.
+        An existing recording is replaced only with ``overwrite=True``, and then atomically. In a distributed
+        job each process saves to a folder of its own, ``run.rank0.sight``.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -492,9 +423,9 @@ class Trace:
     def to_perfetto(self, path: str | os.PathLike[str], *, step: StepRange | None = None) -> None:
         """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-        Module calls hold API calls, which hold aten ops; phases, steps and the memory in use have tracks of
-        their own, and each slice says its tensors and its source line. A path that ends in ``.gz`` is
-        compressed. A file that is there is replaced, at once or not at all.
+        Module calls contain API calls, which contain aten ops; phases, steps and memory have tracks of their
+        own, and each slice has its tensors and its source line. A path that ends in ``.gz`` is compressed. An
+        existing file is replaced atomically.
 
         >>> import json, pathlib, tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -540,19 +471,17 @@ class Trace:
         return overview(self)
 
     def __reduce__(self) -> tuple[Callable[[str], Trace], tuple[str]]:
-        """One that was loaded is loaded again where it goes; any other is saved first."""
+        """A loaded recording is pickled as its path; any other must be saved first."""
         path = vars(self.data).get("path")
         if path is None:
-            raise UsageError(
-                'A recording is passed on as a file: t.save("run.sight") here, sl.load("run.sight") there.'
-            )
+            fix = 't.save("run.sight") here, sl.load("run.sight") there'
+            raise UsageError(f"A recording is passed on as a file: {fix}.")
         return load, (os.path.abspath(path),)
 
-    def __copy__(self) -> Trace:
+    def __deepcopy__(self, memo: object = None) -> Trace:
         return Trace(self._source)
 
-    def __deepcopy__(self, memo: object) -> Trace:
-        return Trace(self._source)
+    __copy__ = __deepcopy__
 
     def __repr__(self) -> str:
         return f"<Trace {self.info['name']}: {len(self.ops)} ops, {len(self.module_calls)} module calls>"
@@ -566,7 +495,7 @@ class Trace:
 
 @check_arguments
 def load(path: str | os.PathLike[str]) -> Trace:
-    """A recording that was saved, read as it is asked for; needs no torch, and runs nothing of the file.
+    """Open a saved recording, whose parts are read on use; it needs no torch and runs no code of the file.
 
     >>> import tempfile, torch, sightline as sl
     >>> with sl.trace() as t:
@@ -585,12 +514,6 @@ def _to_torch(captured: CapturedTensor) -> Any:
     try:
         from sightline.recording.captures import to_torch
     except TorchMissing as error:
-        raise TorchMissing(
-            "A torch tensor needs torch, which is not installed here; `.numpy()` has the numbers and `.raw` "
-            "the bits."
-        ) from error
-
+        fix = "`.numpy()` has the numbers and `.raw` the bits"
+        raise TorchMissing(f"A torch tensor needs torch, which is not installed here; {fix}.") from error
     return to_torch(captured._data, captured.dtype, captured.shape)
-
-
-__all__ = ["Trace", "UsageError", "load"]

@@ -1,7 +1,7 @@
-"""Arguments people give: shown in a message on one line, and refused in one sentence where the type is wrong.
+"""Checks of the arguments of public functions: one of the wrong type is refused in one sentence.
 
-`check_arguments` reads the annotations of a public function, so that nothing is written down twice. What must
-hold beyond a type (a number from 1 up, one of some words) is checked where it is known.
+`check_arguments` reads the annotations of a function, so that types are not written down twice. Anything
+beyond the type (a number from 1 up, one of some choices) is checked by the function itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST: Final = 60
 def argument_text(value: object) -> str:
     """An argument in a message: as Python writes it, or by its class where that is long.
 
-    >>> said("relu"), said([0] * 99), said(3)
+    >>> argument_text("relu"), argument_text([0] * 99), argument_text(3)
     ("'relu'", 'a list', '3')
     """
     text = repr(value)
@@ -50,7 +50,7 @@ def _are_texts(value: object) -> bool:
     )
 
 
-#: What a parameter is, as its annotation says it: whether a value is one, and how the sentence goes on.
+#: By annotation: the test of a value, and how the sentence about a wrong one goes on.
 _KINDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "str": (_is_text, "must be a string"),
     "bool": (_is_bool, "must be True or False"),
@@ -62,9 +62,9 @@ _KINDS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
 
 
 def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, with a sentence for every argument that is not what its annotation says.
+    """Wrap a function to refuse arguments that do not fit their annotations.
 
-    >>> @checked
+    >>> @check_arguments
     ... def shout(text: str) -> str:
     ...     return text.upper()
     >>> shout(3)  # doctest: +IGNORE_EXCEPTION_DETAIL
@@ -76,19 +76,19 @@ def check_arguments(function: Callable[P, T]) -> Callable[P, T]:
     for name, parameter in signature.parameters.items():
         text = str(parameter.annotation).strip("'")
         kind, optional = text.removesuffix(" | None"), text.endswith(" | None")
-        found = _KINDS.get(text) or _KINDS.get(kind)
-        if found is not None:
-            tests[name] = (*found, optional)
+        rule = _KINDS.get(text) or _KINDS.get(kind)
+        if rule is not None:
+            tests[name] = (*rule, optional)
 
     @functools.wraps(function)
-    def asked(*args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # Python's own sentence names the argument that is missing
-        for name, (test, told, optional) in tests.items():
+            return function(*args, **kwargs)  # Python's own message names the missing argument
+        for name, (test, rule, optional) in tests.items():
             if name in bound and not (optional and bound[name] is None) and not test(bound[name]):
-                raise UsageError(f"{name}={argument_text(bound[name])} {told}.")
+                raise UsageError(f"{name}={argument_text(bound[name])} {rule}.")
         return function(*args, **kwargs)
 
-    return asked
+    return wrapper

@@ -1,4 +1,4 @@
-"""`diff` and `Diff`: two runs compared, as people hold it — the data, and a method for every view of it."""
+"""`sl.diff` and the `Diff` it returns: the comparison of two runs, with a method for each view of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from sightline.errors import UsageError
 from sightline.options import one_of
 
 if TYPE_CHECKING:
-    from sightline.diff.comparison import Comparison, OpPair, Parting, Steps
+    from sightline.diff.comparison import Comparison, ModuleRow, OpPair, Parting, Steps
     from sightline.diff.divergence import Divergence
-    from sightline.diff.module_errors import ModuleRow
     from sightline.diff.parameters import ParameterDiff
     from sightline.trace.index import Op, Table
     from sightline.views.outline import View
@@ -30,9 +29,9 @@ class Diff:
     ('different', 'eps 1e-05 against 0.1')
 
     ``verdict`` is "same", "close" (equal up to rounding), "different" or "unknown" (no values to compare).
-    ``divergence`` is the first place where values differ although what went in agrees; None where there is
-    none. ``pairs``, ``added``, ``removed`` and ``differing`` are ops, ``modules`` the pairs of module calls,
-    ``parameters`` the weights, ``notes`` what could not be compared.
+    ``divergence`` is the first op whose results differ although its inputs agree, or None. ``pairs``,
+    ``added``, ``removed`` and ``differing`` are ops, ``modules`` the pairs of module calls, ``parameters``
+    the weights, ``notes`` what could not be compared.
     """
 
     def __init__(self, a: Trace, b: Trace, comparison: Comparison) -> None:
@@ -51,22 +50,22 @@ class Diff:
 
     @property
     def divergences(self) -> list[Divergence]:
-        """Every place where values part anew, the first one first."""
+        """Every divergence that does not follow from an earlier one, the first one first."""
         return self.comparison.divergences
 
     @property
     def parting(self) -> Parting | None:
-        """The first place where the two runs do other ops, whatever the values; None where they never do."""
+        """The first difference in the ops of the two runs, whatever the values, or None."""
         return self.comparison.parting
 
     @property
     def pairs(self) -> list[OpPair]:
-        """Ops with their partners, and how far apart what they make is."""
+        """Pairs of ops, with the verdict on their results."""
         return self.comparison.pairs
 
     @property
     def differing(self) -> list[OpPair]:
-        """The pairs of ops that make different values."""
+        """The pairs of ops with different results."""
         return self.comparison.differing
 
     @property
@@ -81,7 +80,7 @@ class Diff:
 
     @property
     def modules(self) -> list[ModuleRow]:
-        """Pairs of module calls in the order in which they ended, with the error of what they return."""
+        """Pairs of module calls in the order in which they ended, with the error of their results."""
         return self.comparison.modules
 
     @property
@@ -143,7 +142,7 @@ def diff(
     step: Steps = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Diff:
-    """Where two runs part: the first value that differs although all that it was made of agrees.
+    """Where two runs diverge: the first value that differs although everything it was computed from agrees.
 
     >>> import torch, sightline as sl
     >>> x, model = torch.ones(2, 3), torch.nn.Linear(3, 3)
@@ -157,8 +156,8 @@ def diff(
     ``a`` and ``b`` are recordings, or paths of them; looking needs no torch. Two models are run first, each
     with ``args`` (one tuple or dict of them will do) and ``kwargs``, with the same random numbers and without
     gradients. ``rename={"mixer": "attn"}``
-    says what a module of one is called in the other. Without ``rtol`` and ``atol`` the tolerance is what
-    rounding explains, by dtype and by how many ops a value has been through. ``values`` is "auto" (the best
+    names a module of one as in the other. Without ``rtol`` and ``atol`` the tolerance is what rounding
+    explains, by dtype and by the number of ops behind a value. ``values`` is "auto" (the best
     that both have), "tensors", "statistics", "fingerprints" or "none". ``step`` compares one step of both, or
     with a pair a step of one with a step of the other.
     """
@@ -168,12 +167,14 @@ def diff(
     _check_numbers({"rtol": rtol, "atol": atol})
     _check_names(rename)
     first, second = _recordings(a, b, args, dict(kwargs or {}))
-    found = compare(first.index, second.index, rename=rename, rtol=rtol, atol=atol, values=values, step=step)
-    return Diff(first, second, found)
+    comparison = compare(
+        first.index, second.index, rename=rename, rtol=rtol, atol=atol, values=values, step=step
+    )
+    return Diff(first, second, comparison)
 
 
-def _check_numbers(given: Mapping[str, Any]) -> None:
-    for name, number in given.items():
+def _check_numbers(tolerances: Mapping[str, Any]) -> None:
+    for name, number in tolerances.items():
         if number is not None and (type(number) not in (int, float) or number < 0):
             raise UsageError(f"{name}={argument_text(number)} must be a number from 0 up, or None.")
 
@@ -191,7 +192,7 @@ def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if all(_is_recording(each) for each in (a, b)):
         if args or kwargs:
             raise UsageError("sl.diff(a, b) of two recordings takes no inputs: they were run already.")
-        return _opened(a), _opened(b)
+        return _open(a), _open(b)
     for each in (a, b):
         if _is_recording(each) or not callable(each):
             raise UsageError(
@@ -208,9 +209,9 @@ def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return recorded(a, args, kwargs, "a"), recorded(b, args, kwargs, "b")
 
 
-def _is_recording(given: Any) -> bool:
-    return isinstance(given, Trace | str | os.PathLike)
+def _is_recording(value: Any) -> bool:
+    return isinstance(value, Trace | str | os.PathLike)
 
 
-def _opened(given: Any) -> Trace:
-    return given if isinstance(given, Trace) else load(given)
+def _open(recording: Any) -> Trace:
+    return recording if isinstance(recording, Trace) else load(recording)

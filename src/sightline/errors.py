@@ -1,17 +1,17 @@
 """Every error sightline raises on purpose.
 
     SightlineError
-    ├── UsageError              a wrong call: the message is one sentence and says the fix
-    │   ├── NativeUnavailable   the native engine was asked for and cannot be built or loaded here
+    ├── UsageError              a wrong call: one sentence that says the fix
+    │   ├── NativeUnavailable   the native engine was requested and cannot be built or loaded here
     │   ├── NothingMatched      a view filter that matches nothing in this trace
     │   ├── NoSuchNode          a graph has no node of this name (also a ``KeyError``)
-    │   ├── NotCaptured         a tensor was asked for that was not kept (also a ``KeyError``)
-    │   └── TorchMissing        recording was asked for where torch is not installed
+    │   ├── NotCaptured         a tensor that was not captured (also a ``KeyError``)
+    │   └── TorchMissing        recording needs torch, which is not installed
     ├── CaptureError            tensors could not be written: a full disk, an unwritable folder
     ├── DamagedFile             a file of a recording is cut short, altered or not what it claims to be
-    ├── ExportError             torch.export cannot take a model; the line and the reason
+    ├── ExportError             torch.export cannot export a model: the line and the reason
     ├── InvalidGraph            a graph contradicts itself (``Graph.lint``)
-    ├── NonFiniteError          an op made a NaN or an infinity, and ``check="nonfinite"`` was asked for
+    ├── NonFiniteError          an op made a NaN or an infinity under ``check="nonfinite"``
     ├── UnsupportedTorch        a private torch name this version relies on is gone
     └── InvalidTrace            a recording breaks its own invariants (``Trace.validate``)
 
@@ -30,7 +30,7 @@ class SightlineError(Exception):
 
 
 class UsageError(SightlineError, ValueError):
-    """A call that cannot mean anything; the message says what to write instead.
+    """A wrong call; the message says what to write instead.
 
     >>> import sightline as sl
     >>> try:
@@ -50,7 +50,7 @@ class NothingMatched(UsageError):
 
 
 class NotCaptured(UsageError, KeyError):
-    """No tensor was kept under this name; the message offers the nearest names there are.
+    """No tensor was captured under this name; the message offers the nearest names.
 
     >>> issubclass(NotCaptured, KeyError), str(NotCaptured("There is no 'q'."))
     (True, "There is no 'q'.")
@@ -131,7 +131,7 @@ class InvalidGraph(SightlineError):
 
 
 class UnsupportedTorch(SightlineError):
-    """This torch lacks a private name the recorder stands on.
+    """This torch lacks a private name that the recorder needs.
 
     >>> issubclass(UnsupportedTorch, UsageError)
     False

@@ -1,4 +1,4 @@
-"""`spy` and `step`: words a program says to whatever records it. Without a recording they do nothing."""
+"""`spy` and `step`: names for tensors and for stretches of a run. Outside a recording they do nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class MarkerListener(Protocol):
-    """Whoever listens: the recorder, once it has been imported."""
+    """What receives the marks: the recorder, once it has been imported."""
 
     def spied(self, name: str, value: Any, module: Any) -> None: ...
     def stepped(self, begins: bool) -> None: ...
 
 
 listeners: Final[list[MarkerListener]] = []
-#: The steps open on each thread, outermost first: kept while nothing records too, since something may start.
+#: The open steps of each thread, outermost first; kept without a recording too, since one may start.
 _open: Final[dict[int, list[str]]] = {}
 
 
@@ -37,8 +37,8 @@ def spy(name: str, value: T, module: Any = None) -> T:
     ``module`` is the module it belongs to; without it, the one whose ``forward`` is running. Outside a
     recording it does nothing.
     """
-    for ear in listeners:
-        ear.spied(name, value, module)
+    for listener in listeners:
+        listener.spied(name, value, module)
     return value
 
 
@@ -57,13 +57,13 @@ def step(name: str) -> Iterator[None]:
     check_name("step", name)
     names = _open.setdefault(get_ident(), [])
     names.append(name)
-    for ear in listeners:
-        ear.stepped(begins=True)
+    for listener in listeners:
+        listener.stepped(begins=True)
     try:
         yield
     finally:
-        for ear in listeners:
-            ear.stepped(begins=False)
+        for listener in listeners:
+            listener.stepped(begins=False)
         names.pop()
         if not names:
             _open.pop(get_ident(), None)
@@ -75,7 +75,7 @@ def current_step() -> str:
 
 
 def check_name(what: str, name: object) -> None:
-    """A name becomes part of a key, and may become part of a file's name."""
+    """Refuse a name that cannot be part of a key or of a file's name."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"sl.{what}(name) takes a text that is not empty, not {argument_text(name)}.")
     if "/" in name or "\\" in name or ".." in name or "\0" in name:

@@ -1,13 +1,13 @@
-"""How a tensor, a dtype, an op, a size and a source position are written: one notation everywhere.
+"""The notation of tensors, dtypes, ops, sizes and source positions, the same everywhere.
 
     f32[2, 8]      a float32 tensor of shape (2, 8); bf16[4]@cuda:0 on another device than the CPU
     f32[2, *, 3]   a size that differs between the parts of a nested tensor
     $12            the value with id 12
     mul.Tensor     an aten op with its overload; the default overload has no suffix
     net.py:9       a source position, with the path shortened
-    [f32[] ×64]    a list of 64 tensors that look alike
+    [f32[] ×64]    a list of 64 equal tensors
 
-It is torch-free: dtypes and devices come in as the text torch prints for them.
+It needs no torch: dtypes and devices are given as the text torch prints for them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 if TYPE_CHECKING:
     from sightline.trace.forms import Form
 
-#: So many tensors of a list that look alike are written as one.
+#: So many equal tensors of a list are written as one.
 MANY_ALIKE: Final = 4
-_MOST_BITS: Final = 512  #: of an integer that is written out
+_MOST_BITS: Final = 512  #: of an integer that is printed in full
 
 _DTYPES = {
     "float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf16",
@@ -36,7 +36,7 @@ _DTYPES = {
 
 
 def dtype_name(dtype: str) -> str:
-    """The short name of a dtype; one that is not known keeps its torch name.
+    """The short name of a dtype; an unknown one keeps its torch name.
 
     >>> dtype_name("torch.bfloat16"), dtype_name("qint8")
     ('bf16', 'qint8')
@@ -46,7 +46,7 @@ def dtype_name(dtype: str) -> str:
 
 
 def size_text(size: int | str) -> str:
-    """A size, or its symbol; that of a nested tensor may differ from part to part.
+    """A size or its symbol; ``*`` for one that differs between the parts of a nested tensor.
 
     >>> size_text(8), size_text(-1)
     ('8', '*')
@@ -55,7 +55,7 @@ def size_text(size: int | str) -> str:
 
 
 def tensor_text(shape: Sequence[int | str], dtype: str, device: str = "cpu", layout: str = "strided") -> str:
-    """A tensor as readers of fx and DebugMode know it.
+    """A tensor in the notation of fx and DebugMode.
 
     >>> tensor_text((2, 8), "float32"), tensor_text((4,), "bfloat16", "cuda:0")
     ('f32[2, 8]', 'bf16[4]@cuda:0')
@@ -67,7 +67,7 @@ def tensor_text(shape: Sequence[int | str], dtype: str, device: str = "cpu", lay
 
 
 def times_text(text: str, count: int) -> str:
-    """What there is several times, one after the other: ``f32[] ×64``."""
+    """A text for several equal items in a row: ``f32[] ×64``."""
     return f"{text} ×{count}"
 
 
@@ -77,7 +77,7 @@ def value_text(value_id: int) -> str:
 
 
 class Statistics(Protocol):
-    """What is known of the numbers in a tensor."""
+    """Statistics of the numbers in a tensor."""
 
     @property
     def min(self) -> float: ...
@@ -94,7 +94,7 @@ class Statistics(Protocol):
 
 
 def constant_text(value: Any) -> str:
-    """A recorded constant, as Python would write it; lists and dicts included.
+    """A recorded constant as Python prints it; lists and dicts included.
 
     >>> constant_text([1, 2.5, None]), constant_text(10**5000)
     ('[1, 2.5, None]', '<an integer of 16610 bits>')
@@ -106,7 +106,7 @@ def constant_text(value: Any) -> str:
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {constant_text(item)}' for key, item in value.items())}}}"
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python refuses to write a huge one
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:  # Python refuses to print a huge one
         return f"<an integer of {value.bit_length()} bits>"
     return repr(value)
 
@@ -126,7 +126,7 @@ def count_text(number: float) -> str:
     >>> count_text(950), count_text(1234), count_text(5_600_000_000)
     ('950', '1.23k', '5.60G')
     """
-    return _scaled(number, 1000.0, ("", "k", "M", "G", "T", "P"))
+    return _with_unit(number, 1000.0, ("", "k", "M", "G", "T", "P"))
 
 
 def bytes_text(number: float) -> str:
@@ -135,7 +135,7 @@ def bytes_text(number: float) -> str:
     >>> bytes_text(512), bytes_text(1536)
     ('512 B', '1.50 KiB')
     """
-    return _scaled(number, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
+    return _with_unit(number, 1024.0, (" B", " KiB", " MiB", " GiB", " TiB", " PiB"))
 
 
 def time_text(nanoseconds: float) -> str:
@@ -144,11 +144,11 @@ def time_text(nanoseconds: float) -> str:
     >>> time_text(850), time_text(12_300), time_text(4_560_000)
     ('850 ns', '12.3 µs', '4.56 ms')
     """
-    return _scaled(nanoseconds, 1000.0, (" ns", " µs", " ms", " s"))
+    return _with_unit(nanoseconds, 1000.0, (" ns", " µs", " ms", " s"))
 
 
 def number_text(number: float) -> str:
-    """A number out of a tensor, in three digits.
+    """A number of a tensor, in three digits.
 
     >>> number_text(-3.14159), number_text(0.0), number_text(123456.0), number_text(float("nan"))
     ('-3.14', '0', '1.23e+05', 'nan')
@@ -159,7 +159,7 @@ def number_text(number: float) -> str:
 def numbers_text(numbers: Statistics) -> str:
     """The statistics of a tensor on one line: ``-3.14 … 2.9, mean 0.012, std 1.02, 3 NaN``.
 
-    One number where all finite ones are alike, none where there are none.
+    One number where all finite ones are equal, none where there are no finite ones.
     """
     parts = [number_text(numbers.min)] if numbers.min == numbers.max else []
     if numbers.min < numbers.max:
@@ -169,7 +169,7 @@ def numbers_text(numbers: Statistics) -> str:
     return ", ".join(parts)
 
 
-def _scaled(number: float, step: float, units: Sequence[str]) -> str:
+def _with_unit(number: float, step: float, units: Sequence[str]) -> str:
     unit = 0
     while abs(number) >= step and unit < len(units) - 1:
         number /= step
@@ -181,7 +181,7 @@ def _scaled(number: float, step: float, units: Sequence[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def short_path(path: str) -> str:
-    """A path as a person would say it: from site-packages, from the working folder, or the last part.
+    """A path relative to site-packages or to the working folder, else its last part.
 
     >>> short_path("/usr/lib/python3/site-packages/transformers/models/gpt2.py")
     'site-packages/transformers/models/gpt2.py'
@@ -193,9 +193,9 @@ def short_path(path: str) -> str:
     stdlib = sysconfig.get_path("stdlib").replace(os.sep, "/")
     if norm.startswith(stdlib + "/"):
         return norm.rsplit("/lib/", 1)[-1]
-    here = os.getcwd().replace(os.sep, "/")
-    if norm.startswith(here + "/"):
-        return norm[len(here) + 1 :]
+    folder = os.getcwd().replace(os.sep, "/")
+    if norm.startswith(folder + "/"):
+        return norm[len(folder) + 1 :]
     return norm.rsplit("/", 1)[-1] if norm.startswith("/") else norm
 
 

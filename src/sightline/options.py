@@ -1,4 +1,4 @@
-"""What can be asked of a recording beyond what ran: `Capture`, `Stats`, `Check` and a range of steps."""
+"""Options of a recording: `Capture`, `Stats`, `Check`, and ranges of steps."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ Globs = str | Sequence[str] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """Which tensors to keep.
+    """Which tensors to capture.
 
     >>> Capture(modules="blocks.*.attn").modules
     ('blocks.*.attn',)
 
     ``modules`` are globs on module paths, segment by segment: ``blocks.*.attn``, ``**.mlp``; None means every
-    module. Of a module that is meant, ``inputs`` and ``outputs`` are kept. ``ops`` are globs on op names
-    (``softmax``, ``torch.cat``): their results are kept, in the modules that are meant. ``names`` are globs
-    on the names given to `sightline.spy`; without it, all that is spied on is kept. ``gradients`` also keeps
-    the gradients of what is kept, and of the parameters of the modules.
+    module. ``inputs`` and ``outputs`` say whether those of the matching modules are captured. ``ops`` are
+    globs on op names (``softmax``, ``torch.cat``) whose results are captured in the matching modules.
+    ``names`` are globs on the names given to `sightline.spy`; without it every spied tensor is captured.
+    ``gradients`` also captures the gradients of these tensors and of the modules' parameters.
 
-    ``when`` is asked before each tensor: ``when(info)``, with ``info.module``, ``info.name``, ``info.call``,
-    ``info.step`` and ``info.phase``. ``dtype`` and ``device`` say how to keep it, ``sample`` how many of its
-    elements (the same places for every tensor of a size). ``max_bytes`` is what may be kept in all; what
-    would exceed it is left out and counted. ``format="pt"`` writes one file per tensor, for ``torch.load``.
-    ``on_error`` is what a full disk or an unwritable folder does: "raise" stops the run, "report" goes on
-    without.
+    ``when(info)`` is called before each tensor, with ``info.module``, ``info.name``, ``info.call``,
+    ``info.step`` and ``info.phase``. ``dtype`` and ``device`` say how to store it, ``sample`` how many of its
+    elements (the same positions for every tensor of a size). ``max_bytes`` limits the total; tensors beyond
+    it are left out and counted. ``format="pt"`` writes one file per tensor, for ``torch.load``. ``on_error``
+    says what a full disk or an unwritable folder does: "raise" stops the run, "report" goes on without.
     """
 
     modules: Globs = None
@@ -49,7 +48,7 @@ class Capture:
     on_error: Literal["raise", "report"] = "raise"
 
     def __post_init__(self) -> None:
-        """Check, and turn single globs into tuples."""
+        """Check the fields, and turn single globs into tuples."""
         for name in ("modules", "ops", "names"):
             object.__setattr__(self, name, _globs(f"Capture({name}=…)", getattr(self, name)))
         for name in ("max_bytes", "sample"):
@@ -68,25 +67,25 @@ class Capture:
         one_of("on_error", self.on_error, ("raise", "report"))
 
     @classmethod
-    def of(cls, wanted: Any) -> Capture | None:
-        """What ``capture=`` means: True, a glob, a list of globs, or a `Capture`."""
-        if wanted is None or wanted is False:
+    def of(cls, argument: Any) -> Capture | None:
+        """The options for ``capture=``: True, a glob, a list of globs, or a `Capture`."""
+        if argument is None or argument is False:
             return None
-        if wanted is True:
+        if argument is True:
             return cls()
-        if isinstance(wanted, cls):
-            return wanted
-        if isinstance(wanted, str | list | tuple):
-            return cls(modules=wanted)
+        if isinstance(argument, cls):
+            return argument
+        if isinstance(argument, str | list | tuple):
+            return cls(modules=argument)
         raise UsageError(
-            f"capture={argument_text(wanted)} is not a choice; it is True, a glob, a list of globs, "
+            f"capture={argument_text(argument)} is not a choice; it is True, a glob, a list of globs, "
             "or sl.Capture(…)."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """Which numbers to take of every floating tensor.
+    """Which statistics to take of every floating tensor.
 
     >>> Stats(fingerprint=False).fingerprint
     False
@@ -104,32 +103,32 @@ class Stats:
     ops: Globs = None
 
     def __post_init__(self) -> None:
-        """Check, and turn single globs into tuples."""
+        """Check the fields, and turn single globs into tuples."""
         one_of("fingerprint", self.fingerprint, (True, False, "views"))
         one_of("parameters", self.parameters, (True, False))
         for name in ("modules", "ops"):
             object.__setattr__(self, name, _globs(f"Stats({name}=…)", getattr(self, name)))
 
     @classmethod
-    def of(cls, wanted: Any) -> Stats | None:
-        """What ``stats=`` means: True or a `Stats`."""
-        if wanted is None or wanted is False:
+    def of(cls, argument: Any) -> Stats | None:
+        """The options for ``stats=``: True or a `Stats`."""
+        if argument is None or argument is False:
             return None
-        if wanted is True:
+        if argument is True:
             return cls()
-        if isinstance(wanted, cls):
-            return wanted
-        raise UsageError(f"stats={argument_text(wanted)} is not a choice; it is True or sl.Stats(…).")
+        if isinstance(argument, cls):
+            return argument
+        raise UsageError(f"stats={argument_text(argument)} is not a choice; it is True or sl.Stats(…).")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What must not happen.
+    """What to check during the run.
 
     >>> Check(allow="masked_softmax").allow
     ('masked_softmax',)
 
-    ``nonfinite``: no op may make a NaN out of inputs without, nor an infinity out of finite ones. ``allow``
+    ``nonfinite``: no op may make a NaN of inputs without, nor an infinity of finite ones. ``allow``
     are globs on op names and module paths that may. ``on="raise"`` raises `NonFiniteError` at the op (on a
     CPU) or at the next end of a module call (elsewhere); ``on="report"`` only records, for ``t.nonfinite()``.
     """
@@ -139,42 +138,44 @@ class Check:
     on: Literal["raise", "report"] = "raise"
 
     def __post_init__(self) -> None:
-        """Check, and turn single globs into tuples."""
+        """Check the fields, and turn single globs into tuples."""
         one_of("nonfinite", self.nonfinite, (True, False))
         object.__setattr__(self, "allow", _globs("Check(allow=…)", self.allow))
         one_of("on", self.on, ("raise", "report"))
 
     @classmethod
-    def of(cls, wanted: Any) -> Check | None:
-        """What ``check=`` means: "nonfinite" or a `Check`."""
-        if wanted is None or wanted is False:
+    def of(cls, argument: Any) -> Check | None:
+        """The options for ``check=``: "nonfinite" or a `Check`."""
+        if argument is None or argument is False:
             return None
-        if isinstance(wanted, str) and wanted == "nonfinite":
+        if isinstance(argument, str) and argument == "nonfinite":
             return cls()
-        if isinstance(wanted, cls):
-            return wanted if wanted.nonfinite else None
-        raise UsageError(f'check={argument_text(wanted)} is not a choice; it is "nonfinite" or sl.Check(…).')
+        if isinstance(argument, cls):
+            return argument if argument.nonfinite else None
+        raise UsageError(
+            f'check={argument_text(argument)} is not a choice; it is "nonfinite" or sl.Check(…).'
+        )
 
 
 def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
-    """Refuse what is not a choice, in one sentence."""
+    """Refuse a value that is not a choice, in one sentence."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
         listed = ", ".join(repr(choice) for choice in choices)
         raise UsageError(f"{name}={argument_text(value)} is not a choice; {name} is one of {listed}.")
 
 
-def _globs(what: str, wanted: Any) -> tuple[str, ...] | None:
-    if wanted is None:
+def _globs(what: str, argument: Any) -> tuple[str, ...] | None:
+    if argument is None:
         return None
-    if isinstance(wanted, str):
-        return (wanted,)
-    if isinstance(wanted, Sequence) and all(isinstance(glob, str) for glob in wanted):
-        return tuple(wanted)
-    raise UsageError(f"{what} takes a glob or a list of globs, not {argument_text(wanted)}.")
+    if isinstance(argument, str):
+        return (argument,)
+    if isinstance(argument, Sequence) and all(isinstance(glob, str) for glob in argument):
+        return tuple(argument)
+    raise UsageError(f"{what} takes a glob or a list of globs, not {argument_text(argument)}.")
 
 
 def step_range(text: str, what: str) -> range:
-    """The steps a text means; ``what`` is how an error calls it.
+    """The steps of a text; ``what`` names the argument in an error.
 
     >>> step_range("3", "steps="), step_range("2:5", "steps=")
     (range(3, 4), range(2, 5))

@@ -1,6 +1,6 @@
-"""Which process of a distributed job this is, and the name its recording has.
+"""The rank of this process in a distributed job, and the name of its recording.
 
-Launchers such as torchrun say it in the environment; nothing is initialised to find out.
+It is read from the environment that launchers such as torchrun set; nothing is initialised.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of several."""
+    """One process of a distributed job."""
 
     rank: int
     local_rank: int
@@ -21,7 +21,7 @@ class Rank:
 
 
 def this_rank() -> Rank | None:
-    """The rank of this process; None where it is the only one."""
+    """The rank of this process; None if it is the only one."""
     world, rank = _number("WORLD_SIZE"), _number("RANK")
     if world is None or rank is None or world < 2 or rank >= world:
         return None
@@ -30,15 +30,15 @@ def this_rank() -> Rank | None:
 
 
 def path_of_rank(path: Path) -> Path:
-    """Where this process writes if all were told ``path``: ``x.rank1.sight`` for ``x.sight``.
+    """The path for this process where all processes got ``path``: ``x.rank1.sight`` for ``x.sight``.
 
-    After a restart the name says so, too, because the recording of the first attempt is there already.
-    A name that has the rank in it stays.
+    After a restart the name says so too, because the recording of the first attempt exists already. A name
+    that has the rank in it stays.
     """
-    here = this_rank()
-    if here is None:
+    rank = this_rank()
+    if rank is None:
         return path
-    mark = f".rank{here.rank}" + (f".restart{here.restart}" if here.restart else "")
+    mark = f".rank{rank.rank}" + (f".restart{rank.restart}" if rank.restart else "")
     stem = path.name.removesuffix(".sight")
     return path if stem.endswith(mark) else path.with_name(f"{stem}{mark}.sight")
 

@@ -86,8 +86,8 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         one_of("compiled", compiled, ("opaque", "eager"))
         one_of("time", time, ("host", "device"))
         one_of("engine", engine, ("auto", "native", "python"))
-        kept, measured, guarded = Capture.of(capture), Stats.of(stats), Check.of(check)
-        folder = _folder(path, kept)
+        captures, statistics, nonfinite = Capture.of(capture), Stats.of(stats), Check.of(check)
+        folder = _recording_folder(path, captures)
         if folder is None and not (source and environment):
             raise UsageError(
                 "source=False and environment=False say what path= writes: "
@@ -95,7 +95,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             )
         if last is not None and (type(last) is not int or last < 1):
             raise UsageError(f"last={last!r} is how many ops to keep: a whole number from 1 up.")
-        if guarded is not None and ops == "none":
+        if nonfinite is not None and ops == "none":
             raise UsageError('check="nonfinite" looks at ops: use ops="api", "aten" or "both" with it.')
         if time == "device" and ops == "none":
             raise UsageError('time="device" says what each op took: use ops="api", "aten" or "both" with it.')
@@ -113,10 +113,10 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
             compiled,
             RecordingOptions(
                 _watcher(live, ops),
-                measured,
-                guarded,
-                _judge,
-                kept,
+                statistics,
+                nonfinite,
+                _nonfinite_report,
+                captures,
                 folder,
                 last,
                 engine,
@@ -128,7 +128,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         )
 
     _recorder: Recorder | None = None
-    _in_block = False  #: it was entered and not left
+    _in_block = False  #: between ``__enter__`` and ``__exit__``
 
     def __repr__(self) -> str:
         state = "recording" if self._recorder is not None and self._recorder.running else "not recording"
@@ -143,14 +143,14 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
     def start(self) -> Trace:
         """Begin to record; the trace it returns is a snapshot of the run so far until ``stop()``."""
-        return self._start(sys._getframe(1), stays=False)
+        return self._start(sys._getframe(1), is_block=False)
 
-    def _start(self, frame: Any, above: bool = True, stays: bool = True) -> Trace:
+    def _start(self, frame: Any, outer_frames: bool = True, is_block: bool = True) -> Trace:
         if self._recorder is not None and self._recorder.running:
             raise UsageError("This trace is already recording; make a second one with sl.trace(...) to nest.")
         self._recorder = recorder = self._make()
         try:
-            recorder.start(frame, above, stays)
+            recorder.start(frame, outer_frames, is_block)
             return Trace(recorder.index)
         except BaseException:
             recorder.cancel()
@@ -179,11 +179,11 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         try:
             if self._recorder is not None:
                 self._recorder.stop(error)
-        finally:  # what it raises is raised once
+        finally:  # `__del__` must not stop it a second time
             self._in_block = False
 
     def __del__(self) -> None:
-        # An interrupt may come as `__exit__` begins, when nothing of it has run, and nobody can say it again.
+        # An interrupt may come as `__exit__` begins, before any of it has run, and it is not called again.
         recorder = self._recorder if self._in_block else None
         if recorder is not None and not sys.is_finalizing():
             recorder.stop()
@@ -211,25 +211,25 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
         return traced
 
 
-def _folder(path: str | os.PathLike[str] | None, kept: Capture | None) -> Path | None:
+def _recording_folder(path: str | os.PathLike[str] | None, capture: Capture | None) -> Path | None:
     if path is None:
-        if kept is not None and kept.format == "pt":
+        if capture is not None and capture.format == "pt":
             raise UsageError('Capture(format="pt") writes files: say where with path="run.sight".')
         return None
     return path_of_rank(Path(path))
 
 
-def _judge(data: TraceData, check: Check) -> str | None:
-    """What a recording's first NaN or infinity says, if there is one that is not allowed."""
+def _nonfinite_report(data: TraceData, check: Check) -> str | None:
+    """The text of the first NaN or infinity of a recording that is not allowed, if there is one."""
     from sightline.analysis.nonfinite import first_nonfinite
     from sightline.trace.index import Index
 
-    found = first_nonfinite(Index(data), allow=check.allow or ())
-    return None if found is None else found.text()
+    fault = first_nonfinite(Index(data), allow=check.allow or ())
+    return None if fault is None else fault.text()
 
 
 def _watcher(live: str | None, ops: str) -> Watcher | None:
-    """Who prints while the block runs."""
+    """The watcher that prints while the block runs."""
     if live is None:
         return None
     from sightline.views.live import CodeWatcher, LogWatcher
@@ -241,6 +241,6 @@ def recorded(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name:
     """A recording of one forward of a model, with statistics, for `sightline.diff`."""
     from sightline.recording.recorder import run_once
 
-    with trace(model, stats=Stats(parameters=True), name=name) as found:
+    with trace(model, stats=Stats(parameters=True), name=name) as recording:
         run_once(model, args, kwargs)
-    return found
+    return recording

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.analysis.cost import cost_of, not_finite, parameters_in
+from sightline.analysis.cost import cost_of, nonfinite_counts, parameters_in
 from sightline.analysis.scopes import OUTSIDE, own_ops, scopes_of
 from sightline.api import Trace
 from sightline.trace.data import ParameterInfo
@@ -227,7 +227,7 @@ def test_what_is_not_finite_adds_up_and_belongs_to_a_phase() -> None:
     readings = {x: {"nans": 9}, y: {"nans": 3}, z: {"nans": 1, "infs": 2}, g: {"infs": 4}}
     data = measured(b.build(), readings).data
     scopes = cost_of(data).scopes
-    forward, backward = (not_finite(data, scopes, phase) for phase in ("forward", "backward"))
+    forward, backward = (nonfinite_counts(data, scopes, phase) for phase in ("forward", "backward"))
     assert [forward.in_scopes([scope]) for scope in (0, 1)] == [(4, 2), (3, 0)]
     assert [forward.in_scopes([scope], own=True) for scope in (0, 1)] == [(1, 2), (3, 0)]
     assert [backward.in_scopes([scope]) for scope in (0, 1)] == [(0, 4), (0, 4)]

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analysis.find_value import find_value, found_value
+from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import CaptureInfo
+from sightline.trace.index import Index, Value
 from tests.builders import Ref, TraceBuilder, make_trace
 from tests.growth import assert_grows_in_line
 from tests.views.odd_traces import crashed, hostile, nested
@@ -45,13 +46,17 @@ def recorded(ops: Any = "both") -> Trace:
     return t
 
 
+def found_value(index: Index, reference: object) -> Value:
+    return find_value(index, reference).value
+
+
 def told(trace: Trace, value: object, **options: object) -> Lineage:
     row = found_value(trace.index, value)
     return lineage_of(row._data, row.id, **options)  # type: ignore[arg-type]
 
 
 def names(trace: Trace, value: object, **options: object) -> list[str]:
-    return [making.name for making in told(trace, value, **options).makings]
+    return [step.name for step in told(trace, value, **options).steps]
 
 
 def test_steps_are_the_calls_the_user_wrote() -> None:
@@ -71,43 +76,43 @@ def test_aten_ops_when_asked_for() -> None:
 def test_api_calls_alone_and_module_calls_alone() -> None:
     assert names(recorded("api"), "Residual") == names(recorded(), "Residual")
     t = recorded("none")
-    (whole,) = told(t, "Residual").makings
+    (whole,) = told(t, "Residual").steps
     assert (whole.name, whole.call, whole.op) == ("Residual", 0, -1)
     assert [t.values[value].kind for value in whole.leaves] == ["input"]
 
 
 def test_each_step_has_its_line_and_module() -> None:
-    linear = told(recorded(), "fc").makings[0]
+    linear = told(recorded(), "fc").steps[0]
     assert (linear.code, linear.function, linear.module) == ("h = self.fc(x)", "Residual.forward", "fc")
     assert linear.file == __file__
 
 
 def test_the_trunk_comes_after_what_branched_off() -> None:
     """``x`` went into the sum directly and through the branch: it is told once, below both."""
-    makings = told(recorded(), "Residual").makings
-    assert makings[0].children == (1, 5)
-    assert [makings[at].children for at in range(1, 5)] == [(2,), (3,), (4,), ()]
-    assert makings[4].sources == makings[5].values
+    steps = told(recorded(), "Residual").steps
+    assert steps[0].children == (1, 5)
+    assert [steps[at].children for at in range(1, 5)] == [(2,), (3,), (4,), ()]
+    assert steps[4].sources == steps[5].values
 
 
 def test_a_gradient_is_told_by_the_backward_passes_that_made_it() -> None:
     t = recorded()
-    makings = told(t, "fc.weight.grad").makings
-    assert [making.name for making in makings] == [
+    steps = told(t, "fc.weight.grad").steps
+    assert [step.name for step in steps] == [
         "F.linear backward", "Tensor.relu_ backward", "Tensor.transpose backward",
         "Tensor.transpose backward", "Tensor.sum backward",
     ]  # fmt: skip
-    assert makings[0].code == "h = self.fc(x)"
-    assert {making.phase for making in makings} == {"backward"}
-    (saved,) = makings[0].saved
+    assert steps[0].code == "h = self.fc(x)"
+    assert {step.phase for step in steps} == {"backward"}
+    (saved,) = steps[0].saved
     maker = t.values[saved].producer
     assert maker is not None
     assert maker.name == "ones"  # the input, not the view of it inside the linear
 
 
 def test_a_backward_op_has_the_line_of_its_forward_op() -> None:
-    for making in told(recorded(), "fc.weight.grad", ops="aten").makings[:3]:
-        assert (making.code, making.phase) == ("h = self.fc(x)", "backward")
+    for step in told(recorded(), "fc.weight.grad", ops="aten").steps[:3]:
+        assert (step.code, step.phase) == ("h = self.fc(x)", "backward")
 
 
 def test_a_parameter_that_was_updated_is_told_by_its_update() -> None:
@@ -117,16 +122,16 @@ def test_a_parameter_that_was_updated_is_told_by_its_update() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert names(t, "weight") == ["Tensor.add_", "F.linear backward", "Tensor.sum backward"]
-    assert told(t, t.values.where(name="bias", kind="parameter")[0]).makings == ()
+    assert told(t, t.values.where(name="bias", kind="parameter")[0]).steps == ()
 
 
 def test_depth_counts_steps_and_says_how_many_are_left() -> None:
     t = recorded()
-    makings = told(t, "Residual", depth=2).makings
-    assert [making.name for making in makings] == ["+", "Tensor.transpose", "torch.ones"]
-    assert (makings[1].before, len(makings[1].cut)) == (3, 1)  # ``x`` itself is told
-    assert told(t, "Residual", depth=1).makings[0].before == 5
-    assert all(making.before == 0 for making in told(t, "Residual").makings)
+    steps = told(t, "Residual", depth=2).steps
+    assert [step.name for step in steps] == ["+", "Tensor.transpose", "torch.ones"]
+    assert (steps[1].before, len(steps[1].cut)) == (3, 1)  # ``x`` itself is told
+    assert told(t, "Residual", depth=1).steps[0].before == 5
+    assert all(step.before == 0 for step in told(t, "Residual").steps)
 
 
 def test_what_is_behind_two_cuts_counts_for_both() -> None:
@@ -134,20 +139,20 @@ def test_what_is_behind_two_cuts_counts_for_both() -> None:
     x = b.op("relu", b.op("exp", b.value(2), out=(2,)), out=(2,))
     one, other = b.op("sin", x, out=(2,)), b.op("cos", x, out=(2,))
     y = b.op("add.Tensor", b.op("neg", one, out=(2,)), b.op("abs", other, out=(2,)), out=(2,))
-    makings = told(b.build(), int(y), depth=2).makings
-    assert [(making.name, making.before) for making in makings] == [("add.Tensor", 0), ("abs", 3), ("neg", 3)]
+    steps = told(b.build(), int(y), depth=2).steps
+    assert [(step.name, step.before) for step in steps] == [("add.Tensor", 0), ("abs", 3), ("neg", 3)]
 
 
 def test_only_the_most_recent_when_there_are_too_many() -> None:
-    makings = told(make_trace(), "Net", most=3).makings
-    assert len(makings) == 3
-    assert sum(making.before for making in makings) > 0
+    steps = told(make_trace(), "Net", most=3).steps
+    assert len(steps) == 3
+    assert sum(step.before for step in steps) > 0
 
 
 def test_an_op_with_several_results_is_one_step() -> None:
     t = make_trace(1, backward=False)
-    chunks = [making for making in told(t, "Net").makings if making.name == "Tensor.chunk"]
-    assert [len(making.values) for making in chunks] == [3]
+    chunks = [step for step in told(t, "Net").steps if step.name == "Tensor.chunk"]
+    assert [len(step.values) for step in chunks] == [3]
 
 
 def test_what_was_read_inside_a_call_without_being_passed_is_a_source() -> None:
@@ -260,7 +265,7 @@ def test_what_a_gradient_read_is_marked_in_the_graph() -> None:
 
 def test_a_value_that_nothing_made_is_one_node() -> None:
     found = told(recorded(), "fc.bias")
-    assert ([node["kind"] for node in found.nodes], found.edges, found.makings) == (["parameter"], [], ())
+    assert ([node["kind"] for node in found.nodes], found.edges, found.steps) == (["parameter"], [], ())
 
 
 # -- size and oddity -----------------------------------------------------------------------------------
@@ -278,9 +283,9 @@ def long_run(count: int, *, residual: bool) -> tuple[Trace, Ref]:
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_chain_of_100000_ops_is_counted(residual: bool) -> None:
     t, last = long_run(100_000, residual=residual)
-    makings = told(t, int(last), depth=8).makings
-    assert sum(making.before for making in makings[-1:]) + len(makings) == 100_000
-    assert len(told(t, int(last), depth=100_001).makings) == 100_000  # no recursion
+    steps = told(t, int(last), depth=8).steps
+    assert sum(step.before for step in steps[-1:]) + len(steps) == 100_000
+    assert len(told(t, int(last), depth=100_001).steps) == 100_000  # no recursion
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -298,17 +303,17 @@ def test_every_value_of_an_odd_trace_has_a_lineage(make: object, ops: str) -> No
     t = make()  # type: ignore[operator]
     for value in t.values:
         found = told(t, value, ops=ops)
-        positions = [child for making in found.makings for child in making.children]
-        assert sorted(positions) == list(range(1, len(found.makings)))  # each is told once
-        assert all(making.values for making in found.makings)
+        positions = [child for step in found.steps for child in step.children]
+        assert sorted(positions) == list(range(1, len(found.steps)))  # each is told once
+        assert all(step.values for step in found.steps)
 
 
 def test_a_view_that_no_recorded_op_made() -> None:
     b = TraceBuilder()
     base = b.op("exp", b.value(4), out=(4,))
     view = b.value(2, kind="activation", base=base)
-    makings = told(b.build(), int(view)).makings
-    assert [(making.name, making.sources) for making in makings] == [("", (int(base),)), ("exp", ())]
+    steps = told(b.build(), int(view)).steps
+    assert [(step.name, step.sources) for step in steps] == [("", (int(base),)), ("exp", ())]
 
 
 def test_a_module_that_was_never_called_is_not_offered_again() -> None:

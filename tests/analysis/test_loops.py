@@ -72,7 +72,7 @@ def test_loops_that_hold_nothing_but_each_other_are_told_together() -> None:
     text = "for a in x:\n    f(a)\n    for b in y:\n        for c in z:\n            f(c)\n            g(c)\n"
     loops = loops_around(SourceLines({"net.py": text}), "net.py", [(5, 12), (6, 12)])
     assert header_text(loops) == "for a in x: … for b in y: for c in z:"
-    assert header_text(loops, taken=[loops[1]]) == "for c in z:"
+    assert header_text(loops, shown=[loops[1]]) == "for c in z:"
     assert header_text(loops[1:]) == "for a in x: … for b in y:"
     assert header_text([]) == ""
 

@@ -68,7 +68,7 @@ def test_an_op_that_is_asked_for_is_shown_wherever_it_ran() -> None:
 
 
 def test_without_training_what_is_around_the_model_stays() -> None:
-    part = model_part(trained(backward=False).data)
+    part = model_part(trained(backward=False).index)
     assert part.building.sum() == 1
     assert not part.around.any()
     assert not part.hidden_frames.any()
@@ -78,7 +78,7 @@ def test_where_no_module_was_called_all_is_shown() -> None:
     b = TraceBuilder()
     with b.at("/home/me/main.py", 1, "Net.__init__"):
         b.op("empty", out=(4,))
-    assert not model_part(b.build().data).left_out.any()
+    assert not model_part(b.build().index).excluded.any()
 
 
 def test_code_of_the_users_own_is_never_left_out(tmp_path: Path) -> None:
@@ -88,6 +88,6 @@ def test_code_of_the_users_own_is_never_left_out(tmp_path: Path) -> None:
         loss = (model(torch.ones(2, 4)) - 1).square().mean()
         loss.backward()
         optimizer.step()
-    assert not model_part(t.data).left_out.any()
-    assert np.array_equal(model_part(sl.load(tmp_path / "run.sight").data).hidden_frames,
-                          model_part(t.data).hidden_frames)  # fmt: skip
+    assert not model_part(t.index).excluded.any()
+    assert np.array_equal(model_part(sl.load(tmp_path / "run.sight").index).hidden_frames,
+                          model_part(t.index).hidden_frames)  # fmt: skip

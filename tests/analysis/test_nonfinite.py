@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.analysis.nonfinite import Finding, findings, first_nonfinite, reached_from
+from sightline.analysis.nonfinite import NonFiniteOp, findings, first_nonfinite, reached_from
 from sightline.api import Trace
 from sightline.trace.data import StatColumns
 from tests.builders import TraceBuilder, make_trace
@@ -46,7 +46,7 @@ def test_the_op_that_made_it_and_not_those_that_passed_it_on() -> None:
     t = measured(b.build(), {h: FINE, y: NANS, z: NANS})
     assert blamed(t) == ["log"]
     first = first_nonfinite(t.index)
-    assert isinstance(first, Finding)
+    assert isinstance(first, NonFiniteOp)
     assert (first.value.id, first.nans, first.infs, first.counts) == (int(y), 3, 0, "3 NaN of 8")
 
 
@@ -228,7 +228,7 @@ def test_the_message() -> None:
         "  argument 2[0] f32[2, 4] = input; not measured",
         "  argument 3 i64[2] = constant",
     ]
-    assert [making.name for making in found.lineage.makings] == ["torch.log", "torch.relu"]
+    assert [step.name for step in found.lineage.steps] == ["torch.log", "torch.relu"]
 
 
 def test_an_op_without_line_and_module_is_told_all_the_same() -> None:

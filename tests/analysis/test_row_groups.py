@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sightline.analysis.row_groups import group_rows, list_numbers, list_places
+from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
 
 
 @pytest.mark.parametrize("high", [2, 1 << 30, (1 << 62) - 1])  # of the last no two columns fit one number
@@ -26,15 +26,15 @@ def test_lists_have_one_number_where_they_are_equal() -> None:
     flat = np.array([item for each in lists for item in each])
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])])
     rows = chance.permutation(100)
-    places, lengths = list_places(offsets, rows)
-    numbers = list_numbers(flat[places], lengths).tolist()
+    places, lengths = flat_positions(offsets, rows)
+    numbers = list_keys(flat[places], lengths).tolist()
     meant = [tuple(lists[row]) for row in rows]
     assert len(set(numbers)) == len(set(meant)) == len(set(zip(numbers, meant, strict=True)))
 
 
 def test_no_rows_have_no_groups() -> None:
     nothing = np.zeros(0, dtype=np.int64)
-    places, lengths = list_places(np.zeros(1, dtype=np.int64), nothing)
+    places, lengths = flat_positions(np.zeros(1, dtype=np.int64), nothing)
     assert not len(places)
-    assert not len(list_numbers(nothing, lengths))
+    assert not len(list_keys(nothing, lengths))
     assert not len(group_rows(nothing, nothing).first)

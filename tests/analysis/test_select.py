@@ -7,11 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.analysis.select import Selection, select_calls, select_ops
+from sightline.analysis.select import Mask, Selection
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.patterns import path_matches
+from sightline.trace.index import Index
 from tests.builders import TraceBuilder, make_trace
+
+
+def select_ops(index: Index, *, level: str | None = None, **filters: Any) -> Mask:
+    return Selection(**filters).ops(index, level)
+
+
+def select_calls(index: Index, **filters: Any) -> Mask:
+    return Selection(**filters).calls(index)
 
 
 def names(trace: Trace, **filters: Any) -> list[str]:

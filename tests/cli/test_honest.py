@@ -101,13 +101,13 @@ def test_a_stop_from_another_thread(engine: str, tmp_path: Path) -> None:
 
 
 def test_a_report_counts_what_is_on_disk(tmp_path: Path) -> None:
-    from sightline.cli.run import _counted
+    from sightline.cli.run import _count_ops
     from tests.fuzz.running import recorded_journal
 
     cut = recorded_journal(tmp_path / "cut.sight")
     with sl.trace() as t:
         torch.ones(2).relu()
     t.save(tmp_path / "whole.sight")
-    assert _counted(t, tmp_path / "whole.sight") == "4 ops"
+    assert _count_ops(t, tmp_path / "whole.sight") == "4 ops"
     kept = len(sl.load(cut).ops)
-    assert _counted(t, cut) == f"{kept} of 4 ops"
+    assert _count_ops(t, cut) == f"{kept} of 4 ops"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import sightline as sl
-from sightline.cli.ops import NAMES, OpRows
+from sightline.cli.ops import NAMES, op_rows
 from sightline.cli.row_output import Column, Row, table
+from sightline.convert.context import TableContext
 from tests.cli.recorded import misused, on_terminal, refused, told
 from tests.trace.bundle.bundles import on_a_device
 
@@ -123,19 +125,18 @@ def test_wrong_calls_are_one_sentence(run: Path) -> None:
 
 def test_rows_are_made_as_they_are_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = sl.load(run)
-    made: list[int] = []
+    read: list[int] = []
 
-    class Counted(OpRows):
-        def _facts(self, ids):  # type: ignore[no-untyped-def]
-            made.append(len(ids))
-            return super()._facts(ids)
+    class Counted(TableContext):
+        def form_text(self, form: int, metas: Sequence[int]) -> str:
+            read.append(form)
+            return super().form_text(form, metas)
 
     monkeypatch.setattr("sightline.cli.ops._CHUNK", 4)
-    import numpy as np
-
-    given = Counted(trace).rows(np.arange(len(trace.ops)))
-    assert [next(given)["id"] for _ in range(5)] == [0, 1, 2, 3, 4]
-    assert made == [4, 4]
+    monkeypatch.setattr("sightline.convert.context.TableContext", Counted)
+    rows = op_rows(trace, np.arange(len(trace.ops)), ("id", "arguments"))
+    assert [next(rows)["id"] for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert len(read) == 8
 
 
 def test_a_table_begins_before_all_rows_are_there() -> None:

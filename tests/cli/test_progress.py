@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sightline.cli import screen as progress
-from sightline.cli.screen import bar
+from sightline.cli.screen import progress_bar
 
 
 class Terminal(io.StringIO):
@@ -17,10 +17,10 @@ class Terminal(io.StringIO):
 
 
 def test_a_bar_ends_with_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_QUICK", -1.0)
+    monkeypatch.setattr(progress, "_BAR_DELAY", -1.0)
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with bar("writing") as told:
+    with progress_bar("writing") as told:
         told(1, 4)
         told(3, 4)
         told(4, 4)
@@ -34,16 +34,16 @@ def test_a_bar_ends_with_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_quick_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with bar("writing") as told:
+    with progress_bar("writing") as told:
         told(1, 4)
         told(4, 4)
     assert screen.getvalue() == ""
 
 
 def test_nothing_goes_into_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_QUICK", -1.0)
+    monkeypatch.setattr(progress, "_BAR_DELAY", -1.0)
     screen = io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
-    with bar("writing") as told:
+    with progress_bar("writing") as told:
         told(1, 4)
     assert screen.getvalue() == ""

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 import sightline as sl
 from sightline.cli import main
-from sightline.cli.run import _place
-from sightline.cli.step_range import span_of
+from sightline.cli.run import _make_folder
+from sightline.cli.step_range import parse_steps
 from sightline.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -179,21 +179,21 @@ def test_what_is_not_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_recording_never_goes_over_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert [str(_place(None, "train", force=False)) for _ in range(3)] == [
+    assert [str(_make_folder(None, "train", force=False)) for _ in range(3)] == [
         "train.sight", "train-2.sight", "train-3.sight",
     ]  # fmt: skip
     with pytest.raises(UsageError, match=r"train\.sight is there already; give another -o, or --force"):
-        _place("train.sight", "train", force=False)
+        _make_folder("train.sight", "train", force=False)
     with pytest.raises(UsageError, match=r"train\.sight is no recording and is not replaced"):
-        _place("train.sight", "train", force=True)
+        _make_folder("train.sight", "train", force=True)
     Path("train.sight", "rank0.journal").touch()
     with pytest.raises(UsageError, match=r"train\.sight is still being recorded, or its process was killed"):
-        _place("train.sight", "train", force=True)
+        _make_folder("train.sight", "train", force=True)
     Path("train.sight", "rank0.journal").rename(Path("train.sight", "rank0.db"))
-    assert not os.listdir(_place("train.sight", "train", force=True))
+    assert not os.listdir(_make_folder("train.sight", "train", force=True))
     Path("notes").touch()
     with pytest.raises(UsageError, match=r"written to notes/x\.sight: Not a directory; say where with -o\."):
-        _place("notes/x.sight", "train", force=False)
+        _make_folder("notes/x.sight", "train", force=False)
 
 
 def test_runs_at_the_same_time_have_recordings_of_their_own(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_second_interrupt_hides_nothing(tmp_path: Path) -> None:
     )
     for place in ("run._say", "run.sys.stdout.flush", "import_finish().finish"):
         text = program.format(place=place).replace(
-            "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).Keeper"
+            "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).StreamWriter"
         )
         done = ran(tmp_path, "-c", text)
         assert done.returncode == -signal.SIGINT
@@ -331,16 +331,16 @@ def test_names_are_quoted_for_the_shell(tmp_path: Path) -> None:
     [("3", range(3, 4)), ("0:5", range(5)), ("10:", range(10, sys.maxsize)), (":", range(sys.maxsize))],
 )
 def test_steps(text: str, span: range) -> None:
-    assert span_of(text) == span
+    assert parse_steps(text) == span
 
 
 @pytest.mark.parametrize("text", ["x", "3:2", "-1", "1:1", "1:2:3", ""])
 def test_steps_that_mean_nothing(text: str) -> None:
     if text:
         with pytest.raises(UsageError, match="--steps"):
-            span_of(text)
+            parse_steps(text)
     else:
-        assert span_of(text) == range(1)
+        assert parse_steps(text) == range(1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import sightline as sl
-from sightline.cli.command import spoken_view
-from sightline.cli.screen import waiting
+from sightline.cli.command import view_in_cli_words
+from sightline.cli.screen import wait_message
 from sightline.cli.show import VIEWS
 from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
 
 
 def test_without_options_it_is_the_overview(run: Path) -> None:
     shown = told("show", run)
-    overview = str(spoken_view(sl.load(run)._overview()))
+    overview = str(view_in_cli_words(sl.load(run)._overview()))
     assert ": --view nonfinite" in overview
     assert shown.splitlines()[:-1] == overview.splitlines()[:-1]
     last = shown.splitlines()[-1]
@@ -28,7 +28,7 @@ def test_without_options_it_is_the_overview(run: Path) -> None:
 @pytest.mark.parametrize("view", ["code", "log", "summary", "source", "problems", "nonfinite"])
 def test_a_view_is_that_of_the_trace(run: Path, view: str) -> None:
     shown = getattr(sl.load(run), view)()
-    shown = spoken_view(shown) if view == "summary" else shown
+    shown = view_in_cli_words(shown) if view == "summary" else shown
     assert told("show", run, "--view", view) == f"{shown}\n"
 
 
@@ -51,9 +51,9 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     assert (
         told("show", run, "--view", "log", "--inside", "--tail", 4) == f"{trace.log(inside=True, tail=4)}\n"
     )
-    narrow = spoken_view(trace.summary(width=60, depth=1))
+    narrow = view_in_cli_words(trace.summary(width=60, depth=1))
     assert told("show", run, "--view", "summary", "--width", 60, "--depth", 1) == f"{narrow}\n"
-    held = spoken_view(trace.memory(module="blocks.*", phase="forward", depth=2))
+    held = view_in_cli_words(trace.memory(module="blocks.*", phase="forward", depth=2))
     options = ["--module", "blocks.*", "--phase", "forward", "--depth", 2]
     assert told("show", run, "--view", "memory", *options) == f"{held}\n"
     source = trace.source(file="recorded.py", op="relu")
@@ -170,9 +170,9 @@ def test_a_long_wait_is_spoken_of_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
             return super().write(text)
 
     written = threading.Event()
-    monkeypatch.setattr("sightline.cli.screen._PATIENCE", 0.0)
+    monkeypatch.setattr("sightline.cli.screen._MESSAGE_DELAY", 0.0)
     for stream, wanted in ((Terminal(), "reading …\r         \r"), (io.StringIO(), "")):
         monkeypatch.setattr("sys.stderr", stream)
-        with waiting():
+        with wait_message():
             assert written.wait(10) or not wanted
         assert stream.getvalue() == wanted

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sightline as sl
-from sightline.cli.tensor_plot import BARS, SHADES, picture, reading
+from sightline.cli.tensor_plot import BARS, SHADES, array_statistics, tensor_lines
 from sightline.errors import UsageError
 from sightline.trace.bundle import save
 from sightline.trace.tensor_stores import MemoryStore
@@ -24,7 +24,7 @@ from tests.trace.captured import capture
 
 
 def drawn(given: Any, *at: int) -> list[str]:
-    return str(View(tuple(picture(np.asarray(given), at)))).splitlines()
+    return str(View(tuple(tensor_lines(np.asarray(given), at)))).splitlines()
 
 
 # -- the table ---------------------------------------------------------------------------------------------
@@ -190,9 +190,9 @@ def test_any_numbers_can_be_drawn(given: Any, numbers: str) -> None:
 def test_a_large_tensor_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     given = np.random.default_rng(0).normal(5, 2, (37, 41))
     given[3, 4], given[5, 6] = np.nan, np.inf
-    whole = reading(given)
+    whole = array_statistics(given)
     monkeypatch.setattr("sightline.cli.tensor_plot._CHUNK", 100)
-    parts = reading(given)
+    parts = array_statistics(given)
     assert (parts.low, parts.high, parts.nans, parts.infs) == (whole.low, whole.high, 1, 1)
     assert parts.mean == pytest.approx(whole.mean)
     assert parts.std == pytest.approx(np.std(given[np.isfinite(given)], ddof=1))

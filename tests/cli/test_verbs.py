@@ -12,7 +12,7 @@ import torch
 
 import sightline as sl
 from sightline.cli import VERBS, main
-from sightline.cli.command import spoken_view
+from sightline.cli.command import view_in_cli_words
 from sightline.views.outline import Line, View, line
 from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, misused, process, refused, told
 from tests.recording.architectures import ZOO
@@ -173,9 +173,9 @@ def test_the_command_line_speaks_of_its_own_options(tmp_path: Path) -> None:
 
 def test_what_comes_out_of_a_recording_is_never_rewritten() -> None:
     data = View(tuple(line(("stats=True finds", style)) for style in ("error", "op", "module", "code")))
-    assert spoken_view(data) == data
+    assert view_in_cli_words(data) == data
     own = (line("x: t.problems()"),)
-    said = spoken_view(View(own, fit=lambda _: own))
+    said = view_in_cli_words(View(own, fit=lambda _: own))
     assert str(said) == "x: --view problems"
     assert [block.text for block in said.within(80) if isinstance(block, Line)] == [str(said)]
 
@@ -195,7 +195,7 @@ def gpt2() -> sl.Trace:
 def test_a_real_architecture(gpt2: sl.Trace, tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     gpt2.save(path)
-    assert told("show", path, "--view", "summary") == f"{spoken_view(gpt2.summary())}\n"
+    assert told("show", path, "--view", "summary") == f"{view_in_cli_words(gpt2.summary())}\n"
     assert "modeling_gpt2.py" in told("show", path, "--view", "code")
     assert told("ops", path, "--json").count("\n") == len(gpt2.ops)
     key = next(iter(gpt2.tensors))

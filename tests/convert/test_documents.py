@@ -15,10 +15,10 @@ import pytest
 
 from sightline.api import Trace
 from sightline.convert.context import TableContext
+from sightline.convert.encoding import plain_cell
 from sightline.convert.table_files import (
     NO_PYARROW,
-    needs,
-    plain_cell,
+    check_format,
     to_csv,
     to_folder,
     to_json,
@@ -110,10 +110,10 @@ def test_parquet_takes_what_it_has_no_room_for(tmp_path: Path) -> None:
 def test_without_pyarrow_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UsageError) as caught:
-        needs("parquet")
+        check_format("parquet")
     assert str(caught.value) == NO_PYARROW
     assert NO_PYARROW == "Parquet needs pyarrow, which is not installed: `pip install pyarrow` brings it."
-    needs("csv")
+    check_format("csv")
 
 
 def test_a_fault_half_way_leaves_no_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from sightline.api import Trace
 from sightline.convert import query as module
-from sightline.convert.query import NAMED, Query
+from sightline.convert.query import TABLES_BY_NAME, Query
 from sightline.convert.tables import TABLES
 from sightline.errors import UsageError
 from sightline.trace.data import TensorMeta
@@ -50,11 +50,11 @@ def test_the_names_of_columns_are_distinct() -> None:
         assert next(desk.rows) == (0, 0, "F.embedding")
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", TABLES_BY_NAME)
 def test_every_table_can_be_read_whole(name: str) -> None:
     for trace in (make() for make in ZOO.values()):
         with Query(trace.index, f'select * from "{name}"') as desk:
-            assert list(desk.names) == [column.name for column in NAMED[name].columns]
+            assert list(desk.names) == [column.name for column in TABLES_BY_NAME[name].columns]
             assert len(list(desk.rows)) == answer(f'select count(*) from "{name}"', trace)[0][0]
 
 
@@ -75,7 +75,7 @@ def test_joins_subqueries_windows_and_json_work() -> None:
 
 def test_only_what_is_mentioned_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     put: list[tuple[str, Sequence[str]]] = []
-    really = module._put
+    really = module._insert_batch
 
     def seen(
         connection: sqlite3.Connection, name: str, columns: Sequence[str], items: list[list[Any]]
@@ -83,7 +83,7 @@ def test_only_what_is_mentioned_is_read(monkeypatch: pytest.MonkeyPatch) -> None
         put.append((name, columns))
         really(connection, name, columns, items)
 
-    monkeypatch.setattr(module, "_put", seen)
+    monkeypatch.setattr(module, "_insert_batch", seen)
     answer("select name from ops where duration_ns > 5 order by start_ns")
     answer("select count(*) from steps")  # there are none
     answer("select count(*) from frames")
@@ -144,7 +144,7 @@ def test_pragmas_by_the_back_door_are_refused() -> None:
         ("select", "The query ends too early."),
         ("selec 1", 'SQLite does not take this query: near "selec": syntax error.'),
         ("select nosuch(1)", "SQLite does not take this query: no such function: nosuch."),
-        ("", "There is no question in this query: write select … from …."),
+        ("", "The query is empty: write select … from …."),
         ("-- nothing", "The query ends too early."),
         ("select randomblob(1000000000)", "SQLite does not take this query: string or blob too big."),
         ("select '" + "x" * 100_000 + "'", "A query may have 100,000 characters; this one has 100,009."),
@@ -264,4 +264,4 @@ def test_the_recording_is_as_it_was() -> None:
     before = TRACE.data.ops.name.copy()
     refusal("update ops set name = 'x'")
     assert np.array_equal(TRACE.data.ops.name, before)
-    assert set(NAMED) >= set(TABLES)
+    assert set(TABLES_BY_NAME) >= set(TABLES)

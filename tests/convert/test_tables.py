@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from sightline.api import Trace
-from sightline.convert.context import TableContext, json_text
+from sightline.convert.context import TableContext
+from sightline.convert.encoding import json_text
 from sightline.convert.tables import ALIASES, TABLES
 from sightline.trace.data import StepInfo
 from tests.builders import make_trace

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.diff.sequences import aligned
+from sightline.diff.sequences import align
 
 _KEYS = st.lists(st.integers(0, 5), max_size=60)
 
 
 def _aligned(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    return aligned([np.array(a, dtype=np.int64)], [np.array(b, dtype=np.int64)])
+    return align([np.array(a, dtype=np.int64)], [np.array(b, dtype=np.int64)])
 
 
 @given(_KEYS, _KEYS)
@@ -48,4 +48,4 @@ def test_a_long_sequence_in_which_everything_repeats_finds_its_way_back() -> Non
 def test_the_stricter_key_decides_between_equals() -> None:
     name = np.array([1, 1]), np.array([1])
     strict = np.array([5, 7]), np.array([7])
-    assert aligned([strict[0], name[0]], [strict[1], name[1]]) == [(1, 0)]
+    assert align([strict[0], name[0]], [strict[1], name[1]]) == [(1, 0)]

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from sightline.errors import SightlineError
-from sightline.recording.native.engine import chosen
+from sightline.recording.native.engine import resolve_engine
 from tests.fuzz.interrupting import PHASES, WAYS, at_places, at_random
 from tests.fuzz.running import Failure, fuzz
 from tests.recording.killed import check_kills
@@ -55,7 +55,9 @@ def main() -> int:
 
 
 def _ways() -> list[tuple[str, str]]:
-    return list(itertools.product(("native", "python") if chosen("auto") == "native" else ("python",), WAYS))
+    return list(
+        itertools.product(("native", "python") if resolve_engine("auto") == "native" else ("python",), WAYS)
+    )
 
 
 def _interrupts(count: int, seed: int, folder: Path) -> list[Failure]:

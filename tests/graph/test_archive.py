@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import DamagedFile, UsageError
-from sightline.graph.exported import archive as keys
-from sightline.graph.exported import export, load_graph
-from sightline.graph.exported import torch_export as tracing
+from sightline.graph.exported import archive, export, load_graph, torch_export
 from tests.graph.exportable import Convolutional, Dataclass, Plain, Structures
 
 torch.set_num_threads(1)
@@ -151,13 +149,13 @@ class Cached(nn.Module):
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One item for each time torch.export was called."""
     made: list[Any] = []
-    real = tracing.traced
+    real = torch_export.run_export
 
     def counting(*args: Any) -> Any:
         made.append(args)
         return real(*args)
 
-    monkeypatch.setattr("sightline.graph.exported.export.traced", counting)
+    monkeypatch.setattr("sightline.graph.exported.exporter.run_export", counting)
     return made
 
 
@@ -247,7 +245,7 @@ def test_what_cannot_be_described_is_not_cached(tmp_path: Path, traces: list[Any
 )
 def test_keys_are_the_same_for_the_same_things(build: Callable[[], nn.Module]) -> None:
     x = torch.randn(2, 4)
-    made = {keys.key_of(build().eval(), (x,), {}, {"dynamic": "auto"}) for _ in range(3)}
+    made = {archive.cache_key(build().eval(), (x,), {}, {"dynamic": "auto"}) for _ in range(3)}
     assert len(made) == 1
 
 
@@ -255,12 +253,12 @@ def test_keys_are_the_same_in_another_process(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\n"
-        "from sightline.graph.exported.archive import key_of\n"
+        "from sightline.graph.exported.archive import cache_key\n"
         "class Model(torch.nn.Module):\n"
         "    names = frozenset({'one', 'two', 'three'})\n"
         "    def forward(self, x):\n"
         "        return x + 1 if 'a' in {'a', 'b', 'c'} else x\n"
-        "print(key_of(Model(), (torch.ones(2),), {}, {}))\n"
+        "print(cache_key(Model(), (torch.ones(2),), {}, {}))\n"
     )
     made = set()
     for seed in "12":

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sightline.errors import UsageError
-from sightline.graph.exported import ExportedGraph, ExportError, export, load_graph
-from sightline.graph.exported import export as exporting
-from sightline.graph.exported import torch_export as tracing
+from sightline.graph.exported import ExportedGraph, ExportError, export, exporter, load_graph, torch_export
 from sightline.graph.exported.program import _source
 from sightline.graph.exported.progress import Progress
 from sightline.graph.graph import Graph
@@ -293,8 +291,8 @@ def test_an_export_that_takes_long_says_where(capsys: pytest.CaptureFixture[str]
             return x + 1
 
     class Watching(Progress):
-        def _say(self, seconds: float) -> None:
-            super()._say(seconds)
+        def _print(self, seconds: float) -> None:
+            super()._print(seconds)
             said.set()
 
     with Watching("Slow", True, period=0.05):
@@ -313,9 +311,9 @@ def test_fixed_sizes_where_dynamic_ones_cannot_be(monkeypatch: pytest.MonkeyPatc
     def fails_if_dynamic(model: Any, args: Any, kwargs: Any, shapes: Any, strict: bool) -> Any:
         if shapes is not None:
             raise ExportError("The model cannot be exported: no. A recorded run has a graph too.")
-        return tracing.traced(model, args, kwargs, shapes, strict)
+        return torch_export.run_export(model, args, kwargs, shapes, strict)
 
-    monkeypatch.setattr(exporting, "traced", fails_if_dynamic)
+    monkeypatch.setattr(exporter, "run_export", fails_if_dynamic)
     g = export(nn.ReLU().eval(), torch.randn(2, 3))
     assert not g.dynamic.dynamic
     assert str(g.dynamic).endswith(

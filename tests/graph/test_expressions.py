@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sightline.errors import DamagedFile
-from sightline.graph.exported.dynamic import evaluated
+from sightline.graph.exported.dynamic import evaluate
 
 SIZES = {"s0": 6, "s1": 9, "u2": 4}
 
@@ -23,7 +23,7 @@ SIZES = {"s0": 6, "s1": 9, "u2": 4}
     ],
 )  # fmt: skip
 def test_arithmetic(code: str, wanted: Any) -> None:
-    assert evaluated(code, SIZES) == wanted
+    assert evaluate(code, SIZES) == wanted
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_arithmetic(code: str, wanted: Any) -> None:
 )  # fmt: skip
 def test_anything_else_is_refused(code: str) -> None:
     with pytest.raises(DamagedFile, match=r"The archive was altered: .* is no expression over sizes"):
-        evaluated(code, {**SIZES, "math": math})  # type: ignore[dict-item]
+        evaluate(code, {**SIZES, "math": math})  # type: ignore[dict-item]

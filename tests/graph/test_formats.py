@@ -13,7 +13,7 @@ import pytest
 
 from sightline.errors import DamagedFile, SightlineError, UsageError
 from sightline.graph.formats.drawing import hyperparameters
-from sightline.graph.formats.files import drawn
+from sightline.graph.formats.files import render_dot
 from sightline.graph.graph import Edge, Graph, Node, Ref
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Elided, Record, Symbol
@@ -150,7 +150,7 @@ def test_a_missing_folder_is_one_sentence(tmp_path: Path) -> None:
 @needs_dot
 def test_what_graphviz_cannot_read_is_one_sentence() -> None:
     with pytest.raises(SightlineError, match=r"^graphviz could not draw the graph: .*syntax error.*[^.]\.$"):
-        drawn("digraph {", "svg", 0)
+        render_dot("digraph {", "svg", 0)
 
 
 def test_without_graphviz_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

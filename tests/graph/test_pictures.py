@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.graph.formats.files import draw
+from sightline.graph.formats.files import render
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURES = sorted((DOCS / "pictures").glob("*.svg"))
@@ -29,7 +29,8 @@ def test_a_picture_is_small_plain_and_used(file: Path) -> None:
     assert len(text) < 200_000
     assert ET.fromstring(text).tag.endswith("svg")
     assert not re.search(r"<!--|<script|/home/|/Users/|/root/|\d{4}-\d{2}-\d{2}", text)
-    assert f"](pictures/{file.name})" in (DOCS / "graphs.md").read_text("utf-8")
+    documents = [DOCS.parent / "README.md", *DOCS.glob("*.md")]
+    assert any(f"pictures/{file.name})" in document.read_text("utf-8") for document in documents)
 
 
 class Layer(nn.Module):
@@ -53,7 +54,7 @@ def test_48_layers_fit_one_screen(depth: int | None) -> None:
         model(torch.zeros(2, 5, dtype=torch.long))
     folded = t.graph(fold=True, depth=depth)
     assert len(folded.lint().nodes_of(kind="call")) <= 15
-    found = re.search(r'<svg width="(\d+)pt" height="(\d+)pt"', draw(folded, "svg").decode())
+    found = re.search(r'<svg width="(\d+)pt" height="(\d+)pt"', render(folded, "svg").decode())
     assert found is not None
     width, height = (int(size) for size in found.groups())
     assert width < 900

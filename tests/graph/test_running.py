@@ -173,7 +173,7 @@ def test_wrong_edits(layered: ExportedGraph) -> None:
     with pytest.raises(UsageError, match="The output itself cannot be edited"):
         layered.run(x, edit={"output": x})
     attention = export(Attention().eval(), torch.randn(2, 5, 8))
-    with pytest.raises(UsageError, match=r"'attention' has 2 outputs in the graph \(.*\): name the one"):
+    with pytest.raises(UsageError, match=r"'attention' has 2 outputs in the graph \(.*\): name one of them"):
         attention.run(torch.randn(2, 5, 8), edit={"attention": lambda out: out})
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sightline.recording.native.engine import chosen
+from sightline.recording.native.engine import resolve_engine
 
-NATIVE = chosen("auto") == "native"
+NATIVE = resolve_engine("auto") == "native"
 needs_native = pytest.mark.skipif(
-    chosen("auto") != "native",
+    resolve_engine("auto") != "native",
     reason="the native engine cannot be built here, or the plain one was asked for",
 )
 

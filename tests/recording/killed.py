@@ -156,7 +156,7 @@ def left_behind(folder: Path) -> str:
             trace.start()
             for _ in range(2):  # a batch each: what is wrong with the last one counts as cut short
                 train(model, 1)
-                session_of(trace).keeper.flush()
+                session_of(trace).stream_writer.flush()
         finally:
             os._exit(0)
     os.waitpid(child, 0)

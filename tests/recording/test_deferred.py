@@ -30,7 +30,7 @@ def test_dense_is_without_gaps_in_any_order(tensor: Any, dense: bool) -> None:
     assert _is_dense(tensor) is dense
 
 
-@pytest.mark.parametrize("fill", ["odd", "numbers", "fingerprints"])
+@pytest.mark.parametrize("fill", ["nonfinite", "numbers", "fingerprints"])
 def test_layout_does_not_change_what_is_counted(fill: str) -> None:
     tensor = torch.randn(7, 12, 5)
     tensor[3, 4, 1], tensor[0, 0, 0], tensor[6, 11, 4] = float("nan"), float("inf"), 0.0

@@ -13,8 +13,7 @@ import torch
 
 import sightline as sl
 from sightline.errors import UsageError
-from sightline.recording import device_time, recorder
-from sightline.recording import stream_writer as keeping
+from sightline.recording import device_time, recorder, stream_writer
 from sightline.recording.device_time import DeviceWork, check_device, read_events
 from sightline.recording.torchapi import DeviceType
 from sightline.trace.data import WORK_KINDS
@@ -173,8 +172,8 @@ class Timer:
 def a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_time, "check_device", lambda: None)
     monkeypatch.setattr(recorder, "DeviceTimer", Timer)
-    monkeypatch.setattr(keeping, "SECONDS", 0.001)
-    monkeypatch.setattr(keeping, "_SPARE", 1 << 12)
+    monkeypatch.setattr(stream_writer, "SECONDS", 0.001)
+    monkeypatch.setattr(stream_writer, "_MAX_STALE", 1 << 12)
 
 
 def work_of(trace: sl.Trace) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def options(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str
     """A recording in memory and one that is written while it runs, which must be finished."""
     options = {"path": tmp_path / "run.sight"} if request.param == "path" else {}
     yield options
-    assert not [thread for thread in threading.enumerate() if thread.name == "sightline-keeper"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "sightline-stream-writer"]
     if options:
         assert not (tmp_path / "run.sight" / "rank0.journal").exists()
         assert "relu" in [op.name for op in sl.load(tmp_path / "run.sight").ops]

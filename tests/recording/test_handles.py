@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.trace.bundle.disk_sink import SpoolSink
+from sightline.trace.bundle.disk_sink import DiskSink
 
 CLOSED = """
 import os, sys, torch
@@ -78,4 +78,4 @@ def test_a_failing_finish_leaves_no_file_open(tmp_path: Path, monkeypatch: pytes
 def test_a_spool_that_cannot_be_made_is_gone(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(FileExistsError):
-        SpoolSink(tmp_path / "x")
+        DiskSink(tmp_path / "x")

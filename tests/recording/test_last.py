@@ -10,15 +10,15 @@ import torch
 
 import sightline as sl
 from sightline.errors import UsageError
-from sightline.recording import stream_writer as keeping
+from sightline.recording import stream_writer
 from tests.recording.streams import Awkward, awkward, both_ways, differences, session_of, train
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches as small as they can be."""
-    monkeypatch.setattr(keeping, "SECONDS", 0.001)
-    monkeypatch.setattr(keeping, "_SPARE", 1 << 12)
+    monkeypatch.setattr(stream_writer, "SECONDS", 0.001)
+    monkeypatch.setattr(stream_writer, "_MAX_STALE", 1 << 12)
 
 
 def names(trace: sl.Trace) -> list[str]:
@@ -75,15 +75,15 @@ def test_memory_holds_frames_of_the_last_ops_only() -> None:
     model = Awkward()
     trace = sl.trace(model, last=50)
     trace.start()
-    keeper = session_of(trace).keeper
+    writer = session_of(trace).stream_writer
     held = []
     for _ in range(12):
         train(model, 1)
-        keeper.flush()
-        held.append(sum(frame.ops for frame in keeper._frames))
+        writer.flush()
+        held.append(sum(frame.ops for frame in writer._ring))
     trace.stop()
     assert max(held) <= 50 + 2 * max(held[0], 300)  # what is needed, and the batch it begins in
-    assert len(keeper._frames) == 0
+    assert len(writer._ring) == 0
 
 
 def test_steps_and_snapshots() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import sightline as sl
-from sightline.analysis.memory import Usage, usage_of
+from sightline.analysis.memory import MemoryUsage, usage_of
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.held_memory import held_memory
 from tests.recording.engines import BOTH_ENGINES
@@ -57,7 +57,7 @@ def training_step(model: nn.Module, loss_of: Callable[[], Any]) -> Step:
     return step
 
 
-def usage(trace: sl.Trace, **chosen: Any) -> Usage:
+def usage(trace: sl.Trace, **chosen: Any) -> MemoryUsage:
     return usage_of(trace.index, **chosen)[0]
 
 

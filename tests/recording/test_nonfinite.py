@@ -369,7 +369,7 @@ def test_copies_count_as_looked_at_on_the_native_engine() -> None:
 
 def test_a_copy_has_the_counts_of_what_it_was_made_from() -> None:
     checker: Any = SimpleNamespace(
-        _copies=[(5, 2, False), (6, 5, True), (9, 8, False)], readings=StatisticsBuffer()
+        _copies=[(5, 2, False), (6, 5, True), (9, 8, False)], buffer=StatisticsBuffer()
     )
     counts = np.array([[2, 0, 7, 1], [3, 0, 0, 0]])
     floats, more = nonfinite_check.NonFiniteChecker._with_copies(

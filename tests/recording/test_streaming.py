@@ -21,8 +21,7 @@ import transformers
 
 import sightline as sl
 from sightline.errors import CaptureError, UsageError
-from sightline.recording import stream_folder as claiming
-from sightline.recording import stream_writer as keeping
+from sightline.recording import stream_folder, stream_writer
 from sightline.trace.bundle.reader import LoadedTrace
 from tests.recording.nets import Net
 from tests.recording.streams import TIMES, Awkward, awkward, both_ways, differences, session_of, train
@@ -41,14 +40,14 @@ VIEWS: dict[str, Callable[[sl.Trace], Any]] = {
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches as small as they can be."""
-    monkeypatch.setattr(keeping, "SECONDS", 0.001)
+    monkeypatch.setattr(stream_writer, "SECONDS", 0.001)
 
 
 @pytest.fixture
 def flaky_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A disk that is full while the list is not empty; the list counts the writes it refused."""
     refused: list[int] = []
-    write = keeping._write_all
+    write = stream_writer._write_all
 
     def full(file: int, data: bytes, at: int) -> None:
         if refused:
@@ -57,7 +56,7 @@ def flaky_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(file, data, at)
 
-    monkeypatch.setattr(keeping, "_write_all", full)
+    monkeypatch.setattr(stream_writer, "_write_all", full)
     return refused
 
 
@@ -210,11 +209,11 @@ def test_the_session_does_not_grow(tmp_path: Path) -> None:
     sizes = []
     for _ in range(3):
         train(model, 5, torch.optim.SGD)
-        session.keeper.flush()
+        session.stream_writer.flush()
         values = session.values
         tables = (values.names, values.kinds, values.storage_bytes, session.steps, session.regions)
         streams = (session.ops, values.fresh, values.stream)
-        sizes.append((*map(len, tables), *(stream.held for stream in streams)))
+        sizes.append((*map(len, tables), *(len(stream.numbers()) for stream in streams)))
     t = trace.stop()
     assert sizes[1][:3] == sizes[2][:3]  # the tensors there are, and no others
     assert all(size[3:] == (0,) * 5 for size in sizes)
@@ -258,7 +257,7 @@ def test_of_many_that_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
     def want(folder: Path) -> None:
         ready.wait()
         try:
-            won.append(claiming.claim(folder))
+            won.append(stream_folder.claim(folder))
         except UsageError as error:
             lost.append(str(error))
 
@@ -285,7 +284,7 @@ def test_one_that_begins_after_we_looked_is_not_written_over(
 
     monkeypatch.setattr(os, "open", late)
     with pytest.raises(UsageError, match="already holds a recording"):
-        claiming.claim(tmp_path)
+        stream_folder.claim(tmp_path)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.journal"]
     assert (tmp_path / "rank0.journal").read_bytes() == b"another's"
@@ -385,7 +384,7 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
             try:
                 model(torch.randn(5, 8))
                 assert len(t.ops) > 0
-                time.sleep(2 * keeping.SECONDS)
+                time.sleep(2 * stream_writer.SECONDS)
                 same = (tmp_path / "run.sight" / "rank0.journal").stat().st_size == size
                 os._exit(0 if same else 3)
             except BaseException:  # noqa: BLE001  # a child must never come back into pytest

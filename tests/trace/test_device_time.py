@@ -10,7 +10,7 @@ import pytest
 from sightline.api import Trace
 from sightline.errors import InvalidTrace
 from sightline.trace import data as d
-from sightline.trace.device_time import Busy, busy, owners
+from sightline.trace.device_time import DeviceUsage, device_usage, work_owners
 from tests.builders import TraceBuilder, make_trace
 from tests.device_work import Work, timed, with_work
 
@@ -54,16 +54,16 @@ def launched(data: d.TraceData, *launches: int) -> d.TraceData:
     ],
 )
 def test_the_innermost_op_that_was_running_owns_it(launch: int, owner: int) -> None:
-    assert owners(launched(nested(), launch)).tolist() == [owner]
+    assert work_owners(launched(nested(), launch)).tolist() == [owner]
 
 
 def test_an_op_that_has_just_ended_may_still_own_it() -> None:
-    assert owners(launched(nested(), 4_000 + 900, 4_000 + 2_001)).tolist() == [1, 2]
+    assert work_owners(launched(nested(), 4_000 + 900, 4_000 + 2_001)).tolist() == [1, 2]
 
 
 def test_an_api_call_ends_no_earlier_than_its_ops() -> None:
     data = at_times(nested(), start=[1_000, 2_000, 50_000], duration=[5_000, 2_000, 3_000])
-    assert owners(launched(data, 30_000, 51_000)).tolist() == [0, 2]
+    assert work_owners(launched(data, 30_000, 51_000)).tolist() == [0, 2]
 
 
 def test_of_two_threads_the_op_that_began_last_owns_it() -> None:
@@ -74,18 +74,18 @@ def test_of_two_threads_the_op_that_began_last_owns_it() -> None:
     data = at_times(
         b.build().data, start=[0, 10_000, 40_000], duration=[90_000, 5_000, 5_000], thread=[0, 1, 1]
     )
-    assert owners(launched(data, 12_000, 42_000, 30_000)).tolist() == [1, 2, 0]
+    assert work_owners(launched(data, 12_000, 42_000, 30_000)).tolist() == [1, 2, 0]
 
 
 def test_nothing_ran() -> None:
     data = with_work(nested(), [])
-    assert owners(data).tolist() == []
-    assert busy(data) == []
+    assert work_owners(data).tolist() == []
+    assert device_usage(data) == []
     assert [op.device_duration for op in Trace(data).ops] == [0, 0, 0]
 
 
 def test_without_ops_nobody_owns_it() -> None:
-    assert owners(launched(TraceBuilder().build().data, 5)).tolist() == [-1]
+    assert work_owners(launched(TraceBuilder().build().data, 5)).tolist() == [-1]
 
 
 def test_sums_of_ops_and_of_module_calls() -> None:
@@ -126,33 +126,35 @@ def test_busy_idle_and_waiting() -> None:
         Work(launch=400, start=410, duration=90),  # 100 waiting for the host, 10 on its way
     ]
     data = with_work(nested(), works, duration_ns=1_000)
-    assert busy(data) == [Busy(device=0, total=1_000, busy=270, waiting=50 + 100 + 500, work=270, streams=1)]
-    assert busy(data)[0].pending == 50 + 20 + 10
-    assert busy(data)[0].overlap == 0
+    assert device_usage(data) == [
+        DeviceUsage(device=0, total=1_000, busy=270, waiting=50 + 100 + 500, work=270, streams=1)
+    ]
+    assert device_usage(data)[0].pending == 50 + 20 + 10
+    assert device_usage(data)[0].overlap == 0
 
 
 def test_streams_that_overlap_are_busy_once() -> None:
     works = [Work(0, 0, 100), Work(0, 50, 100, stream=9), Work(0, 60, 20, stream=9), Work(0, 150, 50)]
-    [one] = busy(with_work(nested(), works, duration_ns=200))
+    [one] = device_usage(with_work(nested(), works, duration_ns=200))
     assert (one.busy, one.work, one.overlap, one.streams) == (200, 270, 70, 2)
     assert (one.waiting, one.pending) == (0, 0)
 
 
 def test_each_device_has_its_own() -> None:
     works = [Work(0, 0, 100), Work(0, 500, 100, device=1)]
-    one, other = busy(with_work(nested(), works, duration_ns=1_000))
+    one, other = device_usage(with_work(nested(), works, duration_ns=1_000))
     assert (one.device, one.busy, other.device, other.busy) == (0, 100, 1, 100)
     assert one.total == other.total == 1_000
 
 
 def test_a_device_that_is_busy_after_the_end() -> None:
-    [one] = busy(with_work(nested(), [Work(0, 0, 5_000)], duration_ns=1_000))
+    [one] = device_usage(with_work(nested(), [Work(0, 0, 5_000)], duration_ns=1_000))
     assert (one.total, one.busy, one.waiting) == (5_000, 5_000, 0)
 
 
 def test_with_last_what_was_dropped_is_no_idle_time() -> None:
     data = with_work(nested(), [Work(2_500, 3_000, 1_000)], duration_ns=5_000, dropped=7)
-    [one] = busy(data)
+    [one] = device_usage(data)
     assert (one.total, one.busy, one.waiting, one.pending) == (4_000, 1_000, 2_500, 500)
 
 

@@ -244,7 +244,7 @@ def test_a_tensor_larger_than_the_bound_goes_alone(tmp_path: Path, monkeypatch: 
     with ShardWriter(tmp_path, queue_bytes=100) as writer:
         for info in infos:
             put(writer, info)
-            assert writer._worker._held <= max(100, 4 * info.shape[0])
+            assert writer._worker._unwritten <= max(100, 4 * info.shape[0])
     assert ShardStore(tmp_path).captures() == infos
 
 

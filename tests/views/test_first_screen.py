@@ -37,13 +37,13 @@ def test_the_code_of_a_long_run_reads_the_ops_it_shows(monkeypatch: pytest.Monke
 
 def test_folded_code_looks_once_at_ops_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    look = Variation.look
+    op_key = Variation.op_key
 
     def counted(self: Any, op: int) -> Any:
         seen.append(op)
-        return look(self, op)
+        return op_key(self, op)
 
-    monkeypatch.setattr(Variation, "look", counted)
+    monkeypatch.setattr(Variation, "op_key", counted)
     assert "×4000" in str(long_run(OPS).code(fold=True))
     assert len(seen) == 2 * 7  # ops in a batch, sizes of batches
 
@@ -57,13 +57,13 @@ def test_the_source_of_a_longer_run_is_no_more_work() -> None:
 @pytest.mark.parametrize("fold", [False, True])
 def test_the_log_of_a_long_run_draws_the_blocks_it_shows(monkeypatch: pytest.MonkeyPatch, fold: bool) -> None:
     drawn = []
-    lines = log._Story.lines
+    lines = log._LogBuilder.lines
 
     def counted(self: Any, block: Any, style: Any) -> Any:
         drawn.append(block)
         return lines(self, block, style)
 
-    monkeypatch.setattr(log._Story, "lines", counted)
+    monkeypatch.setattr(log._LogBuilder, "lines", counted)
     story = log.log_lines(long_run(OPS), fold=fold, inside=True)
     assert len(screen(story)) == SCREEN
     assert len(drawn) <= SCREEN

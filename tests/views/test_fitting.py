@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.views.layout import broken, fitted, narrowed
+from sightline.views.layout import fit_blocks, narrow_columns, wrap_line
 from sightline.views.outline import Column, Grid, Printer, Span, View, grid, line, width
 
 
@@ -108,22 +108,22 @@ def test_source_lines_are_never_broken(t: sl.Trace) -> None:
 
 def test_prose_is_wrapped_between_words_and_keeps_its_styles() -> None:
     prose = line(("title  ", "dim"), "some words and ", ("others in colour", "warn"), hang=7)
-    made = broken(prose, 22)
+    made = wrap_line(prose, 22)
     assert [each.text for each in made] == ["title  some words and", "       others in", "       colour"]
     assert [span.style for span in made[1].spans] == ["warn", "warn"]
-    assert broken(prose, 80) == [prose]
-    assert [each.text for each in broken(line("a" * 90, hang=2), 60)] == ["a" * 59 + "…"]
+    assert wrap_line(prose, 80) == [prose]
+    assert [each.text for each in wrap_line(line("a" * 90, hang=2), 60)] == ["a" * 59 + "…"]
 
 
 def test_a_table_gives_up_spare_columns_before_it_cuts_texts() -> None:
     columns = (Column("name", least=20), Column("note", least=10, spare=1), Column("time", right=True))
     table = grid(columns, [["n" * 40, "o" * 40, "1.23 ms"]])
-    (made,) = fitted([table], 80)
+    (made,) = fit_blocks([table], 80)
     assert isinstance(made, Grid)
     assert [column.title for column in made.columns] == ["name", "note", "time"]
-    assert narrowed([40, 40, 7], columns, 41) == [20, 10, 7]
-    assert narrowed([40, 40, 7], columns, 38) == [29, -1, 7]
-    assert narrowed([40, 40, 7], columns, 20) == [11, -1, 7]
+    assert narrow_columns([40, 40, 7], columns, 41) == [20, 10, 7]
+    assert narrow_columns([40, 40, 7], columns, 38) == [29, -1, 7]
+    assert narrow_columns([40, 40, 7], columns, 20) == [11, -1, 7]
 
 
 @pytest.mark.parametrize(

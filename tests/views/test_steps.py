@@ -11,7 +11,7 @@ from torch import nn
 import sightline as sl
 from sightline.analysis.steps import StepSummary, step_summaries
 from sightline.trace.data import StepInfo
-from sightline.views.steps import step_table, steps_told
+from sightline.views.steps import step_lines, step_table
 from tests.recording import training_loops as loops
 from tests.recording.engines import BOTH_ENGINES
 
@@ -106,9 +106,9 @@ def test_many_steps_show_the_first_the_last_and_the_odd_ones() -> None:
 
 def test_one_step_is_a_line_and_none_is_nothing() -> None:
     assert step_table([facts(0)]) is None
-    assert steps_told([]) == []
+    assert step_lines([]) == []
     assert (
-        steps_told([facts(0, losses=((2.0,),))])[0].text == "steps     1, 1.00 ms; loss 2; step=0 shows one"
+        step_lines([facts(0, losses=((2.0,),))])[0].text == "steps     1, 1.00 ms; loss 2; step=0 shows one"
     )
 
 

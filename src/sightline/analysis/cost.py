@@ -1,7 +1,4 @@
-"""What every module cost: FLOPs, time, activation memory, parameters, and the time spent compiling.
-
-Costs are computed from the columns of a recording.
-"""
+"""The cost of every module: FLOPs, time, activation memory, parameters, and the time spent compiling."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from sightline.trace.data import FLAVOURS, I32, I64, PHASES, UNCOUNTED, TraceDat
 _FORWARD, _BACKWARD, _RECOMPUTE, _OPTIMIZER = range(4)
 assert PHASES == ("forward", "backward", "recompute", "optimizer")
 _OPAQUE: Final = FLAVOURS.index("opaque")
-_NAMED: Final = 6  #: as many ops without FLOPs are named
-#: API calls that only start the backward pass: their time is that of the ops they set off.
+_MAX_NAMED: Final = 6  #: how many ops without FLOPs are listed
+#: API calls that only start the backward pass: their time is that of the ops they start.
 _LAUNCHERS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
 @dataclass(frozen=True)
 class CostTally:
-    """What scopes cost, a column per kind of cost and a row per scope. Times are nanoseconds."""
+    """The costs of scopes, a column per kind of cost and a row per scope. Times are nanoseconds."""
 
     flops: I64
     backward_flops: I64
@@ -43,15 +40,15 @@ class CostTally:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameter counts of a scope or several; each tensor counts once, whatever its number of names."""
+    """Parameter counts of one or several scopes; each tensor counts once, even if it has several names."""
 
     own: int = 0
     total: int = 0
-    own_new: int = 0  #: of ``own``, those that no scope before this one has
+    own_new: int = 0  #: of ``own``, those that no earlier scope has
     total_new: int = 0
     trainable: int = 0  #: of ``total``, those that require a gradient
     own_trainable: int = 0
-    bytes: int = 0  #: of ``total``; known where several scopes are counted together
+    bytes: int = 0  #: of ``total``; only set where several scopes are counted together
     buffers: int = 0  #: elements of their buffers; likewise
 
 
@@ -68,7 +65,7 @@ class Costs:
 
 
 def cost_of(data: TraceData, device: I64 | None = None) -> Costs:
-    """What every module of a recording cost; ``device`` is what devices spent on each op itself."""
+    """The cost of every module of a recording; ``device`` is the device time of each op itself."""
     scopes = scopes_of(data)
     device = np.zeros(len(data.ops), dtype=np.int64) if device is None else device
     own = _own(data, scopes, device)
@@ -84,8 +81,8 @@ def cost_of(data: TraceData, device: I64 | None = None) -> Costs:
 
 
 @dataclass(frozen=True)
-class NotFinite:
-    """Elements of op results that are NaN or infinite, a row per scope; own and total as in `Costs`."""
+class NonFiniteCounts:
+    """How many elements of op results are NaN or infinite, per scope; own and total as in `Costs`."""
 
     phase: str
     own: tuple[I64, I64]  #: NaN, then Inf
@@ -97,20 +94,20 @@ class NotFinite:
         return int(nans[list(scopes)].sum()), int(infs[list(scopes)].sum())
 
 
-def not_finite(data: TraceData, scopes: Scopes, phase: str) -> NotFinite:
-    """How many NaN and Inf the ops of a phase made or handed on, as far as their results were measured."""
+def nonfinite_counts(data: TraceData, scopes: Scopes, phase: str) -> NonFiniteCounts:
+    """How many NaN and Inf are in the measured results of the ops of a phase."""
     stats = data.stats
     producer = data.values.producer[stats.value]
-    known = producer >= 0
-    known[known] = data.ops.phase[producer[known]] == PHASES.index(phase)
-    scope = op_scopes(data, scopes)[producer[known]]
-    nans, infs = (_added(scope, counts[known], len(scopes.rows)) for counts in (stats.nans, stats.infs))
+    chosen = producer >= 0
+    chosen[chosen] = data.ops.phase[producer[chosen]] == PHASES.index(phase)
+    scope = op_scopes(data, scopes)[producer[chosen]]
+    nans, infs = (_sum_by(scope, counts[chosen], len(scopes.rows)) for counts in (stats.nans, stats.infs))
     ends = np.array([row.end for row in scopes.rows], dtype=np.int64)
-    return NotFinite(phase, (nans, infs), (_inclusive(nans, ends), _inclusive(infs, ends)))
+    return NonFiniteCounts(phase, (nans, infs), (_inclusive(nans, ends), _inclusive(infs, ends)))
 
 
 def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
-    """Which ops have no op inside: counting only these, nothing is counted at two levels."""
+    """Which ops have no op inside: if only these are counted, nothing is counted twice."""
     leaf = np.ones(len(data.ops), dtype=bool)
     parents = data.ops.parent
     leaf[parents[parents >= 0]] = False
@@ -121,9 +118,9 @@ def leaf_ops(data: TraceData) -> NDArray[np.bool_]:
 
 
 def uncounted(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> dict[str, int]:
-    """Ops that multiply and whose FLOPs nobody knows, in some scopes and all inside them: how many of each.
+    """How many ops of each name have unknown FLOPs, in some scopes and all inside them.
 
-    In a recording without aten ops nothing is counted, and nothing is missed.
+    In a recording without aten ops no FLOPs are counted, so none are missing.
     """
     ops = data.ops
     if data.info.get("ops") in ("api", "none"):
@@ -133,23 +130,23 @@ def uncounted(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> dict[str,
     inside = np.zeros(len(missed), dtype=bool)
     for top in tops:
         inside |= (scope >= top) & (scope < scopes.rows[top].end)
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for op in missed[inside].tolist():
         name = data.names[ops.name[op]]
         bare = name if ops.flavour[op] == _OPAQUE else name.partition(".")[0]
-        found[bare] = found.get(bare, 0) + 1
-    return found
+        counts[bare] = counts.get(bare, 0) + 1
+    return counts
 
 
 def uncounted_text(missed: dict[str, int]) -> str:
-    """What FLOPs are known to leave out; empty where that is nothing.
+    """The ops that the FLOPs do not include; empty without any.
 
     >>> uncounted_text({"_trilinear": 4, "mylib::fused": 1})
     'not counted: _trilinear ×4, mylib::fused'
     """
-    told = [times_text(name, count) if count > 1 else name for name, count in missed.items()]
-    more = [f"{len(told) - _NAMED} more"] if len(told) > _NAMED else []
-    return f"not counted: {', '.join(told[:_NAMED] + more)}" if told else ""
+    names = [times_text(name, count) if count > 1 else name for name, count in missed.items()]
+    more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
+    return f"not counted: {', '.join(names[:_MAX_NAMED] + more)}" if names else ""
 
 
 def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
@@ -159,7 +156,7 @@ def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
 
     def over_ops(amount: I64, phase: int, chosen: NDArray[np.bool_] = leaf) -> I64:
         picked = chosen & (ops.phase == phase)
-        return _added(scope[picked], amount[picked], count)
+        return _sum_by(scope[picked], amount[picked], count)
 
     flops = np.maximum(ops.flops, 0)
     return CostTally(
@@ -177,27 +174,27 @@ def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
 
 
 def _call_times(data: TraceData, scopes: Scopes) -> I64:
-    """Time of the scopes' forward calls, the calls inside them taken off."""
+    """Time of the scopes' forward calls, without the calls inside them."""
     calls = data.calls
     inside = calls.parent >= 0
-    inner = _added(calls.parent[inside], calls.duration[inside], len(calls))
-    own = np.maximum(calls.duration - inner, 0)  # rounding must not give a negative share
+    inner = _sum_by(calls.parent[inside], calls.duration[inside], len(calls))
+    own = np.maximum(calls.duration - inner, 0)  # rounding must not make it negative
     forward = calls.phase == _FORWARD
-    return _added(scopes.of_call[forward], own[forward], len(scopes.rows))
+    return _sum_by(scopes.of_call[forward], own[forward], len(scopes.rows))
 
 
 def _memory(data: TraceData, scope: I32, count: int) -> I64:
-    """Bytes of the storages each scope's forward ops made; a storage belongs to the op seen first with it."""
+    """Bytes of the storages that each scope's forward ops allocated; a storage counts for its first op."""
     values = data.values
-    held = np.flatnonzero(values.storage >= 0)
-    storages, first = np.unique(values.storage[held], return_index=True)
-    producers = values.producer[held[first]]
-    made = producers >= 0  # else it came from outside: an input or a parameter
-    made[made] = data.ops.phase[producers[made]] == _FORWARD
-    return _added(scope[producers[made]], data.storages[storages[made]], count)
+    ids = np.flatnonzero(values.storage >= 0)
+    storages, first = np.unique(values.storage[ids], return_index=True)
+    producers = values.producer[ids[first]]
+    forward = producers >= 0  # others are inputs and parameters
+    forward[forward] = data.ops.phase[producers[forward]] == _FORWARD
+    return _sum_by(scope[producers[forward]], data.storages[storages[forward]], count)
 
 
-def _added(keys: I32, amounts: I64, count: int) -> I64:
+def _sum_by(keys: I32, amounts: I64, count: int) -> I64:
     sums = np.zeros(count, dtype=np.int64)
     np.add.at(sums, keys, amounts)
     return sums
@@ -254,15 +251,15 @@ def parameters_in(data: TraceData, scopes: Scopes, tops: Sequence[int]) -> Param
 
 
 def is_opaque(data: TraceData) -> Mask:
-    """Which ops stand for code that nobody can look into."""
-    found: Mask = np.asarray(data.ops.flavour == FLAVOURS.index("opaque"))
-    return found
+    """Which ops stand for code whose own ops cannot be recorded."""
+    mask: Mask = np.asarray(data.ops.flavour == _OPAQUE)
+    return mask
 
 
 def compiled_text(data: TraceData) -> str:
-    """How often something was compiled while the recording ran, and how long that took; else nothing."""
+    """How many regions were compiled during the recording, and how long it took; empty without any."""
     count = int(data.info.get("compilations") or 0)
     if not count:
         return ""
-    taken = time_text(int(data.info.get("compile_ns") or 0))
-    return f"{count:,} region{'s' * (count > 1)} in {taken}"
+    duration = time_text(int(data.info.get("compile_ns") or 0))
+    return f"{count:,} region{'s' * (count > 1)} in {duration}"

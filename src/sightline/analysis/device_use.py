@@ -1,4 +1,4 @@
-"""How devices were used, in words: what they ran, how much of the run they were busy, what was idle."""
+"""How devices were used, as text: what they ran, and how much of the run they were busy or idle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from sightline.notation import time_text
 from sightline.trace.data import WORK_KINDS, DeviceWorkColumns
-from sightline.trace.device_time import Busy, busy
+from sightline.trace.device_time import DeviceUsage, device_usage
 from sightline.trace.index import Index
 
 _PLURALS = {"kernel": "kernels", "copy": "copies", "fill": "fills"}
@@ -19,8 +19,8 @@ class DeviceUse:
     """What devices did in a recording that has device time."""
 
     work: DeviceWorkColumns
-    unowned: int  #: ns of what no recorded op asked for
-    busy: tuple[Busy, ...]
+    unowned: int  #: ns of work that no recorded op launched
+    busy: tuple[DeviceUsage, ...]
 
     @property
     def total(self) -> int:
@@ -31,13 +31,13 @@ class DeviceUse:
     def ran(self) -> str:
         """``5,213 kernels, 12 copies on cuda:0``."""
         counts = np.bincount(self.work.kind, minlength=len(WORK_KINDS)).tolist()
-        told = [
+        texts = [
             f"{count:,} {kind if count == 1 else _PLURALS[kind]}"
             for kind, count in zip(WORK_KINDS, counts, strict=True)
             if count
         ]
         devices = ", ".join(device_name(each.device) for each in self.busy)
-        return f"{', '.join(told)} on {devices}" if told else "no kernels"
+        return f"{', '.join(texts)} on {devices}" if texts else "no kernels"
 
     def texts(self) -> list[str]:
         """A line for each device: ``busy 71 %, waiting for the host 24 %``."""
@@ -46,12 +46,12 @@ class DeviceUse:
 
 
 def device_use(index: Index) -> DeviceUse | None:
-    """How devices were used; None where nobody looked."""
+    """How devices were used; None where device time was not recorded."""
     if index.device_own is None:
         return None
     work = index.raw.device_work
     unowned = int(work.duration[index.device_work_ops < 0].sum())
-    return DeviceUse(work, unowned, tuple(busy(index.raw)))
+    return DeviceUse(work, unowned, tuple(device_usage(index.raw)))
 
 
 def device_name(device: int) -> str:
@@ -59,16 +59,16 @@ def device_name(device: int) -> str:
     return f"cuda:{device}"
 
 
-def busy_text(each: Busy) -> str:
-    """How a device spent the run; idle time and streams that overlap are said where there are any.
+def busy_text(each: DeviceUsage) -> str:
+    """How a device spent the run, with idle time and overlapping streams where there are any.
 
-    >>> busy_text(Busy(0, 100_000_000, 71_000_000, 24_000_000, 74_000_000, 2))
+    >>> busy_text(DeviceUsage(0, 100_000_000, 71_000_000, 24_000_000, 74_000_000, 2))
     'busy 71 %, waiting for the host 24 %, between kernels 5 %; 2 streams overlap by 3.00 ms'
     """
-    told = [("busy", each.busy), ("waiting for the host", each.waiting)]
+    parts = [("busy", each.busy), ("waiting for the host", each.waiting)]
     if round(100 * each.pending / max(each.total, 1)):
-        told.append(("between kernels", each.pending))
-    text = ", ".join(f"{what} {100 * time / max(each.total, 1):.0f} %" for what, time in told)
+        parts.append(("between kernels", each.pending))
+    text = ", ".join(f"{what} {100 * time / max(each.total, 1):.0f} %" for what, time in parts)
     if each.streams > 1:
         over = f"overlap by {time_text(each.overlap)}" if each.overlap else "never overlap"
         text += f"; {each.streams} streams {over}"

@@ -1,8 +1,8 @@
 """Repeats in a sequence: a loop that ran 24 times becomes its body once, and the number 24.
 
-`fold` finds consecutive repeats of any period, the ones that save most first, and then looks inside
-each body again, so that loops in loops come out nested. `unfold` is its inverse. The search is exact
-(ranks of all stretches of length 2^k, no hashing) and takes about n·log²n steps, done by numpy.
+`fold` finds consecutive repeats of any period, the ones that save most first, and then folds each body
+again, so that nested loops come out nested. `unfold` is its inverse. The search is exact (ranks of all
+windows of length 2^k, no hashing) and takes about n·log²n steps, done by numpy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Repeat:
 Node = int | Repeat
 
 
-#: Where in a period that begins at a position the body had better begin: between 0 and the period.
+#: Takes a position and a period, and returns the offset at which a body should begin: 0 up to the period.
 Start = Callable[[int, int], int]
 
 
@@ -50,11 +50,7 @@ def fold(keys: Sequence[Hashable], start: Start | None = None) -> list[Node]:
     """
     numbers: dict[Hashable, int] = {}
     coded = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-    return _folded(coded, 0, start or _as_it_comes)
-
-
-def _as_it_comes(_position: int, _period: int) -> int:
-    return 0
+    return _fold_part(coded, 0, start or (lambda _position, _period: 0))
 
 
 def first_of(node: Node) -> int:
@@ -79,34 +75,34 @@ def length_of(node: Node) -> int:
 
 def unfold(nodes: Sequence[Node], keys: Sequence[K]) -> list[K]:
     """The sequence a fold stands for: ``unfold(fold(keys), keys) == list(keys)``."""
-    made: list[K] = []
+    sequence: list[K] = []
     for node in nodes:
         if isinstance(node, Repeat):
-            made += unfold(node.body, keys) * node.count
+            sequence += unfold(node.body, keys) * node.count
         else:
-            made.append(keys[node])
-    return made
+            sequence.append(keys[node])
+    return sequence
 
 
-def _folded(keys: Ints, base: int, prefer: Start) -> list[Node]:
+def _fold_part(keys: Ints, base: int, prefer: Start) -> list[Node]:
     """Fold ``keys``, whose first element has the position ``base`` in the whole sequence."""
     if len(set(keys.tolist())) == len(keys):
         return list(range(base, base + len(keys)))
     nodes: list[Node] = []
     at = 0
-    for start, period, count in _chosen(_runs(keys), lambda first, period: prefer(base + first, period)):
+    for start, period, count in _best_runs(_runs(keys), lambda first, period: prefer(base + first, period)):
         nodes += range(base + at, base + start)
-        body = _folded(keys[start : start + period], base + start, prefer)
+        body = _fold_part(keys[start : start + period], base + start, prefer)
         nodes.append(Repeat(tuple(body), count))
         at = start + period * count
     nodes += range(base + at, base + len(keys))
     return nodes
 
 
-def _chosen(runs: list[tuple[int, int, int]], prefer: Start) -> list[tuple[int, int, int]]:
+def _best_runs(runs: list[tuple[int, int, int]], prefer: Start) -> list[tuple[int, int, int]]:
     """Of overlapping runs (start, end, period) those that save most, as (start, period, count) in order.
 
-    A run that loses a part to a better one is tried again with what is left of it.
+    If a better run has taken a part of one, the rest of it is tried again.
     """
     heap = [(-_saving(*run), *run) for run in runs]
     heapq.heapify(heap)
@@ -147,36 +143,36 @@ def _saving(start: int, end: int, period: int) -> int:
 
 
 def _runs(keys: Ints) -> list[tuple[int, int, int]]:
-    """Every maximal stretch (start, end, period) in which each key equals the one a period before.
+    """Every maximal run (start, end, period) in which each key equals the one a period before.
 
-    A stretch of at least two periods holds a multiple j of its period with keys[j] == keys[j + period],
-    so only these pairs, about n·ln n, are looked at and then grown to both sides. Periods are taken in
-    blocks from short to long: inside a long run of period 3 nothing is looked for with period 6.
+    A run of at least two periods contains a multiple j of its period with keys[j] == keys[j + period], so
+    only these pairs, about n·ln n, are examined and then extended to both sides. Periods are taken in blocks
+    from short to long: inside a long run of period 3, period 6 is skipped.
     """
     n = len(keys)
     ranks = _ranks(keys)
-    found: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int, int]] = []
     known_end, known_period = np.zeros(n, dtype=np.int64), np.ones(n, dtype=np.int64)
     low = 1
     while low <= n // 2:
         first, period = _pairs(keys, low, min(2 * low, n // 2 + 1))
         new = (known_end[first] <= first + period) | (period % known_period[first] != 0)
-        for start, end, size in _grown(ranks, first[new], period[new], n):
-            found.append((start, end, size))
+        for start, end, size in _extend(ranks, first[new], period[new], n):
+            runs.append((start, end, size))
             if end - start >= 4 * size:  # long enough to be a run of twice the period, too
                 known_end[start:end], known_period[start:end] = end, size
         low *= 2
-    return found
+    return runs
 
 
-def _grown(ranks: list[Ints], first: Ints, period: Ints, n: int) -> list[tuple[int, int, int]]:
+def _extend(ranks: list[Ints], first: Ints, period: Ints, n: int) -> list[tuple[int, int, int]]:
     """The runs that pass through the given pairs and are at least two periods long."""
     ahead = _common(ranks, first, first + period, n)
-    behind = _common_before(ranks, first, first + period)
+    behind = _common(ranks, first, first + period, n, before=True)
     long = ahead + behind >= period
     start, end, period = (first - behind)[long], (first + period + ahead)[long], period[long]
-    _, once = np.unique(period * n + start, return_index=True)
-    return list(zip(start[once].tolist(), end[once].tolist(), period[once].tolist(), strict=True))
+    _, unique = np.unique(period * n + start, return_index=True)
+    return list(zip(start[unique].tolist(), end[unique].tolist(), period[unique].tolist(), strict=True))
 
 
 def _pairs(keys: Ints, low: int, high: int) -> tuple[Ints, Ints]:
@@ -206,34 +202,17 @@ def _ranks(keys: Ints) -> list[Ints]:
     return ranks
 
 
-def _common(ranks: list[Ints], a: Ints, b: Ints, n: int) -> Ints:
-    """How many keys from ``a`` and from ``b`` (> a) on are equal."""
+def _common(ranks: list[Ints], a: Ints, b: Ints, n: int, *, before: bool = False) -> Ints:
+    """How many keys from ``a`` and from ``b`` (> a) on are equal; or how many just before them."""
     total = np.zeros(len(a), dtype=np.int64)
     for k in range(len(ranks) - 1, -1, -1):
         rank, length = ranks[k], 1 << k
         again = k == len(ranks) - 1  # beyond the longest rank kept, step by it as often as it matches
         active = np.arange(len(a))
         while len(active):
-            at, to = a[active] + total[active], b[active] + total[active]
-            fits = to + length <= n
-            fits[fits] = rank[at[fits]] == rank[to[fits]]
-            active = active[fits]
-            total[active] += length
-            if not again:
-                break
-    return total
-
-
-def _common_before(ranks: list[Ints], a: Ints, b: Ints) -> Ints:
-    """How many keys just before ``a`` and just before ``b`` (> a) are equal."""
-    total = np.zeros(len(a), dtype=np.int64)
-    for k in range(len(ranks) - 1, -1, -1):
-        rank, length = ranks[k], 1 << k
-        again = k == len(ranks) - 1
-        active = np.arange(len(a))
-        while len(active):
-            at, to = a[active] - total[active] - length, b[active] - total[active] - length
-            fits = at >= 0
+            shift = -total[active] - length if before else total[active]
+            at, to = a[active] + shift, b[active] + shift
+            fits = (at >= 0) & (to + length <= n)
             fits[fits] = rank[at[fits]] == rank[to[fits]]
             active = active[fits]
             total[active] += length

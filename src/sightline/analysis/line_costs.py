@@ -1,8 +1,8 @@
 """What ran on each source line, all its runs taken together: ops, shapes, calls and time.
 
-An op counts on the innermost visible line of its chain; a backward op on the line of its forward op. The
-lines further out on the chain get its time as time spent inside them. The time of a backward op is spent
-where ``backward()`` was called, and there alone: the line of its forward op only says how much of it is its.
+An op counts on the innermost visible line of its stack; a backward op on the line of its forward op. Its
+callers' lines get its time as time spent inside them. The time of a backward op is spent where ``backward()``
+was called, and only there: the line of its forward op shows its share.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from sightline.analysis.row_groups import group_rows, list_numbers, list_places
+from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
 from sightline.analysis.select import Mask
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, shown_frames
+from sightline.trace.user_frames import FrameChains, op_frames
 
 _FORWARD, _BACKWARD, _RECOMPUTE = map(PHASES.index, ("forward", "backward", "recompute"))
 
@@ -28,7 +28,7 @@ class LineTally:
     """The ops of one phase on one line."""
 
     ops: Counter[str] = field(default_factory=Counter)
-    shapes: dict[str, None] = field(default_factory=dict)  #: distinct results, in the order they came
+    shapes: dict[str, None] = field(default_factory=dict)  #: of distinct results, in the order of the run
     values: list[int] = field(default_factory=list)  #: every result
     time: int = 0
     elsewhere: int = 0  #: of ``time``, what was spent on the line that called ``backward()``
@@ -62,29 +62,29 @@ class Lines:
 
 
 def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I64 | None = None) -> Lines:
-    """The selected ops by source line; ``hidden`` says which files are not looked at.
+    """The selected ops by source line, without files that are ``hidden``.
 
-    ``times`` are those that are added up: what each op took on the host, unless others are given.
+    ``times`` are added up; by default those that each op took on the host.
     """
     data = index.raw
-    chains = Chains(data, hidden)
+    chains = FrameChains(data, hidden)
     lines = Lines()
-    metas = [str(meta) for meta in data.metas]
+    metas = index.meta_texts
     columns, ids = data.ops, ops.nonzero()[0]
-    places, lengths = list_places(columns.output_offsets, ids)
-    made = columns.outputs[places]
-    made_metas = data.values.meta[made]
-    shown, own = shown_frames(data, ids), columns.frame[ids]
+    positions, lengths = flat_positions(columns.output_offsets, ids)
+    outputs = columns.outputs[positions]
+    output_metas = data.values.meta[outputs]
+    shown, own = op_frames(data, ids), columns.frame[ids]
     phase, name, raised = columns.phase[ids], columns.name[ids], columns.flags[ids] & RAISED
-    groups = group_rows(shown, own, phase, name, raised, list_numbers(made_metas, lengths))
+    groups = group_rows(shown, own, phase, name, raised, list_keys(output_metas, lengths))
     counts = np.bincount(groups.of).tolist()
     total = np.zeros(len(counts), dtype=np.int64)
     np.add.at(total, groups.of, (columns.duration if times is None else times)[ids])
-    made_by = np.repeat(groups.of, lengths)
-    values = made[np.argsort(made_by, kind="stable")].tolist()
-    ends = np.cumsum(np.bincount(made_by, minlength=len(counts))).tolist()
+    output_groups = np.repeat(groups.of, lengths)
+    values = outputs[np.argsort(output_groups, kind="stable")].tolist()
+    ends = np.cumsum(np.bincount(output_groups, minlength=len(counts))).tolist()
     results = [values[start:end] for start, end in pairwise([0, *ends])]
-    first_made = (np.cumsum(lengths) - lengths).tolist()
+    first_output = (np.cumsum(lengths) - lengths).tolist()
     for group, at in enumerate(groups.first.tolist()):
         count, time = counts[group], int(total[group])
         chain = chains.of(int(shown[at]))
@@ -94,19 +94,19 @@ def tally_lines(index: Index, ops: Mask, hidden: Callable[[str], bool], times: I
             continue
         position = _position(data, chain[-1])
         # A backward op ran where backward() was called, if that is a line that is shown.
-        called = chains.of(int(own[at])) if own[at] != shown[at] else ()
-        around = dict.fromkeys(_position(data, frame) for frame in called or chain[:-1])
+        backward_call = chains.of(int(own[at])) if own[at] != shown[at] else ()
+        callers = dict.fromkeys(_position(data, frame) for frame in backward_call or chain[:-1])
         tally = lines.at(*position).phases.setdefault(PHASES[phase[at]], LineTally())
-        if called and position not in around:
+        if backward_call and position not in callers:
             tally.elsewhere += time
-        for outer in around:
+        for outer in callers:
             if outer != position:
                 lines.at(*outer).inside += time
         tally.ops[data.names[name[at]]] += count
         tally.time += time
         tally.raised += int(raised[at]) * count
         tally.values += results[group]
-        for meta in made_metas[first_made[at] : first_made[at] + lengths[at]].tolist():
+        for meta in output_metas[first_output[at] : first_output[at] + lengths[at]].tolist():
             tally.shapes[metas[meta]] = None
     _count_calls(data, chains, lines)
     return lines
@@ -117,16 +117,16 @@ def _position(data: TraceData, frame: int) -> tuple[str, int]:
     return data.codes[frames.code[frame]].file, int(frames.line[frame])
 
 
-def _count_calls(data: TraceData, chains: Chains, lines: Lines) -> None:
-    """How often each line ran: how often one instruction of it did, summed over those who called it."""
+def _count_calls(data: TraceData, chains: FrameChains, lines: Lines) -> None:
+    """How often each line ran: how often one of its instructions did, summed over the callers."""
     ops, calls = data.ops, data.calls
     api = LEVELS.index("api")
     level = api if (ops.level == api).any() else 1 - api
     ran = (ops.level == level) & (ops.phase == _FORWARD)  # a step or a backward pass loops in hidden code
     entered = Counter(calls.frame[(calls.phase != _BACKWARD) & (calls.phase != _RECOMPUTE)].tolist())
-    counts = _least(chains, ops.frame[ran], ops.name[ran])
+    counts = _rarest_op_counts(chains, ops.frame[ran], ops.name[ran])
     for frame, count in entered.items():
-        if chains.of(frame)[-1:] == (frame,):  # a call made by hidden code says nothing about its line
+        if chains.of(frame)[-1:] == (frame,):  # calls from hidden code do not count runs of a line
             counts[frame] = max(counts.get(frame, 0), count)
     runs: dict[tuple[int, str, int], int] = {}
     for frame, count in counts.items():
@@ -138,15 +138,15 @@ def _count_calls(data: TraceData, chains: Chains, lines: Lines) -> None:
             record.calls += count
 
 
-def _least(chains: Chains, frames: I32, names: I32) -> dict[int, int]:
-    """For each visible frame, how often its rarest op ran: some ops run several times in one go."""
+def _rarest_op_counts(chains: FrameChains, frames: I32, names: I32) -> dict[int, int]:
+    """For each visible frame, how often its rarest op ran: others may run several times at once."""
     counts: Counter[tuple[int, int]] = Counter()
     groups = group_rows(frames, names)
     for at, count in zip(groups.first.tolist(), np.bincount(groups.of).tolist(), strict=True):
         chain = chains.of(int(frames[at]))
         if chain:
             counts[chain[-1], int(names[at])] += count
-    least: dict[int, int] = {}
+    rarest: dict[int, int] = {}
     for (frame, _), count in counts.items():
-        least[frame] = min(least.get(frame, count), count)
-    return least
+        rarest[frame] = min(rarest.get(frame, count), count)
+    return rarest

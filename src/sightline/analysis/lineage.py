@@ -1,8 +1,8 @@
 """`Lineage`: the chain of ops, lines and modules a value came from, as plain data.
 
-The ops before a value form a graph. It is told along its trunk: what everything later went through comes
-after all that branched off in between, so that a residual stream reads straight down and each value is told
-once. Nothing here recurses: a chain may be as long as the run.
+The ops before a value form a graph, listed along its trunk: an op that everything later went through comes
+after the branches in between, so that a residual stream reads straight down and each value appears once.
+Nothing here recurses: a chain may be as long as the run.
 """
 
 from __future__ import annotations
@@ -14,38 +14,37 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sightline.analysis.model_part import model_part
-from sightline.analysis.producers import NOBODY, Producers
-from sightline.analysis.select import listed
+from sightline.analysis.producers import NO_PRODUCER, Producers
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
+from sightline.patterns import choices_text
 from sightline.trace.data import LEVELS, PHASES
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
 
-DEPTH: Final = 8  #: ops back from the value, unless asked for otherwise
-MOST: Final = 24  #: and no more than so many in all: a screen
+DEPTH: Final = 8  #: default for how many ops back from the value
+MOST: Final = 24  #: default for how many in all: a screen
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """One step: an op, an API call, the backward pass of one, or a module call, and what it made."""
+class LineageStep:
+    """One step: an op, an API call, the backward pass of one, or a module call, and its results."""
 
-    values: tuple[int, ...]  #: those that the lineage reaches, in order; the value asked for is of the first
-    name: str  #: as the user wrote it: ``F.linear``; empty for a mere view
-    op: int  #: the op that gives name and line, of a backward pass the forward one; -1 if none
-    call: int  #: the module call it is, if no op is known; else -1
+    values: tuple[int, ...]  #: results that the lineage reaches; the target is first in the first step
+    name: str  #: as the user wrote it: ``F.linear``; empty for a view
+    op: int  #: the op that gives name and line, of a backward pass the forward op; -1 without
+    call: int  #: the module call, if its ops were not recorded; else -1
     phase: str
     file: str
     line: int  #: 0 where no line is known
     function: str
     code: str
     module: str  #: label of the module
-    sources: tuple[int, ...]  #: the values it was made from that are told on
-    leaves: tuple[int, ...]  #: those that nothing recorded made: parameters, inputs
-    saved: tuple[int, ...]  #: those of the forward pass a backward op read; not told on
-    cut: tuple[int, ...]  #: those that are not told on, since they are too far back
+    sources: tuple[int, ...]  #: inputs that a further step produced
+    leaves: tuple[int, ...]  #: inputs without a recorded producer: parameters, inputs of the model
+    saved: tuple[int, ...]  #: values of the forward pass that a backward op read; not followed
+    cut: tuple[int, ...]  #: inputs that are not followed, since they are too far back
     before: int  #: how many ops came before the cut ones
-    children: tuple[int, ...]  #: positions of the branches below it, the last one being the trunk
+    children: tuple[int, ...]  #: positions of the branches below it, the trunk last
 
 
 @dataclass(frozen=True)
@@ -55,31 +54,31 @@ class Lineage:
     index: Index = field(repr=False)
     value: int
     level: str
-    makings: tuple[Making, ...]  #: empty if nothing recorded made the value
+    steps: tuple[LineageStep, ...]  #: empty for a value without a recorded producer
 
     @property
-    def left_out(self) -> int:
-        """How many of its leaves were made in the recording, by what is not told of."""
+    def excluded(self) -> int:
+        """How many of its leaves were produced by ops that are left out: those that build the model."""
         producer = self.index.raw.values.producer
-        return sum(producer[leaf] >= 0 for leaf in {leaf for each in self.makings for leaf in each.leaves})
+        return sum(producer[leaf] >= 0 for leaf in {leaf for step in self.steps for leaf in step.leaves})
 
     @property
     def nodes(self) -> list[dict[str, Any]]:
-        """Every value told of, as plain data that JSON can hold; leaves have no ``op``."""
-        made = {value: making for making in self.makings for value in making.values}
-        told = [self.value, *made]
-        for making in self.makings:
-            told += [*making.leaves, *making.saved, *making.cut]
-        return [_node(self.index, value, made.get(value)) for value in dict.fromkeys(told)]
+        """Every value in it, as plain data that JSON can hold; leaves have no ``op``."""
+        step_of = {value: step for step in self.steps for value in step.values}
+        values = [self.value, *step_of]
+        for step in self.steps:
+            values += [*step.leaves, *step.saved, *step.cut]
+        return [_node(self.index, value, step_of.get(value)) for value in dict.fromkeys(values)]
 
     @property
     def edges(self) -> list[dict[str, Any]]:
-        """From each value to those made from it: ``{"source": 3, "target": 12, "saved": False}``."""
+        """From each value to those computed from it: ``{"source": 3, "target": 12, "saved": False}``."""
         return [
             {"source": source, "target": target, "saved": saved}
-            for making in self.makings
-            for target in making.values
-            for sources, saved in ((making.sources + making.leaves + making.cut, False), (making.saved, True))
+            for step in self.steps
+            for target in step.values
+            for sources, saved in ((step.sources + step.leaves + step.cut, False), (step.saved, True))
             for source in sources
             if source != target
         ]
@@ -96,16 +95,16 @@ class Lineage:
         return graph
 
 
-def _node(index: Index, id: int, making: Making | None) -> dict[str, Any]:
+def _node(index: Index, id: int, step: LineageStep | None) -> dict[str, Any]:
     value = index.values[id]
     stats = value.stats
     node: dict[str, Any] = {
         "id": id, "shape": list(value.shape), "dtype": value.dtype, "device": value.device,
         "kind": value.kind, "name": value.name, "stats": stats._asdict() if stats else None,
     }  # fmt: skip
-    if making is not None:
-        told = ("phase", "file", "line", "function", "code", "module", "before")
-        node |= {"op": making.name, **{key: getattr(making, key) for key in told}}
+    if step is not None:
+        keys = ("phase", "file", "line", "function", "code", "module", "before")
+        node |= {"op": step.name, **{key: getattr(step, key) for key in keys}}
     return node
 
 
@@ -115,153 +114,150 @@ def lineage_of(
 ) -> Lineage:  # fmt: skip
     """What a value came from, at most ``depth`` ops back and at most ``most`` ops in all.
 
-    ``ops`` is "api" (where recorded) or "aten". ``everything=False`` stops at what builds the model and at
-    what installed packages run around it, unless the value itself is of these.
+    ``ops`` is "api" (where recorded) or "aten". ``everything=False`` stops at ops that build the model and at
+    those that installed packages run around it, unless one of these produced the value itself.
     """
     if depth is not None and (type(depth) is not int or depth < 1):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 1 up.")
     level = lineage_level(index, ops)
-    left_out = None if everything else model_part(index.raw).left_out
-    producer = int(index.raw.values.producer[value])
-    if left_out is not None and producer >= 0 and left_out[producer]:
-        left_out = None
-    makers = Producers(index, level, left_out, None if everything else value)
-    if makers.of(value) == NOBODY:
+    excluded = None if everything else model_part(index).excluded
+    op = int(index.raw.values.producer[value])
+    if excluded is not None and op >= 0 and excluded[op]:
+        excluded = None
+    producers = Producers(index, level, excluded, None if everything else value)
+    if producers.of(value) == NO_PRODUCER:
         return Lineage(index, value, level, ())
-    return Lineage(index, value, level, tuple(_Telling(index, makers, value, depth, most).makings()))
+    return Lineage(index, value, level, tuple(_LineageBuilder(index, producers, value, depth, most).steps()))
 
 
 def lineage_level(index: Index, ops: str | None) -> str:
-    """The level a lineage is told at: the one asked for, else "api" where it was recorded, else "aten"."""
+    """The level of a lineage: ``ops`` if given, else "api" where it was recorded, else "aten"."""
     levels = index.raw.ops.level
-    there = [name for number, name in enumerate(LEVELS) if (levels == number).any()]
+    recorded = [name for number, name in enumerate(LEVELS) if (levels == number).any()]
     if ops is None:
-        return there[0] if there else LEVELS[0]
+        return recorded[0] if recorded else LEVELS[0]
     if ops not in LEVELS:
-        raise UsageError(f"ops={ops!r} is no level; choose {listed(LEVELS)}.")
-    if there and ops not in there:
+        raise UsageError(f"ops={ops!r} is no level; choose {choices_text(LEVELS)}.")
+    if recorded and ops not in recorded:
         raise NothingMatched(
-            f"ops={ops!r}: this trace has no {ops} ops; it has {there[0]} ops, ops={there[0]!r}."
+            f"ops={ops!r}: this trace has no {ops} ops; it has {recorded[0]} ops, ops={recorded[0]!r}."
         )
     return ops
 
 
-class _Telling:
-    """One lineage while it is worked out."""
+class _LineageBuilder:
+    """Finds the steps of one lineage."""
 
     def __init__(
-        self, index: Index, makers: Producers, value: int, depth: int | None, most: int | None
+        self, index: Index, producers: Producers, value: int, depth: int | None, most: int | None
     ) -> None:
         self._index = index
-        self._makers = makers
+        self._producers = producers
         self._value = value
-        self._given: dict[int, tuple[list[int], list[int]]] = {}
-        self._chains = Chains(index.raw, torch_file)
-        self._frames = shown_frames(index.raw)
-        root = makers.of(value)
-        near = self._near(root, depth)
-        self._shown = self._ordered(root, near)[:most]
-        self._places = {maker: at for at, maker in enumerate(self._shown)}
+        self._source_cache: dict[int, tuple[list[int], list[int]]] = {}
+        root = producers.of(value)
+        self._shown = self._ordered(root, self._near(root, depth))[:most]
+        self._positions = {producer: at for at, producer in enumerate(self._shown)}
 
-    def makings(self) -> list[Making]:
-        reached: dict[int, list[int]] = {maker: [] for maker in self._shown}
+    def steps(self) -> list[LineageStep]:
+        """The steps, the most recent first."""
+        reached: dict[int, list[int]] = {producer: [] for producer in self._shown}
         reached[self._shown[0]].append(self._value)
-        for maker in self._shown:
-            for source in self._sources(maker)[0]:
-                found = reached.get(self._makers.of(source))
-                if found is not None and source not in found:
-                    found.append(source)
+        for producer in self._shown:
+            for source in self._sources(producer)[0]:
+                values = reached.get(self._producers.of(source))
+                if values is not None and source not in values:
+                    values.append(source)
         before = self._before()
         children = self._children()
         return [
-            self._making(maker, sorted(reached[maker]), before.get(maker, 0), children[at])
-            for at, maker in enumerate(self._shown)
+            self._step(producer, sorted(reached[producer]), before.get(producer, 0), children[at])
+            for at, producer in enumerate(self._shown)
         ]
 
-    def _sources(self, maker: int) -> tuple[list[int], list[int]]:
+    def _sources(self, producer: int) -> tuple[list[int], list[int]]:
         """The values to follow, and those that a backward op only read from the forward pass."""
-        known = self._given.get(maker)
-        if known is None:
-            makers = self._makers
-            followed, saved = makers.sources(maker), []
-            if makers.in_backward(maker):
+        sources = self._source_cache.get(producer)
+        if sources is None:
+            producers = self._producers
+            followed, saved = producers.sources(producer), []
+            if producers.in_backward(producer):
                 forward = [
                     value
                     for value in followed
-                    if makers.of(value) != NOBODY and not makers.in_backward(makers.of(value))
+                    if producers.of(value) != NO_PRODUCER and not producers.in_backward(producers.of(value))
                 ]
-                saved = list(dict.fromkeys(makers.settled(value) for value in forward))
+                saved = list(dict.fromkeys(producers.visible_base(value) for value in forward))
                 followed = [value for value in followed if value not in set(forward)]
-            known = self._given[maker] = followed, saved
-        return known
+            sources = self._source_cache[producer] = followed, saved
+        return sources
 
     def _near(self, root: int, depth: int | None) -> set[int]:
-        """The makers at most ``depth`` steps back."""
+        """The producers at most ``depth`` steps back."""
         near = {root}
-        edge = deque([(root, 1)])
-        while edge:
-            maker, distance = edge.popleft()
+        queue = deque([(root, 1)])
+        while queue:
+            producer, distance = queue.popleft()
             if depth is not None and distance >= depth:
                 continue
-            for each in self._makers.earlier(maker):
+            for each in self._producers.predecessors(producer):
                 if each not in near:
                     near.add(each)
-                    edge.append((each, distance + 1))
+                    queue.append((each, distance + 1))
         return near
 
     def _ordered(self, root: int, near: set[int]) -> list[int]:
-        """Each maker after all that used it; among those that may come next, the most recent."""
+        """Each producer after all its users; among those that may come next, the most recent."""
         waiting = dict.fromkeys(near, 0)
-        for maker in near:
-            for each in self._makers.earlier(maker):
+        for producer in near:
+            for each in self._producers.predecessors(producer):
                 if each in near:
                     waiting[each] += 1
-        ready = [(-self._makers.recency(root), root)]
+        ready = [(-self._producers.recency(root), root)]
         done: list[int] = []
         seen = {root}
         while ready:
-            _, maker = heapq.heappop(ready)
-            done.append(maker)
-            for each in self._makers.earlier(maker):
+            _, producer = heapq.heappop(ready)
+            done.append(producer)
+            for each in self._producers.predecessors(producer):
                 if each in near:
                     waiting[each] -= 1
                     if waiting[each] <= 0 and each not in seen:
                         seen.add(each)
-                        heapq.heappush(ready, (-self._makers.recency(each), each))
+                        heapq.heappush(ready, (-self._producers.recency(each), each))
         return done
 
     def _children(self) -> list[tuple[int, ...]]:
-        """For each maker those that all ways to lead through it (its dominator tree), in order."""
+        """The dominator tree: for each producer its children, which are only reached through it, in order."""
         parents = [-1] * len(self._shown)
         depths = [0] * len(self._shown)
         children: list[list[int]] = [[] for _ in self._shown]
-        for at, maker in enumerate(self._shown):
+        for at, producer in enumerate(self._shown):
             if at:
                 depths[at] = depths[parents[at]] + 1
                 children[parents[at]].append(at)
-            for each in self._makers.earlier(maker):
-                place = self._places.get(each)
-                if place is not None:
-                    parents[place] = (
-                        at if parents[place] < 0 else _meeting(parents, depths, parents[place], at)
-                    )
+            for each in self._producers.predecessors(producer):
+                child = self._positions.get(each)
+                if child is not None:
+                    known = parents[child]
+                    parents[child] = at if known < 0 else _common_ancestor(parents, depths, known, at)
         return [tuple(each) for each in children]
 
     def _before(self) -> dict[int, int]:
-        """For each maker with sources that are not told on: how many makers those came from.
+        """For each producer with inputs that are not followed: how many producers those came from.
 
-        One pass over all that came before: each maker knows, as a bit mask, which cuts it is behind.
+        One pass over all that came before: a bit mask per producer says behind which cuts it is.
         """
-        cuts = [maker for maker in self._shown if self._cut(maker)]
+        cuts = [producer for producer in self._shown if self._cut(producer)]
         masks: dict[int, int] = {}
-        for number, maker in enumerate(cuts):
-            for each in {self._makers.of(value) for value in self._cut(maker)}:
+        for number, producer in enumerate(cuts):
+            for each in {self._producers.of(value) for value in self._cut(producer)}:
                 masks[each] = masks.get(each, 0) | 1 << number
         often: Counter[int] = Counter()
-        for maker in self._latest_first(list(masks)):
-            mask = masks[maker]
-            for each in self._makers.earlier(maker):
-                if each not in self._places:
+        for producer in self._latest_first(list(masks)):
+            mask = masks[producer]
+            for each in self._producers.predecessors(producer):
+                if each not in self._positions:
                     masks[each] = masks.get(each, 0) | mask
             often[mask] += 1
         counts = dict.fromkeys(cuts, 0)
@@ -273,75 +269,74 @@ class _Telling:
         return counts
 
     def _latest_first(self, starts: Sequence[int]) -> list[int]:
-        """All makers behind the starts that are not told of, each after those that used it."""
+        """All producers behind the starts that are not shown, each after its users."""
         done: list[int] = []
-        seen = set(self._places)
+        seen = set(self._positions)
         for start in starts:
             stack: list[tuple[int, list[int]]] = []
             if start not in seen:
                 seen.add(start)
-                stack.append((start, self._makers.earlier(start)))
+                stack.append((start, self._producers.predecessors(start)))
             while stack:
-                maker, left = stack[-1]
+                producer, left = stack[-1]
                 if not left:
-                    done.append(maker)
+                    done.append(producer)
                     stack.pop()
                     continue
                 each = left.pop()
                 if each not in seen:
                     seen.add(each)
-                    stack.append((each, self._makers.earlier(each)))
+                    stack.append((each, self._producers.predecessors(each)))
         return done[::-1]
 
-    def _cut(self, maker: int) -> list[int]:
-        made = ((value, self._makers.of(value)) for value in self._sources(maker)[0])
-        return [value for value, by in made if by != NOBODY and by not in self._places]
+    def _cut(self, producer: int) -> list[int]:
+        """The inputs of a producer that are not followed: theirs is not among those shown."""
+        pairs = ((value, self._producers.of(value)) for value in self._sources(producer)[0])
+        return [value for value, of in pairs if of != NO_PRODUCER and of not in self._positions]
 
-    def _making(self, maker: int, values: list[int], before: int, children: tuple[int, ...]) -> Making:
-        makers = self._makers
-        op, call = makers.head(maker), makers.call(maker)
-        followed, saved = self._sources(maker)
-        cut = self._cut(maker)
-        further = set(cut)
-        made = [value for value in followed if makers.of(value) != NOBODY]
-        if self._value in values:  # the value asked for comes first
+    def _step(self, producer: int, values: list[int], before: int, children: tuple[int, ...]) -> LineageStep:
+        producers = self._producers
+        op, call = producers.head(producer), producers.call(producer)
+        followed, saved = self._sources(producer)
+        cut = self._cut(producer)
+        produced = [value for value in followed if producers.of(value) != NO_PRODUCER]
+        if self._value in values:  # the target comes first
             values = [self._value, *(value for value in values if value != self._value)]
-        name, phase, module = self._words(maker, op, call)
+        name, phase, module = self._labels(producer, op, call)
         file, line, function, code = self._line(op, call)
-        return Making(
+        return LineageStep(
             tuple(values), name, op, call, phase, file, line, function, code, module,
-            sources=tuple(value for value in made if value not in further),
-            leaves=tuple(value for value in followed if makers.of(value) == NOBODY),
+            sources=tuple(value for value in produced if value not in set(cut)),
+            leaves=tuple(value for value in followed if producers.of(value) == NO_PRODUCER),
             saved=tuple(saved), cut=tuple(cut), before=before, children=children,
         )  # fmt: skip
 
-    def _words(self, maker: int, op: int, call: int) -> tuple[str, str, str]:
-        """Name, phase and module of a maker."""
+    def _labels(self, producer: int, op: int, call: int) -> tuple[str, str, str]:
+        """Name, phase and module of a producer."""
         if call >= 0:
             row = self._index.module_calls[call]
             return row.module.label, row.phase, row.module.label
         if op < 0:
             return "", PHASES[0], ""
-        made = self._index.ops[op]
-        module = made.module.label if made.module is not None else ""
-        if self._makers.is_backward(maker):
-            return f"{made.name} backward", "backward", module
-        return made.name, made.phase, module
+        head = self._index.ops[op]
+        module = head.module.label if head.module is not None else ""
+        if self._producers.is_backward(producer):
+            return f"{head.name} backward", "backward", module
+        return head.name, head.phase, module
 
     def _line(self, op: int, call: int) -> tuple[str, int, str, str]:
         """The innermost line that is not torch's own: file, line, function and text."""
-        frame = int(self._frames[op]) if op >= 0 else -1
-        if call >= 0:
-            frame = int(self._index.raw.calls.frame[call])
-        visible = self._chains.of(frame)
-        if not visible:
+        index = self._index
+        shown = index.raw.calls.frame[call] if call >= 0 else index.op_frames[op] if op >= 0 else -1
+        frame = int(index.user_frames[shown])
+        if frame < 0:
             return "", 0, "", ""
-        row = self._index.frames[visible[-1]]
+        row = index.frames[frame]
         return row.file, row.line, row.function, row.code
 
 
-def _meeting(parents: Sequence[int], depths: Sequence[int], one: int, other: int) -> int:
-    """The nearest maker that both are below, in the tree so far."""
+def _common_ancestor(parents: Sequence[int], depths: Sequence[int], one: int, other: int) -> int:
+    """The nearest common ancestor of two positions, in the tree so far."""
     while one != other:
         if depths[one] >= depths[other]:
             one = parents[one]

@@ -1,24 +1,23 @@
-"""Where a NaN or an infinity came from, read off the statistics of a recording.
+"""Where a NaN or an infinity came from and how far it went, derived from the statistics of a recording.
 
-It is decided here alone: `Trace.nonfinite`, `Trace.problems` and the live check name the first of `findings`,
-in the same words.
+This module alone decides: `Trace.nonfinite`, `Trace.problems` and the check of a running block report the
+first of `findings`, in the same words.
 
-The culprit is an op that has a NaN in a result while no input has one, or an infinity while no input has an
-infinity or a NaN. What only hands memory on (views), what never wrote its memory (``empty``) and what was
-told to make infinities (``masked_fill`` with ``-inf``) is none. A value that was not measured is taken for
-finite, unless it came from one that was not: otherwise the op after an unmeasured view would be blamed. A
-check alone keeps no numbers of what is finite: there a result without any is finite.
+An op is to blame if a result has a NaN and no input has one, or an infinity and all inputs are finite. Views,
+memory that was never written (``empty``) and infinities that were requested (``masked_fill`` with ``-inf``)
+are not blamed. A value without statistics counts as finite unless its inputs are not: otherwise the op after
+an unmeasured view would be blamed. Where only a check ran, statistics of finite results are not stored: a
+result without statistics is finite.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,52 +25,54 @@ from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
-from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
-from sightline.trace.forms import Form, Record
+from sightline.trace.data import FLAVOURS, KINDS, MUTATES, PHASES, RAISED, UNFINISHED
 from sightline.trace.index import Index, ModuleCall, Op, Value
+from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
+from sightline.trace.op_groups import UNINITIALIZED
 from sightline.trace.user_frames import (
+    api_call_of,
     argument_names,
-    backward_of,
+    backward_suffix,
     location_text,
-    numbers_text,
-    origin,
-    placed,
-    written,
+    origin_text,
+    statistics_text,
+    with_location,
 )
 
-NAN, INF = 1, 2
 _PARAMETER: Final = KINDS.index("parameter")
-_OUTSIDE: Final = ("input", "parameter", "buffer")
-_GARBAGE: Final = 4  #: memory that was never written: whatever is in it, no op made it
+_EXTERNAL_KINDS: Final = ("input", "parameter", "buffer")
+_GARBAGE: Final = 4  #: a further bit of a state: memory that no op has written
 _LINEAGE_DEPTH: Final = 4
-_HALF: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
-_COMPILED: Final = 'its ops are compiled and were not seen: compiled="eager" shows which it was'
+_FLOAT16_HINT: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
+_COMPILED_HINT: Final = 'its ops are compiled and were not seen: compiled="eager" shows which it was'
 
-#: What holds garbage until it is written.
-_UNWRITTEN: Final = ("empty*", "new_empty*", "_empty*", "resize_*", "set_*")
-#: What writes only a part of the memory it changes.
-_PARTIAL: Final = ("index_*_", "scatter*_", "masked_*_", "put_", "fill_diagonal_", "[[]]=")
-#: What gives out what it was given, from memory the recording may not have seen.
-_RELABELS: Final = ("lift", "lift_fresh*", "detach", "detach_", "alias", "clone")
+#: Globs on op names, by how an op treats memory. ``set_`` takes over memory the recording may not know.
+_UNWRITTEN, _PARTIAL, _COPY = "unwritten", "partial", "copy"
+_MEMORY_GLOBS: Final = {
+    _UNWRITTEN: (*UNINITIALIZED, "set_"),
+    _PARTIAL: ("index_*_", "scatter*_", "masked_*_", "put_", "fill_diagonal_", "[[]]="),
+    _COPY: ("lift", "lift_fresh*", "detach", "detach_", "alias", "clone"),
+}
+_BACKWARD_CALLS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A tensor the op was given: ``self f32[2, 4] = relu, net.py:8 in Net.forward; -1.2 … 3.4, mean 0.1``."""
+class InputNote:
+    """An input of the op: ``self f32[2, 4] = relu, net.py:8 in Net.forward; -1.2 … 3.4, mean 0.1``."""
 
     name: str  #: the argument it was passed as
     value: Value
     origin: str
 
     def __str__(self) -> str:
-        numbers = numbers_text(self.value)
-        if not numbers and _holds_floats(self.value.dtype) and measured_all(self.value._data):
-            numbers = "not measured"
-        return f"{self.name} {self.value} = {self.origin}" + (f"; {numbers}" if numbers else "")
+        statistics = statistics_text(self.value)
+        if not statistics and _holds_floats(self.value.dtype) and measured_all(self.value._data):
+            statistics = "not measured"
+        return f"{self.name} {self.value} = {self.origin}" + (f"; {statistics}" if statistics else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NonFiniteOp:
     """An op that made a NaN or an infinity."""
 
     op: Op
@@ -79,13 +80,11 @@ class Finding:
 
     @property
     def nans(self) -> int:
-        numbers = self.value.stats
-        return numbers.nans if numbers else 0
+        return self.value.stats.nans if self.value.stats else 0
 
     @property
     def infs(self) -> int:
-        numbers = self.value.stats
-        return numbers.infs if numbers else 0
+        return self.value.stats.infs if self.value.stats else 0
 
     @property
     def counts(self) -> str:
@@ -94,7 +93,7 @@ class Finding:
 
     @property
     def module(self) -> str:
-        """Label of the module it ran in, of a backward op that of its forward op; empty outside all."""
+        """Label of the module it ran in, of a backward op that of its forward op; empty outside modules."""
         module = self.op.module
         return module.label if module is not None else ""
 
@@ -104,10 +103,10 @@ class Finding:
         return location_text(self.op)
 
     @property
-    def inputs(self) -> list[Given]:
-        """The tensors it was given, in order."""
-        given = zip(argument_names(self.op), self.op.inputs, strict=False)
-        return [Given(name, value, origin(value, self.op)) for name, value in given]
+    def inputs(self) -> list[InputNote]:
+        """Its input tensors, in order."""
+        inputs = zip(argument_names(self.op), self.op.inputs, strict=False)
+        return [InputNote(name, value, origin_text(value, self.op)) for name, value in inputs]
 
     @property
     def lineage(self) -> Lineage:
@@ -116,91 +115,93 @@ class Finding:
 
     @property
     def proven(self) -> bool:
-        """Whether what it was given was measured, as far as the run has made it; else it may be older."""
+        """Whether all inputs that the run computed were measured; if not, the fault may be older."""
         return not measured_all(self.value._data) or not any(map(_unmeasured, self.op.inputs))
 
     def sentence(self) -> str:
-        """What it did: ``log made 3 NaN of 8 in f32[2, 4]``; or that its result is the first measured."""
-        did, more = ("made", "") if self.proven else ("returned", ", the first that was measured")
-        return f"{self.op.name}{backward_of(self.op)} {did} {self.counts} in {self.value}{more}"
+        """``log made 3 NaN of 8 in f32[2, 4]``; if not `proven`, that its result is the first measured."""
+        verb, more = ("made", "") if self.proven else ("returned", ", the first that was measured")
+        return f"{self.op.name}{backward_suffix(self.op)} {verb} {self.counts} in {self.value}{more}"
 
     def headline(self) -> str:
         """With its place: ``log made 3 NaN of 8 in f32[2, 4], net.py:9 in Net.forward (fc1)``."""
-        return placed(self.sentence(), self.op)
+        return with_location(self.sentence(), self.op)
 
     @property
     def hint(self) -> str:
-        """What helps with it: the end of float16, or how to see into compiled code; else empty."""
+        """A way out: the range of float16, or how to see into compiled code; else empty."""
         if self.op.flavour != "opaque":
-            return _HALF if self.infs and not self.nans and self.value.dtype == "float16" else ""
+            overflow = self.infs and not self.nans and self.value.dtype == "float16"
+            return _FLOAT16_HINT if overflow else ""
         value = self.value
         returned = value.requires_grad or value.id in value._data.raw.calls.outputs
-        # What is first seen after compiled code has run is taken for a result of it.
-        return _COMPILED if returned else f"{_COMPILED}, or that it came from outside"
+        # A tensor first seen after compiled code has run counts as a result of it.
+        return _COMPILED_HINT if returned else f"{_COMPILED_HINT}, or that it came from outside"
 
     def text(self) -> str:
-        """The sentence, a line for each input, and what would tell more."""
-        lines = [*(str(given) for given in self.inputs), *([self.hint] if self.hint else [])]
+        """The headline, a line for each input, and the hint."""
+        lines = [*map(str, self.inputs), *([self.hint] if self.hint else [])]
         return "\n".join([self.headline(), *(f"  {line}" for line in lines)])
 
 
 def counts_text(value: Value) -> str:
     """How many elements of a value are not finite: ``3 NaN of 8``."""
-    numbers = value.stats
-    pairs = [(numbers.nans, "NaN"), (numbers.infs, "Inf")] if numbers else []
-    told = [f"{count:,} {name}" for count, name in pairs if count]
-    parts = 2 if value.dtype.startswith("complex") else 1  # real and imaginary ones are counted
-    return f"{' and '.join(told) or '0 NaN'} of {parts * value.meta.numel:,}"
+    stats = value.stats
+    pairs = [(stats.nans, "NaN"), (stats.infs, "Inf")] if stats else []
+    counts = [f"{count:,} {name}" for count, name in pairs if count]
+    parts = 2 if value.dtype.startswith("complex") else 1  # real and imaginary parts are counted
+    return f"{' and '.join(counts) or '0 NaN'} of {parts * value.meta.numel:,}"
 
 
-def first_nonfinite(index: Index, allow: Sequence[str] = ()) -> Finding | None:
+def first_nonfinite(index: Index, allow: Sequence[str] = ()) -> NonFiniteOp | None:
     """The first op that made a NaN or an infinity, if any was measured."""
-    return next(_culprits(_Search(index, _globs(index, allow))), None)
+    return next(_Search(index, allow).run(), None)
 
 
-def findings(index: Index, allow: Sequence[str] = ()) -> list[Finding]:
+def findings(index: Index, allow: Sequence[str] = ()) -> list[NonFiniteOp]:
     """Every op that made a NaN or an infinity out of inputs that had none, in the order they ran.
 
     ``allow`` are globs on op names, with or without their overload or namespace, and on module paths; without
     any, those that the recording's own check allowed.
     """
-    return list(_culprits(_Search(index, _globs(index, allow))))
+    return list(_Search(index, allow).run())
 
 
-def lasting(index: Index) -> tuple[list[Finding], list[Finding]]:
-    """All findings, and those of which something is left when the run ends.
+def serious_findings(index: Index) -> tuple[bool, list[NonFiniteOp]]:
+    """Whether any op made a NaN or an infinity, and those to report as a problem: at most three.
 
-    A result that nothing more is made of is an end. What a softmax, a ``where`` or a cast to integers has
-    taken away since is not left.
+    It is a problem where a check was on, or where a NaN or an infinity that came of one is left at the end of
+    the run: a softmax, a ``where`` or a cast to integers may have removed all of it. A loss scaler handles
+    those in gradients. Reported are the first of all, the first that lasts, and the first NaN that does.
     """
-    search = _Search(index, _globs(index, ()))
-    found = list(_culprits(search))
-    return found, [each for each in found if search.is_left(each.value.id)]
-
-
-def _globs(index: Index, allow: Sequence[str]) -> tuple[str, ...]:
-    return tuple(allow) or tuple(index.raw.info.get("allow") or ())
-
-
-def _culprits(search: _Search) -> Iterator[Finding]:
-    index = search.index
-    if not ((index.raw.stats.nans > 0) | (index.raw.stats.infs > 0)).any():
-        return
-    for op, leaf in enumerate(leaf_ops(index.raw).tolist()):
-        found = search.step(op)
-        if leaf and found >= 0:
-            yield Finding(index.ops[op], index.values[found])
+    search = _Search(index, ())
+    every = list(search.run())
+    if index.raw.info.get("check"):
+        lasting = every
+    else:
+        scaled = any("_amp_" in name.partition(".")[0] for name in index.raw.names)
+        handled = [scaled and each.op.phase != "forward" for each in every]
+        lasting = [
+            each
+            for each, skip in zip(every, handled, strict=True)
+            if not skip and search.lasts(each.value.id)
+        ]
+    if not lasting:
+        return bool(every), []
+    first_nan = next((each for each in lasting if each.nans), lasting[0])
+    chosen = {each.op.id: each for each in (every[0], lasting[0], first_nan)}
+    return True, [chosen[op] for op in sorted(chosen)]
 
 
 class _Search:
-    """One walk over the ops, in order, that knows of each value what may be in it."""
+    """One walk over the ops, in order, that keeps the state of each value: the bits NAN, INF and garbage."""
 
     def __init__(self, index: Index, allow: Sequence[str]) -> None:
         self.index = index
         self._data = index.raw
-        self._allow = tuple(allow)
-        self._all = measured_all(index)
-        self._checked = not self._all and bool(index.raw.info.get("check"))
+        self._allow = tuple(allow) or tuple(index.raw.info.get("allow") or ())
+        # Where only a check ran, a checked result without statistics is finite.
+        self._only_checked = not measured_all(index) and bool(index.raw.info.get("check"))
         values, ops = index.raw.values, index.raw.ops
         self._outputs, self._output_starts = ops.outputs.tolist(), ops.output_offsets.tolist()
         self._measured = measured_states(index)
@@ -209,132 +210,143 @@ class _Search:
         self._inputs, self._input_starts = ops.inputs.tolist(), ops.input_offsets.tolist()
         self._mutates = (ops.flags & MUTATES).astype(bool).tolist()
         order = np.argsort(values.producer, kind="stable")
-        self._made: list[int] = order.tolist()
+        self._produced: list[int] = order.tolist()  # values by the op that produced them
         self._starts: list[int] = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
         self._opaque = (ops.flavour == FLAVOURS.index("opaque")).tolist()
         self._returned = set(index.raw.calls.outputs.tolist())
         self._kinds = values.kind.tolist()
-        self._finite: set[int] = set()  # what a check has looked at, and keeps no numbers of
+        self._checked_values: set[int] = set()  # checked and finite, without statistics
         self._states: dict[int, int] = {}
-        for value in self._made[: self._starts[0]]:  # what was there before
-            self._states[value] = self._derived(value, 0, keeps=True)
+        for value in self._produced[: self._starts[0]]:  # what no op produced
+            self._states[value] = self._state(value, 0, keeps=True)
 
-    def step(self, op: int) -> int:
-        """What an op leaves in its results; the first of them it is to blame for, or -1."""
-        given = 0
+    def run(self) -> Iterator[NonFiniteOp]:
+        """The ops to blame, in the order they ran."""
+        stats = self._data.stats
+        if not ((stats.nans > 0) | (stats.infs > 0)).any():
+            return
+        for op, leaf in enumerate(leaf_ops(self._data).tolist()):
+            value = self._step(op)
+            if leaf and value >= 0:
+                yield NonFiniteOp(self.index.ops[op], self.index.values[value])
+
+    def lasts(self, value: int) -> bool:
+        """After `run`: whether a value, or something not finite computed from it, is left at the end."""
+        stack, seen = [value], {value}
+        while stack:
+            each = stack.pop()
+            users = [op for op in self.index.consumers(each) if self._leaf[op] and not self._shape_only[op]]
+            if not users and each not in self._side_outputs:
+                return True
+            results = {one for op in users for one in self._results(op)}
+            bad = [one for one in results - seen if self._states.get(one, 0) & (NAN | INF)]
+            seen.update(bad)
+            stack += bad
+        return False
+
+    def _step(self, op: int) -> int:
+        """Set the states of an op's results; the first one it is to blame for, or -1."""
+        inputs = 0
         for value in self._inputs[self._input_starts[op] : self._input_starts[op + 1]]:
-            given |= self._states.get(value, 0) & (NAN | INF)
-        known_for = self._named[int(self._data.ops.name[op])]
-        looked_at = self._looked_at(op)
+            inputs |= self._states.get(value, 0) & (NAN | INF)
+        memory = self._memory[int(self._data.ops.name[op])]
+        checked = self._checked_outputs(op)
         blamed = -1
-        for value in self._made[self._starts[op] : self._starts[op + 1]]:
-            if known_for == "unwritten":
+        for value in self._results(op):
+            if memory == _UNWRITTEN:
                 self._states[value] = _GARBAGE
                 continue
             view = self._bases[value] >= 0 and not self._mutates[op]
-            if value in looked_at and not view and value not in self._measured:
+            if value in checked and not view and value not in self._measured:
                 self._states[value] = 0
-                self._finite.add(value)
+                self._checked_values.add(value)
                 continue
-            state = self._derived(value, given, keeps=view or known_for == "partial")
+            state = self._state(value, inputs, keeps=view or memory == _PARTIAL)
             self._states[value] = state
-            # Whatever is in a view was there before.
-            if blamed < 0 and state & (NAN | INF) and not view and known_for != "relabels":
-                if self._to_blame(op, value, given):
+            # A view holds what its base already held.
+            if blamed < 0 and state & (NAN | INF) and not view and memory != _COPY:
+                if self._to_blame(op, value, inputs):
                     blamed = value
         return blamed
 
-    def _looked_at(self, op: int) -> list[int]:
-        """The results whose numbers would be there if they were not finite: where a check alone has run."""
-        if not self._checked or self._opaque[op]:
-            return []
-        found: list[int] = self._outputs[self._output_starts[op] : self._output_starts[op + 1]]
-        return found
+    def _results(self, op: int) -> list[int]:
+        return self._produced[self._starts[op] : self._starts[op + 1]]
 
-    def is_left(self, value: int) -> bool:
-        """Whether it is there at the end, or something not finite that was made of it; after all steps."""
-        front, seen = [value], {value}
-        while front:
-            each = front.pop()
-            users = [op for op in self.index.consumers(each) if self._leaf[op] and not self._only_looks[op]]
-            if not users and each not in self._beside:
-                return True
-            made = {one for op in users for one in self._made[self._starts[op] : self._starts[op + 1]]}
-            bad = [one for one in made - seen if self._states.get(one, 0) & (NAN | INF)]
-            seen.update(bad)
-            front += bad
-        return False
+    def _checked_outputs(self, op: int) -> list[int]:
+        """The outputs that a check saw: they would have statistics if they were not finite."""
+        if not self._only_checked or self._opaque[op]:
+            return []
+        outputs: list[int] = self._outputs[self._output_starts[op] : self._output_starts[op + 1]]
+        return outputs
 
     @cached_property
-    def _beside(self) -> set[int]:
-        """What ops return beside their first result: where nothing reads it, it was kept for the backward."""
+    def _side_outputs(self) -> set[int]:
+        """All but the first output of each op: one that nothing reads was saved for the backward pass."""
         firsts = {self._outputs[start] for start, end in pairwise(self._output_starts) if start < end}
         return set(self._outputs) - firsts
 
     @cached_property
-    def _only_looks(self) -> list[bool]:
-        """Ops that read the shape of what they are given, and not its numbers: ``ones_like``."""
-        looks = np.array(
-            [fnmatchcase(name, "*_like*") for name in self._data.names] or [False], dtype=np.bool_
-        )
-        found: list[bool] = looks[self._data.ops.name].tolist()
-        return found
+    def _shape_only(self) -> list[bool]:
+        """Whether an op reads only the shape of its input: ``ones_like``."""
+        names = [fnmatchcase(name, "*_like*") for name in self._data.names] or [False]
+        mask: list[bool] = np.array(names, dtype=np.bool_)[self._data.ops.name].tolist()
+        return mask
 
     @cached_property
     def _leaf(self) -> list[bool]:
         ended = (self._data.ops.flags & (RAISED | UNFINISHED)) == 0
-        found: list[bool] = (leaf_ops(self._data) & ended).tolist()
-        return found
+        mask: list[bool] = (leaf_ops(self._data) & ended).tolist()
+        return mask
 
-    def _derived(self, value: int, given: int, *, keeps: bool) -> int:
-        """What is in a value: as measured, else what is in the memory it shares, else what went into it.
+    def _state(self, value: int, inputs: int, *, keeps: bool) -> int:
+        """The state of a value: as measured, else of the memory it shares, else of its inputs.
 
-        ``keeps`` says that memory may be left as it was: what is found there, nobody may have written.
+        ``keeps`` says that the op may leave parts of that memory as they were, which may be garbage.
         """
         base, previous = self._bases[value], self._previous[value]
         shared = self._states.get(base, 0) | self._states.get(previous, 0)
         measured = self._measured.get(value)
         if measured is not None:
-            return (measured & given) | _GARBAGE if measured and keeps and shared & _GARBAGE else measured
+            return (measured & inputs) | _GARBAGE if measured and keeps and shared & _GARBAGE else measured
         if not self._floating[value]:
             return 0
-        return shared if base >= 0 else given | shared
+        return shared if base >= 0 else inputs | shared
 
-    def _to_blame(self, op: int, value: int, given: int) -> bool:
-        made = self._measured.get(value, 0)
+    def _to_blame(self, op: int, value: int, inputs: int) -> bool:
+        outputs = self._measured.get(value, 0)
         if self._opaque[op] and value not in self._returned:
-            made &= NAN  # it may be a mask that was there before, and is first seen now
+            outputs &= NAN  # it may be an older mask that is only seen now
         if self._was_unknown(self._previous[value]):
-            made &= NAN  # what was changed in place may have held infinities: nobody has looked
-        new = 0 if given & NAN else made & NAN if given & INF else made
-        return bool(new & ~self._on_purpose(op)) and not self._allowed(op)
+            outputs &= NAN  # the unmeasured tensor it changed in place may have held infinities
+        return bool(new_states(outputs, inputs, self._requested(op))) and not self._allowed(op)
 
-    def _was_unknown(self, before: int) -> bool:
-        """Whether nobody has looked at what an op changed in place; parameters are no masks."""
-        if before < 0 or before in self._measured or self._kinds[before] == _PARAMETER:
+    def _was_unknown(self, previous: int) -> bool:
+        """Whether a tensor that was changed in place may have held infinities; parameters are no masks."""
+        if previous < 0 or previous in self._measured or self._kinds[previous] == _PARAMETER:
             return False
-        return not self._checked or before not in self._finite
+        return not self._only_checked or previous not in self._checked_values
 
-    def _on_purpose(self, op: int) -> int:
-        """What an op was told to make: an infinity or a NaN among its plain arguments."""
+    def _requested(self, op: int) -> int:
+        """A NaN or an infinity among the plain arguments of an op, or of the API call around it."""
         ops = self._data.ops
-        told = 0
-        for each in (
-            op,
-            int(ops.parent[op]),
-        ):  # the call the user wrote may hold it where the aten op does not
+        states = 0
+        for each in (op, int(ops.parent[op])):
             if each >= 0:
-                told |= _plain_states(self._data.forms[int(ops.form[each])])
-        return told
+                form = self._data.forms[int(ops.form[each])]
+                states |= argument_states((form.args, form.kwargs or {}))
+        return states
 
     @cached_property
-    def _named(self) -> list[str]:
-        """For each name of the trace, what an op of that name is known for."""
+    def _memory(self) -> list[str]:
+        """For each name of the recording, the key of `_MEMORY_GLOBS` that fits, or an empty string."""
         kinds = []
         for name in self._data.names:
             bare = {name.partition(".")[0], name.rpartition(".")[2]}
-            known = (("unwritten", _UNWRITTEN), ("partial", _PARTIAL), ("relabels", _RELABELS))
-            fits = (kind for kind, globs in known if any(fnmatchcase(n, g) for n in bare for g in globs))
+            fits = (
+                kind
+                for kind, globs in _MEMORY_GLOBS.items()
+                if any(fnmatchcase(one, glob) for one in bare for glob in globs)
+            )
             kinds.append(next(fits, ""))
         return kinds
 
@@ -342,7 +354,7 @@ class _Search:
         if not self._allow:
             return False
         row = self.index.ops[op]
-        rows = (row, written(row))
+        rows = (row, api_call_of(row))
         module = row.module
         paths = () if module is None else module.aliases or (module.path,)
         return any(
@@ -354,29 +366,29 @@ class _Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class NonFiniteSource:
     """A parameter, a buffer or an input that held a NaN before any op ran."""
 
     value: Value
-    seen: Value  #: itself, or the view of it that was measured
+    measured: Value  #: itself, or the view of it that was measured
 
     def __str__(self) -> str:
         name = self.value.name or value_text(self.value.id)
-        return f"{self.value.kind} {name} came with {counts_text(self.seen)} in {self.seen}"
+        return f"{self.value.kind} {name} came with {counts_text(self.measured)} in {self.measured}"
 
 
-def brought(index: Index) -> list[Brought]:
+def nonfinite_sources(index: Index) -> list[NonFiniteSource]:
     """What held a NaN before any op ran."""
     stats = index.raw.stats
-    found: dict[int, Brought] = {}
+    sources: dict[int, NonFiniteSource] = {}
     for id in stats.value[stats.nans > 0].tolist():
-        seen = root = index.values[id]
+        measured = root = index.values[id]
         while root.base is not None and root.previous is None:
             root = root.base
         own = root.id == id or root.stats is None
-        if own and root.producer is None and root.previous is None and root.kind in _OUTSIDE:
-            found.setdefault(root.id, Brought(root, seen))
-    return list(found.values())
+        if own and root.producer is None and root.previous is None and root.kind in _EXTERNAL_KINDS:
+            sources.setdefault(root.id, NonFiniteSource(root, measured))
+    return list(sources.values())
 
 
 def call_text(call: ModuleCall, value: Value) -> str:
@@ -385,9 +397,9 @@ def call_text(call: ModuleCall, value: Value) -> str:
 
 
 def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
-    """The first module call, and its result, that gave back a NaN or an infinity that no recorded op made.
+    """The first module call that returned a NaN or an infinity no recorded op made, and that result.
 
-    For recordings without ops, and for what runs where they are not seen.
+    For recordings without ops, and for modules whose ops were not seen.
     """
     states, values, calls = measured_states(index), index.raw.values, index.raw.calls
     bad = {value for value, state in states.items() if state and values.producer[value] < 0}
@@ -395,29 +407,82 @@ def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
         return None
     for id in np.argsort(calls.order, kind="stable").tolist():
         call = index.module_calls[id]
-        given = any(states.get(value.id, 0) for value in call.inputs)
+        had_bad_input = any(states.get(value.id, 0) for value in call.inputs)
         returned = next((value for value in call.outputs if value.id in bad), None)
-        if returned is not None and not given:
+        if returned is not None and not had_bad_input:
             return call, returned
     return None
 
 
 def reached_from(index: Index, value: int) -> set[int]:
-    """Every value that a value went into, directly or through others."""
+    """Every value computed from a value, directly or through others."""
     ops, values = index.raw.ops, index.raw.values
     reached = {value}
     order = np.argsort(values.producer, kind="stable")
-    made, starts = order.tolist(), np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
-    inputs, bounds = ops.inputs.tolist(), ops.input_offsets.tolist()
+    starts = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
+    results, inputs, bounds = order.tolist(), ops.inputs.tolist(), ops.input_offsets.tolist()
     for op in range(int(values.producer[value]) + 1, len(ops)):
         if starts[op] < starts[op + 1] and not reached.isdisjoint(inputs[bounds[op] : bounds[op + 1]]):
-            reached.update(made[starts[op] : starts[op + 1]])
+            reached.update(results[starts[op] : starts[op + 1]])
     reached.discard(value)
     return reached
 
 
+class Spread:
+    """How far the NaN or infinity of one op went."""
+
+    def __init__(self, index: Index, source: NonFiniteOp) -> None:
+        self._index, self._source = index, source
+        self._reached = reached_from(index, source.value.id)
+        stats, producers = index.raw.stats, index.raw.values.producer
+        bad = stats.nans > 0 if source.nans else (stats.nans > 0) | (stats.infs > 0)
+        later = producers[stats.value] > source.op.id
+        #: how many values were measured after the op
+        self.measured_later = int(later.sum())
+        #: the values measured later that hold it, in the order of their ids
+        self.values = [value for value in stats.value[bad & later].tolist() if value in self._reached]
+
+    def includes(self, finding: NonFiniteOp) -> bool:
+        """Whether a later finding is a consequence: one of its bad inputs came from this op."""
+        bad = [value.id for value in finding.op.inputs if value.stats is not None and not value.stats.finite]
+        return any(value == self._source.value.id or value in self._reached for value in bad)
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients of parameters hold it."""
+        return sum(self._index.values[value].name.endswith(".grad") for value in self.values)
+
+    @property
+    def reaches_loss(self) -> bool:
+        """Whether what ``backward`` was called on holds it."""
+        loss = _loss(self._index)
+        return loss is not None and loss.id in self.values
+
+    @property
+    def last(self) -> Value:
+        """The value that was produced last of those that hold it."""
+        producers = self._index.raw.values.producer
+        value: Value = self._index.values[max(self.values, key=lambda value: int(producers[value]))]
+        return value
+
+
+def _loss(index: Index) -> Value | None:
+    """What ``backward`` was called on."""
+    ops = index.raw.ops
+    names = [id for id, name in enumerate(index.raw.names) if name in _BACKWARD_CALLS]
+    starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
+    if not starts:
+        in_backward = ops.phase == PHASES.index("backward")
+        starts = np.flatnonzero(in_backward & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
+    for start in starts:
+        op: Op = index.ops[start]
+        if len(op.inputs) and op.inputs[0].meta.numel == 1:
+            return op.inputs[0]
+    return None
+
+
 def measured_all(index: Index) -> bool:
-    """Whether what is finite was measured, too: a check alone keeps only what is not, and what led to it."""
+    """Whether finite values were measured too: a check alone stores only the others and their inputs."""
     stats, info = index.raw.stats, index.raw.info
     if info.get("check") and "stats" not in (info.get("asked") or ("stats",)):
         return False
@@ -425,14 +490,14 @@ def measured_all(index: Index) -> bool:
 
 
 def measured_states(index: Index) -> dict[int, int]:
-    """For each value that was measured, whether it held a NaN or an infinity."""
+    """The state of each measured value: the bits NAN and INF."""
     stats = index.raw.stats
     states = (stats.nans > 0) * NAN + (stats.infs > 0) * INF
     return dict(zip(stats.value.tolist(), states.tolist(), strict=True))
 
 
 def _unmeasured(value: Value) -> bool:
-    """Whether the run has made a value, and nobody knows what is in it or in what it is a view of."""
+    """Whether an op produced a value, and neither it nor the tensor it is a view of was measured."""
     if not _holds_floats(value.dtype) or value.producer is None or value.stats is not None:
         return False
     return value.base is None or _unmeasured(value.base)
@@ -445,21 +510,3 @@ def _floating(index: Index) -> list[bool]:
 
 def _holds_floats(dtype: str) -> bool:
     return dtype.removeprefix("torch.").startswith(("float", "bfloat", "complex"))
-
-
-def _plain_states(form: Form) -> int:
-    """The numbers among the plain arguments of a call that are not finite."""
-    found = 0
-    left: list[Any] = [*form.args, *(form.kwargs or {}).values()]
-    while left:
-        item = left.pop()
-        if isinstance(item, list | tuple):
-            left += item
-        elif isinstance(item, dict):
-            left += item.values()
-        elif isinstance(item, Record):
-            left += item.fields.values()
-        elif isinstance(item, float | complex):
-            parts = (item.real, item.imag)
-            found |= NAN * any(map(math.isnan, parts)) | INF * any(map(math.isinf, parts))
-    return found

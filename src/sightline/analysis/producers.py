@@ -1,8 +1,8 @@
-"""What made each value, as a reader wants it told, and what it was made from.
+"""The producer of each value, in the units a reader thinks in, and the values it read.
 
-A maker is an API call with the aten ops inside it, an aten op that came from none, all that the backward pass
-did for one of these, a module call the inside of which was not recorded, or a mere view. Makers are whole
-numbers: the value of a maker of ops is worked out for all ops at once, so that long runs stay cheap.
+A producer is an API call with the aten ops inside it, an aten op outside every API call, all ops that the
+backward pass ran for one of these, a module call whose ops were not recorded, or a view. Producers are
+integers, computed for all ops at once, so that long runs stay cheap.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.row_groups import list_places
+from sightline.analysis.row_groups import flat_positions
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES
 from sightline.trace.index import Index
 
-NOBODY: Final = -1  #: the maker of what was there before, or came from outside
+NO_PRODUCER: Final = -1  #: of values that existed before the recording, or came from outside
 _BACKWARD: Final = PHASES.index("backward")
 _ACTIVATION, _CONSTANT = KINDS.index("activation"), KINDS.index("constant")
 
 
 class Producers:
-    """Who made what, at a level: "api" takes the aten ops of a call together, "aten" does not.
+    """The producers of a recording at a level: "api" joins the aten ops of a call, "aten" does not.
 
-    What the ops in ``left_out`` made has no maker; nor, for a value that is ``asked`` for, has any other
-    parameter that was only initialised.
+    Results of the ops in ``excluded`` have no producer. With a ``target``, neither has any other parameter
+    that was only initialised.
     """
 
     def __init__(
-        self, index: Index, level: str, left_out: NDArray[np.bool_] | None = None, asked: int | None = None
+        self, index: Index, level: str, excluded: NDArray[np.bool_] | None = None, target: int | None = None
     ) -> None:
         data = index.raw
         ops, values = data.ops, data.values
@@ -38,122 +38,123 @@ class Producers:
         self._groups = _groups(index) if level == "api" else np.arange(len(ops), dtype=np.int64)
         self._first_call = 2 * len(ops)  # numbers below are of ops, and of backward passes of ops
         self._first_value = self._first_call + len(data.calls)
-        made = values.producer >= 0
-        if left_out is not None:  # what such ops made is taken as it is
-            made &= ~np.append(left_out, False)[values.producer]
-        by = np.where(made, self._groups[values.producer] if len(ops) else 0, NOBODY)
+        has_op = values.producer >= 0
+        if excluded is not None:
+            has_op &= ~np.append(excluded, False)[values.producer]
+        of_value = np.where(has_op, self._groups[values.producer] if len(ops) else 0, NO_PRODUCER)
         alias = (values.producer < 0) & ((values.base >= 0) | (values.previous >= 0))
-        by[alias] = self._first_value + np.flatnonzero(alias)
-        for value, call in _returned(index).items():
-            if by[value] == NOBODY and values.kind[value] == _ACTIVATION:
-                by[value] = self._first_call + call
-        if asked is not None:
-            first = _initialised(index)
-            first[asked] = False
-            by[first] = NOBODY
-        self._of: list[int] = by.tolist()
+        of_value[alias] = self._first_value + np.flatnonzero(alias)
+        for value, call in _returning_calls(index).items():
+            if of_value[value] == NO_PRODUCER and values.kind[value] == _ACTIVATION:
+                of_value[value] = self._first_call + call
+        if target is not None:
+            initialised = _initialised(index)
+            initialised[target] = False
+            of_value[initialised] = NO_PRODUCER
+        self._of: list[int] = of_value.tolist()
         self._order = np.argsort(self._groups, kind="stable")
         self._starts = _bounds(self._groups, self._first_call)
         self._backward = np.zeros(self._first_value + len(values), dtype=np.bool_)
-        makers, leading = np.unique(self._groups, return_index=True)
-        self._backward[makers] = ops.phase[leading] == _BACKWARD
-        self._read_inputs(by)
+        producers, first_ops = np.unique(self._groups, return_index=True)
+        self._backward[producers] = ops.phase[first_ops] == _BACKWARD
+        self._read_inputs(of_value)
 
-    def _read_inputs(self, by: I64) -> None:
-        """What each maker of ops was given, and the makers before it, for all of them at once."""
+    def _read_inputs(self, of_value: I64) -> None:
+        """Set the inputs and the predecessors of all producers that are ops."""
         ops, kinds = self._data.ops, self._data.values.kind
-        places, lengths = list_places(ops.input_offsets, self._order)
-        given, op = ops.inputs[places], np.repeat(self._order, lengths)
-        maker = self._groups[op]
-        # Inside an API call: what it was not given itself, but read all the same.
-        kept = ((op == maker) | (kinds[given] != _CONSTANT)) & (by[given] != maker)
-        given, maker = given[kept], maker[kept]
-        self._given, self._given_starts = given, _bounds(maker, self._first_call)
+        positions, lengths = flat_positions(ops.input_offsets, self._order)
+        inputs, op = ops.inputs[positions], np.repeat(self._order, lengths)
+        producer = self._groups[op]
+        # Constants that only the aten ops inside an API call read are no inputs of the call.
+        external = ((op == producer) | (kinds[inputs] != _CONSTANT)) & (of_value[inputs] != producer)
+        inputs, producer = inputs[external], producer[external]
+        self._inputs, self._input_starts = inputs, _bounds(producer, self._first_call)
         # What a backward op reads of the forward pass was saved for it, and is not followed.
-        earlier = by[given]
-        followed = (earlier != NOBODY) & (self._backward[earlier] | ~self._backward[maker])
-        # Lists: the makers of a long run are gone through one by one.
-        self._earlier: list[int] = earlier[followed].tolist()
-        self._earlier_starts: list[int] = _bounds(maker[followed], self._first_call).tolist()
+        before = of_value[inputs]
+        followed = (before != NO_PRODUCER) & (self._backward[before] | ~self._backward[producer])
+        # Lists: a lineage visits the producers of a long run one by one.
+        self._predecessors: list[int] = before[followed].tolist()
+        self._predecessor_starts: list[int] = _bounds(producer[followed], self._first_call).tolist()
 
     def of(self, value: int) -> int:
-        """The maker of a value, or `NOBODY`."""
+        """The producer of a value, or `NO_PRODUCER`."""
         return self._of[value]
 
-    def ops(self, maker: int) -> list[int]:
-        """The ops of a maker, in the order they ran; none for a module call and a view."""
-        if maker >= self._first_call:
+    def ops(self, producer: int) -> list[int]:
+        """The ops of a producer, in the order they ran; none for a module call and a view."""
+        if producer >= self._first_call:
             return []
-        found: list[int] = self._order[self._starts[maker] : self._starts[maker + 1]].tolist()
-        return found
+        ops: list[int] = self._order[self._starts[producer] : self._starts[producer + 1]].tolist()
+        return ops
 
-    def head(self, maker: int) -> int:
-        """The op that gives a maker its name and its line, of a backward pass a forward one; -1 if none."""
-        if maker < len(self._groups):
-            return maker
-        ops = self.ops(maker)
-        return int(self._written[self._data.ops.forward[ops[0]]]) if ops else -1
+    def head(self, producer: int) -> int:
+        """The op that names a producer and gives its line, of a backward pass the forward op; -1 without."""
+        if producer < len(self._groups):
+            return producer
+        ops = self.ops(producer)
+        return int(self._heads[self._data.ops.forward[ops[0]]]) if ops else -1
 
-    def call(self, maker: int) -> int:
-        """The module call a maker is; -1 if it is none."""
-        return maker - self._first_call if self._first_call <= maker < self._first_value else -1
+    def call(self, producer: int) -> int:
+        """The module call that a producer is, or -1."""
+        return producer - self._first_call if self._first_call <= producer < self._first_value else -1
 
-    def is_backward(self, maker: int) -> bool:
-        """Whether a maker is what the backward pass did for an op."""
-        return len(self._groups) <= maker < self._first_call
+    def is_backward(self, producer: int) -> bool:
+        """Whether a producer is what the backward pass ran for an op."""
+        return len(self._groups) <= producer < self._first_call
 
-    def in_backward(self, maker: int) -> bool:
-        """Whether a maker ran in the backward pass."""
-        return bool(self._backward[maker])
+    def in_backward(self, producer: int) -> bool:
+        """Whether a producer ran in the backward pass."""
+        return bool(self._backward[producer])
 
-    def recency(self, maker: int) -> int:
-        """When it was done, to compare: higher is more recent."""
-        ops = self.ops(maker)
+    def recency(self, producer: int) -> int:
+        """A number to compare by: the higher, the later it ran."""
+        ops = self.ops(producer)
         if ops:
             return ops[-1]
-        call = self.call(maker)
-        return int(self._data.calls.order[call]) if call >= 0 else maker - self._first_value
+        call = self.call(producer)
+        return int(self._data.calls.order[call]) if call >= 0 else producer - self._first_value
 
-    def sources(self, maker: int) -> list[int]:
-        """The values a maker was given, each once, in the order of its arguments."""
+    def sources(self, producer: int) -> list[int]:
+        """The inputs of a producer, each once, in the order of its arguments."""
         data = self._data
-        call = self.call(maker)
+        call = self.call(producer)
         if call >= 0:
             offsets = data.calls.input_offsets
             return _unique(data.calls.inputs[offsets[call] : offsets[call + 1]].tolist())
-        if maker >= self._first_value:
-            value = maker - self._first_value
+        if producer >= self._first_value:
+            value = producer - self._first_value
             return [
                 int(source[value])
                 for source in (data.values.base, data.values.previous)
                 if source[value] >= 0
             ][:1]
-        return _unique(self._given[self._given_starts[maker] : self._given_starts[maker + 1]].tolist())
+        return _unique(self._inputs[self._input_starts[producer] : self._input_starts[producer + 1]].tolist())
 
-    def earlier(self, maker: int) -> list[int]:
-        """The makers of what a maker was given, but for what a backward op reads of the forward pass."""
-        if maker < self._first_call:
-            return _unique(self._earlier[self._earlier_starts[maker] : self._earlier_starts[maker + 1]])
-        made_by = _unique([self._of[value] for value in self.sources(maker)])
-        return [each for each in made_by if each not in (NOBODY, maker)]
+    def predecessors(self, producer: int) -> list[int]:
+        """The producers of its inputs, except those a backward op reads from the forward pass."""
+        if producer < self._first_call:
+            start, end = self._predecessor_starts[producer], self._predecessor_starts[producer + 1]
+            return _unique(self._predecessors[start:end])
+        producers = _unique([self._of[value] for value in self.sources(producer)])
+        return [each for each in producers if each not in (NO_PRODUCER, producer)]
 
-    def settled(self, value: int) -> int:
-        """What a view made inside a call is a view of: the weight, not its transpose in a linear."""
+    def visible_base(self, value: int) -> int:
+        """What a view made inside an API call is a view of: the weight, not its transpose in a linear."""
         values = self._data.values
-        while values.base[value] >= 0 and value not in self._handed_out:
+        while values.base[value] >= 0 and value not in self._returned:
             value = int(values.base[value])
         return value
 
     @cached_property
-    def _written(self) -> I64:
-        """For each op the one that stands for it in the text, backward or not."""
+    def _heads(self) -> I64:
+        """For each op, the API call it is shown as, or itself."""
         ops = self._data.ops
-        held = (ops.parent >= 0) & (ops.phase != _BACKWARD) & (self._groups < len(ops))
-        return np.where(held, self._groups, np.arange(len(ops)))
+        inside = (ops.parent >= 0) & (ops.phase != _BACKWARD) & (self._groups < len(ops))
+        return np.where(inside, self._groups, np.arange(len(ops)))
 
     @cached_property
-    def _handed_out(self) -> set[int]:
-        """The values that the op or call the user wrote gave back."""
+    def _returned(self) -> set[int]:
+        """The values that the op or call the user wrote returned."""
         ops = self._data.ops
         writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
         outer = self._groups[writers] == writers
@@ -161,50 +162,51 @@ class Producers:
 
 
 def _initialised(index: Index) -> NDArray[np.bool_]:
-    """Parameters and buffers as they were made, outside every module call and before any optimizer."""
+    """Parameters and buffers as they were initialised, outside every module call and before any optimizer."""
     data = index.raw
     values, ops = data.values, data.ops
-    held = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.producer >= 0)
-    found = np.zeros(len(values), dtype=np.bool_)
-    makers = values.producer[held]
-    found[held] = (ops.phase[makers] == PHASES.index("forward")) & (ops.call[makers] < 0)
-    return found
+    weights = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")])
+    weights &= values.producer >= 0
+    producers = values.producer[weights]
+    mask = np.zeros(len(values), dtype=np.bool_)
+    mask[weights] = (ops.phase[producers] == PHASES.index("forward")) & (ops.call[producers] < 0)
+    return mask
 
 
 def _groups(index: Index) -> I64:
-    """For each op the number of its maker: the API call it came from, or what it is the backward pass of."""
+    """For each op its producer: the API call it came from, or the backward pass of one."""
     ops = index.raw.ops
     count = len(ops)
     groups = np.arange(count, dtype=np.int64)
     if not count:
         return groups
     backward = ops.phase == _BACKWARD
-    # ``loss.backward()`` is no call that made a gradient; what it ran inside is told op by op.
-    held = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
-    groups[held] = ops.parent[held]
+    # ``loss.backward()`` is not the producer of a gradient: the ops it ran are.
+    inside = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
+    groups[inside] = ops.parent[inside]
     back = np.flatnonzero(backward & (ops.forward >= 0) & (ops.level == LEVELS.index("aten")))
     keys = groups[ops.forward[back]] * (count + 1) + ops.parent[back] + 1  # once for each backward pass
     groups[back] = count + np.unique(keys, return_inverse=True)[1].reshape(-1)
     return groups
 
 
-def _returned(index: Index) -> dict[int, int]:
-    """For each value that no op made, the innermost module call that gave it back and was not given it."""
+def _returning_calls(index: Index) -> dict[int, int]:
+    """For each value without an op, the innermost module call that returned it and did not take it."""
     calls, values = index.raw.calls, index.raw.values
-    found: dict[int, int] = {}
+    returning: dict[int, int] = {}
     if not len(calls) or not ((values.producer < 0) & (values.kind == _ACTIVATION)).any():
-        return found
+        return returning
     inputs, outputs = calls.input_offsets.tolist(), calls.output_offsets.tolist()
     for call in np.argsort(calls.order, kind="stable").tolist():
-        given = set(calls.inputs[inputs[call] : inputs[call + 1]].tolist())
+        call_inputs = set(calls.inputs[inputs[call] : inputs[call + 1]].tolist())
         for value in calls.outputs[outputs[call] : outputs[call + 1]].tolist():
-            if value not in given:
-                found.setdefault(value, call)
-    return found
+            if value not in call_inputs:
+                returning.setdefault(value, call)
+    return returning
 
 
 def _bounds(numbers: I64, size: int) -> I64:
-    """Where each of the numbers below ``size`` begins among some that are sorted, and where the last ends."""
+    """The start of each number below ``size`` in a sorted array, and the end of the last."""
     return np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=size))])
 
 

@@ -1,4 +1,4 @@
-"""Which modules look alike: of one class, with the same settings, weights and work, to the last submodule."""
+"""Which modules are equal: of one class, with the same settings, weights and work, to the last submodule."""
 
 from __future__ import annotations
 
@@ -13,32 +13,28 @@ def equal_scopes(data: TraceData, costs: Costs, own_ops: Mapping[int, OwnOps]) -
     """A number for each scope; scopes with equal numbers differ only in their names, times and values."""
     scopes = costs.scopes
     numbers: dict[Hashable, int] = {}
-    looks = [0] * len(scopes.rows)
-    for scope in range(len(looks) - 1, -1, -1):  # those inside come after the one around them
-        inside = tuple(
-            (_name(data, scopes.rows[part].module), looks[part]) for part in scopes.children(scope)
+    of_scope = [0] * len(scopes.rows)
+    for scope in range(len(of_scope) - 1, -1, -1):  # children have higher numbers than their parent
+        children = tuple(
+            (_name(data, scopes.rows[child].module), of_scope[child]) for child in scopes.children(scope)
         )
-        key = (_own_look(data, costs, own_ops.get(scope), scope), inside)
-        looks[scope] = numbers.setdefault(key, len(numbers))
-    return looks
+        key = (_own_key(data, costs, own_ops.get(scope), scope), children)
+        of_scope[scope] = numbers.setdefault(key, len(numbers))
+    return of_scope
 
 
 def _name(data: TraceData, module: int) -> str:
     return "" if module == OUTSIDE else data.modules[module].path.rpartition(".")[2]
 
 
-def _own_look(data: TraceData, costs: Costs, own: OwnOps | None, scope: int) -> Hashable:
-    """Everything that is shown of one scope but its name and its times."""
+def _own_key(data: TraceData, costs: Costs, own: OwnOps | None, scope: int) -> Hashable:
+    """Everything that is shown of one scope except its name and its times."""
     row = costs.scopes.rows[scope]
     if row.module == OUTSIDE:
-        return scope  # there is but one
-    info, counts, calls, metas = (
-        data.modules[row.module],
-        costs.parameters[scope],
-        data.calls,
-        data.values.meta,
-    )
-    given = tuple(
+        return scope  # there is only one
+    info, counts = data.modules[row.module], costs.parameters[scope]
+    calls, metas = data.calls, data.values.meta
+    signatures = tuple(
         (
             metas[calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]]].tobytes(),
             metas[calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]]].tobytes(),
@@ -50,4 +46,5 @@ def _own_look(data: TraceData, costs: Costs, own: OwnOps | None, scope: int) -> 
     flops = int(costs.own.flops[scope])  # not backward: the first layer needs no gradient of its input
     ops = None if own is None else tuple(own.counts.items())
     names = len(info.aliases)
-    return info.type, info.extra, names, given, flops, ops, counts.own, counts.own_new, counts.own_trainable
+    parameters = (counts.own, counts.own_new, counts.own_trainable)
+    return info.type, info.extra, names, signatures, flops, ops, parameters

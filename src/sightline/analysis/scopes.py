@@ -1,10 +1,10 @@
-"""The module tree as it ran: every module at every place it was called from.
+"""The module tree as it ran: every module below every module that called it.
 
-A module tree says who holds whom, a call tree who called whom; they differ for a `ModuleList` (held,
-never called) and for a shared module (called from several places). A *scope* is a module at one place
-of the call tree, with the holders between it and its caller put in, so that what its rows cost adds up
-to what its parent costs. Scopes are numbered depth first, in the order they first ran: the scopes
-inside scope ``i`` are ``i + 1 … end - 1``.
+The module tree (which module contains which) and the call tree (which called which) differ for a
+`ModuleList`, which is never called, and for a shared module, which several modules call. A *scope* is a
+module at one position of the call tree, with the uncalled containers between it and its caller inserted, so
+that the costs of the children add up to that of the parent. Scopes are numbered depth first, in the order
+they first ran: the scopes inside scope ``i`` are ``i + 1 … end - 1``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _NEVER: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A module at one place of the call tree."""
+    """A module at one position of the call tree."""
 
     module: int  #: into ``TraceData.modules``, or ``OUTSIDE``
     parent: int
     depth: int
     end: int  #: the scopes inside it are those after it and before this one
-    calls: tuple[int, ...]  #: its forward calls; none for a holder and for a module that never ran
-    position: tuple[int, int]  #: the op it began at, to put it between its parent's own ops
+    calls: tuple[int, ...]  #: its forward calls; none for a container and for a module that never ran
+    position: tuple[int, int]  #: the op it began at, to sort it among its parent's own ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class Scopes:
         """The scopes directly inside one; -1 gives the outermost."""
         at = scope + 1
         end = self.rows[scope].end if scope >= 0 else len(self.rows)
-        found = []
+        children = []
         while at < end:
-            found.append(at)
+            children.append(at)
             at = self.rows[at].end
-        return found
+        return children
 
 
 def scopes_of(data: TraceData) -> Scopes:
     """The scopes of a recording."""
-    tree = _Tree(data.modules)
+    tree = _ScopeTree(data.modules)
     calls = data.calls
     first_op, phase = calls.first_op.tolist(), calls.phase.tolist()
     nodes: list[int] = []
@@ -66,7 +66,7 @@ def scopes_of(data: TraceData) -> Scopes:
     tree.add_uncalled()
     if bool((data.ops.call < 0).any()):
         tree.node(-1, OUTSIDE, (_NEVER, _NEVER))
-    return tree.numbered(nodes)
+    return tree.to_scopes(nodes)
 
 
 def op_scopes(data: TraceData, scopes: Scopes) -> I32:
@@ -91,16 +91,16 @@ def own_ops(data: TraceData, scopes: Scopes) -> dict[int, OwnOps]:
     chosen = np.flatnonzero((ops.parent < 0) & (ops.phase == _FORWARD))
     keys = op_scopes(data, scopes)[chosen].astype(np.int64) * len(data.names) + ops.name[chosen]
     pairs, first, counts = np.unique(keys, return_index=True, return_counts=True)
-    found: dict[int, OwnOps] = {}
+    of_scope: dict[int, OwnOps] = {}
     for at in np.argsort(first, kind="stable").tolist():
         scope, name = divmod(int(pairs[at]), len(data.names))
-        own = found.setdefault(scope, OwnOps(int(chosen[first[at]]), {}))
+        own = of_scope.setdefault(scope, OwnOps(int(chosen[first[at]]), {}))
         own.counts[data.names[name]] = int(counts[at])
-    return found
+    return of_scope
 
 
-class _Tree:
-    """Scopes while they are being found: a node for every (parent node, module) pair."""
+class _ScopeTree:
+    """Builds the scopes: a node for every (parent node, module) pair."""
 
     def __init__(self, modules: list[ModuleInfo]) -> None:
         self._modules = modules
@@ -121,9 +121,8 @@ class _Tree:
 
     def enter(self, caller: int, module: int, position: tuple[int, int]) -> int:
         """The node of a call, below its caller and the uncalled modules between the two."""
-        known = self._ids.get((caller, module))
-        if known is not None:
-            return known
+        if (caller, module) in self._ids:
+            return self._ids[caller, module]
         node = caller
         for step in self._between(self._module[caller] if caller >= 0 else -1, module):
             node = self.node(node, step, position)
@@ -139,21 +138,21 @@ class _Tree:
         return chain[::-1] if at == caller else [module]
 
     def add_uncalled(self) -> None:
-        """Modules that never ran but own parameters: they have their rows, so that the sum is right."""
-        wanted: set[int] = set()
+        """Add modules that never ran but own parameters, so that the parameter counts add up."""
+        with_parameters: set[int] = set()
         for id, info in enumerate(self._modules):
             at = id if info.parameters else -1
-            while at >= 0 and at not in wanted:
-                wanted.add(at)
+            while at >= 0 and at not in with_parameters:
+                with_parameters.add(at)
                 at = self._modules[at].parent
-        place = {module: node for node, module in reversed(list(enumerate(self._module)))}
-        for id in sorted(wanted - place.keys(), key=lambda id: self._modules[id].path.count(".")):
+        nodes = {module: node for node, module in reversed(list(enumerate(self._module)))}
+        for id in sorted(with_parameters - nodes.keys(), key=lambda id: self._modules[id].path.count(".")):
             parent = self._modules[id].parent
-            if parent < 0 or parent in place:
-                place[id] = self.node(place.get(parent, -1), id, (_NEVER, id))
+            if parent < 0 or parent in nodes:
+                nodes[id] = self.node(nodes.get(parent, -1), id, (_NEVER, id))
 
-    def numbered(self, nodes: list[int]) -> Scopes:
-        """The nodes in depth-first order, siblings in the order they ran."""
+    def to_scopes(self, nodes: list[int]) -> Scopes:
+        """The scopes in depth-first order, siblings in the order they ran; ``nodes`` are those of calls."""
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self._parent):
             children.setdefault(parent, []).append(node)

@@ -1,19 +1,18 @@
-"""The filters every view takes: which ops and which module calls of a trace are meant.
+"""The filters every view takes: which ops and which module calls of a trace they select.
 
     module="blocks.*.attn"   a glob over path segments: ``*`` is one segment, ``**`` any number;
                              a module matches together with everything inside it
     op="*matmul*"            a glob over op names; ``mul`` alone also means ``mul.Tensor``
     phase="backward"         one of the four phases
     depth=2                  modules at most this deep; the model itself has depth 0
-    tail=20                  the last ones of what is left
+    tail=20                  the last ones of those
 
-A filter that matches nothing is an error with the nearest names there are, never an empty view.
+A filter that matches nothing is an error that offers the nearest names, never an empty view.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from sightline.argument_checks import argument_text
 from sightline.errors import NothingMatched, UsageError
-from sightline.patterns import PathPattern, op_matches, segments_of
+from sightline.patterns import choices_text, did_you_mean, module_matches, no_module_matched, op_matches
 from sightline.trace.data import FLAVOURS, I32, LEVELS, PHASES, ModuleInfo
 from sightline.trace.index import Index
 
@@ -46,34 +45,34 @@ class Selection:
 
     def __post_init__(self) -> None:
         for name in ("module", "op", "phase"):
-            given = getattr(self, name)
-            if given is not None and not isinstance(given, str):
-                raise UsageError(f"{name}={argument_text(given)} must be a string.")
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"{name}={argument_text(value)} must be a string.")
         if self.phase is not None and self.phase not in PHASES:
-            raise UsageError(f"phase={self.phase!r} is no phase; choose {listed(PHASES)}.")
+            raise UsageError(f"phase={self.phase!r} is no phase; choose {choices_text(PHASES)}.")
         for name, least in (("depth", 0), ("tail", 1)):
-            given = getattr(self, name)
-            if given is not None and (type(given) is not int or given < least):
-                raise UsageError(f"{name}={argument_text(given)} must be a whole number from {least} up.")
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise UsageError(f"{name}={argument_text(value)} must be a whole number from {least} up.")
 
     @property
-    def given(self) -> dict[str, str | int]:
+    def filters(self) -> dict[str, str | int]:
         """The filters that were set."""
-        found = {name: getattr(self, name) for name in ("module", "op", "phase", "depth", "tail")}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("module", "op", "phase", "depth", "tail")}
+        return {name: value for name, value in values.items() if value is not None}
 
     def ops(self, index: Index, level: str | None = None) -> Mask:
-        """Which ops are meant, as a mask over all of them; ``level`` keeps "api" or "aten" ones only."""
+        """Which ops are selected, as a mask over all of them; ``level`` keeps "api" or "aten" ones only."""
         ops = index.raw.ops
         mask = _level_mask(index, level)
-        if not self.given:
+        if not self.filters:
             return mask
         if not mask.any():
             raise NothingMatched(
                 f"{self._text()} matches nothing: this trace has no {level or 'recorded'} ops."
             )
         if self.module is not None or self.depth is not None:
-            mask &= _of_calls(ops.call, self._inside(index), outside=self.module is None)
+            mask &= _ops_of_calls(ops.call, self._inside(index), outside=self.module is None)
         if self.op is not None:
             mask &= _op_mask(index, self.op, level)
         if self.phase is not None:
@@ -83,16 +82,16 @@ class Selection:
         return _last(mask, self.tail)
 
     def calls(self, index: Index) -> Mask:
-        """Which module calls are meant; with ``op``, those a matching op ran in."""
+        """Which module calls are selected; with ``op``, those a matching op ran in."""
         calls = index.raw.calls
         mask = np.ones(len(calls), dtype=np.bool_)
-        if not self.given:
+        if not self.filters:
             return mask
         if not len(calls):
             raise NothingMatched(f"{self._text()} matches nothing: this trace has no module calls.")
         mask &= self._inside(index)
         if self.op is not None:
-            mask &= _around(index, _op_mask(index, self.op, None))
+            mask &= _calls_around(index, _op_mask(index, self.op, None))
         if self.phase is not None:
             mask &= _phase_mask(calls.phase, self.phase, "module call")
         if not mask.any():
@@ -100,7 +99,7 @@ class Selection:
         return _last(mask, self.tail)
 
     def _inside(self, index: Index) -> Mask:
-        """The calls inside the modules asked for and not too deep."""
+        """The calls inside the selected modules that are not too deep."""
         modules = index.raw.modules
         of = index.raw.calls.module
         mask = np.ones(len(of), dtype=np.bool_)
@@ -113,84 +112,33 @@ class Selection:
         return mask
 
     def _text(self) -> str:
-        texts = [f"{name}={value!r}" for name, value in self.given.items()]
+        texts = [f"{name}={value!r}" for name, value in self.filters.items()]
         return texts[0] if len(texts) == 1 else f"The combination {', '.join(texts)}"
 
 
-def select_ops(
-    index: Index, *, level: str | None = None, module: str | None = None, op: str | None = None,
-    phase: str | None = None, depth: int | None = None, tail: int | None = None,
-) -> Mask:  # fmt: skip
-    """The ops that match every filter given, as a mask."""
-    return Selection(module, op, phase, depth, tail).ops(index, level)
-
-
-def select_calls(index: Index, *, module: str | None = None, op: str | None = None, phase: str | None = None,
-                 depth: int | None = None, tail: int | None = None) -> Mask:  # fmt: skip
-    """The module calls that match every filter given, as a mask."""
-    return Selection(module, op, phase, depth, tail).calls(index)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names as a sentence offers them: ``'a', 'b' or 'c'``."""
-    texts = [repr(name) for name in names]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
-
-
-def nearest(wanted: str, names: Iterable[str]) -> str:
-    """The end of a sentence about a name that is not there: the nearest ones, or some of those there are."""
-    known = list(dict.fromkeys(name for name in names if name))
-    close = close_to(wanted, known)
-    if close:
-        return f"; did you mean {listed(close)}?"
-    if not known:
-        return "."
-    more = ", …" if len(known) > 5 else ""
-    return f"; it has {', '.join(map(repr, known[:5]))}{more}."
-
-
-def close_to(wanted: str, names: Iterable[str], most: int = 3) -> list[str]:
-    """The names that look like one that is not there, the nearest first."""
-    matcher = difflib.SequenceMatcher()
-    matcher.set_seq2(wanted)
-    scores: dict[str, float] = {}
-    for name in names:
-        matcher.set_seq1(name)
-        if matcher.real_quick_ratio() >= 0.5 and matcher.quick_ratio() >= 0.5:
-            scores[name] = matcher.ratio()
-    best = sorted(scores, key=lambda name: -scores[name])  # stable: equally near ones in the model's order
-    return [name for name in best[:most] if scores[name] >= 0.5]
-
-
 def _module_mask(modules: Sequence[ModuleInfo], pattern: str) -> Mask:
-    meant = PathPattern(pattern)
-    found = [
-        any(meant(segments_of(path)) for path in module.aliases or (module.path,))
-        or (not module.path and module.type == pattern)
-        for module in modules
-    ]
-    if not any(found):
-        names = nearest(pattern, (path for module in modules for path in module.aliases))
-        raise NothingMatched(f"module={pattern!r} matches no module of this trace{names}")
-    return np.array(found, dtype=np.bool_)
+    matched = [module_matches(pattern, module) for module in modules]
+    if not any(matched):
+        raise no_module_matched(pattern, modules)
+    return np.array(matched, dtype=np.bool_)
 
 
 def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
     ops = index.raw.ops
     matched = np.zeros(len(ops), dtype=np.bool_)
-    known: list[str] = []
+    all_names: list[str] = []
     for number, kind in enumerate(LEVELS):
         if level not in (None, kind):
             continue
         at_level = _at_level(index, number)
         ids = np.unique(ops.name[at_level])
         names = [index.raw.names[id] for id in ids.tolist()]
-        known += names
-        meant = [op_matches(pattern, name, kind) for name in names]
-        matched |= at_level & np.isin(ops.name, ids[np.array(meant, dtype=np.bool_)])
+        all_names += names
+        matches = [op_matches(pattern, name, kind) for name in names]
+        matched |= at_level & np.isin(ops.name, ids[np.array(matches, dtype=np.bool_)])
     if not matched.any():
         raise NothingMatched(
-            f"op={pattern!r} matches no {_kind(level)} of this trace{nearest(pattern, known)}"
+            f"op={pattern!r} matches no {_kind(level)} of this trace{did_you_mean(pattern, all_names)}"
         )
     return matched
 
@@ -198,8 +146,8 @@ def _op_mask(index: Index, pattern: str, level: str | None) -> Mask:
 def _phase_mask(column: NDArray[np.int8], phase: str, what: str) -> Mask:
     mask: Mask = column == PHASES.index(phase)
     if not mask.any():
-        there = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
-        raise NothingMatched(f"phase={phase!r} matches no {what} of this trace; it has {there}.")
+        present = ", ".join(repr(PHASES[number]) for number in np.unique(column).tolist())
+        raise NothingMatched(f"phase={phase!r} matches no {what} of this trace; it has {present}.")
     return mask
 
 
@@ -207,34 +155,34 @@ def _level_mask(index: Index, level: str | None) -> Mask:
     if level is None:
         return np.ones(len(index.raw.ops), dtype=np.bool_)
     if level not in LEVELS:
-        raise UsageError(f"ops={argument_text(level)} is no level; choose {listed(LEVELS)}.")
+        raise UsageError(f"ops={argument_text(level)} is no level; choose {choices_text(LEVELS)}.")
     return _at_level(index, LEVELS.index(level))
 
 
 def _at_level(index: Index, level: int) -> Mask:
-    """The ops of a level; what could not be looked into stands for itself at every level."""
+    """The ops of a level; an opaque op counts at every level."""
     ops = index.raw.ops
     mask: Mask = (ops.level == level) | (ops.flavour == FLAVOURS.index("opaque"))
     return mask
 
 
-def _of_calls(call: I32, meant: Mask, *, outside: bool) -> Mask:
-    """The ops of the calls that are meant; ``outside`` says whether ops in no module are, too."""
-    return np.append(meant, outside)[call]  # an op in no module call has call -1: the appended entry
+def _ops_of_calls(call: I32, calls: Mask, *, outside: bool) -> Mask:
+    """The ops of some calls; ``outside`` says whether ops outside all modules are among them."""
+    return np.append(calls, outside)[call]  # an op in no module call has call -1: the appended entry
 
 
-def _with_descendants(meant: Mask, parents: I32) -> Mask:
-    found: list[bool] = []
-    for own, parent in zip(meant.tolist(), parents.tolist(), strict=True):  # a parent always comes first
-        found.append(own or (parent >= 0 and found[parent]))
-    return np.array(found, dtype=np.bool_)
+def _with_descendants(calls: Mask, parents: I32) -> Mask:
+    inside: list[bool] = []
+    for own, parent in zip(calls.tolist(), parents.tolist(), strict=True):  # a parent always comes first
+        inside.append(own or (parent >= 0 and inside[parent]))
+    return np.array(inside, dtype=np.bool_)
 
 
-def _around(index: Index, ops: Mask) -> Mask:
-    """The calls a marked op ran in, directly or deeper."""
-    found = np.zeros(len(index.raw.calls) + 1, dtype=np.bool_)
-    found[index.raw.ops.call[ops]] = True
-    around = found[:-1].tolist()
+def _calls_around(index: Index, ops: Mask) -> Mask:
+    """The calls that some ops ran in, directly or deeper."""
+    mask = np.zeros(len(index.raw.calls) + 1, dtype=np.bool_)
+    mask[index.raw.ops.call[ops]] = True
+    around = mask[:-1].tolist()
     parents = index.raw.calls.parent.tolist()
     for call in range(len(around) - 1, -1, -1):
         if around[call] and parents[call] >= 0:
@@ -245,9 +193,9 @@ def _around(index: Index, ops: Mask) -> Mask:
 def _last(mask: Mask, count: int | None) -> Mask:
     if count is None:
         return mask
-    kept = np.zeros_like(mask)
-    kept[np.flatnonzero(mask)[-count:]] = True
-    return kept
+    last = np.zeros_like(mask)
+    last[np.flatnonzero(mask)[-count:]] = True
+    return last
 
 
 def _kind(level: str | None) -> str:

@@ -1,7 +1,7 @@
-"""What was asked of a recording and did not come about: globs that matched nothing, tensors left out.
+"""Requested data that was never recorded: globs that matched nothing, tensors over the size limit.
 
-A glob with a typing error in it is not refused when the recording begins, since a module may be made while
-the model runs. It is told afterwards, by whatever shows the recording.
+A misspelt glob cannot be rejected when the recording begins, since modules may be created while the model
+runs. The views of the recording report it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.select import close_to
-from sightline.patterns import PathPattern, bare_name, op_matches, segments_of
+from sightline.patterns import PathPattern, bare_name, close_names, op_matches, segments_of
 from sightline.trace.data import LEVELS, TraceData
 
-#: How each glob is written in the call, by what ``info["asked"]`` calls it.
-_WRITTEN: Final = {
+#: How each glob is written in the user's call, by its keys in ``info["asked"]``.
+_ARGUMENTS: Final = {
     ("capture", "modules"): "Capture(modules={})", ("capture", "ops"): "Capture(ops={})",
     ("capture", "names"): "Capture(names={})", ("stats", "modules"): "Stats(modules={})",
     ("stats", "ops"): "Stats(ops={})", ("check", "allow"): "Check(allow={})",
 }  # fmt: skip
-_NEAR: Final = 2
+_MAX_NEAR: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Unmatched:
     """A glob that matched nothing: ``Capture(modules='blocks.*.atn')``."""
 
     written: str
-    near: tuple[str, ...]  #: what it may have meant
+    near: tuple[str, ...]  #: similar names
 
     def __str__(self) -> str:
         near = f"; near: {', '.join(self.near)}" if self.near else ""
@@ -39,67 +38,67 @@ class Unmatched:
 
 
 def unmatched(data: TraceData) -> list[Unmatched]:
-    """Every glob of a recording that matched nothing; none of one that an exception has cut short."""
-    asked = data.info.get("asked")
-    if not isinstance(asked, Mapping) or data.info.get("exception"):
+    """Every glob of a recording that matched nothing; empty if an exception ended the run early."""
+    options = data.info.get("asked")
+    if not isinstance(options, Mapping) or data.info.get("exception"):
         return []
-    found = []
-    for (who, what), written in _WRITTEN.items():
-        globs = _part(asked, who).get(what)
+    wrong = []
+    for (option, argument), text in _ARGUMENTS.items():
+        globs = _mapping(options, option).get(argument)
         for glob in globs if isinstance(globs, list | tuple) else ():
-            names, matches = _there_is(data, asked, who, what)
+            names, matches = _candidates(data, options, option, argument)
             if isinstance(glob, str) and not any(matches(glob, name) for name in names):
-                near = close_to(glob, filter(None, names), _NEAR)
-                found.append(Unmatched(written.format(repr(glob)), tuple(near)))
-    return found
+                near = close_names(glob, filter(None, names), _MAX_NEAR)
+                wrong.append(Unmatched(text.format(repr(glob)), tuple(near)))
+    return wrong
 
 
 def unmatched_allow(data: TraceData, globs: Iterable[str]) -> list[Unmatched]:
-    """Which globs of what may make a NaN match no op and no module of a recording."""
-    names, matches = _there_is(data, {}, "check", "allow")
+    """Which globs of ``Check(allow=…)`` match no op and no module of a recording."""
+    names, matches = _candidates(data, {}, "check", "allow")
     wrong = [glob for glob in globs if not any(matches(glob, name) for name in names)]
-    return [Unmatched(repr(glob), tuple(close_to(glob, names, _NEAR))) for glob in wrong]
+    return [Unmatched(repr(glob), tuple(close_names(glob, names, _MAX_NEAR))) for glob in wrong]
 
 
 def left_out_text(info: Mapping[str, Any]) -> str:
-    """``3 left out by max_bytes=4,096``; empty where every tensor that was asked for was kept."""
+    """``3 left out by max_bytes=4,096``; empty where every selected tensor was captured."""
     count = info.get("left_out")
     if not isinstance(count, int) or not count:
         return ""
-    limit = _part(_part(info, "asked"), "capture").get("max_bytes")
+    limit = _mapping(_mapping(info, "asked"), "capture").get("max_bytes")
     return f"{count:,} left out" + (f" by max_bytes={limit:,}" if isinstance(limit, int) else "")
 
 
 def measured_nothing(data: TraceData) -> str:
-    """Why a recording has no statistics: none were asked for, or none of what was meant is there."""
+    """Why a recording has no statistics: none were requested, or their globs matched nothing."""
     wrong = [str(each) for each in unmatched(data) if each.written.startswith("Stats")]
     return "; ".join(wrong) or 'record with stats=True or check="nonfinite"'
 
 
 def capture_text(data: TraceData) -> str:
-    """What a reader of the captured tensors must know: which were left out, and which glob is wrong."""
+    """Which captured tensors are missing, and why: the size limit, or a glob that matched nothing."""
     wrong = [str(each) for each in unmatched(data) if each.written.startswith("Capture")]
     return "; ".join(text for text in (left_out_text(data.info), *wrong) if text)
 
 
-def _there_is(
-    data: TraceData, asked: Mapping[str, Any], who: str, what: str
+def _candidates(
+    data: TraceData, options: Mapping[str, Any], option: str, argument: str
 ) -> tuple[list[str], Callable[[str, str], bool]]:
-    """The names a glob is matched against, and how."""
-    capture = _part(asked, "capture")
-    if what == "names":
-        return [name for name in capture.get("spied") or () if isinstance(name, str)], _is_name
-    if what == "ops":
+    """The names a glob is matched against, and the function that matches."""
+    capture = _mapping(options, "capture")
+    if argument == "names":
+        spied = [name for name in capture.get("spied") or () if isinstance(name, str)]
+        return spied, lambda glob, name: fnmatchcase(name, glob)
+    if argument == "ops":
         return _op_names(data), _is_op
-    if who == "capture" and not capture.get(
-        "ops"
-    ):  # what is kept is what a module returns: it must be called
+    if option == "capture" and not capture.get("ops"):  # outputs are captured: the module must be called
         return _paths(data, np.unique(data.calls.module).tolist()), _is_module
     paths = _paths(data, range(len(data.modules)))
-    if what == "modules":
+    if argument == "modules":
         return paths, _is_inside
     labels = [module.type for module in data.modules if not module.path]
-    return [*_op_names(data), *filter(None, paths), *labels], _is_op_or_inside
+    names = [*_op_names(data), *filter(None, paths), *labels]
+    return names, lambda glob, name: _is_op(glob, name) or _is_inside(glob, name)
 
 
 def _paths(data: TraceData, modules: Iterable[int]) -> list[str]:
@@ -108,16 +107,12 @@ def _paths(data: TraceData, modules: Iterable[int]) -> list[str]:
 
 
 def _op_names(data: TraceData) -> list[str]:
-    """Every op of the run as people say it, and in full."""
-    found: dict[str, None] = {}
+    """The bare and the full name of every op of the run."""
+    names: dict[str, None] = {}
     for number, level in enumerate(LEVELS):
         for name in np.unique(data.ops.name[data.ops.level == number]).tolist():
-            found |= dict.fromkeys((bare_name(data.names[name], level), data.names[name]))
-    return list(found)
-
-
-def _is_name(glob: str, name: str) -> bool:
-    return fnmatchcase(name, glob)
+            names |= dict.fromkeys((bare_name(data.names[name], level), data.names[name]))
+    return list(names)
 
 
 def _is_op(glob: str, name: str) -> bool:
@@ -132,10 +127,6 @@ def _is_inside(glob: str, path: str) -> bool:
     return PathPattern(glob)(segments_of(path))
 
 
-def _is_op_or_inside(glob: str, name: str) -> bool:
-    return _is_op(glob, name) or _is_inside(glob, name)
-
-
-def _part(held: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = held.get(name)
-    return part if isinstance(part, Mapping) else {}
+def _mapping(info: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    item = info.get(name)
+    return item if isinstance(item, Mapping) else {}

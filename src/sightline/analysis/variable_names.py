@@ -1,7 +1,7 @@
-"""The variable a source line assigns a result to: ``h`` in ``h = self.fc(x)``. Display help only.
+"""The variable a source line assigns a result to: ``h`` in ``h = self.fc(x)``. For display only.
 
-A name is given only when the expression is the whole value assigned, so that it can be trusted; in any
-doubt (unreadable source, a position that fits nothing) there is none. Nothing here raises.
+There is a name only if the expression is the whole value assigned, so that it can be trusted; in any doubt
+(unreadable source, an unknown position) there is none. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 
 from sightline.trace.data import I64, TraceData
 from sightline.trace.index import Index
+from sightline.trace.source_files import torch_file
 from sightline.trace.source_lines import SourceLines, syntax_tree
-from sightline.trace.user_frames import torch_file
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
 Target = str | tuple["Target | None", ...]
 
-_FIRST = re.compile(r"\[(\d+)\]")
-_HANDING_OVER: Final = "handle_torch_function"
+_ITEM = re.compile(r"\[(\d+)\]")
+_DISPATCH: Final = "handle_torch_function"
 
 
 def assigned_name(
@@ -32,61 +32,61 @@ def assigned_name(
 ) -> str | None:
     """The name the expression at a position is assigned to, if it is the whole value.
 
-    ``path`` is where in the result the tensor is: ``""`` for the result itself, ``[1]`` for its second part.
+    ``path`` leads to the tensor in the result: ``""`` for the result itself, ``[1]`` for its second item.
     """
     target = _read(lines.text(file)).targets.get((line, end_line, column, end_column))
     while target is not None and not isinstance(target, str):
-        found = _FIRST.match(path)
-        if found is None or int(found[1]) >= len(target):
+        item = _ITEM.match(path)
+        if item is None or int(item[1]) >= len(target):
             return None
-        target, path = target[int(found[1])], path[found.end() :]
+        target, path = target[int(item[1])], path[item.end() :]
     return None if target is None else target + path
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    """A value and a variable it was assigned to, with the frame that did it."""
+class Assignment:
+    """A value and a variable it was assigned to, with the frame of the assignment."""
 
     value: int
     name: str
     frame: int
-    call: int  #: the module call in the code of which it was done; -1 outside
+    call: int  #: the module call whose code assigns it; -1 outside
 
 
 def value_names(index: Index) -> dict[int, str]:
-    """The variable of the user's that each value was assigned to, where the source says so.
+    """The variable in the user's code that each value was assigned to, where the source shows it.
 
-    What is returned by a module and assigned again further out has its outer name.
+    A value that a module returns and its caller assigns again has the caller's name.
     """
     return {each.value: each.name for each in assignments(index)}
 
 
-def assignments(index: Index) -> Iterator[Assigned]:
-    """Every assignment of a value to a variable of the user's, where the source says so.
+def assignments(index: Index) -> Iterator[Assignment]:
+    """Every assignment of a value to a variable in the user's code, where the source shows it.
 
-    Read off API calls, aten ops that came from none, and module calls, in the order they ended.
+    Those of API calls and of aten ops outside them come first, then those of module calls.
     """
     name_at = _name_at(index)
-    for value, frame, call, path in _made(index):
+    for value, frame, call, path in _produced_values(index):
         name = name_at(frame, path)
         if name is not None:
-            yield Assigned(value, name, frame, call)
+            yield Assignment(value, name, frame, call)
 
 
-def returned_assignments(index: Index) -> Iterator[Assigned]:
-    """What was assigned to a variable after functions of the user's returned it: ``loss = step(x)``.
+def returned_assignments(index: Index) -> Iterator[Assignment]:
+    """Assignments of what the user's functions returned: ``loss = step(x)``.
 
-    A function that sets the variable it returns several times returned the last one of these.
+    Of a function that assigns the variable it returns several times, the last assignment counts.
     """
     name_at, parents = _name_at(index), index.raw.frames.parent
     returns = cache(lambda frame, name: _returns(*_position(index, frame), name))
-    for value, frame, call, path in _made(index):
+    for value, frame, call, path in _produced_values(index):
         name = name_at(frame, path)
         while frame >= 0 and not path and returns(frame, name):
             frame = int(parents[frame])
             name = name_at(frame, "") if frame >= 0 else None
             if name is not None:
-                yield Assigned(value, name, frame, call)
+                yield Assignment(value, name, frame, call)
 
 
 def _name_at(index: Index) -> Callable[[int, str], str | None]:
@@ -94,8 +94,8 @@ def _name_at(index: Index) -> Callable[[int, str], str | None]:
     return cache(lambda frame, path: assigned_name(*_position(index, frame), path))
 
 
-def _made(index: Index) -> Iterator[tuple[int, int, int, str]]:
-    """Each value that a line of the user's made: its id, frame and module call, and where in the result."""
+def _produced_values(index: Index) -> Iterator[tuple[int, int, int, str]]:
+    """Each value that the user's code produced: its id, frame, module call, and path in the result."""
     data = index.raw
     ops, calls = data.ops, data.calls
     own = np.array([not torch_file(code.file) for code in data.codes] + [False])[data.frames.code]
@@ -116,22 +116,22 @@ def _made(index: Index) -> Iterator[tuple[int, int, int, str]]:
 
 
 def _callers(data: TraceData) -> I64:
-    """For each frame the one that made the call: of torch's functions in Python that is two further out.
+    """For each frame the one that made the call: for torch functions written in Python, two frames out.
 
-    Such a function, as ``F.mse_loss``, hands over its whole call, in a line of its own, to torch's dispatch.
+    Such a function (``F.mse_loss``) passes its whole call to torch's dispatch on a line of its own.
     """
     frames = data.frames
     parents = np.append(frames.parent, -1).astype(np.int64)
-    hands_over = np.array([code.function == _HANDING_OVER and torch_file(code.file) for code in data.codes])
-    found = np.append(np.arange(len(frames), dtype=np.int64), -1)
-    if hands_over.any():
-        handed = np.flatnonzero(hands_over[frames.code])
-        found[handed] = parents[parents[handed]]
-    return found
+    dispatches = np.array([code.function == _DISPATCH and torch_file(code.file) for code in data.codes])
+    callers = np.append(np.arange(len(frames), dtype=np.int64), -1)
+    if dispatches.any():
+        inner = np.flatnonzero(dispatches[frames.code])
+        callers[inner] = parents[parents[inner]]
+    return callers
 
 
 def _position(index: Index, frame: int) -> tuple[SourceLines, str, int, int, int, int]:
-    """Where the expression of a frame is, and in which text."""
+    """The source, file and position of a frame's expression."""
     frames = index.raw.frames
     numbers = (frames.line, frames.end_line, frames.column, frames.end_column)
     line, end_line, column, end_column = (int(each[frame]) for each in numbers)
@@ -140,13 +140,13 @@ def _position(index: Index, frame: int) -> tuple[SourceLines, str, int, int, int
 
 
 def _paths(index: Index, form: int) -> list[str]:
-    """Where the tensors of a result are; a result is the one argument of its form."""
+    """The paths of the tensors in a result; a result is the one argument of its form."""
     return [path.removeprefix("[0]") for path in index.raw.forms[form].slots()]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What one source file says about names."""
+    """The assignments and returns of one source file."""
 
     targets: dict[Position, Target] = field(default_factory=dict)
     returned: frozenset[Position] = frozenset()  #: whole values of ``return``
@@ -162,13 +162,12 @@ def _returns(
     source = _read(lines.text(file))
     if (line, end_line, column, end_column) in source.returned:
         return True
-    around = [each for each in source.functions if each[0] <= line <= each[1]]
-    return name is not None and bool(around) and name in max(around)[2]
+    enclosing = [each for each in source.functions if each[0] <= line <= each[1]]
+    return name is not None and bool(enclosing) and name in max(enclosing)[2]
 
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> _Source:
-    """What a text says about names."""
     tree = syntax_tree(text)
     if tree is None:
         return _Source()
@@ -189,7 +188,7 @@ def _read(text: str) -> _Source:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, Target]]:
-    """Pairs of a whole value and what it is assigned to."""
+    """Pairs of a whole value and its target."""
     if isinstance(node, ast.Assign):
         target = _target(node.targets[0])
         yield from _pairs(node.value, target)
@@ -198,7 +197,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, Target]]:
     elif isinstance(node, ast.AugAssign):
         target = _target(node.target)
         if target is not None:
-            yield node, target  # Python places the operation at the whole statement
+            yield node, target  # the operation has the position of the whole statement
 
 
 def _pairs(value: ast.expr, target: Target | None) -> Iterator[tuple[ast.expr, Target]]:
@@ -224,11 +223,11 @@ def _target(node: ast.expr) -> Target | None:
 
 
 def _positions(node: ast.expr | ast.stmt) -> Iterator[Position]:
-    """Where the instruction of a value may be placed in the compiled code."""
+    """The positions that the instruction of a value may have in the compiled code."""
     end_line, end = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
     yield node.lineno, end_line, node.col_offset, end
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        name = node.func  # a method call broken over lines is placed at the method's name
+        name = node.func  # a method call broken over lines has the position of the method's name
         name_line, name_end = name.end_lineno or name.lineno, name.end_col_offset or 0
         if name_line != name.value.lineno:
             yield name_line, end_line, name_end - len(name.attr.encode()), end

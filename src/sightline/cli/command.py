@@ -25,7 +25,7 @@ class Command(click.Command):
     """A command that never ends in a traceback about its input."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Options that are said to choose one thing, such as a form, exclude each other."""
+        """Parse, and refuse two options that set the same parameter, such as ``--json`` and ``--csv``."""
         ctx.meta["arguments"] = list(args)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         chosen: dict[str | None, click.Parameter] = {}
@@ -40,30 +40,30 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except SightlineError as error:
-            raise click.ClickException(safe(spoken_error(str(error)))) from error
+            raise click.ClickException(printable_text(error_in_cli_words(str(error)))) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # `| head` has seen enough: click ends quietly
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            raise click.ClickException(safe(f"{where}{error.strerror or error}.")) from error
+            raise click.ClickException(printable_text(f"{where}{error.strerror or error}.")) from error
 
 
-def safe(text: str) -> str:
-    """A text of several lines with nothing in it that would move a cursor.
+def printable_text(text: str) -> str:
+    """A text of several lines with control characters escaped, so that none moves a cursor.
 
-    >>> safe("no \\x1b[31mred\\nhere")
+    >>> printable_text("no \\x1b[31mred\\nhere")
     'no \\\\x1b[31mred\\nhere'
     """
     return "\n".join(map(printable, text.split("\n")))
 
 
-def recording(function: F) -> F:
+def recording_argument(function: F) -> F:
     """The argument ``FILE``: the path of a recording."""
     return click.argument("file", metavar="FILE", type=click.Path())(function)
 
 
-def opened(file: str, step: str | None = None) -> Trace:
-    """The recording at a path, read as it is asked for, or a step of it; what is wrong is one sentence."""
+def open_recording(file: str, step: str | None = None) -> Trace:
+    """The recording at a path, or a step of it, read on demand."""
     from sightline.api import load
 
     trace = load(file)
@@ -71,11 +71,11 @@ def opened(file: str, step: str | None = None) -> Trace:
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text: commands to try, line by line."""
+    """The end of a help text: example commands, line by line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def filters(*names: str) -> Callable[[F], F]:
+def filter_options(*names: str) -> Callable[[F], F]:
     """The filters that views take, as options: those of these names."""
 
     def declare(function: F) -> F:
@@ -119,7 +119,7 @@ def has_torch() -> bool:
         return False
 
 
-#: Phrase → the same on the command line.
+#: Phrases of views and errors → the same on the command line.
 _PHRASES: Final = {
     "sl.trace(…, stats=True)": "sightline run --stats",
     "sl.trace(…, capture=True)": "sightline run --capture '**'",
@@ -138,59 +138,59 @@ _PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))
 #: An argument at the beginning of an error: ``module='blocks.9' matches …``.
 _ARGUMENT: Final = re.compile(r"^([a-z_]+)=(?=['\"])")
 _FLAGS: Final = {"ops": "level", "file": "only"}  #: where the option has another name
-#: A glob that was given to ``sightline run``, as `sightline.analysis.unmatched` writes it.
-_ASKED: Final = re.compile(r"^(Capture|Stats)\(modules=(.*?)\) matched")
+#: A glob of ``sightline run``, as `sightline.analysis.unmatched` writes it.
+_UNMATCHED: Final = re.compile(r"^(Capture|Stats)\(modules=(.*?)\) matched")
 _OPTIONS: Final = {"Capture": "--capture", "Stats": "--module"}
-#: Styles of what views say themselves; the others are names, code and messages of the recording.
-_OWN: Final = frozenset({"", "dim", "warn"})
+#: Styles of a view's own sentences; the others mark names, code and messages of the recording.
+_OWN_STYLES: Final = frozenset({"", "dim", "warn"})
 
 
 def in_cli_words(text: str) -> str:
-    """A text of ours in the words of the command line.
+    """A text of a view with Python arguments replaced by the options of the command line.
 
-    >>> spoken("statistics were not taken: stats=True finds NaN and dead layers")
+    >>> in_cli_words("statistics were not taken: stats=True finds NaN and dead layers")
     'statistics were not taken: sightline run --stats finds NaN and dead layers'
     """
-    return _PHRASE.sub(lambda found: _PHRASES[found[0]], text)
+    return _PHRASE.sub(lambda match: _PHRASES[match[0]], text)
 
 
-def spoken_error(text: str) -> str:
-    """The sentence of an error: also what it was about is an option here.
+def error_in_cli_words(text: str) -> str:
+    """An error message with the argument it begins with written as an option.
 
-    >>> spoken_error("module='blocks.9' matches no module of this trace.")
+    >>> error_in_cli_words("module='blocks.9' matches no module of this trace.")
     "--module 'blocks.9' matches no module of this trace."
     """
 
-    def flag(found: re.Match[str]) -> str:
-        return f"--{_FLAGS.get(found[1], found[1]).replace('_', '-')} "
+    def flag(match: re.Match[str]) -> str:
+        return f"--{_FLAGS.get(match[1], match[1]).replace('_', '-')} "
 
     return _ARGUMENT.sub(flag, in_cli_words(text))
 
 
-def spoken_asked(text: str) -> str:
-    """What was asked of ``sightline run`` and did not come about.
+def option_in_cli_words(text: str) -> str:
+    """A glob that matched nothing, written as the option of ``sightline run`` it came from.
 
-    >>> spoken_asked("Capture(modules='atn') matched nothing; near: attn")
+    >>> option_in_cli_words("Capture(modules='atn') matched nothing; near: attn")
     "--capture 'atn' matched nothing; near: attn"
     """
-    return _ASKED.sub(lambda found: f"{_OPTIONS[found[1]]} {found[2]} matched", text)
+    return _UNMATCHED.sub(lambda match: f"{_OPTIONS[match[1]]} {match[2]} matched", text)
 
 
-def spoken_view(view: View, after_run: bool = False) -> View:
-    """A view that says what to do next; ``after_run`` is at the end of ``sightline run``."""
+def view_in_cli_words(view: View, after_run: bool = False) -> View:
+    """A view with its advice in the options of the command line; ``after_run``: as ``sightline run`` ends."""
 
-    def said(span: Span) -> Span:
-        if span.style not in _OWN:
+    def translate(span: Span) -> Span:
+        if span.style not in _OWN_STYLES:
             return span
         text = in_cli_words(span.text)
-        return replace(span, text=spoken_asked(text) if after_run else text)
+        return replace(span, text=option_in_cli_words(text) if after_run else text)
 
-    def all_said(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    def translate_all(blocks: Iterable[Block]) -> tuple[Block, ...]:
         return tuple(
-            replace(block, spans=tuple(map(said, block.spans))) if isinstance(block, Line) else block
+            replace(block, spans=tuple(map(translate, block.spans))) if isinstance(block, Line) else block
             for block in blocks
         )
 
     fit = view.fit
-    fitting = None if fit is None else lambda room: all_said(fit(room))
-    return replace(view, blocks=all_said(view.blocks), fit=fitting)
+    fitting = None if fit is None else lambda room: translate_all(fit(room))
+    return replace(view, blocks=translate_all(view.blocks), fit=fitting)

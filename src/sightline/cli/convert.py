@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from sightline.cli.command import Command, examples, filters, opened, recording, safe
-from sightline.cli.screen import bar
+from sightline.cli.command import (
+    Command,
+    examples,
+    filter_options,
+    open_recording,
+    printable_text,
+    recording_argument,
+)
+from sightline.cli.screen import progress_bar
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 
@@ -37,7 +44,7 @@ _SUFFIXES: Final = {
         "sightline convert run.sight -o run.json --to json",
     ),
 )
-@recording
+@recording_argument
 @click.option(
     "-o",
     "--output",
@@ -54,7 +61,7 @@ _SUFFIXES: Final = {
     multiple=True,
     help="Only this table (csv, json, parquet); can be repeated. `sightline sql FILE` lists them.",
 )
-@filters("step")
+@filter_options("step")
 @click.option("--force", is_flag=True, help="Replace what is there.")  # fmt: skip
 def command(
     file: str, output: str, format: str | None, tables: tuple[str, ...], step: str | None, force: bool
@@ -65,26 +72,26 @@ def command(
     folder with a file per table, or one table in a file; json is all tables in one document. A name that ends
     in .gz is compressed. A file is there when it is whole.
     """
-    from sightline.convert.table_files import count, needs
+    from sightline.convert.table_files import check_format, count_rows
 
     target = Path(output)
     try:
-        chosen = format or _guessed(target)
-        picked = _picked(tables, chosen, target)
+        chosen = format or _format_of_name(target)
+        picked = _select_tables(tables, chosen, target)
     except UsageError as error:  # about the options, not about the recording
-        raise click.UsageError(safe(str(error))) from None
-    needs(chosen)
-    _free(target, Path(file), force)
-    index = opened(file, step).index
-    with bar("writing") as progress:
-        files = _written(index, chosen, picked, target, progress)
+        raise click.UsageError(printable_text(str(error))) from None
+    check_format(chosen)
+    _check_target(target, Path(file), force)
+    index = open_recording(file, step).index
+    with progress_bar("writing") as progress:
+        files = _write_files(index, chosen, picked, target, progress)
     size = sum(path.stat().st_size for path in files if path.is_file())
     many = f"{len(files)} files, " if len(files) > 1 else ""
-    held = f"{count(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"
-    click.echo(f"Wrote {safe(output)}: {many}{held}, {bytes_text(size)}.", err=True)
+    held = f"{count_rows(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"
+    click.echo(f"Wrote {printable_text(output)}: {many}{held}, {bytes_text(size)}.", err=True)
 
 
-def _guessed(target: Path) -> str:
+def _format_of_name(target: Path) -> str:
     name = target.name.lower().removesuffix(".gz")
     for suffix, format in _SUFFIXES.items():
         if name.endswith(suffix):
@@ -96,7 +103,7 @@ def _guessed(target: Path) -> str:
     )
 
 
-def _picked(names: Sequence[str], format: str, target: Path) -> list[Table]:
+def _select_tables(names: Sequence[str], format: str, target: Path) -> list[Table]:
     """The tables to write; for a file of one table its name can be the name of the file."""
     from sightline.convert.tables import ALIASES, TABLES
 
@@ -129,7 +136,7 @@ def _is_file(target: Path, format: str) -> bool:
     )
 
 
-def _free(target: Path, source: Path, force: bool) -> None:
+def _check_target(target: Path, source: Path, force: bool) -> None:
     """Raise if something is there that would be lost."""
     inside = os.path.realpath(target)
     held = os.path.realpath(source)
@@ -144,7 +151,7 @@ def _free(target: Path, source: Path, force: bool) -> None:
         raise UsageError(f"{target} is there already: --force replaces it.")
 
 
-def _written(index: Index, format: str, tables: list[Table], target: Path,
+def _write_files(index: Index, format: str, tables: list[Table], target: Path,
              progress: Callable[[int, int], None]) -> list[Path]:  # fmt: skip
     """Write; the files that were."""
     from sightline.convert import table_files
@@ -153,7 +160,7 @@ def _written(index: Index, format: str, tables: list[Table], target: Path,
     if format == "perfetto":
         to_perfetto(index, target, progress)
         return [target]
-    total, rows = table_files.count(index, tables), 0
+    total, rows = table_files.count_rows(index, tables), 0
 
     def done(more: int) -> None:
         nonlocal rows

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Command, examples, opened, spoken_view
-from sightline.cli.screen import Screen, screen_options, waiting
+from sightline.cli.command import Command, examples, open_recording, view_in_cli_words
+from sightline.cli.screen import Screen, screen_options, wait_message
 
 if TYPE_CHECKING:
     from sightline.diffs import Diff
@@ -70,15 +70,15 @@ def command(
     """
     from sightline.diffs import diff
 
-    first, second = opened(a), opened(b)
+    first, second = open_recording(a), open_recording(b)
     names = dict(_renamed(pair) for pair in rename)
     steps = (_step(step), _step(step_b if step_b is not None else step))
-    with waiting("comparing …"):
+    with wait_message("comparing …"):
         found = diff(first, second, rename=names, rtol=rtol, atol=atol, values=values, step=steps)
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
-        screen.show(spoken_view(_view(found, view, everything)).within(screen.room))
+        screen.show(view_in_cli_words(_view(found, view, everything)).within(screen.room))
     if fail_on is not None and found.verdict in _FAILURES[fail_on]:
         raise click.exceptions.Exit(3)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sightline.cli.command import Command, examples, safe
+from sightline.cli.command import Command, examples, printable_text
 
 
 @click.command(
@@ -27,7 +27,7 @@ def command(build: bool) -> None:
 
     found = status(build=build)
     if build and found.path is None:
-        raise click.ClickException(safe(found.reason))
+        raise click.ClickException(printable_text(found.reason))
     lines = {
         "engine": found.engine,
         "why": found.reason,
@@ -39,4 +39,4 @@ def command(build: bool) -> None:
     }
     for name, what in lines.items():
         if what is not None:
-            click.echo(safe(f"{name:<8}  {what}"))
+            click.echo(printable_text(f"{name:<8}  {what}"))

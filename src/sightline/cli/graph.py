@@ -8,8 +8,15 @@ from typing import Final
 import click
 
 from sightline.analysis.model_part import SHOWS_ALL
-from sightline.cli.command import Command, examples, filters, opened, recording, safe
-from sightline.cli.screen import waiting
+from sightline.cli.command import (
+    Command,
+    examples,
+    filter_options,
+    open_recording,
+    printable_text,
+    recording_argument,
+)
+from sightline.cli.screen import wait_message
 
 _TEXTS: Final = ("mermaid", "dot", "json", "list")
 
@@ -24,7 +31,7 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
         "sightline graph run.sight --to dot | dot -Tpng > run.png",
     ),
 )
-@recording
+@recording_argument
 @click.option("-o", "--output", metavar="PATH", type=click.Path(),
               help="Write .svg, .png, .pdf, .dot, .mmd or .json; pictures need graphviz.")  # fmt: skip
 @click.option(
@@ -32,7 +39,7 @@ _TEXTS: Final = ("mermaid", "dot", "json", "list")
 )
 @click.option("--level", type=click.Choice(["api", "aten", "module"]),
               help="Calls as written, aten ops, or modules.")  # fmt: skip
-@filters("step")
+@filter_options("step")
 @click.option("--module", metavar="GLOB", help="Only what ran in these modules: 'blocks.0'.")
 @click.option("--phase", type=click.Choice(["forward", "backward", "both"]), default="forward",
               show_default=True, help="Which pass.")  # fmt: skip
@@ -52,21 +59,23 @@ def command(file: str, output: str | None, form: str | None, level: str | None, 
     """
     if output is not None and form is not None:
         raise click.UsageError("--to is for printing; with -o the end of the file name says the format.")
-    trace = opened(file, step)
-    with waiting():
+    trace = open_recording(file, step)
+    with wait_message():
         made = trace.graph(level=level, depth=depth, fold=fold, prune=prune, phase=phase, module=module,
                            everything=everything)  # fmt: skip
     if "left_out" in made.info:
         click.echo(made.info["left_out"].replace(SHOWS_ALL, "--all shows them"), err=True)
     if output is not None:
-        with waiting("drawing …"):
+        with wait_message("drawing …"):
             made.save(output)
-        click.echo(safe(f"{output}: {len(made.nodes):,} nodes, {len(made.edges):,} edges"), err=True)
+        click.echo(
+            printable_text(f"{output}: {len(made.nodes):,} nodes, {len(made.edges):,} edges"), err=True
+        )
         return
     if form == "json":
         text = _ascii(made.to_json())
     else:
-        text = safe({"dot": made.to_dot, "list": made.__str__}.get(form or "", made.to_mermaid)())
+        text = printable_text({"dot": made.to_dot, "list": made.__str__}.get(form or "", made.to_mermaid)())
     sys.stdout.write(text.removesuffix("\n") + "\n")
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Command, examples, filters, opened, recording, safe
+from sightline.cli.command import (
+    Command,
+    examples,
+    filter_options,
+    open_recording,
+    printable_text,
+    recording_argument,
+)
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 
@@ -26,10 +33,10 @@ if TYPE_CHECKING:
         "sightline html run.sight -o step3.html --step 3",
     ),
 )
-@recording
+@recording_argument
 @click.option("-o", "--output", metavar="OUT", type=click.Path(),
               help="The file to write.  [default: the recording's name, with .html]")  # fmt: skip
-@filters("step")
+@filter_options("step")
 @click.option("--open", "show", is_flag=True, help="Open it in the browser.")
 @click.option("--force", is_flag=True, help="Replace what is there.")
 def command(file: str, output: str | None, step: str | None, show: bool, force: bool) -> None:
@@ -42,8 +49,8 @@ def command(file: str, output: str | None, step: str | None, show: bool, force: 
     target = Path(output) if output else Path(Path(file.rstrip("/")).stem + ".html")
     if target.exists() and not force and not _is_stream(target):
         raise UsageError(f"{target} is there already: give another name with -o, or --force to replace it.")
-    size = save_page(opened(file, step).index, target)
-    click.echo(f"Wrote {safe(str(target))}: {bytes_text(size)}.", err=True)
+    size = save_page(open_recording(file, step).index, target)
+    click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)
     if show:
         open_page(target)
 
@@ -58,11 +65,11 @@ def open_temporary(trace: Trace, name: str) -> None:
 
     target = Path(tempfile.mkdtemp(prefix="sightline-"), f"{name or 'run'}.html")
     size = save_page(trace.index, target)
-    click.echo(f"Wrote {safe(str(target))}: {bytes_text(size)}.", err=True)
+    click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)
     open_page(target)
 
 
 def open_page(target: Path) -> None:
     """Open a page in the browser; where there is none, say how else."""
     if not webbrowser.open(target.resolve().as_uri()):
-        click.echo(f"No browser could be started here: open {safe(str(target))} in one.", err=True)
+        click.echo(f"No browser could be started here: open {printable_text(str(target))} in one.", err=True)

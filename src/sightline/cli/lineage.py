@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sightline.cli.command import Command, examples, filters, opened, recording
+from sightline.cli.command import Command, examples, filter_options, open_recording, recording_argument
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import NothingMatched
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         "sightline lineage run.sight fc.weight --depth 5",
     ),
 )
-@recording
+@recording_argument
 @click.argument("key", metavar="KEY")
-@filters("step")
+@filter_options("step")
 @click.option("--depth", metavar="N", type=click.IntRange(1), help="How many ops to go back.")
 @click.option("--level", type=click.Choice(["api", "aten"]), help="Calls as written, or aten ops.")
 @click.option("--all", "everything", is_flag=True, help="Also how the model was built, and a trainer's ops.")
@@ -41,7 +41,7 @@ def command(file: str, key: str, step: str | None, depth: int | None, level: str
     """
     from sightline.views.lineage import lineage
 
-    trace = opened(file, step)
+    trace = open_recording(file, step)
     view = lineage(trace, _meant(trace, key), depth=depth, ops=level, everything=everything,
                    more="--all shows it")  # fmt: skip
     screen.show(view.within(screen.room))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sightline.cli.command import Command, examples, recording, safe
+from sightline.cli.command import Command, examples, printable_text, recording_argument
 
 
 @click.command(
@@ -12,7 +12,7 @@ from sightline.cli.command import Command, examples, recording, safe
     cls=Command,
     epilog=examples("sightline repair run.sight     # after the process was killed"),
 )
-@recording
+@recording_argument
 def command(file: str) -> None:
     """Finish the recording of a killed process, and clear away what it left behind.
 
@@ -22,4 +22,4 @@ def command(file: str) -> None:
     from sightline.trace.bundle.repair import repair
 
     for line in repair(file) or [f"{file} needs no repair."]:
-        click.echo(safe(line))
+        click.echo(printable_text(line))

@@ -9,8 +9,6 @@ No string reaches the output raw: JSON escapes what is not ASCII, CSV and tables
 from __future__ import annotations
 
 import csv
-import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +18,14 @@ from typing import Any, Final, TypeVar
 import click
 
 from sightline.cli.screen import Screen
-from sightline.convert.table_files import plain_cell
-from sightline.views.layout import narrowed
+from sightline.convert.encoding import csv_cell, json_text
+from sightline.views.layout import narrow_columns
 from sightline.views.outline import Line, Span, cut, cut_end, printable, width
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
-_LOOKED_AT: Final = 200  #: rows that decide how wide a table's columns are
+_MEASURED_ROWS: Final = 200  #: rows that decide how wide a table's columns are
 _GAP: Final = "  "
 
 
@@ -45,23 +43,23 @@ class Column:
     widest: int = 0  #: columns that a text further down may need
 
 
-def formats(function: F) -> F:
+def format_options(function: F) -> F:
     """``--json`` and ``--csv``, as the argument ``form``: "table", "json" or "csv"."""
     as_json = click.option("--json", "form", flag_value="json", help="JSON lines: one object per row.")
     as_csv = click.option("--csv", "form", flag_value="csv", help="CSV with a header.")
     return as_json(as_csv(function))
 
 
-def write(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column],
+def write_rows(form: str | None, rows: Iterable[Row], names: Sequence[str], columns: Sequence[Column],
           screen: Screen) -> None:  # fmt: skip
     """Write rows in one of the forms; ``names`` are what JSON and CSV have, ``columns`` what a table has."""
     if form == "json":
         for row in rows:
-            sys.stdout.write(_json({name: row[name] for name in names}) + "\n")
+            sys.stdout.write(json_text({name: row[name] for name in names}, spaced=True) + "\n")
     elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(names)
-        writer.writerows([_cell(row[name]) for name in names] for row in rows)
+        writer.writerows([csv_cell(row[name]) for name in names] for row in rows)
     else:
         screen.show(table(rows, columns, screen.room))
 
@@ -74,21 +72,21 @@ def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = Non
     ['id  shape', '─────────────', '7   f32[2, 3]']
     """
     given = iter(rows)
-    looked_at = [[column.text(row) for column in columns] for row in islice(given, _LOOKED_AT)]
+    looked_at = [[column.text(row) for column in columns] for row in islice(given, _MEASURED_ROWS)]
     widths = [
         max(width(column.title), column.widest, *(width(printable(texts[at])) for texts in looked_at), 0)
         for at, column in enumerate(columns)
     ]
     if room is not None:
-        widths = narrowed(widths, columns, room)
+        widths = narrow_columns(widths, columns, room)
     rule = "─" * (sum(size + len(_GAP) for size in widths if size >= 0) - len(_GAP))
-    yield _laid([column.title for column in columns], columns, widths, room, "dim")
+    yield _table_line([column.title for column in columns], columns, widths, room, "dim")
     yield Line((Span(rule, "dim"),))
     for texts in chain(looked_at, ([column.text(row) for column in columns] for row in given)):
-        yield _laid(texts, columns, widths, room)
+        yield _table_line(texts, columns, widths, room)
 
 
-def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], room: int | None,
+def _table_line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int], room: int | None,
           style: str | None = None) -> Line:  # fmt: skip
     spans: list[Span] = []
     gap = ""
@@ -104,34 +102,3 @@ def _laid(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
         spans += [Span(gap + pad), shown] if column.right else [Span(gap), shown]
         gap = _GAP if column.right else pad + _GAP
     return Line(tuple(spans))
-
-
-def _json(row: Row) -> str:
-    try:
-        return json.dumps(row, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(row), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """A value as JSON can say it: NaN and infinities, which it cannot, as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return value
-
-
-def _cell(value: Any) -> str:
-    """A value in a CSV: nothing for null, the parts of a list one after the other."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return "; ".join(_cell(part) for part in value)
-    if isinstance(value, Mapping):
-        return " ".join(_cell(part) for part in value.values())
-    return plain_cell(value) if isinstance(value, str) else str(value)

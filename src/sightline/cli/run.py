@@ -1,7 +1,7 @@
 """``sightline run``: an unchanged script, recorded.
 
 The script is run as Python would run it: its output, exit code, ``__main__``, ``sys.argv`` and exceptions are
-its own. What is said about the recording goes to standard error, after the script has ended.
+its own. The report about the recording goes to standard error, after the script has ended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Command, examples, has_torch, safe, spoken_asked, spoken_error, spoken_view
-from sightline.cli.script import Program, instead_of, tell
+from sightline.cli.command import (
+    Command,
+    error_in_cli_words,
+    examples,
+    has_torch,
+    option_in_cli_words,
+    printable_text,
+    view_in_cli_words,
+)
+from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
 from sightline.ranks import path_of_rank, this_rank
-from sightline.trace.bundle.paths import make_room, numbered
+from sightline.trace.bundle.paths import clear_recording, numbered_paths
 from sightline.views.outline import Line
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
 
 _HEAD_LINES: Final = 5  #: of the overview, where something is wrong
 _TAIL_LINES: Final = 5  #: where the recording is, and what stands apart
-#: What is told of the overview there.
+#: Titles of the lines that the short overview keeps.
 _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 
 
@@ -80,58 +88,58 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 @click.pass_context
 def command(
     context: click.Context, /, as_module: bool, output: str | None, force: bool, script: str,
-    arguments: tuple[str, ...], steps: str | None, quiet: bool, **asked: Any,
+    arguments: tuple[str, ...], steps: str | None, quiet: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Run a script unchanged, and record what its model did.
 
     SCRIPT and its arguments are what would follow `python`. The recording is there even if the script fails
     or is killed; look at it with `sightline show`.
     """
-    if asked["module"] and not asked["stats"]:
+    if options["module"] and not options["stats"]:
         raise click.UsageError("--module says where statistics are taken: give --stats with it.")
     own = context.meta["arguments"][: -len(arguments) - 1]
-    launcher = instead_of(script, as_module, arguments, own)
+    launcher = launcher_advice(script, as_module, arguments, own)
     if launcher is not None:
         raise UsageError(launcher)
-    program = _found(script, arguments, as_module)
-    place = _place(output, program.name, force)
+    program = _find_program(script, arguments, as_module)
+    place = _make_folder(output, program.name, force)
     home = place.absolute()  # the script may go to another folder
     began = os.getpid()
     try:
-        recording = _recording(program.name, home, steps, asked)
+        recording = _make_recorder(program.name, home, steps, options)
         ended = _run(program, recording)
     finally:
         if os.getpid() == began:  # not in a child of the script
-            _leave(home)
+            _remove_if_empty(home)
     if os.getpid() == began:
         failed = ended is not None and not isinstance(ended, SystemExit)
         if ended is not None and failed:
             with suppress(KeyboardInterrupt):  # a second one hides nothing of the first
                 _flush()
-            program.tell(ended)
+            program.print_exception(ended)
         here = this_rank()  # of several processes, one shows what it saw
         _report(recording, place, home, quiet or bool(here and here.rank), failed)
     if ended is not None:
-        _end(context, ended)
+        _exit_like(context, ended)
 
 
-def _found(script: str, arguments: tuple[str, ...], as_module: bool) -> Program:
+def _find_program(script: str, arguments: tuple[str, ...], as_module: bool) -> Program:
     if as_module:
         return Program.module(script, arguments)
     try:
         return Program.script(script, arguments)
     except SyntaxError as error:  # as Python says it
-        tell(error.with_traceback(None))
+        print_exception(error.with_traceback(None))
         raise SystemExit(1) from None
 
 
-def _place(output: str | None, name: str, force: bool) -> Path:
-    """Where the recording goes: never over another one, unless that is asked for.
+def _make_folder(output: str | None, name: str, force: bool) -> Path:
+    """Create the folder of the recording; an existing one is replaced only with ``--force``.
 
-    The folder is made here, which decides between processes that want the same one, and says before the
-    script runs that nothing can be written.
+    Creating it here decides between processes that want the same one, and fails before the script runs if
+    nothing can be written.
     """
-    places = [path_of_rank(Path(output))] if output is not None else list(numbered(Path(), name))
+    places = [path_of_rank(Path(output))] if output is not None else list(numbered_paths(Path(), name))
     for place in places:
         try:
             with suppress(FileExistsError):  # a file: the next line says what is wrong with that
@@ -148,55 +156,55 @@ def _place(output: str | None, name: str, force: bool) -> Path:
         raise UsageError(f"{places[0]} and {len(places) - 1} more are there already; give another -o.")
     if not force:
         raise UsageError(f"{place} is there already; give another -o, or --force to replace it.")
-    make_room(place, "give another -o")
+    clear_recording(place, "give another -o")
     return place
 
 
-def _leave(home: Path) -> None:
-    """Take the folder away again if nothing came into it."""
+def _remove_if_empty(home: Path) -> None:
+    """Remove the folder again if nothing was written to it."""
     with suppress(OSError):
         home.rmdir()
 
 
-def _recording(name: str, place: Path, steps: str | None, asked: dict[str, Any]) -> StepRecorder:
-    """The trace of the run, ready to begin."""
+def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str, Any]) -> StepRecorder:
+    """The recorder of the run, not started yet."""
     if not has_torch():
         raise UsageError("Running a script with a model needs torch; install it, then run it again.")
-    from sightline.cli.step_range import StepRecorder, span_of
+    from sightline.cli.step_range import StepRecorder, parse_steps
     from sightline.options import Capture, Stats
     from sightline.tracing import trace
 
-    modules = list(asked["module"]) or None
-    stats = Stats(modules=modules) if asked["stats"] else _cheap_stats(asked)
-    globs = list(asked["capture"])
+    modules = list(options["module"]) or None
+    stats = Stats(modules=modules) if options["stats"] else _cheap_stats(options)
+    globs = list(options["capture"])
     # A full disk is no reason for the script to end.
     capture = Capture(modules=globs, on_error="report") if globs else None
     traced = trace(
-        ops=asked["ops"], capture=capture, stats=stats, last=asked["last"],
-        check="nonfinite" if asked["check"] else None, path=place, name=name, time=asked["time"],
-        source=not asked["no_source"], environment=not asked["no_environment"],
+        ops=options["ops"], capture=capture, stats=stats, last=options["last"],
+        check="nonfinite" if options["check"] else None, path=place, name=name, time=options["time"],
+        source=not options["no_source"], environment=not options["no_environment"],
     )  # fmt: skip
-    return StepRecorder(traced, span_of(steps))
+    return StepRecorder(traced, parse_steps(steps))
 
 
-def _cheap_stats(asked: dict[str, Any]) -> Stats | None:
+def _cheap_stats(options: dict[str, Any]) -> Stats | None:
     """Statistics where they cost little: on a CPU, read by the native engine, without fingerprints."""
-    if asked["stats"] is False or asked["check"] or asked["ops"] not in ("aten", "both"):
+    if options["stats"] is False or options["check"] or options["ops"] not in ("aten", "both"):
         return None
     from sightline.options import Stats
-    from sightline.recording.native.engine import reads_cheaply
+    from sightline.recording.native.engine import statistics_are_cheap
 
-    return Stats(fingerprint=False) if reads_cheaply() else None
+    return Stats(fingerprint=False) if statistics_are_cheap() else None
 
 
 def _run(program: Program, recording: StepRecorder) -> BaseException | None:
-    """Run it; the result is how it ended, if not by itself."""
+    """Run the program; the exception it ended with, or None."""
     names = program.begin()
     recording.begin()
     try:
         with recording:
             exec(program.code, names)  # noqa: S102 — it is what was asked for
-    except BaseException as error:  # noqa: BLE001 — whatever it is, it is the script's and is told below
+    except BaseException as error:  # noqa: BLE001 — it is the script's, and printed below
         return error
     return None
 
@@ -207,58 +215,58 @@ def _flush() -> None:
 
 
 def _report(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
-    """Say how it went. The script has ended: whatever goes wrong here changes nothing about that."""
+    """Print the report. The script has ended, so an error here must not change how."""
     try:
         _flush()
-        _say(recording, place, home, quiet, failed)
+        _print_report(recording, place, home, quiet, failed)
     except KeyboardInterrupt:
-        _tell(f"the report was interrupted; the recording is {place}.")
+        _print(f"the report was interrupted; the recording is {place}.")
     except Exception as error:  # noqa: BLE001 — a script may leave anything behind
         with suppress(Exception):
-            _tell(f"the recording cannot be shown: {str(error) or type(error).__name__}")
+            _print(f"the recording cannot be shown: {str(error) or type(error).__name__}")
 
 
-def _say(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
+def _print_report(recording: StepRecorder, place: Path, home: Path, quiet: bool, failed: bool) -> None:
     """Where the recording is, what was in it and what looks wrong."""
     if recording.trouble:
-        _tell(spoken_error(recording.trouble))
+        _print(error_in_cli_words(recording.trouble))
     trace = recording.trace
     if trace is None:
         if not recording.trouble:
-            _tell("nothing was recorded: the script took no such step.")
+            _print("nothing was recorded: the script took no such step.")
         return
     if not any(home.glob("rank*")):
         faults = trace.info.get("faults") or [f"{place} was removed while the script ran."]
-        _tell(faults[-1])
+        _print(faults[-1])
         return
     where = shlex.quote(str(place))
     if quiet:
-        _say_missing(trace)
+        _print_missing(trace)
     else:
         _show(trace, where, failed)
     if _has_spawned():
-        _tell("processes that the script has spawned are not recorded; in the function they run, write "
+        _print("processes that the script has spawned are not recorded; in the function they run, write "
               "`with sl.trace(path=…):`.")  # fmt: skip
     size = sum(file.stat().st_size for file in home.rglob("*") if file.is_file())
-    _tell(f"{_counted(trace, home)} in {place}, {bytes_text(size)}{_said_stats(trace)}.")
-    click.echo(safe(f"Look at it: {_next(trace, where, quiet)}"), err=True)
+    _print(f"{_count_ops(trace, home)} in {place}, {bytes_text(size)}{_statistics_note(trace)}.")
+    click.echo(printable_text(f"Look at it: {_next_command(trace, where, quiet)}"), err=True)
 
 
-def _said_stats(trace: Trace) -> str:
-    """That statistics were taken which nobody asked for."""
-    asked = trace.info.get("asked") or {}
-    cheap = "stats" in asked and len(trace.data.stats) and not trace.data.stats.fingerprint.any()
+def _statistics_note(trace: Trace) -> str:
+    """A note that statistics were taken without --stats."""
+    requested = trace.info.get("asked") or {}
+    cheap = "stats" in requested and len(trace.data.stats) and not trace.data.stats.fingerprint.any()
     return "; statistics were taken, --no-stats leaves them out" if cheap else ""
 
 
-def _next(trace: Trace, where: str, quiet: bool) -> str:
+def _next_command(trace: Trace, where: str, quiet: bool) -> str:
     from sightline.views.last_screen import next_command
 
     return f"sightline show {where}" if quiet else next_command(trace, where)
 
 
-def _counted(trace: Trace, home: Path) -> str:
-    """How many ops are on disk; a disk that is full has fewer than were recorded."""
+def _count_ops(trace: Trace, home: Path) -> str:
+    """How many ops are on disk; fewer than were recorded if the disk was full."""
     from sightline.trace.bundle import load, schema
 
     every = len(trace.ops)
@@ -268,12 +276,12 @@ def _counted(trace: Trace, home: Path) -> str:
 
 
 def _has_spawned() -> bool:
-    """Whether Python processes were started that begin anew; a forked one is the script's own."""
+    """Whether the script started new Python processes; forked ones do not count."""
     return any(f"multiprocessing.popen_{way}" in sys.modules for way in ("spawn_posix", "forkserver"))
 
 
 def _show(trace: Trace, where: str, failed: bool) -> None:
-    """The overview and what looks wrong; after a failure, which stands above, only the overview's head."""
+    """Print the overview and the problems; after a failure, printed above, only the overview's head."""
     from sightline.analysis.problems import find
     from sightline.views.last_screen import SCREEN, last_screen
     from sightline.views.overview import overview
@@ -286,32 +294,32 @@ def _show(trace: Trace, where: str, failed: bool) -> None:
         whole = replace(whole, blocks=tuple(islice(short, _HEAD_LINES)), fit=None)
     for view in (whole, wrong):
         click.echo(err=True)
-        spoken_view(view, after_run=True).print(file=sys.stderr)
+        view_in_cli_words(view, after_run=True).print(file=sys.stderr)
     click.echo(err=True)
 
 
 def _is_note(block: Block) -> bool:
-    """Whether a line of the overview says what the traceback and the problems say better."""
+    """Whether the traceback or the problems tell better what a line of the overview says."""
     return isinstance(block, Line) and block.spans[0].text.strip() not in _SHORT
 
 
-def _say_missing(trace: Trace) -> None:
-    """What was asked for and did not come about, or went wrong: even the quiet want to know it."""
+def _print_missing(trace: Trace) -> None:
+    """Print what was requested but not recorded, and what failed; even with --quiet."""
     from sightline.analysis.unmatched import left_out_text, unmatched
 
-    missing = [spoken_asked(str(each)) for each in unmatched(trace.data)]
+    missing = [option_in_cli_words(str(each)) for each in unmatched(trace.data)]
     left_out = left_out_text(trace.info)
     for text in (*missing, *([f"tensors: {left_out}"] if left_out else [])):
-        _tell(f"{text}.")
+        _print(f"{text}.")
     for fault in (trace.info.get("faults") or ())[-1:]:
-        _tell(f"the recorder failed: {fault}")
+        _print(f"the recorder failed: {fault}")
 
 
-def _tell(text: str) -> None:
-    click.echo(safe(f"sightline: {text}"), err=True)
+def _print(text: str) -> None:
+    click.echo(printable_text(f"sightline: {text}"), err=True)
 
 
-def _end(context: click.Context, error: BaseException) -> None:
+def _exit_like(context: click.Context, error: BaseException) -> None:
     """End as the script would have ended."""
     if isinstance(error, SystemExit):
         raise error

@@ -24,14 +24,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Blocks handed to a pager at a time: one is a screen, so that nobody waits, and a call costs little.
 _BATCH: Final = 64
-_PATIENCE: Final = 1.0  #: seconds before a wait is spoken of
-#: How ``less`` is asked to behave where the user has no opinion: colours, and gone if all fits a screen.
+_MESSAGE_DELAY: Final = 1.0  #: seconds before a message says that something takes long
+#: Options of ``less`` where the user has set none: colours, and no pager if all fits a screen.
 _LESS: Final = "-FRX"
 
 
 @dataclass(frozen=True)
 class Screen:
-    """What is written to: whether it is a terminal, in colour, through a pager."""
+    """Where output goes: whether to a terminal, in colour, through a pager."""
 
     terminal: bool
     color: bool
@@ -53,10 +53,10 @@ class Screen:
     def show(self, blocks: Iterable[Block]) -> None:
         """Write blocks as they come."""
         given = iter(blocks)
-        with waiting():  # and what is wrong with the recording is said before a pager opens
+        with wait_message():  # an error about the recording comes before a pager opens
             first = list(islice(given, 1))
         if self.pager:
-            os.environ["LESS"] = _less(os.environ.get("LESS", ""), self.color)
+            os.environ["LESS"] = _less_options(os.environ.get("LESS", ""), self.color)
             click.echo_via_pager(self._texts(chain(first, given)), color=self.color)
             return
         printer = Printer(sys.stdout, self.color)
@@ -75,11 +75,11 @@ class Screen:
             end = "\n"
 
 
-def _less(wanted: str, color: bool) -> str:
+def _less_options(wanted: str, color: bool) -> str:
     """The options of ``less``: the user's, with what shows colours where that is missing.
 
-    >>> _less("", True), _less("-M", True), _less("-M", False), _less("-SR", True)
-    ('-FRX', '-R -M', '-M', '-SR')
+    >>> [_less_options(text, True) for text in ("", "-M", "-SR")], _less_options("-M", False)
+    (['-FRX', '-R -M', '-SR'], '-M')
     """
     if not wanted:
         return _LESS
@@ -87,7 +87,7 @@ def _less(wanted: str, color: bool) -> str:
 
 
 @contextmanager
-def waiting(text: str = "reading …") -> Iterator[None]:
+def wait_message(text: str = "reading …") -> Iterator[None]:
     """Say on a terminal that something is being done, where it takes more than a second."""
     if not sys.stderr.isatty():
         yield
@@ -99,7 +99,7 @@ def waiting(text: str = "reading …") -> Iterator[None]:
         sys.stderr.write(text)
         sys.stderr.flush()
 
-    timer = threading.Timer(_PATIENCE, say)
+    timer = threading.Timer(_MESSAGE_DELAY, say)
     timer.daemon = True
     timer.start()
     try:
@@ -130,18 +130,18 @@ def screen_options(function: F) -> F:
     return cast(F, color(pager(with_screen)))
 
 
-_QUICK: Final = 0.5  #: seconds after which a bar is shown
+_BAR_DELAY: Final = 0.5  #: seconds after which a bar is shown
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Nobody watches."""
+def _no_progress(_done: int, _total: int) -> None:
+    pass
 
 
 @contextlib.contextmanager
-def bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with what is done and what there is to do."""
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal: a function to call with how much is done and how much there is."""
     if not sys.stderr.isatty():
-        yield _silent
+        yield _no_progress
         return
     began = time.monotonic()
     with contextlib.ExitStack() as ends:
@@ -149,7 +149,7 @@ def bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
         def progress(done: int, total: int) -> None:
             nonlocal shown
-            if shown is None and time.monotonic() - began > _QUICK and done < total:
+            if shown is None and time.monotonic() - began > _BAR_DELAY and done < total:
                 shown = ends.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
             if shown is not None:
                 shown.update(done - shown.pos)

@@ -20,11 +20,11 @@ from sightline.errors import UsageError
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be run, found and compiled, but not begun."""
+    """A program that is found and compiled, but not started."""
 
-    name: str  #: what a recording of it is called
+    name: str  #: the name of its recording
     code: CodeType
-    facts: dict[str, Any]  #: of ``__main__``: its file, its spec, its loader
+    globals: dict[str, Any]  #: of ``__main__``: its file, its spec, its loader
     folder: str  #: where its own imports are looked for first
     arguments: tuple[str, ...]
 
@@ -41,13 +41,13 @@ class Program:
             )
         place = str(file.absolute())
         loader = importlib.machinery.SourceFileLoader("__main__", place)
-        facts: dict[str, Any] = dict.fromkeys(("__spec__", "__package__"))
-        facts |= {"__file__": place, "__loader__": loader}
+        globals_: dict[str, Any] = dict.fromkeys(("__spec__", "__package__"))
+        globals_ |= {"__file__": place, "__loader__": loader}
         if folder:  # to Python that is a module, and not a file
             spec = importlib.util.spec_from_file_location("__main__", place, loader=loader)
-            facts |= {"__spec__": spec, "__package__": "", "__cached__": spec and spec.cached}
+            globals_ |= {"__spec__": spec, "__package__": "", "__cached__": spec and spec.cached}
         name = Path(path).absolute().name if folder else file.stem
-        return cls(name, _compiled(file, place), facts, str(file.resolve().parent), (path, *arguments))
+        return cls(name, _compile(file, place), globals_, str(file.resolve().parent), (path, *arguments))
 
     @classmethod
     def module(cls, name: str, arguments: tuple[str, ...]) -> Program:
@@ -69,39 +69,41 @@ class Program:
             raise UsageError(
                 f"There is no module {name!r} that can be run; is it installed, or in this folder?"
             )
-        facts = {
+        globals_ = {
             "__file__": spec.origin, "__spec__": spec, "__package__": spec.parent, "__loader__": spec.loader,
             "__cached__": spec.cached,
         }  # fmt: skip
-        return cls(name.rpartition(".")[2], code, facts, str(Path.cwd()), (spec.origin or name, *arguments))
+        return cls(
+            name.rpartition(".")[2], code, globals_, str(Path.cwd()), (spec.origin or name, *arguments)
+        )
 
     def begin(self) -> dict[str, Any]:
         """Take the place of ``__main__`` for the rest of the process; the result is its namespace."""
         main = ModuleType("__main__")
         own: dict[str, Any] = {"__cached__": None, "__annotations__": {}}
         own["__builtins__"] = sys.modules["builtins"]
-        vars(main).update(own | self.facts)
+        vars(main).update(own | self.globals)
         sys.modules["__main__"] = main
         sys.argv[:] = self.arguments
         if not sys.flags.safe_path:
             sys.path[:1] = [self.folder]
         return vars(main)
 
-    def tell(self, error: BaseException) -> None:
-        """Say what the program died of, as Python would: from its own first frame on."""
-        found = error.__traceback__
-        while found is not None and found.tb_frame.f_code is not self.code:
-            found = found.tb_next
-        tell(error.with_traceback(found or error.__traceback__))
+    def print_exception(self, error: BaseException) -> None:
+        """Print the exception the program ended with, as Python would: from its own first frame on."""
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code is not self.code:
+            own = own.tb_next
+        print_exception(error.with_traceback(own or error.__traceback__))
 
 
-def tell(error: BaseException) -> None:
-    """Say it by whatever says such things in this process."""
+def print_exception(error: BaseException) -> None:
+    """Print an exception by this process's own hook."""
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _compiled(file: Path, place: str) -> CodeType:
-    """The code of a file; what is wrong in it is said as Python says it."""
+def _compile(file: Path, place: str) -> CodeType:
+    """The code of a file; a syntax error is raised as Python raises it."""
     with io.open_code(str(file)) as opened:
         text = opened.read()
     return compile(text, place, "exec", dont_inherit=True)
@@ -117,12 +119,14 @@ _MODULES: Final = {
 _OTHERS: Final = frozenset({"deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "composer"})
 
 
-def instead_of(script: str, as_module: bool, arguments: Sequence[str], options: Sequence[str]) -> str | None:
-    """The sentence for somebody who would record a launcher; None if it is a program like any other.
+def launcher_advice(
+    script: str, as_module: bool, arguments: Sequence[str], options: Sequence[str]
+) -> str | None:
+    """The error for a launcher, with the command to type instead; None for any other program.
 
     ``options`` are those of ``sightline run``, which the command has to be given again.
 
-    >>> print(instead_of("mpirun", False, ["-n", "2", "python", "train.py"], ["--stats"]))
+    >>> print(launcher_advice("mpirun", False, ["-n", "2", "python", "train.py"], ["--stats"]))
     mpirun starts the processes of a job, which would not be recorded; have it start \
 `python -m sightline run --stats SCRIPT` instead of `python SCRIPT`.
     """
@@ -132,7 +136,7 @@ def instead_of(script: str, as_module: bool, arguments: Sequence[str], options: 
     own = [option for option in options if option != "-m"] if as_module else list(options)
     run = shlex.join(["sightline", "run", *own])
     head = f"{' '.join(command)} starts the processes of a job, which would not be recorded"
-    asked = _asked(command, rest)
+    asked = _parsed_arguments(command, rest)
     if asked is None:
         return f"{head}; have it start `python -m {run} SCRIPT` instead of `python SCRIPT`."
     before = rest[: len(rest) - len(asked.training_script_args) - 1]
@@ -156,8 +160,8 @@ def _command(script: str, as_module: bool, arguments: list[str]) -> tuple[list[s
     return [], arguments
 
 
-def _asked(command: list[str], arguments: list[str]) -> Any:
-    """What a launcher was asked for, read by its own parser; None where that is not to be had."""
+def _parsed_arguments(command: list[str], arguments: list[str]) -> Any:
+    """The arguments of a launcher, parsed by its own parser; None if that cannot be imported."""
     try:
         parser = _parser(command[0])
         with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):

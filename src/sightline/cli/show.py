@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Command, examples, filters, opened, recording, safe, spoken_view
+from sightline.cli.command import (
+    Command,
+    examples,
+    filter_options,
+    open_recording,
+    printable_text,
+    recording_argument,
+    view_in_cli_words,
+)
 from sightline.cli.screen import Screen, screen_options
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ VIEWS: Final = {
 }
 _MORE: Final = "--view code, log, order, summary, memory, source, problems or nonfinite"
 #: The views that, like the overview, say what to do next; the others show the user's own lines.
-_SPEAKING: Final = ("summary", "memory", "problems", "nonfinite")
+_WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
 _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 
 
@@ -58,10 +66,10 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
         "sightline show run.sight --open",
     ),
 )
-@recording
+@recording_argument
 @click.option("--view", type=click.Choice(list(VIEWS)),
               help="Which view.  [default: overview, or code if there are filters]")  # fmt: skip
-@filters("step", "module", "op", "phase", "depth", "tail")
+@filter_options("step", "module", "op", "phase", "depth", "tail")
 @click.option("--level", type=click.Choice(["api", "aten"]),
               help="code, source: calls as written, or aten ops.")  # fmt: skip
 @click.option(
@@ -98,11 +106,11 @@ def command(
     view = view or ("code" if given else "overview")
     for name in given:
         if name not in VIEWS[view]:
-            raise click.UsageError(_misplaced(name, view))
-    trace = opened(file, step)
+            raise click.UsageError(_wrong_option_text(name, view))
+    trace = open_recording(file, step)
     blocks = _blocks(trace, view, given, screen)
     if "allow" in given:
-        _say_unmatched(trace, given["allow"])
+        _warn_unmatched(trace, given["allow"])
     screen.show(blocks)
 
 
@@ -115,25 +123,25 @@ def _open_page(file: str, view: str | None, step: str | None, given: dict[str, A
     flags = [*(["--view"] if view else []), *map(_flag, given)]
     if flags:
         raise click.UsageError(f"{flags[0]} does not go with --open: the page has all views. --step does.")
-    open_temporary(opened(file, step), Path(file.rstrip("/")).stem)
+    open_temporary(open_recording(file, step), Path(file.rstrip("/")).stem)
 
 
-def _say_unmatched(trace: Trace, globs: Sequence[str]) -> None:
+def _warn_unmatched(trace: Trace, globs: Sequence[str]) -> None:
     """A glob that means nothing allows nothing; the answer stands, but whoever asked must know."""
     from sightline.analysis.unmatched import unmatched_allow
 
     for each in unmatched_allow(trace.data, globs):
-        click.echo(safe(f"sightline: --allow {each}"), err=True)
+        click.echo(printable_text(f"sightline: --allow {each}"), err=True)
 
 
-def _misplaced(name: str, view: str) -> str:
+def _wrong_option_text(name: str, view: str) -> str:
     """The sentence about an option that a view does not take."""
-    taken = _joined([_flag(each) for each in VIEWS[view]], "and") or "no filters"
-    homes = _joined([each for each, options in VIEWS.items() if name in options], "or")
+    taken = _join_words([_flag(each) for each in VIEWS[view]], "and") or "no filters"
+    homes = _join_words([each for each, options in VIEWS.items() if name in options], "or")
     return f"{_flag(name)} does not go with --view {view}, which takes {taken}; it goes with --view {homes}."
 
 
-def _joined(words: Sequence[str], last: str) -> str:
+def _join_words(words: Sequence[str], last: str) -> str:
     return f" {last} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
@@ -163,8 +171,8 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     elif view == "overview":
         from sightline.views.overview import overview
 
-        yield from spoken_view(overview(trace, more=_MORE)).within(room)
+        yield from view_in_cli_words(overview(trace, more=_MORE)).within(room)
     else:
         method = trace.call_order if view == "order" else getattr(trace, view)
         found = method(**given)
-        yield from (spoken_view(found) if view in _SPEAKING else found).within(room)
+        yield from (view_in_cli_words(found) if view in _WITH_ADVICE else found).within(room)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Command, examples, filters, opened, recording
-from sightline.cli.row_output import Column, Row, formats, write
-from sightline.cli.screen import Screen, bar, screen_options
+from sightline.cli.command import Command, examples, filter_options, open_recording, recording_argument
+from sightline.cli.row_output import Column, Row, format_options, write_rows
+from sightline.cli.screen import Screen, progress_bar, screen_options
 from sightline.views.outline import Block, line, printable, width
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sightline.trace.index import Index
 
 _ROWS: Final = 1000  #: of a table for people, where nothing else is asked for
-_LOOKED_AT: Final = 200  #: rows that tell whether a column is of numbers
+_SAMPLE_ROWS: Final = 200  #: rows that tell whether a column is of numbers
 _CUT: Final = 10  #: columns that a text keeps where there is little room
 _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
 
@@ -39,9 +39,9 @@ _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
         "sightline sql run.sight - < query.sql",
     ),
 )
-@recording
+@recording_argument
 @click.argument("query", required=False)
-@filters("step")
+@filter_options("step")
 @click.option("--tables", is_flag=True, help="List the tables with all their columns.")
 @click.option(
     "--timeout",
@@ -58,7 +58,7 @@ _GRACE: Final = 2.0  #: seconds beyond its time that a query gets to notice
     default=None,
     help=f"At most N rows; 0 for all.  [default: {_ROWS} in a table, all as JSON or CSV]",
 )
-@formats
+@format_options
 @screen_options
 def command(file: str, query: str | None, step: str | None, tables: bool, timeout: float,
             limit: int | None, form: str | None, screen: Screen) -> None:  # fmt: skip
@@ -68,30 +68,30 @@ def command(file: str, query: str | None, step: str | None, tables: bool, timeou
     and hold what the query mentions: nothing can be changed, attached or loaded. Without a query the tables
     are listed.
     """
-    index = opened(file, step).index
+    index = open_recording(file, step).index
     if query is None or tables:
-        screen.show(list(_listed(index, tables)))
+        screen.show(list(_table_list(index, tables)))
         return
     from sightline.convert.query import Query
 
     text = sys.stdin.read() if query == "-" else query
     most = limit if limit is not None else _ROWS if form is None else 0
-    with bar("tables") as progress:
-        desk = Query(index, text, seconds=timeout, progress=progress)
-        with _held_to(desk, timeout), desk:
-            _write(desk, form, most, screen)
+    with progress_bar("tables") as progress:
+        select = Query(index, text, seconds=timeout, progress=progress)
+        with _time_limit(select, timeout), select:
+            _write(select, form, most, screen)
 
 
-def _write(desk: Query, form: str | None, most: int, screen: Screen) -> None:
-    names = list(map(printable, desk.names))
-    rows: Iterator[Row] = (_plain(dict(zip(names, row, strict=True))) for row in desk.rows)
+def _write(select: Query, form: str | None, most: int, screen: Screen) -> None:
+    names = list(map(printable, select.names))
+    rows: Iterator[Row] = (_plain_row(dict(zip(names, row, strict=True))) for row in select.rows)
     shown = islice(rows, most) if most else rows
-    looked_at = list(islice(shown, _LOOKED_AT))
+    looked_at = list(islice(shown, _SAMPLE_ROWS))
     columns = _columns(names, looked_at)
     if form is None and screen.room is not None and _least(columns, looked_at) > screen.room:
         screen.show(_records(chain(looked_at, shown), columns))
     else:
-        write(form, chain(looked_at, shown), names, columns, screen)
+        write_rows(form, chain(looked_at, shown), names, columns, screen)
     if not looked_at and form is None:
         click.echo("No rows.", err=True)
     if most and next(rows, None) is not None:
@@ -115,7 +115,7 @@ def _records(rows: Iterable[Row], columns: Sequence[Column]) -> Iterator[Block]:
             yield line((column.title, "dim"), pad, (column.text(row), column.style))
 
 
-def _plain(row: Row) -> Row:
+def _plain_row(row: Row) -> Row:
     """A row as text and numbers: bytes as SQL writes them."""
     return {name: f"x'{item.hex()}'" if isinstance(item, bytes) else item for name, item in row.items()}
 
@@ -138,15 +138,15 @@ def _text(item: Any) -> str:
     return f"{item:.6g}" if isinstance(item, float) else str(item)
 
 
-def _listed(index: Index, columns: bool) -> Iterable[Block]:
+def _table_list(index: Index, columns: bool) -> Iterable[Block]:
     """The tables, each with its rows, what they are, and its columns."""
     from sightline.convert.context import TableContext
     from sightline.convert.tables import ALIASES, TABLES
 
-    facts = TableContext(index)
+    context = TableContext(index)
     others = {name: alias for alias, name in ALIASES.items()}
     for table in TABLES.values():
-        count = table.count(facts)
+        count = table.count(context)
         also = f", also {others[table.name]}" if table.name in others else ""
         yield line((table.name, "title"), f"  {count:,} row{'' if count == 1 else 's'}{also}: {table.about}")
         names = [column.name for column in table.columns]
@@ -169,13 +169,13 @@ def _folded(names: Sequence[str], room: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _held_to(desk: Query, seconds: float) -> Iterator[None]:
-    """End the process if SQLite does not come back: inside one function it looks at no clock."""
+def _time_limit(select: Query, seconds: float) -> Iterator[None]:
+    """End the process if SQLite does not return: inside a single function it never checks the time."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.2):
-            if desk.spent > seconds + _GRACE:
+            if select.spent > seconds + _GRACE:
                 sys.stderr.write(f"Error: The query took longer than {seconds:g} s and was stopped.\n")
                 sys.stderr.flush()
                 os._exit(1)

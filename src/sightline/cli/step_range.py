@@ -14,10 +14,10 @@ from sightline.options import step_range
 from sightline.tracing import trace
 
 
-def span_of(text: str | None) -> range | None:
-    """The steps that are meant: ``3``, ``0:5``, ``10:``, ``:``; None if no steps are asked for.
+def parse_steps(text: str | None) -> range | None:
+    """The steps of ``--steps``: ``3``, ``0:5``, ``10:``, ``:``; None without the option.
 
-    >>> span_of("3"), span_of("2:5")
+    >>> parse_steps("3"), parse_steps("2:5")
     (range(3, 4), range(2, 5))
     """
     if text is None:
@@ -28,8 +28,8 @@ def span_of(text: str | None) -> range | None:
 class StepRecorder:
     """A block in which everything is recorded, or some training steps are, each named.
 
-    ``begin`` may refuse; once the block runs, what goes wrong with the recording is kept as ``trouble`` and
-    the script goes on. In a forked child all this is the parent's.
+    ``begin`` may raise. Once the block runs, an error of the recorder is stored in ``trouble`` and the script
+    goes on. A forked child does nothing: the recording is its parent's.
     """
 
     def __init__(self, traced: trace, span: range | None) -> None:
@@ -37,27 +37,27 @@ class StepRecorder:
         self._span = span
         self._number = 0
         self._step: AbstractContextManager[None] | None = None
-        self._ready = ExitStack()
+        self._exit_stack = ExitStack()
         self._above: FrameType | None = None  # the frame that runs the script
         self._pid = os.getpid()
         self.trace: Trace | None = None
         self.trouble = ""  #: what went wrong with the recording, as a sentence
 
     @property
-    def _at_home(self) -> bool:
+    def _in_own_process(self) -> bool:
         return os.getpid() == self._pid
 
     def begin(self) -> None:
-        """Begin to record, or to count steps; whoever calls it runs the script next."""
+        """Begin to record, or to count steps; the caller runs the script next."""
         self._above = sys._getframe(1)
         if self._span is None:
             self._begin(sys._getframe())
             return
-        from sightline.recording.step_marks import standing_by
+        from sightline.recording.step_marks import hold_optimizer_hooks
         from sightline.recording.torchapi import optimizer_hooks
 
-        self._ready.enter_context(standing_by())  # steps begin and end inside a hook
-        self._ready.callback(optimizer_hooks.register_optimizer_step_post_hook(self._stepped).remove)
+        self._exit_stack.enter_context(hold_optimizer_hooks())  # steps begin and end inside a hook
+        self._exit_stack.callback(optimizer_hooks.register_optimizer_step_post_hook(self._stepped).remove)
         self._next(sys._getframe())
 
     def __enter__(self) -> None:
@@ -66,7 +66,7 @@ class StepRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._at_home:
+        if not self._in_own_process:
             return
         try:
             self._end_step()
@@ -79,10 +79,10 @@ class StepRecorder:
             raise
         except KeyboardInterrupt:  # the script has ended, in its own way
             self.trouble = "the recording was interrupted before it was finished."
-        except Exception as own:  # noqa: BLE001 — whatever it is, it is not the script's
+        except Exception as own:  # noqa: BLE001 — an error of the recorder must not end the script
             self._fail(own)
         finally:
-            self._ready.close()
+            self._exit_stack.close()
             self._above = None
 
     def _fail(self, error: Exception) -> None:
@@ -90,7 +90,7 @@ class StepRecorder:
 
     def _stepped(self, *_: object) -> None:
         """An optimizer has stepped."""
-        if not self._at_home:
+        if not self._in_own_process:
             return
         try:
             self._end_step()
@@ -115,7 +115,7 @@ class StepRecorder:
         """Begin to record, from the script's own first frame on."""
         while frame.f_back is not None and frame.f_back is not self._above:
             frame = frame.f_back
-        self.trace = self._traced._start(frame, above=False)
+        self.trace = self._traced._start(frame, outer_frames=False)
 
     def _end_step(self) -> None:
         if self._step is not None:

@@ -35,10 +35,10 @@ _QUANTILES: Final = (1, 25, 50, 75, 99)
 _MARGIN: Final = 11  #: columns for the titles of facts
 
 
-def reading(given: Array) -> ValueStatistics:
+def array_statistics(given: Array) -> ValueStatistics:
     """What the numbers of a tensor are like; of complex ones their magnitudes.
 
-    >>> reading(np.array([1.0, -1.0, np.nan])).text
+    >>> array_statistics(np.array([1.0, -1.0, np.nan])).text
     '-1 … 1, mean 0, std 1.41, 1 NaN'
     """
     nans = infs = count = 0
@@ -60,15 +60,15 @@ def reading(given: Array) -> ValueStatistics:
 
 def _chunks(given: Array) -> Iterator[F64]:
     flat = given.reshape(-1)
-    return (_wide(flat[at : at + _CHUNK]) for at in range(0, flat.size, _CHUNK))
+    return (_as_float64(flat[at : at + _CHUNK]) for at in range(0, flat.size, _CHUNK))
 
 
 def _unit(low: float, high: float) -> float:
-    """What numbers are told in shares of: the square, and the sum, of a double may be none."""
+    """A scale to divide by, since the square or the sum of doubles may overflow."""
     return max(abs(low), abs(high)) or 1.0
 
 
-def picture(given: Array, chosen: Sequence[int] = (), room: int | None = None) -> Iterator[Line]:
+def tensor_lines(given: Array, chosen: Sequence[int] = (), room: int | None = None) -> Iterator[Line]:
     """The facts about a tensor's numbers and its drawing, in ``room`` columns.
 
     ``chosen`` are the first indices of the slice.
@@ -79,17 +79,17 @@ def picture(given: Array, chosen: Sequence[int] = (), room: int | None = None) -
         return
     yield from _distribution(given)
     at = _indices(given.shape, chosen)
-    shown = _wide(np.asarray(given[at]))
+    shown = _as_float64(np.asarray(given[at]))
     yield line()
-    yield line((_which(at, shown.shape, most), "dim"))
+    yield line((_slice_text(at, shown.shape, most), "dim"))
     if not shown.ndim:
         yield line(number_text(float(shown)))
     else:
         yield from (_bars if shown.ndim == 1 else _map)(shown, most)
 
 
-def _wide(given: Array) -> F64:
-    """As float64, without a word about numbers that get lost on the way."""
+def _as_float64(given: Array) -> F64:
+    """As float64, without warnings about overflow."""
     with np.errstate(all="ignore"):
         return (np.abs(given) if given.dtype.kind == "c" else given).astype(np.float64)
 
@@ -98,26 +98,26 @@ def _wide(given: Array) -> F64:
 
 
 def _facts(given: Array) -> Iterator[Line]:
-    seen = reading(given)
+    seen = array_statistics(given)
     complex_ = " of the magnitudes" if given.dtype.kind == "c" else ""
-    yield _fact("numbers", *(seen.spans or (Span("there are none"),)), Span(complex_, "dim"))
+    yield _fact_line("numbers", *(seen.spans or (Span("there are none"),)), Span(complex_, "dim"))
     sample = _finite_sample(given)
     if sample.size > 1 and seen.low != seen.high:
         values = np.percentile(sample, _QUANTILES, method="nearest").tolist()
         told = (f"{q} % {number_text(value)}" for q, value in zip(_QUANTILES, values, strict=True))
-        yield _fact("quantiles", Span(" · ".join(told)))
+        yield _fact_line("quantiles", Span(" · ".join(told)))
     zeros = int(given.size - np.count_nonzero(given))
     if zeros:
-        yield _fact("zeros", Span(f"{zeros:,} of {given.size:,} ({100 * zeros / given.size:.1f} %)"))
+        yield _fact_line("zeros", Span(f"{zeros:,} of {given.size:,} ({100 * zeros / given.size:.1f} %)"))
 
 
-def _fact(title: str, *spans: Span) -> Line:
+def _fact_line(title: str, *spans: Span) -> Line:
     return line((f"{title:<{_MARGIN}}", "dim"), *spans, hang=_MARGIN)
 
 
 def _finite_sample(given: Array) -> F64:
     flat = given.reshape(-1)
-    wide = _wide(flat[:: max(1, flat.size // _SAMPLE)])
+    wide = _as_float64(flat[:: max(1, flat.size // _SAMPLE)])
     return wide[np.isfinite(wide)]
 
 
@@ -132,7 +132,7 @@ def _distribution(given: Array) -> Iterator[Line]:
     counts = np.bincount(np.minimum((shares * _BINS).astype(np.int64), _BINS - 1), minlength=_BINS)
     bars = "".join(" " if not n else BARS[_level(n / counts.max(), len(BARS))] for n in counts.tolist())
     ends = number_text(low), number_text(high)
-    yield _fact("spread", Span(f"{ends[0]} "), Span(bars, "number"), Span(f" {ends[1]}"))
+    yield _fact_line("spread", Span(f"{ends[0]} "), Span(bars, "number"), Span(f" {ends[1]}"))
 
 
 def _level(share: float, count: int) -> int:
@@ -144,7 +144,7 @@ def _level(share: float, count: int) -> int:
 
 
 def _indices(shape: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
-    """Where the part that is drawn is: the indices chosen, and 0 for what is left but two dimensions."""
+    """The first indices of the slice that is drawn: those chosen, then 0 until two dimensions are left."""
     if len(chosen) > len(shape):
         raise UsageError(f"--slice has {len(chosen)} indices; the tensor has {len(shape)} dimensions.")
     for dimension, (at, size) in enumerate(zip(chosen, shape, strict=False)):
@@ -154,7 +154,7 @@ def _indices(shape: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
     return (*found, *[0] * (len(shape) - len(found) - 2))
 
 
-def _which(at: Sequence[int], shape: Sequence[int], most: int) -> str:
+def _slice_text(at: Sequence[int], shape: Sequence[int], most: int) -> str:
     """Which part is drawn: ``[0, :, :]  rows 0 … 7, columns 0 … 63``."""
     told = [f"[{', '.join([*map(str, at), *':' * len(shape)])}]"] if at else []
     words = ("entries",) if len(shape) == 1 else ("rows", "columns")
@@ -196,7 +196,7 @@ class _Cells:
     def spans(self, signs: str, wide: int = 1, row: int | tuple[()] = ()) -> tuple[Span, ...]:
         """A row of cells."""
         cells = zip(self.means[row].tolist(), self.nans[row].tolist(), self.infs[row].tolist(), strict=True)
-        return _joined([self._span(*cell, signs, wide) for cell in cells])
+        return _merge_spans([self._span(*cell, signs, wide) for cell in cells])
 
     def _span(self, mean: float, nan: bool, inf: bool, signs: str, wide: int) -> Span:
         if nan or inf:
@@ -232,7 +232,7 @@ def _map(shown: F64, most: int) -> Iterator[Line]:
     yield cells.legend(SHADES)
 
 
-def _joined(spans: Sequence[Span]) -> tuple[Span, ...]:
+def _merge_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
     """Neighbours of one style as one span."""
     made: list[Span] = []
     for span in spans:

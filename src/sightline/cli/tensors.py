@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from sightline.cli.command import Command, examples, filters, opened, recording
-from sightline.cli.row_output import Column, Row, formats, write
+from sightline.cli.command import Command, examples, filter_options, open_recording, recording_argument
+from sightline.cli.row_output import Column, Row, format_options, write_rows
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import NotCaptured, UsageError
 from sightline.notation import bytes_text, tensor_text, value_text
@@ -35,23 +35,23 @@ _NUMBERS: Final = ("min", "max", "mean", "std", "nans", "infs")
         "sightline tensors run.sight --json | jq 'select(.nans > 0)'",
     ),
 )
-@recording
+@recording_argument
 @click.argument("key", metavar="[KEY]", required=False)
-@filters("module")
+@filter_options("module")
 @click.option("--name", metavar="GLOB", help="Only of these names: 'output', 'q', '*.grad'.")
-@filters("step")
+@filter_options("step")
 @click.option(
     "--role", type=click.Choice(["input", "output", "op", "spy", "gradient"]), help="Only this role."
 )
 @click.option("--call", metavar="N", type=click.IntRange(0), help="Only the call N of each, from 0.")
-@filters("head", "tail")
+@filter_options("head", "tail")
 @click.option(
     "--stats/--no-stats", default=True, help="Range, mean and deviation: reads every tensor listed."
 )
 @click.option(
     "--slice", "chosen", metavar="I,J…", help="With KEY: which slice to draw, by its first indices."
 )
-@formats
+@format_options
 @screen_options
 def command(file: str, key: str | None, head: int | None, tail: int | None, stats: bool, chosen: str | None,
             form: str | None, screen: Screen, **asked: Any) -> None:  # fmt: skip
@@ -64,25 +64,27 @@ def command(file: str, key: str | None, head: int | None, tail: int | None, stat
         raise click.UsageError("--head and --tail do not go together; give one of them.")
     if chosen is not None and key is None:
         raise click.UsageError("--slice goes with a KEY: it says which part of that tensor to draw.")
-    trace = opened(file)
+    trace = open_recording(file)
     if not any(fnmatchcase(info.step, asked["step"] or "*") for info in trace.data.captures):
-        trace = opened(file, asked.pop("step"))  # no name that a tensor has, or a glob of them
-    found = _meant(trace, key, asked)
+        trace = open_recording(file, asked.pop("step"))  # no name that a tensor has, or a glob of them
+    found = _select_tensors(trace, key, asked)
     found = found[:head] if head is not None else found[-tail:] if tail is not None else found
     if key is not None and len(found) == 1 and form is None:
-        screen.show(View(tuple(_drawn(trace, found[0], _indices(chosen), screen.room))).within(screen.room))
+        screen.show(
+            View(tuple(_tensor_view(trace, found[0], _indices(chosen), screen.room))).within(screen.room)
+        )
         return
     if chosen is not None:
-        raise UsageError(f"--slice is for one tensor; {key!r} means {len(found)}: {_offer(found)}.")
+        raise UsageError(f"--slice is for one tensor; {key!r} means {len(found)}: {_keys_text(found)}.")
     names = (*_NAMES, *_NUMBERS) if stats else _NAMES
     columns = _COLUMNS if stats else _COLUMNS[:-3]
     if form is None and not found:
-        screen.show([line((_nothing_kept(trace), "dim"), hang=1)])
+        screen.show([line((_no_tensors_text(trace), "dim"), hang=1)])
         return
-    write(form, (_row(tensor, stats) for tensor in found), names, columns, screen)
+    write_rows(form, (_row(tensor, stats) for tensor in found), names, columns, screen)
 
 
-def _nothing_kept(trace: Trace) -> str:
+def _no_tensors_text(trace: Trace) -> str:
     """That there is nothing, and why or how there can be something."""
     from sightline.analysis.unmatched import capture_text
 
@@ -90,13 +92,13 @@ def _nothing_kept(trace: Trace) -> str:
     return f"(no tensors were kept: {why})"
 
 
-def _meant(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[CapturedTensor]:
+def _select_tensors(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[CapturedTensor]:
     """The tensors that are meant; none is an error where something was asked for."""
     tensors = trace.tensors
     found = list(tensors.where(**asked))
     given = [f"--{name} {value}" for name, value in asked.items() if value is not None]
     if key is not None:
-        named = _named(tensors, key)
+        named = _look_up(tensors, key)
         keys = {named.key} if hasattr(named, "key") else set(named.keys())
         found = [tensor for tensor in found if tensor.key in keys]
     if given and not found:
@@ -104,16 +106,16 @@ def _meant(trace: Trace, key: str | None, asked: dict[str, Any]) -> list[Capture
     return found
 
 
-def _named(tensors: Tensors, key: str) -> Any:
+def _look_up(tensors: Tensors, key: str) -> Any:
     """What a key or a name means; what is no name but looks like a key is likely to be one, misspelt."""
     if "/" in key and key not in tensors:
-        from sightline.analysis.select import nearest
+        from sightline.patterns import did_you_mean
 
-        raise NotCaptured(f"No tensor was captured as {key!r}{nearest(key, tensors)}")
+        raise NotCaptured(f"No tensor was captured as {key!r}{did_you_mean(key, tensors)}")
     return tensors[key]
 
 
-def _offer(found: list[CapturedTensor]) -> str:
+def _keys_text(found: list[CapturedTensor]) -> str:
     """Some of the keys one may choose from."""
     keys = [repr(tensor.key) for tensor in found[:3]]
     return f"give {', '.join(keys)}{', …' if len(found) > 3 else ''}"
@@ -140,12 +142,12 @@ def _row(tensor: CapturedTensor, stats: bool) -> Row:
     if stats:
         import numpy as np
 
-        from sightline.cli.tensor_plot import reading
+        from sightline.cli.tensor_plot import array_statistics
 
         try:
-            seen = reading(tensor.numpy())
+            seen = array_statistics(tensor.numpy())
         except UsageError:  # a dtype that numpy has no numbers for
-            seen = reading(np.zeros(0))
+            seen = array_statistics(np.zeros(0))
         row |= {"min": seen.low, "max": seen.high, "mean": seen.mean, "std": seen.std, "nans": seen.nans,
                 "infs": seen.infs, "_range": seen.range, "_spread": seen.spread,
                 "_wrong": "".join(span.text for span in seen.wrong)}  # fmt: skip
@@ -163,14 +165,14 @@ _COLUMNS: Final = (
 )
 
 
-def _drawn(trace: Trace, tensor: CapturedTensor, chosen: list[int], room: int | None) -> Iterable[Line]:
+def _tensor_view(trace: Trace, tensor: CapturedTensor, chosen: list[int], room: int | None) -> Iterable[Line]:
     """A tensor: what it is, its numbers, its picture."""
-    from sightline.cli.tensor_plot import picture
+    from sightline.cli.tensor_plot import tensor_lines
 
-    return [*_head(trace, tensor), *picture(tensor.numpy(), chosen, room)]
+    return [*_heading(trace, tensor), *tensor_lines(tensor.numpy(), chosen, room)]
 
 
-def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
+def _heading(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
     info = tensor.info
     sample = "" if info.whole else "  (a sample of its elements)"
     tensor_ = tensor_text(tensor.shape, tensor.dtype)
@@ -187,16 +189,11 @@ def _head(trace: Trace, tensor: CapturedTensor) -> Iterator[Line]:
         name = f" {value.name}" if value.name else ""
         told = f"{value_text(value.id)} {value.kind}{name}"
         if made is not None:
-            told += f", made by op {made.id} {made.name}{_place(trace, made.id)}"
+            told += f", made by op {made.id} {made.name}{_position(trace, made.id)}"
         yield line((f"{'value':<11}", "dim"), told, hang=11)
 
 
-def _place(trace: Trace, op: int) -> str:
+def _position(trace: Trace, op: int) -> str:
     """Where the user wrote what ran an op, to end a sentence with."""
-    import numpy as np
-
-    from sightline.trace.user_frames import Chains, shown_frames, torch_file
-
-    frame = int(shown_frames(trace.data, np.array([op]))[0])
-    chain = Chains(trace.data, torch_file).of(frame)
-    return f" at {trace.frames[chain[-1]].position}" if chain else ""
+    frame = int(trace.index.op_user_frames[op])
+    return f" at {trace.frames[frame].position}" if frame >= 0 else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from sightline.cli.command import Command, examples, safe
+from sightline.cli.command import Command, examples, printable_text
 from sightline.errors import UsageError
 
 
@@ -56,7 +56,7 @@ def command(
 
     def say(text: str) -> None:
         if verbose:
-            click.echo(safe(text), err=True)
+            click.echo(printable_text(text), err=True)
 
     try:
         tree = build_tree(parse_trace(trace_file))
@@ -69,4 +69,4 @@ def command(
     dot = construct_graph(tree, show_repetition, prune_leaves, squash_name)
     apply_graph_render_options(dot, dpi, figwidth, figheight)
     written = dot.render(out, cleanup=True, format=out.suffix.lower().removeprefix(".") or "png")
-    click.echo(safe(f"wrote {written}"), err=True)
+    click.echo(printable_text(f"wrote {written}"), err=True)

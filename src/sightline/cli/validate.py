@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Command, examples, opened, recording, safe
-from sightline.cli.screen import waiting
+from sightline.cli.command import Command, examples, open_recording, printable_text, recording_argument
+from sightline.cli.screen import wait_message
 from sightline.notation import bytes_text
 from sightline.trace.bundle.reader import LoadedTrace
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         "sightline validate run.sight && rsync -a run.sight host:",
     ),
 )
-@recording
+@recording_argument
 def command(file: str) -> None:
     """Check that a recording is sound.
 
@@ -32,19 +32,19 @@ def command(file: str) -> None:
     resolve, calls nest, values are made before they are read. The exit code is 0 if so, else 1. A recording
     whose process was killed, or still runs, may be sound as far as it goes: then it says `not finished`.
     """
-    trace = opened(file)
-    with waiting():
+    trace = open_recording(file)
+    with wait_message():
         report = trace.validate()
     told = [
-        _counted(report.ops, "op"),
-        _counted(report.values, "value"),
-        _counted(report.calls, "module call"),
+        _count_text(report.ops, "op"),
+        _count_text(report.values, "value"),
+        _count_text(report.calls, "module call"),
     ]
     told += _sources(trace) + _tensors(trace)
     if report.external:
         told.append(f"{report.external:,} values from outside")
     state = "sound, but not finished" if trace.info.get("unfinished") else "sound"
-    click.echo(f"{safe(file)} is {state}: {', '.join(told)}.")
+    click.echo(f"{printable_text(file)} is {state}: {', '.join(told)}.")
 
 
 def _sources(trace: Trace) -> list[str]:
@@ -54,8 +54,8 @@ def _sources(trace: Trace) -> list[str]:
         data.sources[name]  # reading is the check
     whole = len(data.source_lines.whole)
     parts = len(data.sources) - whole
-    told = [_counted(whole, "source file")] if whole else []
-    return [*told, f"lines of {_counted(parts, 'other file')}"] if parts else told
+    told = [_count_text(whole, "source file")] if whole else []
+    return [*told, f"lines of {_count_text(parts, 'other file')}"] if parts else told
 
 
 def _tensors(trace: Trace) -> list[str]:
@@ -68,8 +68,8 @@ def _tensors(trace: Trace) -> list[str]:
     with click.progressbar(tensors, label="tensors", file=sys.stderr, hidden=hidden) as shown:
         for tensor in shown:
             size += tensor.raw.nbytes
-    return [f"{_counted(len(tensors), 'kept tensor')} of {bytes_text(size)}"]
+    return [f"{_count_text(len(tensors), 'kept tensor')} of {bytes_text(size)}"]
 
 
-def _counted(count: int, what: str) -> str:
+def _count_text(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -3,10 +3,10 @@
     import sys, sightline.compat.torch_code_tracing
     sys.modules["torch_code_tracing"] = sightline.compat.torch_code_tracing
 
-is enough for a script that is written for that package. Ops come from the recorder and lines from the live
-view. What differs from ``t.code()`` is how they are written: functions by their bare name, tensors without
-their device, and a loop's line once while it leads to the same place. Ops of a backward pass stand under the
-lines of their forward ops, any dtype has a name, and files are shortened to ``site-packages/…``.
+is enough for a script that was written for that package. Ops come from the recorder and lines from the live
+view. The text differs from ``t.code()``: functions have their bare name, tensors no device, and the line of a
+loop is written once while it leads to the same lines. Ops of a backward pass are under the lines of their
+forward ops, any dtype has a name, and files are shortened to ``site-packages/…``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
-from sightline.trace.user_frames import first_own, shown_frames, torch_file
+from sightline.trace.source_files import torch_file
+from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
 
@@ -48,8 +49,8 @@ class Trace:
     """
 
     op_str: str  #: ``mul.Tensor(f32[2, 3], 2) -> f32[2, 3]``
-    stack: list[inspect.Traceback]  #: the source positions that led to it, outermost first, none in torch
-    event: CodeOp = field(repr=False)  #: what the lines are made of
+    stack: list[inspect.Traceback]  #: the source positions that led to it, outermost first, without torch's
+    event: CodeOp = field(repr=False)  #: what `TracingMode.print` writes
 
 
 class TracingMode:
@@ -73,13 +74,13 @@ class TracingMode:
         self._succinct = succinct
         self._color = color
         self._recorders: list[Recorder] = []
-        self._known: tuple[list[Index], list[Trace]] = ([], [])
+        self._cache: tuple[list[Index], list[Trace]] = ([], [])
 
     def __enter__(self) -> Self:
         if self._recorders and self._recorders[-1].running:
             raise UsageError("This TracingMode is already tracing; make a second one to nest.")
-        watcher = None if self._quiet else _Printing(None, color=self._color, succinct=self._succinct)
-        recorder = Recorder(None, "aten", "TracingMode", asked=RecordingOptions(watcher))
+        watcher = None if self._quiet else _OpPrinter(None, color=self._color, succinct=self._succinct)
+        recorder = Recorder(None, "aten", "TracingMode", options=RecordingOptions(watcher))
         recorder.start(sys._getframe(1))
         self._recorders.append(recorder)
         return self
@@ -93,10 +94,10 @@ class TracingMode:
     def traces(self) -> list[Trace]:
         """The ops that were recorded, in the order they ran; inside the block, those so far."""
         indexes = [recorder.index() for recorder in self._recorders]
-        seen, traces = self._known
-        if len(seen) != len(indexes) or any(a is not b for a, b in zip(seen, indexes, strict=True)):
+        cached, traces = self._cache
+        if len(cached) != len(indexes) or any(a is not b for a, b in zip(cached, indexes, strict=True)):
             traces = [trace for index in indexes for trace in _traces(index)]
-            self._known = indexes, traces
+            self._cache = indexes, traces
         return traces
 
     def print(self, succinct: bool | None = None) -> None:
@@ -117,12 +118,12 @@ class TracingMode:
         return out.getvalue().removesuffix("\n")
 
     def _write(self, stream: IO[str] | None, color: bool, succinct: bool) -> None:
-        lines = _Printing(stream, color=color, succinct=succinct)
+        printer = _OpPrinter(stream, color=color, succinct=succinct)
         for trace in self.traces:
-            lines.write(trace.event)
+            printer.write(trace.event)
 
 
-class _Printing:
+class _OpPrinter:
     """Writes ops with the live view, as they happen or afterwards."""
 
     def __init__(self, stream: IO[str] | None, *, color: bool, succinct: bool) -> None:
@@ -132,8 +133,8 @@ class _Printing:
         self._last: Sequence[ChainFrame] = ()
 
     def op(self, event: LiveOpEvent) -> None:
-        inputs, outputs = _texts(event.inputs), _made(event, _texts(event.outputs))
-        chain = _places(event.chain)
+        inputs, outputs = _tensor_texts(event.inputs), _result_text(event, _tensor_texts(event.outputs))
+        chain = _shown_frames(event.chain)
         self.write(CodeOp(event.name, event.form, inputs, outputs, chain, event.phase, event.raised))
 
     def enter(self, event: LiveCallEvent) -> None:
@@ -143,27 +144,27 @@ class _Printing:
         """A module call shows as the lines it runs."""
 
     def write(self, event: CodeOp) -> None:
-        """Write one op, and of its lines those that the op before did not have."""
+        """Write an op under those of its lines that the op before did not have."""
         last, chain = self._last, event.chain
-        kept = self._kept(chain)
-        if kept == len(chain) < len(last):
-            kept -= 1  # back from a call: the line is written again, right above its op
+        shared = self._shared_lines(chain)
+        if shared == len(chain) < len(last):
+            shared -= 1  # back from a call: the line is written again, right above its op
         self._last = [
-            _place(place, last[at].call if at < kept else next(self._numbers))
-            for at, place in enumerate(chain)
+            _bare_frame(frame, last[at].call if at < shared else next(self._numbers))
+            for at, frame in enumerate(chain)
         ]
         self._live.op(replace(event, chain=self._last))
 
-    def _kept(self, chain: Sequence[FrameLike]) -> int:
-        """How many lines of the op before stand above this one, too; the view tells lines by their number."""
+    def _shared_lines(self, chain: Sequence[FrameLike]) -> int:
+        """How many lines this op shares with the one before; the view identifies lines by their number."""
         if self._succinct:
-            return shared_lines(self._last, [_place(place) for place in chain])
-        same = (_whole(a) == _whole(b) for a, b in zip(self._last, chain, strict=False))
+            return shared_lines(self._last, [_bare_frame(frame) for frame in chain])
+        same = (_position(a) == _position(b) for a, b in zip(self._last, chain, strict=False))
         return sum(takewhile(bool, same))
 
 
-class _Alone(str):
-    """The text of a tensor that is written out even beside others that look like it."""
+class _DistinctText(str):
+    """The text of a tensor, equal only to itself: the view folds equal neighbours, and must not here."""
 
     __slots__ = ()
     __hash__ = str.__hash__
@@ -172,45 +173,45 @@ class _Alone(str):
         return self is other
 
 
-def _texts(metas: Iterable[TensorMeta]) -> list[str]:
+def _tensor_texts(metas: Iterable[TensorMeta]) -> list[str]:
     """Tensors without their device: ``bf16[2, 3]``."""
-    return [_Alone(tensor_text(meta.sizes, meta.dtype)) for meta in metas]
+    return [_DistinctText(tensor_text(meta.sizes, meta.dtype)) for meta in metas]
 
 
-def _made(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
-    """What an op returned; several outputs stand in parentheses, also those of a list."""
+def _result_text(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
+    """What an op returned; several outputs are in parentheses, also those of a list."""
     if op.raised:
         return ""
     one = op.result.args[0] if len(op.result.args) == 1 else None
     return (Form((tuple(one),)) if isinstance(one, list) else op.result).fill(texts) or "None"
 
 
-def _places(chain: Sequence[FrameLike]) -> tuple[ChainFrame, ...]:
-    """The visible part of a chain, with the bare names of functions."""
-    shown = [place for place in chain if not torch_file(place.file)]
-    return tuple(_place(place) for place in shown[first_own(place.file for place in shown) :])
+def _shown_frames(chain: Sequence[FrameLike]) -> tuple[ChainFrame, ...]:
+    """The frames of a chain that are shown, with the bare names of functions."""
+    frames = [frame for frame in chain if not torch_file(frame.file)]
+    return tuple(_bare_frame(frame) for frame in frames[first_user_index(frame.file for frame in frames) :])
 
 
-def _place(place: FrameLike, number: int = -1) -> ChainFrame:
-    end = getattr(place, "end_line", place.line)
-    bare = place.function.rpartition(".")[2]
-    indent = getattr(place, "indent", -1)
-    return ChainFrame(place.file, place.line, bare, place.code, place.columns, end, number, indent)
+def _bare_frame(frame: FrameLike, number: int = -1) -> ChainFrame:
+    end = getattr(frame, "end_line", frame.line)
+    function = frame.function.rpartition(".")[2]
+    indent = getattr(frame, "indent", -1)
+    return ChainFrame(frame.file, frame.line, function, frame.code, frame.columns, end, number, indent)
 
 
-def _whole(place: FrameLike) -> Hashable:
-    """A position to the column."""
-    return place.file, place.line, place.function, place.columns, getattr(place, "end_line", place.line)
+def _position(frame: FrameLike) -> Hashable:
+    """A source position, to the column."""
+    return frame.file, frame.line, frame.function, frame.columns, getattr(frame, "end_line", frame.line)
 
 
 def _traces(index: Index) -> Iterator[Trace]:
     """The aten ops of a recording."""
     data = index.raw
-    frames = shown_frames(data).tolist()
+    frames = index.op_frames.tolist()
 
     @cache
     def chain(frame: int) -> tuple[ChainFrame, ...]:
-        return _places(index.frames[frame].chain) if frame >= 0 else ()
+        return _shown_frames(index.frames[frame].chain) if frame >= 0 else ()
 
     @cache
     def stack(frame: int) -> tuple[inspect.Traceback, ...]:
@@ -218,20 +219,21 @@ def _traces(index: Index) -> Iterator[Trace]:
 
     def event(op: Op) -> CodeOp:
         inputs, outputs = (
-            _texts(data.metas[data.values.meta[v.id]] for v in part) for part in (op.inputs, op.outputs)
+            _tensor_texts(data.metas[data.values.meta[v.id]] for v in part)
+            for part in (op.inputs, op.outputs)
         )
-        made = _made(op, outputs)
-        return CodeOp(op.name, op.form, inputs, made, chain(frames[op.id]), op.phase, op.raised)
+        result = _result_text(op, outputs)
+        return CodeOp(op.name, op.form, inputs, result, chain(frames[op.id]), op.phase, op.raised)
 
     for op in index.ops.where(level="aten"):
-        told = event(op)
-        text = call_text(told.name, told.form, told.inputs, told.output)
-        yield Trace(text, list(stack(frames[op.id])), told)
+        shown = event(op)
+        text = call_text(shown.name, shown.form, shown.inputs, shown.output)
+        yield Trace(text, list(stack(frames[op.id])), shown)
 
 
-def _traceback(place: ChainFrame) -> inspect.Traceback:
-    """A place in the standard library's terms."""
-    columns = place.columns or (None, None)
-    positions = dis.Positions(place.line, place.end_line, *columns)
-    context = [place.code] if place.code else None
-    return inspect.Traceback(place.file, place.line, place.function, context, 0, positions=positions)
+def _traceback(frame: ChainFrame) -> inspect.Traceback:
+    """A frame as the standard library describes it."""
+    columns = frame.columns or (None, None)
+    positions = dis.Positions(frame.line, frame.end_line, *columns)
+    context = [frame.code] if frame.code else None
+    return inspect.Traceback(frame.file, frame.line, frame.function, context, 0, positions=positions)

@@ -3,11 +3,11 @@
     import sys, sightline.compat.tracy_nn
     sys.modules["tracy_nn"] = sightline.compat.tracy_nn
 
-is enough for a script that is written for that package. The recorder says what happens and the live log
-writes it, so every torch function is seen (``torch.cat`` too), what a module is set to comes from the module
-itself, containers indent what runs inside them, and nothing in torch is replaced. A module of the user's
-own shows what runs in it, also where it has no submodules; the model has no block of its own, unless it is
-a single module of torch; a bias is said where there is none, and a dtype where it is not ``float32``.
+is enough for a script that was written for that package. The recorder reports what happens and the live log
+writes it, so every torch function is seen (``torch.cat`` too), the settings of a module come from the module
+itself, containers indent what runs inside them, and nothing in torch is replaced. A module of the user's own
+shows what runs in it, even without submodules; the model has no block of its own, unless it is a single
+module of torch; a bias is mentioned where there is none, and a dtype where it is not ``float32``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from sightline.api import Trace
 from sightline.errors import UsageError
-from sightline.recording.native.engine import chosen
+from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.trace.data import TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
@@ -35,9 +35,9 @@ from sightline.views.outline import Printer
 
 __all__ = ["Color", "Tracer", "trace_model"]
 
-#: What torch runs instead of the modules of its own attention layers, in eval mode and without gradients.
+#: Ops that torch runs in place of the modules of its own attention layers, in eval mode without gradients.
 _FUSED: Final = re.compile(r"_transformer_encoder_layer_fwd|_native_multi_head_attention")
-_FUSING: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+_FUSED_MODULES: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
 _HINT: Final = (
     "torch ran the whole module as one fused op; torch.backends.mha.set_fastpath_enabled(False) shows inside"
 )
@@ -66,14 +66,14 @@ class Color:
 
 
 def _color() -> bool | None:
-    """What a printer is told: no colours, or those that suit the stream."""
+    """The ``color`` of a printer: False, or None for what suits the stream."""
     return None if Color.enabled else False
 
 
 def _level(model: Any) -> str:
-    """What is recorded: API calls; the plain engine sees only the aten ops of what torch fuses."""
-    fuses = model is not None and any(isinstance(part, _FUSING) for part in model.modules())
-    return "both" if fuses and chosen("auto") == "python" else "api"
+    """The level to record: API calls, and aten ops where the plain engine sees fused modules only there."""
+    fuses = model is not None and any(isinstance(part, _FUSED_MODULES) for part in model.modules())
+    return "both" if fuses and resolve_engine("auto") == "python" else "api"
 
 
 def _tensor_text(meta: TensorMeta) -> str:
@@ -110,7 +110,7 @@ class Tracer:
         self._model = model
         self._recorder: Recorder | None = None
         self._log: LiveLog | None = None
-        self._began: list[bool] = []  # whether each open ``with tracer:`` block has started it
+        self._started: list[bool] = []  # whether each open ``with tracer:`` block started it
 
     def __repr__(self) -> str:
         return f"<Tracer {self.name!r}, {'tracing' if self.active else 'not tracing'}>"
@@ -122,7 +122,7 @@ class Tracer:
 
     @property
     def recording(self) -> Trace:
-        """What was recorded last, or is being recorded.
+        """The last recording, or the one that is running.
 
         >>> import torch
         >>> tracer, model, x = Tracer("Tiny"), torch.nn.Linear(3, 2), torch.ones(1, 3)
@@ -137,29 +137,29 @@ class Tracer:
         return Trace(self._recorder.index)
 
     def start(self, model: Any) -> None:
-        """Begin to trace a model; a tracer that is tracing says so and goes on as it is."""
+        """Begin to trace a model; an active tracer prints that it is active and goes on."""
         self._start(model, sys._getframe(1))
 
     def stop(self) -> None:
-        """Stop tracing; a tracer that is not tracing stays as it is."""
+        """Stop tracing; does nothing where the tracer is not active."""
         self._stop(None)
 
-    def trace(self, model: Any) -> _Block:
-        """Trace a model while a block runs; the tracer is what ``as`` gives."""
-        return _Block(self, model)
+    def trace(self, model: Any) -> _TraceBlock:
+        """Trace a model while a block runs: ``with tracer.trace(model) as tracer:``."""
+        return _TraceBlock(self, model)
 
     def __enter__(self) -> Self:
-        self._began.append(self._start(self._model, sys._getframe(1)))
+        self._started.append(self._start(self._model, sys._getframe(1)))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._began.pop():  # what was tracing before the block goes on after it
+        if self._started.pop():  # a tracer that was active before the block stays so
             self._stop(error)
 
     def _start(self, model: Any, frame: FrameType) -> bool:
-        """Whether it was not tracing yet, and now is."""
+        """Start, unless it is active already; whether it was started."""
         if self.active:
             printer = Printer(color=_color())
             printer.write(_STYLE.banner(f"Tracer {self.name} is already active"))
@@ -167,7 +167,9 @@ class Tracer:
             return False
         check_model(model)
         log = LiveLog(title=self.name, root=model is None, style=_STYLE, color=_color())
-        recorder = Recorder(model, _level(model), self.name, asked=RecordingOptions(_Watch(log, model)))
+        recorder = Recorder(
+            model, _level(model), self.name, options=RecordingOptions(_BlockWatcher(log, model))
+        )
         log.start()
         recorder.start(frame)
         self._recorder, self._log = recorder, log
@@ -193,81 +195,82 @@ def trace_model(model: Any, name: str | None = None) -> Tracer:
     return Tracer(type(model).__name__ if name is None else name, model)
 
 
-class _Block:
+class _TraceBlock:
     """The block of ``with tracer.trace(model):``."""
 
     def __init__(self, tracer: Tracer, model: Any) -> None:
         self._tracer = tracer
         self._model = model
-        self._began = False
+        self._started = False
 
     def __enter__(self) -> Tracer:
-        self._began = self._tracer._start(self._model, sys._getframe(1))
+        self._started = self._tracer._start(self._model, sys._getframe(1))
         return self._tracer
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._began:  # what was tracing before the block goes on after it
+        if self._started:  # a tracer that was active before the block stays so
             self._tracer._stop(error)
 
 
-class _Watch(LogWatcher):
-    """The live log with its banners; a model of the user's own without submodules is no leaf.
-
-    A bias that is there is not said, as torch's own convolutions do not.
-    """
+class _BlockWatcher(LogWatcher):
+    """The live log as tracy_nn writes it: a user's own model is never a leaf, bias=True is left out."""
 
     def __init__(self, log: LiveLog, model: Any) -> None:
         super().__init__("api")
         self._live = log
         module = sys.modules.get(type(model).__module__)
-        self._own = model is not None and not torch_file(getattr(module, "__file__", None) or "")
+        self._own_model = model is not None and not torch_file(getattr(module, "__file__", None) or "")
 
     def enter(self, event: LiveCallEvent) -> None:
-        super().enter(self._seen(event))
+        super().enter(self._adapted(event))
 
     def leave(self, event: LiveCallEvent) -> None:
-        super().leave(self._seen(event))
+        super().leave(self._adapted(event))
 
     def op(self, event: LiveOpEvent) -> None:
-        if event.level == "aten" and _FUSED.search(event.name):  # there is no API call to be seen
+        if event.level == "aten" and _FUSED.search(event.name):  # it comes without an API call
             event = replace(event, level="api", flavour="function", name=f"torch.{event.name}")
         super().op(event)
 
     def caller(self, event: LiveOpEvent) -> str:
-        """The module of torch in which an operation runs is its caller, if that is inside the user's code."""
-        for place in reversed(event.chain):
-            if not torch_file(place.file):
-                return place.function
-            if (inside_torch(place.file) or "").startswith("nn/modules/") and place.function[:1].isupper():
-                if not place.function.startswith("Module."):
-                    return place.function
+        """The function that called an op: a module of torch, or the user's own function."""
+        for frame in reversed(event.chain):
+            if not torch_file(frame.file):
+                return frame.function
+            if (inside_torch(frame.file) or "").startswith("nn/modules/") and frame.function[:1].isupper():
+                if not frame.function.startswith("Module."):
+                    return frame.function
         return ""
 
     def note(self, event: LiveOpEvent) -> str:
-        """What torch has not run one by one."""
+        """A hint where torch ran a whole module as one op."""
         return _HINT if _FUSED.search(event.name) else ""
 
-    def _seen(self, event: LiveCallEvent) -> LiveCallEvent:
-        leaf = event.leaf and event.library and not (event.root and self._own)
+    def _adapted(self, event: LiveCallEvent) -> LiveCallEvent:
+        leaf = event.leaf and event.library and not (event.root and self._own_model)
         event = replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
-        return replace(event, extra=_named(event)) if event.library else event
+        return replace(event, extra=_named_settings(event)) if event.library else event
 
 
-def _named(event: LiveCallEvent) -> str:
-    """What a module of torch is set to, each value with its name: ``in_channels=3, out_channels=8``."""
+def _named_settings(event: LiveCallEvent) -> str:
+    """The settings of a module of torch, each value with its name: ``in_channels=3, out_channels=8``."""
     parts = re.split(r", (?![^()]*\))", event.extra) if event.extra else []
     unnamed = sum("=" not in part for part in parts)
-    names = _parameters(event.type)[:unnamed] if all("=" not in part for part in parts[:unnamed]) else []
+    names = (
+        _constructor_parameters(event.type)[:unnamed]
+        if all("=" not in part for part in parts[:unnamed])
+        else []
+    )
     return ", ".join([*map("=".join, zip(names, parts, strict=False)), *parts[len(names) :]])
 
 
 @cache
-def _parameters(kind: str) -> list[str]:
-    """The names of what a module of torch is made with; those of the base class where it passes them on."""
+def _constructor_parameters(kind: str) -> list[str]:
+    """The parameters of a torch module's constructor; the base class's where it takes ``*args``."""
     for base in getattr(torch.nn, kind, torch.nn.Module).__mro__[:-1]:
-        found = inspect.signature(base).parameters.values()
-        if not any(one.kind is one.VAR_POSITIONAL for one in found):
-            return [one.name for one in found if one.name not in ("mode",)]
+        parameters = inspect.signature(base).parameters.values()
+        if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+            return [parameter.name for parameter in parameters if parameter.name != "mode"]
     return []

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under another name, renamed when they are finished."""
+"""Files that appear complete or not at all: written under another name, renamed when they are finished."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sightline.errors import CaptureError, UsageError
 
 
 @contextlib.contextmanager
-def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A name to write to; the file takes its own name when the block ends well, and is gone when it does not.
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path to write to; it is renamed when the block succeeds, and deleted when it fails.
 
-    Something that is no regular file, a pipe or ``/dev/stdout``, is written to directly.
+    Anything but a regular file, such as a pipe or ``/dev/stdout``, is written to directly.
     """
-    given = Path(path)
-    if given.is_dir():
-        raise UsageError(f"{given} is a folder: give the name of a file in it.")
-    if given.exists() and not given.is_file():
-        yield given
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: give the name of a file in it.")
+    if path.exists() and not path.is_file():
+        yield path
         return
-    target = Path(os.path.realpath(given))  # through a link: the file it leads to is the one replaced
+    target = Path(os.path.realpath(path))  # a link stays a link: the file behind it is replaced
     part = target.with_name(f".{target.name[:80]}.{os.getpid()}.part")
-    with told(given):
-        part.unlink(missing_ok=True)  # of a process that had this number and was killed
+    with _write_errors(path):
+        part.unlink(missing_ok=True)  # left by a killed process of the same number
         try:
             yield part
             os.replace(part, target)
@@ -40,15 +40,15 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to put files into: the one that is there, or a new one that takes its name at the end."""
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder to write files to: the existing one, or a new one that is renamed when the block succeeds."""
     if path.is_dir():
         yield path
         return
     if path.exists():
         raise UsageError(f"{path} is a file: give the name of a folder.")
     part = path.with_name(f".{path.name[:80]}.{os.getpid()}.part")
-    with told(path):
+    with _write_errors(path):
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
@@ -60,17 +60,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_text(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """A text file that is there whole or not at all; a name that ends in ``.gz`` is compressed.
+def atomic_text(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+    """A text file that appears complete or not at all; a name that ends in ``.gz`` is compressed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with whole_text(f"{folder}/a.txt") as file:
+    ...     with atomic_text(f"{folder}/a.txt") as file:
     ...         _ = file.write("x")
     ...     Path(folder, "a.txt").read_text(), len(os.listdir(folder))
     ('x', 1)
     """
-    with whole_path(path) as part, open(part, "wb" if part.exists() else "xb") as raw:
+    with atomic_path(path) as part, open(part, "wb" if part.exists() else "xb") as raw:
         if Path(path).suffix.lower() == ".gz":
             with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed, _text(packed) as file:
                 yield file
@@ -80,13 +80,13 @@ def whole_text(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
 
 
 def _text(raw: IO[bytes] | gzip.GzipFile) -> io.TextIOWrapper:
-    # Lone surrogates, out of file names that are no UTF-8, have no bytes of their own.
+    # Lone surrogates, from file names that are not UTF-8, cannot be encoded.
     return io.TextIOWrapper(raw, "utf-8", errors="replace", newline="")
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
-    """What the system says against writing a file, as one sentence."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turns the system's error about writing a file into a `CaptureError`."""
     try:
         yield
     except OSError as error:

@@ -1,24 +1,24 @@
-"""What the tables and the timeline read out of a recording: texts and look-ups, each derived on first use."""
+"""`TableContext`: texts and look-ups that the tables and the timeline share, each derived on first use."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.lifetimes import Lifetimes, lifetimes
-from sightline.notation import call_text
+from sightline.analysis.row_groups import flat_positions
 from sightline.trace import data as d
 from sightline.trace.index import Index
-from sightline.trace.user_frames import shown_frames, torch_file
 
+#: Objects by id, and None at the end, where -1 looks.
 Objects = NDArray[np.object_]
 
-_KEPT: Final = 1 << 16  #: texts of calls that are remembered
+_CACHED_TEXTS: Final = 1 << 16
 _LONGEST: Final = 4000  #: characters of a call; arguments can be anything
 
 
@@ -28,109 +28,109 @@ class TableContext:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.raw = index.raw
-        self._calls: dict[tuple[Any, ...], str] = {}
-        self._once: dict[Callable[[TableContext], Objects], Objects] = {}
+        self._form_texts: dict[tuple[int, tuple[int, ...]], str] = {}
+        self._cache: dict[Callable[[TableContext], Objects], Objects] = {}
 
-    def once(self, read: Callable[[TableContext], Objects]) -> Objects:
-        """What a function makes of these facts, made the first time."""
-        if read not in self._once:
-            self._once[read] = read(self)
-        return self._once[read]
+    def cached(self, read: Callable[[TableContext], Objects]) -> Objects:
+        """What ``read`` returns for this recording, computed the first time."""
+        if read not in self._cache:
+            self._cache[read] = read(self)
+        return self._cache[read]
 
     @cached_property
     def names(self) -> Objects:
-        return texts(self.raw.names)
+        """Names by their id."""
+        return objects(self.raw.names)
 
     @cached_property
     def metas(self) -> Objects:
-        """Tensors as they are written: ``f32[2, 8]``."""
-        return texts([str(meta) for meta in self.raw.metas])
+        """Kinds of tensors as they are written: ``f32[2, 8]``."""
+        return objects(self.index.meta_texts)
 
     def of_metas(self, read: Callable[[d.TensorMeta], Any]) -> Objects:
-        return texts([read(meta) for meta in self.raw.metas])
+        """Something about each kind of tensor."""
+        return objects([read(meta) for meta in self.raw.metas])
 
     def of_modules(self, read: Callable[[d.ModuleInfo], Any]) -> Objects:
-        return texts([read(module) for module in self.raw.modules])
+        """Something about each module."""
+        return objects([read(module) for module in self.raw.modules])
 
     @cached_property
     def labels(self) -> Objects:
-        """Of modules: the path, or the class of a root."""
-        return self.of_modules(lambda module: module.path or module.type)
+        """Paths of modules, or the class of a root."""
+        return self.of_modules(lambda module: module.label)
 
     @cached_property
-    def op_modules(self) -> d.I32:
-        """The module of each op, -1 where there is none."""
-        modules = np.append(self.raw.calls.module, np.int32(-1))
-        return modules[self.raw.ops.call]
+    def call_numbers(self) -> d.I32:
+        """For each op, which call of its module it ran in, from 0; -1 outside all modules."""
+        return np.append(self.raw.calls.index, np.int32(-1))[self.raw.ops.call]
 
     @cached_property
-    def own_frames(self) -> d.I32:
-        """For each frame the nearest one that is not torch's; itself where there is none on the way."""
-        theirs = [torch_file(code.file) for code in self.raw.codes]
-        found: list[int] = []
-        frames = self.raw.frames
-        for at, (parent, code) in enumerate(zip(frames.parent.tolist(), frames.code.tolist(), strict=True)):
-            near = -1 if parent < 0 else found[parent]
-            found.append(at if not theirs[code] else near)
-        own = np.array([*found, -1], dtype=np.int32)
-        itself = np.arange(len(own), dtype=np.int32)
-        itself[-1] = -1
-        return np.where(own >= 0, own, itself)  # one longer than the frames: -1 gives -1
+    def producer_modules(self) -> d.I32:
+        """The module of the op that made each value."""
+        return np.append(self.index.op_modules, np.int32(-1))[self.raw.values.producer]
+
+    # -- source lines ------------------------------------------------------------------------------
 
     @cached_property
     def op_lines(self) -> d.I32:
-        """The frame that tells where an op is written, outside torch; of a backward op its forward op's."""
-        return self.own_frames[shown_frames(self.raw)]
+        """The frame outside torch where each op is written; for a backward op that of its forward op."""
+        return self.index.line_frames[self.index.op_frames]
 
     @cached_property
     def call_lines(self) -> d.I32:
-        return self.own_frames[self.raw.calls.frame]
+        """The frame outside torch that made each module call."""
+        return self.index.line_frames[self.raw.calls.frame]
 
     @cached_property
     def files(self) -> Objects:
-        """Of frames, as are the next ones."""
-        return texts([code.file for code in self.raw.codes])[self._frame_codes]
+        """The file of each frame."""
+        return objects([code.file for code in self.raw.codes])[self._frame_codes]
 
     @cached_property
     def functions(self) -> Objects:
-        return texts([code.function for code in self.raw.codes])[self._frame_codes]
+        """The function of each frame."""
+        return objects([code.function for code in self.raw.codes])[self._frame_codes]
 
     @cached_property
     def lines(self) -> Objects:
-        return texts(self.raw.frames.line.tolist())
+        """The line number of each frame."""
+        return objects(self.raw.frames.line.tolist())
 
     @cached_property
     def code(self) -> Objects:
-        """The source line, empty where the source is not at hand."""
-        files, lines = self.files[:-1].tolist(), self.raw.source_lines
-        known = {file: lines.lines(file) for file in dict.fromkeys(files)}
-        placed = zip(map(known.__getitem__, files), self.raw.frames.line.tolist(), strict=True)
-        return texts([held[at - 1].strip() if 0 < at <= len(held) else "" for held, at in placed])
+        """The source line of each frame, empty where the source is not at hand."""
+        files, source = self.files[:-1].tolist(), self.raw.source_lines
+        texts = {file: source.lines(file) for file in dict.fromkeys(files)}
+        pairs = zip(map(texts.__getitem__, files), self.raw.frames.line.tolist(), strict=True)
+        return objects([text[at - 1].strip() if 0 < at <= len(text) else "" for text, at in pairs])
 
     @cached_property
     def _frame_codes(self) -> d.I32:
         return np.append(self.raw.frames.code, np.int32(-1))
 
+    # -- the run -----------------------------------------------------------------------------------
+
     @cached_property
     def op_steps(self) -> d.I32:
         """The innermost named step of each op."""
-        found = np.full(len(self.raw.ops), -1, dtype=np.int32)
-        inner_last = sorted(
+        steps = np.full(len(self.raw.ops), -1, dtype=np.int32)
+        longest_first = sorted(
             enumerate(self.index.step_infos), key=lambda pair: pair[1].first_op - pair[1].end_op
         )
-        for id, step in inner_last:
-            found[step.first_op : step.end_op] = id
-        return found
+        for id, step in longest_first:  # an inner one overwrites the one around it
+            steps[step.first_op : step.end_op] = id
+        return steps
 
     @cached_property
     def step_names(self) -> Objects:
-        return texts([step.name for step in self.index.step_infos])
+        """Names of steps."""
+        return objects([step.name for step in self.index.step_infos])
 
     @cached_property
     def parameters(self) -> list[tuple[str, d.ParameterInfo]]:
         """Every parameter and buffer, with the label of its module."""
-        modules = self.raw.modules
-        return [(module.path or module.type, info) for module in modules for info in module.parameters]
+        return [(module.label, info) for module in self.raw.modules for info in module.parameters]
 
     @cached_property
     def edge_sources(self) -> d.I32:
@@ -139,67 +139,47 @@ class TableContext:
 
     @cached_property
     def lifetimes(self) -> Lifetimes:
+        """When each storage was in use."""
         return lifetimes(self.raw)
+
+    # -- calls as text -------------------------------------------------------------------------------
+
+    def form_text(self, form: int, metas: Sequence[int]) -> str:
+        """Arguments or a result as text; the tensors are given by their metadata."""
+        key = (form, tuple(metas))
+        text = self._form_texts.get(key)
+        if text is None:
+            if len(self._form_texts) >= _CACHED_TEXTS:
+                self._form_texts.clear()
+            text = self.raw.forms[form].fill([self.metas[meta] for meta in metas]) if form >= 0 else ""
+            self._form_texts[key] = text
+        return text
 
     def op_text(
         self, name: int, form: int, result: int, inputs: Sequence[int], outputs: Sequence[int]
     ) -> str:
         """``mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]``; the tensors are given by their metadata."""
-        key = (name, form, result, *inputs, None, *outputs)
-        text = self._calls.get(key)
-        if text is None:
-            if len(self._calls) >= _KEPT:
-                self._calls.clear()
-            metas, forms = self.metas, self.raw.forms
-            returned = forms[result].fill([metas[meta] for meta in outputs])
-            text = call_text(self.raw.names[name], forms[form], [metas[meta] for meta in inputs], returned)
-            text = self._calls[key] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-        return text
+        text = f"{self.raw.names[name]}({self.form_text(form, inputs)})"
+        returned = self.form_text(result, outputs)
+        text = f"{text} -> {returned}" if returned else text
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 class Lists:
     """The lists of some rows, out of one flat column: their items, and where each list begins and ends."""
 
     def __init__(self, offsets: d.I64, flat: d.I32, rows: NDArray[Any]) -> None:
-        begin, count = offsets[rows], offsets[rows + 1] - offsets[rows]
-        self.bounds = np.concatenate([[0], np.cumsum(count)])
-        self.items = flat[np.repeat(begin - self.bounds[:-1], count) + np.arange(self.bounds[-1])]
+        places, lengths = flat_positions(offsets, rows)
+        self.items = flat[places]
+        self.bounds: list[int] = [0, *np.cumsum(lengths).tolist()]
+
+    def split(self, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Something about each item, list by list."""
+        return (items[begin:end] for begin, end in pairwise(self.bounds))
 
 
-def texts(items: Sequence[Any]) -> Objects:
+def objects(items: Sequence[Any]) -> Objects:
     """Anything by its id, and None for -1, as numpy looks it up."""
-    found = np.empty(len(items) + 1, dtype=object)
-    found[:-1] = items
-    return found
-
-
-def json_text(value: Any) -> str:
-    """Plain data as JSON that every parser takes: no NaN, and no half of a surrogate pair.
-
-    >>> json_text({"a": [1, float("nan"), "\\ud800"]})
-    '{"a":[1,null,"\\\\ufffd"]}'
-    """
-    try:
-        text = _STRICT.encode(value)
-    except ValueError:
-        text = _STRICT.encode(_without_nan(value))
-    return text if "\\ud" not in text else _STRICT.encode(_whole(json.loads(text)))
-
-
-_STRICT: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=repr)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return [_without_nan(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_whole(key): _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
+    array = np.empty(len(items) + 1, dtype=object)
+    array[:-1] = items
+    return array

@@ -1,4 +1,4 @@
-"""The recording as a timeline for Perfetto and chrome://tracing: trace events, written as they are made.
+"""The recording as a timeline for Perfetto and chrome://tracing: trace events, written in chunks.
 
 Tracks, top to bottom: the steps, the phases, and for each thread module calls with the API calls in them and
 the aten ops in those; then each stream of each device with what it ran, an arrow leading there from the op
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
 from typing import IO, Any, Final
 
 import numpy as np
@@ -19,16 +18,17 @@ import numpy as np
 from sightline._version import __version__
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES, clock, memory_levels
-from sightline.convert.atomic_files import whole_text
-from sightline.convert.context import Lists, TableContext, json_text
+from sightline.convert.atomic_files import atomic_text
+from sightline.convert.context import Lists, TableContext
+from sightline.convert.encoding import json_text
 from sightline.convert.timeline import (
     CALL,
     DeviceSlices,
     Slices,
-    Stretch,
+    TrackSpan,
     device_slices,
+    host_slices,
     phases,
-    slices,
     steps,
 )
 from sightline.notation import position_text
@@ -40,47 +40,47 @@ Progress = Callable[[int, int], None]
 _CHUNK: Final = 1 << 12  #: slices that are written together
 _THREAD, _PHASES, _STEPS = 1, 1000, 2000  #: track ids: each thread, its phases, and the lanes of steps
 _STREAMS: Final = 1 << 20  #: and the streams of devices, in order
-_KEPT: Final = 1 << 13  #: texts that are remembered, of each kind
+_CACHED_TEXTS: Final = 1 << 13  #: of each kind
 _SOURCE_LINE: Final = 300  #: characters of a source line
 _LONGEST: Final = 2000  #: characters of any other text: slices of a chunk are in memory together
 
 
-def _silent(_done: int, _total: int) -> None:
-    """Nobody watches."""
+def _no_progress(_done: int, _total: int) -> None:
+    pass
 
 
 def to_perfetto(index: Index, path: str | os.PathLike[str], progress: Progress | None = None) -> None:
-    """Write the timeline to a file that is there whole or not at all; ``.gz`` compresses it."""
-    with whole_text(path) as file:
+    """Write the timeline to a file that appears complete or not at all; ``.gz`` compresses it."""
+    with atomic_text(path) as file:
         write(index, file, progress)
 
 
 def write(index: Index, file: IO[str], progress: Progress | None = None) -> None:
     """Write the timeline as JSON."""
-    EventWriter(index).write(file, progress or _silent)
+    EventWriter(index).write(file, progress or _no_progress)
 
 
 class EventWriter:
-    """One timeline in the making."""
+    """Writes the trace events of one recording."""
 
     def __init__(self, index: Index) -> None:
-        self._facts = TableContext(index)
+        self._context = TableContext(index)
         self._data = index.raw
         pid = index.raw.info.get("pid")
         self._pid = pid if type(pid) is int and 0 < pid < 1 << 31 else 1
-        self._text = lru_cache(maxsize=_KEPT)(_text)
-        self._source = lru_cache(maxsize=_KEPT)(self._source_args)
-        self._alike: dict[Any, str] = {}
+        self._text = lru_cache(maxsize=_CACHED_TEXTS)(_text)
+        self._source = lru_cache(maxsize=_CACHED_TEXTS)(self._source_args)
+        self._op_bodies: dict[Any, str] = {}
 
     def write(self, file: IO[str], progress: Progress) -> None:
         """Write everything."""
         data = self._data
-        made = slices(data)
-        on_device = device_slices(data)
-        named, stages = steps(self._facts.index.step_infos), phases(data, made)
+        host = host_slices(data)
+        device = device_slices(data)
+        step_spans, phase_spans = steps(self._context.index.step_infos), phases(data, host)
         separator = ""
         file.write('{"traceEvents":[\n')
-        for events in self._parts(made, on_device, named, stages, progress):
+        for events in self._chunks(host, device, step_spans, phase_spans, progress):
             file.write(separator + ",\n".join(events))
             separator = ",\n"
         about = {"recorder": f"sightline {__version__}", **self._about()}
@@ -90,77 +90,77 @@ class EventWriter:
         info = self._data.info
         return {key: str(info[key]) for key in ("name", "ops", "torch", "python") if info.get(key)}
 
-    def _parts(
-        self, made: Slices, on_device: DeviceSlices, named: list[Stretch], stages: list[Stretch],
+    def _chunks(
+        self, host: Slices, device: DeviceSlices, step_spans: list[TrackSpan], phase_spans: list[TrackSpan],
         progress: Progress,
     ) -> Iterator[list[str]]:  # fmt: skip
-        yield self._metadata(made, on_device, named, stages)
-        yield from self._stretches("step", _STEPS, named)
-        yield from self._stretches("phase", _PHASES, stages)
-        for first in range(0, len(made), _CHUNK):
-            yield self._slices(made, first)
-            progress(min(first + _CHUNK, len(made)), len(made))
-        if len(on_device):
-            where = made.places_of_ops(len(self._data.ops))
-            for first in range(0, len(on_device), _CHUNK):
-                yield from self._device_work(on_device, first, made, where)
+        yield self._metadata(host, device, step_spans, phase_spans)
+        yield from self._spans("step", _STEPS, step_spans)
+        yield from self._spans("phase", _PHASES, phase_spans)
+        for first in range(0, len(host), _CHUNK):
+            yield self._slices(host, first)
+            progress(min(first + _CHUNK, len(host)), len(host))
+        if len(device):
+            op_slices = host.op_slices(len(self._data.ops))
+            for first in range(0, len(device), _CHUNK):
+                yield from self._device_work(device, first, host, op_slices)
         yield from self._memory()
         if self._data.info.get("exception"):
-            yield [self._exception(int(made.end.max(initial=0)))]
+            yield [self._exception(int(host.end.max(initial=0)))]
 
     # -- tracks ----------------------------------------------------------------------------------
 
     def _metadata(
-        self, made: Slices, on_device: DeviceSlices, named: list[Stretch], stages: list[Stretch]
+        self, host: Slices, device: DeviceSlices, step_spans: list[TrackSpan], phase_spans: list[TrackSpan]
     ) -> list[str]:
-        """What the process and the tracks are called, and in which order they stand."""
+        """The names of the process and the tracks, and the order of the tracks."""
         tracks = [(_STEPS + lane, "steps" if lane == 0 else f"steps ({lane + 1})")
-                  for lane in sorted({step.lane for step in named})]  # fmt: skip
+                  for lane in sorted({span.lane for span in step_spans})]  # fmt: skip
         tracks += [(_PHASES + _track(lane), f"phases of thread {lane}" if lane else "phases")
-                   for lane in sorted({stage.lane for stage in stages})]  # fmt: skip
+                   for lane in sorted({span.lane for span in phase_spans})]  # fmt: skip
         tracks += [(_THREAD + _track(thread), f"thread {thread}" if thread else "main thread")
-                   for thread in np.unique(made.thread).tolist()]  # fmt: skip
-        tracks += [(_STREAMS + lane, f"{device_name(device)} stream {stream}")
-                   for lane, (device, stream) in enumerate(on_device.streams)]  # fmt: skip
+                   for thread in np.unique(host.thread).tolist()]  # fmt: skip
+        tracks += [(_STREAMS + lane, f"{device_name(number)} stream {stream}")
+                   for lane, (number, stream) in enumerate(device.streams)]  # fmt: skip
         name = str(self._data.info.get("name") or "recording")
-        events = [self._named("process_name", 0, name=name)]
+        events = [self._metadata_event("process_name", 0, name=name)]
         for order, (track, title) in enumerate(tracks):
-            events.append(self._named("thread_name", track, name=title))
-            events.append(self._named("thread_sort_index", track, sort_index=order))
+            events.append(self._metadata_event("thread_name", track, name=title))
+            events.append(self._metadata_event("thread_sort_index", track, sort_index=order))
         return events
 
-    def _named(self, what: str, track: int, **args: Any) -> str:
-        return f'{{"ph":"M","pid":{self._pid},"tid":{track},"name":"{what}","args":{json_text(args)}}}'
+    def _metadata_event(self, kind: str, track: int, **args: Any) -> str:
+        return f'{{"ph":"M","pid":{self._pid},"tid":{track},"name":"{kind}","args":{json_text(args)}}}'
 
-    def _stretches(self, what: str, track: int, stretches: list[Stretch]) -> Iterator[list[str]]:
-        for first in range(0, len(stretches), _CHUNK):
+    def _spans(self, category: str, track: int, spans: list[TrackSpan]) -> Iterator[list[str]]:
+        for first in range(0, len(spans), _CHUNK):
             yield [
                 f'{{"ph":"X","pid":{self._pid},"tid":{track + _track(one.lane)},"ts":{_us(one.start)},'
-                f'"dur":{_us(one.end - one.start)},"name":{_text(one.name)},"cat":"{what}",'
+                f'"dur":{_us(one.end - one.start)},"name":{_text(one.name)},"cat":"{category}",'
                 f'"args":{{"ops":{one.ops}}}}}'
-                for one in stretches[first : first + _CHUNK]
+                for one in spans[first : first + _CHUNK]
             ]
 
     # -- module calls and ops --------------------------------------------------------------------
 
-    def _slices(self, made: Slices, first: int) -> list[str]:
+    def _slices(self, host: Slices, first: int) -> list[str]:
         rows = slice(first, first + _CHUNK)
-        id, start, lasted = made.id[rows], made.start[rows], made.end[rows] - made.start[rows]
-        is_call = made.kind[rows] == CALL
+        id, start, length = host.id[rows], host.start[rows], host.end[rows] - host.start[rows]
+        is_call = host.kind[rows] == CALL
         bodies: list[str] = [""] * len(id)
-        for which, written in ((is_call, self._calls), (~is_call, self._ops)):
-            places = np.flatnonzero(which)
-            for at, text in zip(places.tolist(), written(id[places], lasted[places]), strict=True):
+        for mask, write_bodies in ((is_call, self._calls), (~is_call, self._ops)):
+            chosen = np.flatnonzero(mask)
+            for at, text in zip(chosen.tolist(), write_bodies(id[chosen], length[chosen]), strict=True):
                 bodies[at] = text
-        threads = made.thread[rows].tolist()
-        timed = zip(threads, microseconds(start), microseconds(lasted), bodies, strict=True)
+        threads = host.thread[rows].tolist()
+        timed = zip(threads, microseconds(start), microseconds(length), bodies, strict=True)
         head = f'{{"ph":"X","pid":{self._pid},"tid":'
         return [
             f'{head}{_THREAD + _track(thread)},"ts":{begin},"dur":{long},{body}}}'
             for thread, begin, long, body in timed
         ]
 
-    def _calls(self, ids: d.I32, lasted: d.I64) -> Iterator[str]:
+    def _calls(self, ids: d.I32, lengths: d.I64) -> Iterator[str]:
         calls = self._data.calls
         inputs = self._tensors(calls.input_offsets, calls.inputs, ids)
         outputs = self._tensors(calls.output_offsets, calls.outputs, ids)
@@ -170,96 +170,100 @@ class EventWriter:
             calls.phase,
             calls.duration,
             calls.flags,
-            self._facts.call_lines,
-            _column(self._facts.index.call_device_durations, len(calls)),
+            self._context.call_lines,
+            _column(self._context.index.call_device_durations, len(calls)),
         )
-        own = (column[ids].tolist() for column in columns)
-        listed = zip(ids.tolist(), lasted.tolist(), inputs, outputs, *own, strict=True)
-        for id, shown, given, made, module, number, phase, took, flags, line, on_device in listed:
+        lists = (column[ids].tolist() for column in columns)
+        rows = zip(ids.tolist(), lengths.tolist(), inputs, outputs, *lists, strict=True)
+        for id, length, taken, returned, module, number, phase, took, flags, line, on_device in rows:
             info = self._data.modules[module]
             yield (
-                f'"name":{self._text(info.path or info.type)},"cat":"module,{d.PHASES[phase]}","args":{{'
+                f'"name":{self._text(info.label)},"cat":"module,{d.PHASES[phase]}","args":{{'
                 f'"module_call":{id},"type":{self._text(info.type)},"number":{number},'
-                f'"inputs":{self._text(given)},"outputs":{self._text(made)}{self._source(line)}'
-                f"{_ended(flags)}{_measured('host_us', took, shown)}{_spent(on_device)}}}"
+                f'"inputs":{self._text(taken)},"outputs":{self._text(returned)}{self._source(line)}'
+                f"{_end_args(flags)}{_measured('host_us', took, length)}{_device_args(on_device)}}}"
             )
 
-    def _ops(self, ids: d.I32, lasted: d.I64) -> Iterator[str]:
-        facts, ops, meta = self._facts, self._data.ops, self._data.values.meta
-        given, made = Lists(ops.input_offsets, ops.inputs, ids), Lists(ops.output_offsets, ops.outputs, ids)
-        inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
-        i, o = given.bounds.tolist(), made.bounds.tolist()
-        alike = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags, facts.op_modules,
-                 facts.op_lines)  # fmt: skip
-        keys = zip(*(column[ids].tolist() for column in alike), strict=True)
-        spent = _column(facts.index.device_durations, len(ops))[ids].tolist()
-        own = zip(ids.tolist(), lasted.tolist(), ops.duration[ids].tolist(), spent,
-                  ops.forward[ids].tolist(), keys, strict=True)  # fmt: skip
-        known = self._alike
-        for at, (id, shown, took, on_device, forward, key) in enumerate(own):
-            tensors = (*inputs[i[at] : i[at + 1]], -1, *outputs[o[at] : o[at + 1]])
-            body = known.get((key, tensors))
+    def _ops(self, ids: d.I32, lengths: d.I64) -> Iterator[str]:
+        context, ops, meta = self._context, self._data.ops, self._data.values.meta
+        inputs, outputs = (
+            lists.split(meta[lists.items].tolist())
+            for lists in (
+                Lists(ops.input_offsets, ops.inputs, ids),
+                Lists(ops.output_offsets, ops.outputs, ids),
+            )
+        )
+        shared = (ops.name, ops.form, ops.result, ops.level, ops.phase, ops.flops, ops.flags,
+                 context.index.op_modules, context.op_lines)  # fmt: skip
+        keys = zip(*(column[ids].tolist() for column in shared), strict=True)
+        device_times = _column(context.index.device_durations, len(ops))[ids].tolist()
+        rows = zip(ids.tolist(), lengths.tolist(), ops.duration[ids].tolist(), device_times,
+                   ops.forward[ids].tolist(), keys, inputs, outputs, strict=True)  # fmt: skip
+        cache = self._op_bodies
+        for id, length, took, on_device, forward, key, taken, returned in rows:
+            tensors = (tuple(taken), tuple(returned))
+            body = cache.get((key, tensors))
             if body is None:
-                if len(known) >= _KEPT:
-                    known.clear()
-                body = known[key, tensors] = self._op(key, tensors)
+                if len(cache) >= _CACHED_TEXTS:
+                    cache.clear()
+                body = cache[key, tensors] = self._op(key, *tensors)
             backward = f',"forward":{forward}' if forward >= 0 else ""
-            yield f'{body}"op":{id}{backward}{_measured("host_us", took, shown)}{_spent(on_device)}}}'
+            yield f'{body}"op":{id}{backward}{_measured("host_us", took, length)}{_device_args(on_device)}}}'
 
-    def _op(self, key: tuple[int, ...], tensors: tuple[int, ...]) -> str:
-        """What ops that look alike have in common, up to what each has of its own."""
+    def _op(self, key: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int, ...]) -> str:
+        """What equal ops have in common, up to what each has of its own."""
         name, form, result, level, phase, flops, flags, module, line = key
-        split = tensors.index(-1)
-        text = self._facts.op_text(name, form, result, tensors[:split], tensors[split + 1 :])
-        inside = f',"module":{self._text(self._facts.labels[module])}' if module >= 0 else ""
+        text = self._context.op_text(name, form, result, inputs, outputs)
+        inside = f',"module":{self._text(self._context.labels[module])}' if module >= 0 else ""
         counted = f',"flops":{flops}' if flops >= 0 else ""
         return (
             f'"name":{self._text(self._data.names[name])},"cat":"{d.LEVELS[level]},{d.PHASES[phase]}","args":{{'
-            f'"call":{self._text(text)}{inside}{self._source(line)}{counted}{_ended(flags)},'
+            f'"call":{self._text(text)}{inside}{self._source(line)}{counted}{_end_args(flags)},'
         )
 
     def _tensors(self, offsets: d.I64, flat: d.I32, ids: d.I32) -> Iterator[str]:
         lists = Lists(offsets, flat, ids)
-        written = self._facts.metas[self._data.values.meta[lists.items]].tolist()
-        bounds = lists.bounds.tolist()
-        return (", ".join(written[a:b]) for a, b in pairwise(bounds))
+        texts = self._context.metas[self._data.values.meta[lists.items]].tolist()
+        return map(", ".join, lists.split(texts))
 
     def _source_args(self, frame: int) -> str:
-        """The arguments that say where something is written; none for what has no line."""
-        facts = self._facts
+        """The arguments with the source line; empty for what has no line."""
+        context = self._context
         if frame < 0:
             return ""
-        file, line = facts.files[frame], facts.lines[frame]
-        function = facts.functions[frame][:_LONGEST]
-        place = {"source": position_text(file[-_LONGEST:], line), "function": function,
-                 "code": facts.code[frame][:_SOURCE_LINE]}  # fmt: skip
-        return "," + json_text(place)[1:-1]
+        file, line = context.files[frame], context.lines[frame]
+        function = context.functions[frame][:_LONGEST]
+        source = {"source": position_text(file[-_LONGEST:], line), "function": function,
+                 "code": context.code[frame][:_SOURCE_LINE]}  # fmt: skip
+        return "," + json_text(source)[1:-1]
 
     # -- devices -----------------------------------------------------------------------------------
 
-    def _device_work(self, made: DeviceSlices, first: int, ops: Slices, where: d.I64) -> Iterator[list[str]]:
-        """What devices ran, and the arrows that lead there from the slices of ops; ``where`` those are."""
+    def _device_work(
+        self, device: DeviceSlices, first: int, host: Slices, op_slices: d.I64
+    ) -> Iterator[list[str]]:
+        """What devices ran, and the arrows that lead there from the slices of ops."""
         rows, work = slice(first, first + _CHUNK), self._data.device_work
-        id, lane, start = made.id[rows], made.lane[rows], made.start[rows]
-        lasted = made.end[rows] - start
-        owner = self._facts.index.device_work_ops[id]
-        names, kinds = self._facts.names[work.name[id]].tolist(), work.kind[id].tolist()
-        listed = zip(id.tolist(), lane.tolist(), microseconds(start), microseconds(lasted), names, kinds,
-                     owner.tolist(), work.duration[id].tolist(), lasted.tolist(), strict=True)  # fmt: skip
+        id, lane, start = device.id[rows], device.lane[rows], device.start[rows]
+        length = device.end[rows] - start
+        owner = self._context.index.device_work_ops[id]
+        names, kinds = self._context.names[work.name[id]].tolist(), work.kind[id].tolist()
+        columns = zip(id.tolist(), lane.tolist(), microseconds(start), microseconds(length), names, kinds,
+                      owner.tolist(), work.duration[id].tolist(), length.tolist(), strict=True)  # fmt: skip
         yield [
             f'{{"ph":"X","pid":{self._pid},"tid":{_STREAMS + track},"ts":{begin},"dur":{long},'
             f'"name":{self._text(name)},"cat":"device,{d.WORK_KINDS[kind]}","args":{{"device_work":{one}'
             + (f',"op":{op}' if op >= 0 else "") + (_measured("device_us", took, shown)) + "}}"
-            for one, track, begin, long, name, kind, op, took, shown in listed
+            for one, track, begin, long, name, kind, op, took, shown in columns
         ]  # fmt: skip
-        asked = np.flatnonzero(owner >= 0)
-        at = where[owner[asked]]
-        # An arrow begins in the slice that is open at its time: not where that one ends.
-        left = np.clip(
-            clock(work.launch[id[asked]]), ops.start[at], np.maximum(ops.end[at] - 1, ops.start[at])
+        owned = np.flatnonzero(owner >= 0)
+        at = op_slices[owner[owned]]
+        # An arrow must begin before the end of its slice: Perfetto binds it to the slice open at its time.
+        launch = np.clip(
+            clock(work.launch[id[owned]]), host.start[at], np.maximum(host.end[at] - 1, host.start[at])
         )
-        arrows = zip(id[asked].tolist(), microseconds(left), ops.thread[at].tolist(),
-                     microseconds(start[asked]), lane[asked].tolist(), strict=True)  # fmt: skip
+        arrows = zip(id[owned].tolist(), microseconds(launch), host.thread[at].tolist(),
+                     microseconds(start[owned]), lane[owned].tolist(), strict=True)  # fmt: skip
         head = f'{{"pid":{self._pid},"name":"launch","cat":"launch","id":'
         events = [
             event
@@ -275,15 +279,15 @@ class EventWriter:
     # -- memory and the end ----------------------------------------------------------------------
 
     def _memory(self) -> Iterator[list[str]]:
-        """Bytes in use on each device: all, and for what, at each moment that changes."""
+        """Bytes in use on each device, in total and by use, whenever that changes."""
         for level in memory_levels(self._data):
             name = json_text(f"memory {level.device}")
-            used = [use for use in range(len(USES)) if level.bytes[:, use].any()]
+            uses = [use for use in range(len(USES)) if level.bytes[:, use].any()]
             head = f'{{"ph":"C","pid":{self._pid},"tid":0,"name":{name},"ts":'
             for first in range(0, len(level.times), _CHUNK):
                 rows = slice(first, first + _CHUNK)
                 total = level.bytes[rows].sum(axis=1).tolist()
-                parts = [(USES[use], level.bytes[rows, use].tolist()) for use in used]
+                parts = [(USES[use], level.bytes[rows, use].tolist()) for use in uses]
                 yield [
                     f'{head}{time},"args":{{"total":{total[at]}'
                     + "".join(f',"{use}":{held[at]}' for use, held in parts)
@@ -292,18 +296,18 @@ class EventWriter:
                 ]
 
     def _exception(self, when: int) -> str:
-        said = json_text({"exception": str(self._data.info["exception"])})
+        args = json_text({"exception": str(self._data.info["exception"])})
         return (
             f'{{"ph":"i","pid":{self._pid},"tid":{_THREAD},"ts":{_us(when)},"s":"p","name":"exception",'
-            f'"cat":"exception","args":{said}}}'
+            f'"cat":"exception","args":{args}}}'
         )
 
 
 def microseconds(times: d.I64) -> list[str]:
-    """Nanoseconds as microseconds, which a reader turns into the same nanoseconds, by rounding or cutting.
+    """Nanoseconds as microseconds that give the same nanoseconds again, by rounding or by truncating.
 
-    Some versions of Perfetto multiply by 1000 and cut: a hair too little, and a slice sticks out of the one
-    it is in, and is dropped. Where that would happen, the next larger number is written.
+    Some versions of Perfetto multiply by 1000 and truncate. A result one too small would make a slice stick
+    out of the one around it, and be dropped: in that case the next larger number is written.
 
     >>> microseconds(np.array([1_234_567, 5, 1001]))
     ['1234.567', '0.005', '1.0010000000000001']
@@ -312,9 +316,8 @@ def microseconds(times: d.I64) -> list[str]:
     texts = [f"{number:.3f}" for number in numbers.tolist()]
     larger = np.nextafter(numbers, np.inf)
     short = (numbers * 1000).astype(np.int64) != times
-    for at in np.flatnonzero(
-        short & (np.rint(larger * 1000) == times)
-    ).tolist():  # after a week it may not help
+    fixable = short & (np.rint(larger * 1000) == times)  # not all are after a week
+    for at in np.flatnonzero(fixable).tolist():
         texts[at] = repr(float(larger[at]))
     return texts
 
@@ -328,7 +331,7 @@ def _us(nanoseconds: int) -> str:
 
 
 def _measured(name: str, took: int, shown: int) -> str:
-    """The time that was measured, where the slice had to be longer, or shorter, for its neighbours."""
+    """The time that was measured, if the slice was made longer or shorter to nest."""
     return "" if took == shown else f',"{name}":{took / 1000:.3f}'
 
 
@@ -336,16 +339,16 @@ def _column(times: d.I64 | None, count: int) -> d.I64:
     return np.full(count, -1, dtype=np.int64) if times is None else times
 
 
-def _spent(on_device: int) -> str:
-    """What devices spent, where that is known and anything."""
+def _device_args(on_device: int) -> str:
+    """Device time, if it is known and not 0."""
     return f',"device_us":{on_device / 1000:.3f}' if on_device > 0 else ""
 
 
 def _track(lane: int) -> int:
-    """A thread's number as part of a track id: a damaged file may have a negative one."""
+    """A thread's number as part of a track id; in a damaged file it may be negative."""
     return lane & 0xFF
 
 
-def _ended(flags: int) -> str:
+def _end_args(flags: int) -> str:
     raised = ',"raised":true' if flags & d.RAISED else ""
     return raised + (',"unfinished":true' if flags & d.UNFINISHED else "")

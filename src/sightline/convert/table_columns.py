@@ -1,7 +1,7 @@
-"""The tables of a recording: what ``sightline sql`` asks and what CSV, JSON and Parquet hold.
+"""`Table` and `Column`: what ``sightline sql`` queries and what CSV, JSON and Parquet files hold.
 
-A table is a list of columns, a column a function that reads some rows of it. So a query reads only the
-columns it mentions, and a file is written a batch at a time. What the tables and columns are called is an
+A table is a list of columns, and a column is a function that reads some of its rows. So a query reads only
+the columns it mentions, and a file is written a batch at a time. The names of tables and columns are an
 interface: ``docs/convert.md`` lists them, and a test compares.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -21,13 +20,12 @@ Type = Literal["integer", "real", "text", "boolean"]
 Rows = NDArray[np.int64]
 Reader = Callable[[TableContext, Rows], list[Any]]
 
-LONGEST_BYTES: Final = 4 << 20  #: of a text, where a length is limited
 BATCH: Final = 1 << 14  #: rows that are read together
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: how it is called, what it holds, and how some of its rows are read. None is nothing."""
+    """A column: its name, its type, what it holds, and how some of its rows are read. None is null."""
 
     name: str
     type: Type
@@ -37,108 +35,91 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: what its rows are, its columns, and how many rows there are."""
+    """A table: its name, what its rows are, its columns, and how many rows it has."""
 
     name: str
     about: str
     columns: tuple[Column, ...]
     count: Callable[[TableContext], int]
 
-    def column(self, name: str) -> Column:
-        return next(column for column in self.columns if column.name == name)
-
     def batches(
-        self, facts: TableContext, columns: Sequence[Column] | None = None
+        self, context: TableContext, columns: Sequence[Column] | None = None
     ) -> Iterator[list[list[Any]]]:
-        """The columns asked for, some rows at a time: one list per column."""
-        count = self.count(facts)
+        """Some columns, or all, a batch of rows at a time: one list per column."""
+        count = self.count(context)
         for first in range(0, count, BATCH):
             rows = np.arange(first, min(first + BATCH, count))
-            yield [column.read(facts, rows) for column in columns or self.columns]
+            yield [column.read(context, rows) for column in columns or self.columns]
 
 
-def _listed(column: NDArray[Any]) -> list[Any]:
+def _to_list(column: NDArray[Any]) -> list[Any]:
     items: list[Any] = column.tolist()
     return items
 
 
 def row_id(_: TableContext, rows: Rows) -> list[Any]:
-    """The position of a row."""
-    return _listed(rows)
+    """The number of a row."""
+    return _to_list(rows)
 
 
 def number(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
     """Numbers as they are."""
-    return lambda facts, rows: column(facts)[rows].tolist()
+    return lambda context, rows: column(context)[rows].tolist()
 
 
 def reference(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
-    """Ids and counts, of which -1 is none."""
+    """Ids and counts; a negative one is null."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        ids = column(facts)[rows]
-        found = ids.astype(object)
-        found[ids < 0] = None
-        return _listed(found)
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        ids = column(context)[rows]
+        items = ids.astype(object)
+        items[ids < 0] = None
+        return _to_list(items)
 
     return read
 
 
 def flag(column: Callable[[TableContext], NDArray[Any]], bit: int) -> Reader:
     """Whether a bit is set."""
-    return lambda facts, rows: ((column(facts)[rows] & bit) != 0).tolist()
+    return lambda context, rows: ((column(context)[rows] & bit) != 0).tolist()
 
 
 def real(column: Callable[[TableContext], NDArray[Any]]) -> Reader:
-    """Floats; NaN is none, as SQL has it."""
+    """Floats; NaN is null, as in SQL."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        values = column(facts)[rows]
-        found = values.astype(object)
-        found[np.isnan(values)] = None
-        return _listed(found)
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        values = column(context)[rows]
+        items = values.astype(object)
+        items[np.isnan(values)] = None
+        return _to_list(items)
 
     return read
 
 
 def choice(names: Sequence[str], column: Callable[[TableContext], NDArray[Any]]) -> Reader:
-    """One of a few words, by its number."""
-    words = np.array(names, dtype=object)
-    return lambda facts, rows: words[column(facts)[rows]].tolist()
+    """One of a few names, by its number."""
+    array = np.array(names, dtype=object)
+    return lambda context, rows: array[column(context)[rows]].tolist()
 
 
-def looked_up(
+def lookup(
     items: Callable[[TableContext], Objects], column: Callable[[TableContext], NDArray[Any]]
 ) -> Reader:
-    """Texts by id; -1 is none. The texts are worked out once per recording."""
-    return lambda facts, rows: _listed(facts.once(items)[column(facts)[rows]])
+    """Items by id; -1 is null. The items are derived once per recording."""
+    return lambda context, rows: _to_list(context.cached(items)[column(context)[rows]])
 
 
-def plain(items: Callable[[TableContext], Sequence[Any]], read: Callable[[Any], Any]) -> Reader:
-    """A field of a small table of records."""
-    return lambda facts, rows: [read(items(facts)[row]) for row in rows.tolist()]
+def record_field(items: Callable[[TableContext], Sequence[Any]], read: Callable[[Any], Any]) -> Reader:
+    """A field of each record of a short list."""
+    return lambda context, rows: [read(items(context)[row]) for row in rows.tolist()]
 
 
 def tensor_lists(lists: Callable[[TableContext, Rows], Lists]) -> Reader:
     """Lists of tensors as they are written: ``f32[2, 8], f32[8]``."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        found = lists(facts, rows)
-        written = facts.metas[facts.raw.values.meta[found.items]].tolist()
-        bounds = found.bounds.tolist()
-        return [", ".join(written[a:b]) for a, b in pairwise(bounds)]
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        tensors = lists(context, rows)
+        texts = context.metas[context.raw.values.meta[tensors.items]].tolist()
+        return [", ".join(part) for part in tensors.split(texts)]
 
     return read
-
-
-def storable(item: Any) -> Any:
-    """An item as any database takes it: whole Unicode, 64 bits, no text without end.
-
-    >>> storable("a\\ud800"), storable(1 << 70)
-    ('a?', 1.1805916207174113e+21)
-    """
-    if isinstance(item, str):
-        return item[: LONGEST_BYTES // 4].encode("utf-8", "replace").decode()
-    if isinstance(item, int) and not -(1 << 63) <= item < 1 << 63:
-        return float(item)
-    return item

@@ -4,91 +4,77 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
 from sightline._version import __version__
-from sightline.convert.atomic_files import whole_folder, whole_path, whole_text
-from sightline.convert.context import TableContext, json_text
-from sightline.convert.table_columns import Table, storable
+from sightline.convert.atomic_files import atomic_folder, atomic_path, atomic_text
+from sightline.convert.context import TableContext
+from sightline.convert.encoding import csv_cell, json_text, storable
+from sightline.convert.table_columns import Table
 from sightline.errors import UsageError
 from sightline.trace.index import Index
-from sightline.views.outline import printable
 
-#: Told how many more rows are done.
-Done = Callable[[int], None]
-
-
-def _silent(_rows: int) -> None:
-    """Nobody watches."""
+#: Called with the number of rows that were written since the last call.
+Progress = Callable[[int], None]
 
 
-_NUMBER: Final = re.compile(r"[-+]?\d+(\.\d*)?(e[-+]?\d+)?")
+def _no_progress(_rows: int) -> None:
+    pass
+
+
 _HUGE: Final = (1 << 63) - 1
-#: What has to be there for Parquet, and how it gets there.
 NO_PYARROW: Final = "Parquet needs pyarrow, which is not installed: `pip install pyarrow` brings it."
 
 
-def to_csv(index: Index, table: Table, path: str | os.PathLike[str], done: Done = _silent) -> None:
+def to_csv(
+    index: Index, table: Table, path: str | os.PathLike[str], progress: Progress = _no_progress
+) -> None:
     """Write one table as CSV with a header. Null is empty; control characters are written as ``\\x1b``."""
-    facts = TableContext(index)
-    with whole_text(path) as file:
+    context = TableContext(index)
+    with atomic_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([column.name for column in table.columns])
-        for batch in table.batches(facts):
+        for batch in table.batches(context):
             cells = [_cells(column.type, items) for column, items in zip(table.columns, batch, strict=True)]
             writer.writerows(zip(*cells, strict=True))
-            done(len(batch[0]))
+            progress(len(batch[0]))
 
 
 def _cells(type: str, items: list[Any]) -> list[Any]:
-    if type == "boolean":
-        return ["true" if item else "false" for item in items]
-    if type == "text":
-        return [None if item is None else plain_cell(item) for item in items]
-    return items
-
-
-def plain_cell(text: str) -> str:
-    """A text that a spreadsheet shows and does not work out: a quote goes before what begins a formula.
-
-    >>> plain_cell("=1+1"), plain_cell("relu"), plain_cell("@"), plain_cell("-1.5")
-    ("'=1+1", 'relu', '@', '-1.5')
-    """
-    text = text if text.isprintable() else printable(text)
-    harmless = len(text) < 2 or _NUMBER.fullmatch(text)  # an operator by itself, or a number
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not harmless else text
+    return items if type in ("integer", "real") else list(map(csv_cell, items))
 
 
 def to_json(
-    index: Index, tables: Sequence[Table], path: str | os.PathLike[str], done: Done = _silent
+    index: Index, tables: Sequence[Table], path: str | os.PathLike[str], progress: Progress = _no_progress
 ) -> None:
     """Write tables as one JSON document, a row per line: ``{"tables": {"ops": [{…}, …], …}}``."""
-    facts = TableContext(index)
-    with whole_text(path) as file:
-        about = json_text({"sightline": __version__, "info": facts.raw.info})
+    context = TableContext(index)
+    with atomic_text(path) as file:
+        about = json_text({"sightline": __version__, "info": context.raw.info})
         file.write(f'{about[:-1]},"tables":{{\n')
         for number, table in enumerate(tables):
             file.write(f"{',' if number else ''}{json_text(table.name)}:[\n")
-            _json_rows(facts, table, file, done)
+            _json_rows(context, table, file, progress)
             file.write("]\n")
         file.write("}}\n")
 
 
-def _json_rows(facts: TableContext, table: Table, file: IO[str], done: Done) -> None:
+def _json_rows(context: TableContext, table: Table, file: IO[str], progress: Progress) -> None:
     names = [column.name for column in table.columns]
     separator = ""
-    for batch in table.batches(facts):
+    for batch in table.batches(context):
         rows = (json_text(dict(zip(names, row, strict=True))) for row in zip(*batch, strict=True))
         file.write(separator + ",\n".join(rows))
         separator = ",\n"
-        done(len(batch[0]))
+        progress(len(batch[0]))
     file.write("\n" if separator else "")
 
 
-def to_parquet(index: Index, table: Table, path: str | os.PathLike[str], done: Done = _silent) -> None:
+def to_parquet(
+    index: Index, table: Table, path: str | os.PathLike[str], progress: Progress = _no_progress
+) -> None:
     """Write one table as Parquet."""
     arrow, parquet = _pyarrow()
     types = {
@@ -98,22 +84,22 @@ def to_parquet(index: Index, table: Table, path: str | os.PathLike[str], done: D
         "boolean": arrow.bool_(),
     }
     schema = arrow.schema([(column.name, types[column.type]) for column in table.columns])
-    facts = TableContext(index)
-    with whole_path(path) as part, parquet.ParquetWriter(part, schema, compression="zstd") as writer:
-        for batch in table.batches(facts):
+    context = TableContext(index)
+    with atomic_path(path) as part, parquet.ParquetWriter(part, schema, compression="zstd") as writer:
+        for batch in table.batches(context):
             arrays = [_array(arrow, items, field.type) for items, field in zip(batch, schema, strict=True)]
             writer.write_batch(arrow.record_batch(arrays, schema=schema))
-            done(len(batch[0]))
+            progress(len(batch[0]))
 
 
 def _array(arrow: Any, items: list[Any], type: Any) -> Any:
     try:
         return arrow.array(items, type)
     except (UnicodeError, OverflowError, arrow.ArrowException):
-        kept = [storable(item) for item in items]
-        if type == arrow.int64():  # too large for it: the largest there is
-            kept = [None if item is None else int(min(max(item, -_HUGE), _HUGE)) for item in items]
-        return arrow.array(kept, type)
+        cells = [storable(item) for item in items]
+        if type == arrow.int64():  # a number that does not fit: the largest that does
+            cells = [None if item is None else int(min(max(item, -_HUGE), _HUGE)) for item in items]
+        return arrow.array(cells, type)
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -125,25 +111,27 @@ def _pyarrow() -> tuple[Any, Any]:
     return pa, parquet
 
 
-def needs(format: str) -> None:
-    """Raise, before anything is written, if a format cannot be written here."""
+def check_format(format: str) -> None:
+    """Raise, before anything is written, if a format needs a package that is not installed."""
     if format == "parquet":
         _pyarrow()
 
 
-def to_folder(index: Index, tables: Iterable[Table], folder: Path, format: str, done: Done = _silent) -> None:
+def to_folder(
+    index: Index, tables: Iterable[Table], folder: Path, format: str, progress: Progress = _no_progress
+) -> None:
     """Write tables as files of a folder, ``ops.csv`` and so on.
 
-    A new folder is there when all of them are. In one that is there, each file is replaced when it is whole,
-    and the others are left alone.
+    A new folder appears when all files are written. In an existing folder each file is replaced when it is
+    complete, and other files are left alone.
     """
     write = {"csv": to_csv, "parquet": to_parquet}[format]
-    with whole_folder(folder) as part:
+    with atomic_folder(folder) as part:
         for table in tables:
-            write(index, table, part / f"{table.name}.{format}", done)
+            write(index, table, part / f"{table.name}.{format}", progress)
 
 
-def count(index: Index, tables: Iterable[Table]) -> int:
-    """Rows of some tables."""
-    facts = TableContext(index)
-    return sum(table.count(facts) for table in tables)
+def count_rows(index: Index, tables: Iterable[Table]) -> int:
+    """How many rows some tables have together."""
+    context = TableContext(index)
+    return sum(table.count(context) for table in tables)

@@ -1,4 +1,4 @@
-"""The tables that people query: ops, module calls, values, modules, parameters, steps, memory, statistics."""
+"""The tables of a recording: ops, module calls, values, modules, parameters, steps, memory, statistics …"""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES
-from sightline.convert.context import Lists, TableContext, json_text
+from sightline.convert.context import Lists, TableContext
+from sightline.convert.encoding import json_text
 from sightline.convert.table_columns import (
     Column,
     Reader,
@@ -18,10 +19,10 @@ from sightline.convert.table_columns import (
     Table,
     choice,
     flag,
-    looked_up,
+    lookup,
     number,
-    plain,
     real,
+    record_field,
     reference,
     row_id,
     tensor_lists,
@@ -36,64 +37,62 @@ _BOOL: Final = "boolean"
 
 
 def _op(name: str) -> Callable[[TableContext], Array]:
-    return lambda facts: getattr(facts.raw.ops, name)
+    return lambda c: getattr(c.raw.ops, name)
 
 
 def _value(name: str) -> Callable[[TableContext], Array]:
-    return lambda facts: getattr(facts.raw.values, name)
+    return lambda c: getattr(c.raw.values, name)
 
 
 def _call(name: str) -> Callable[[TableContext], Array]:
-    return lambda facts: getattr(facts.raw.calls, name)
+    return lambda c: getattr(c.raw.calls, name)
 
 
 def _work(name: str) -> Callable[[TableContext], Array]:
-    return lambda facts: getattr(facts.raw.device_work, name)
+    return lambda c: getattr(c.raw.device_work, name)
 
 
-def _device_names(facts: TableContext, rows: Rows) -> list[Any]:
-    return [device_name(device) for device in facts.raw.device_work.device[rows].tolist()]
+def _device_names(context: TableContext, rows: Rows) -> list[Any]:
+    return [device_name(device) for device in context.raw.device_work.device[rows].tolist()]
 
 
 def _meta(read: Callable[[d.TensorMeta], Any]) -> Reader:
-    return looked_up(lambda facts: facts.of_metas(read), _value("meta"))
+    return lookup(lambda c: c.of_metas(read), _value("meta"))
 
 
-def _op_text(facts: TableContext, rows: Rows) -> list[Any]:
-    ops, meta = facts.raw.ops, facts.raw.values.meta
-    given, made = _op_inputs(facts, rows), _op_outputs(facts, rows)
-    inputs, outputs = meta[given.items].tolist(), meta[made.items].tolist()
-    i, o = given.bounds.tolist(), made.bounds.tolist()
-    listed = zip(ops.name[rows].tolist(), ops.form[rows].tolist(), ops.result[rows].tolist(), strict=True)
-    return [
-        facts.op_text(name, form, result, inputs[i[at] : i[at + 1]], outputs[o[at] : o[at + 1]])
-        for at, (name, form, result) in enumerate(listed)
-    ]
+def _op_text(context: TableContext, rows: Rows) -> list[Any]:
+    ops, meta = context.raw.ops, context.raw.values.meta
+    inputs, outputs = op_inputs(context, rows), op_outputs(context, rows)
+    columns = (column[rows].tolist() for column in (ops.name, ops.form, ops.result))
+    metas = (lists.split(meta[lists.items].tolist()) for lists in (inputs, outputs))
+    return list(map(context.op_text, *columns, *metas))
 
 
-def _op_inputs(facts: TableContext, rows: Rows) -> Lists:
-    return Lists(facts.raw.ops.input_offsets, facts.raw.ops.inputs, rows)
+def op_inputs(context: TableContext, rows: Rows) -> Lists:
+    """The values that each op took."""
+    return Lists(context.raw.ops.input_offsets, context.raw.ops.inputs, rows)
 
 
-def _op_outputs(facts: TableContext, rows: Rows) -> Lists:
-    return Lists(facts.raw.ops.output_offsets, facts.raw.ops.outputs, rows)
+def op_outputs(context: TableContext, rows: Rows) -> Lists:
+    """The values that each op returned."""
+    return Lists(context.raw.ops.output_offsets, context.raw.ops.outputs, rows)
 
 
-def _call_inputs(facts: TableContext, rows: Rows) -> Lists:
-    return Lists(facts.raw.calls.input_offsets, facts.raw.calls.inputs, rows)
+def _call_inputs(context: TableContext, rows: Rows) -> Lists:
+    return Lists(context.raw.calls.input_offsets, context.raw.calls.inputs, rows)
 
 
-def _call_outputs(facts: TableContext, rows: Rows) -> Lists:
-    return Lists(facts.raw.calls.output_offsets, facts.raw.calls.outputs, rows)
+def _call_outputs(context: TableContext, rows: Rows) -> Lists:
+    return Lists(context.raw.calls.output_offsets, context.raw.calls.outputs, rows)
 
 
 def _device_time(column: Callable[[TableContext], Array | None]) -> Reader:
-    """What devices spent; nothing where nobody looked."""
+    """Device time; null where it was not recorded."""
 
-    def read(facts: TableContext, rows: Rows) -> list[Any]:
-        spent = column(facts)
-        found: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
-        return found
+    def read(context: TableContext, rows: Rows) -> list[Any]:
+        spent = column(context)
+        times: list[Any] = [None] * len(rows) if spent is None else spent[rows].tolist()
+        return times
 
     return read
 
@@ -104,37 +103,37 @@ OPS: Final = Table(
     (
         Column("id", _INT, "position in the recording, from 0", row_id),
         Column("name", _TEXT, "mm, add.Tensor, F.linear, Tensor.view, @",
-               looked_up(lambda f: f.names, _op("name"))),
+               lookup(lambda c: c.names, _op("name"))),
         Column("level", _TEXT, "api or aten", choice(d.LEVELS, _op("level"))),
         Column("flavour", _TEXT, "function, method, operator, property, op, opaque",
                choice(d.FLAVOURS, _op("flavour"))),
         Column("phase", _TEXT, "forward, backward, recompute, optimizer", choice(d.PHASES, _op("phase"))),
         Column("module", _TEXT, "path of its module; of a backward op, that of its forward op",
-               looked_up(lambda f: f.labels, lambda f: f.op_modules)),
+               lookup(lambda c: c.labels, lambda c: c.index.op_modules)),
         Column("call", _INT, "→ module_calls.id", reference(_op("call"))),
         Column("step", _TEXT, "name of the innermost step",
-               looked_up(lambda f: f.step_names, lambda f: f.op_steps)),
+               lookup(lambda c: c.step_names, lambda c: c.op_steps)),
         Column("parent", _INT, "of an aten op, the API call it came from", reference(_op("parent"))),
         Column("forward", _INT, "of a backward op, its forward op", reference(_op("forward"))),
         Column("start_ns", _INT, "since the recording began", number(_op("start"))),
         Column("duration_ns", _INT, "host time, the recorder's own left out", number(_op("duration"))),
         Column("device_ns", _INT, "what devices spent on it and on the ops in it; with time=\"device\"",
-               _device_time(lambda facts: facts.index.device_durations)),
+               _device_time(lambda c: c.index.device_durations)),
         Column("flops", _INT, "null where there is no formula", reference(_op("flops"))),
-        Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(_op_inputs)),
-        Column("outputs", _TEXT, "tensors it returned", tensor_lists(_op_outputs)),
+        Column("inputs", _TEXT, "tensors it read: f32[2, 8], f32[8]", tensor_lists(op_inputs)),
+        Column("outputs", _TEXT, "tensors it returned", tensor_lists(op_outputs)),
         Column("text", _TEXT, "mm(f32[2, 8], f32[8, 4]) -> f32[2, 4]", _op_text),
         Column("file", _TEXT, "where it is written, outside torch; of a backward op, its forward op",
-               looked_up(lambda f: f.files, lambda f: f.op_lines)),
-        Column("line", _INT, "", looked_up(lambda f: f.lines, lambda f: f.op_lines)),
-        Column("function", _TEXT, "Net.forward", looked_up(lambda f: f.functions, lambda f: f.op_lines)),
-        Column("code", _TEXT, "the source line", looked_up(lambda f: f.code, lambda f: f.op_lines)),
+               lookup(lambda c: c.files, lambda c: c.op_lines)),
+        Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.op_lines)),
+        Column("function", _TEXT, "Net.forward", lookup(lambda c: c.functions, lambda c: c.op_lines)),
+        Column("code", _TEXT, "the source line", lookup(lambda c: c.code, lambda c: c.op_lines)),
         Column("frame", _INT, "→ frames.id, torch's own lines included", reference(_op("frame"))),
         Column("thread", _INT, "", number(_op("thread"))),
         Column("raised", _BOOL, "it ended in an exception", flag(_op("flags"), d.RAISED)),
         Column("mutates", _BOOL, "it changed an input in place", flag(_op("flags"), d.MUTATES)),
     ),
-    lambda facts: len(facts.raw.ops),
+    lambda c: len(c.raw.ops),
 )  # fmt: skip
 
 VALUES: Final = Table(
@@ -142,7 +141,7 @@ VALUES: Final = Table(
     "tensors, one row per version",
     (
         Column("id", _INT, "12 is written $12", row_id),
-        Column("tensor", _TEXT, "f32[2, 8]", looked_up(lambda f: f.metas, _value("meta"))),
+        Column("tensor", _TEXT, "f32[2, 8]", lookup(lambda c: c.metas, _value("meta"))),
         Column("shape", _TEXT, "[2, 8], as JSON", _meta(lambda meta: str(list(meta.shape)))),
         Column("dtype", _TEXT, "float32", _meta(lambda meta: meta.dtype.removeprefix("torch."))),
         Column("device", _TEXT, "cpu, cuda:0", _meta(lambda meta: meta.device)),
@@ -151,17 +150,17 @@ VALUES: Final = Table(
         Column("kind", _TEXT, "parameter, buffer, input, activation, gradient, state, constant …",
                choice(d.KINDS, _value("kind"))),
         Column("name", _TEXT, "fc1.weight of a parameter; else null",
-               looked_up(lambda f: f.names, _value("name"))),
+               lookup(lambda c: c.names, _value("name"))),
         Column("producer", _INT, "→ ops.id, the op that made it", reference(_value("producer"))),
         Column("slot", _INT, "which output of its producer", reference(_value("slot"))),
-        Column("module", _TEXT, "of its producer", looked_up(
-            lambda f: f.labels, lambda f: np.append(f.op_modules, np.int32(-1))[f.raw.values.producer])),
+        Column("module", _TEXT, "of its producer",
+               lookup(lambda c: c.labels, lambda c: c.producer_modules)),
         Column("storage", _INT, "→ storages.id", reference(_value("storage"))),
         Column("base", _INT, "→ values.id, what it is a view of", reference(_value("base"))),
         Column("previous", _INT, "→ values.id, what an in-place op replaced", reference(_value("previous"))),
         Column("requires_grad", _BOOL, "", flag(_value("flags"), d.REQUIRES_GRAD)),
     ),
-    lambda facts: len(facts.raw.values),
+    lambda c: len(c.raw.values),
 )  # fmt: skip
 
 CALLS: Final = Table(
@@ -169,60 +168,60 @@ CALLS: Final = Table(
     "calls of modules, in the order of entry",
     (
         Column("id", _INT, "", row_id),
-        Column("module", _TEXT, "path", looked_up(lambda f: f.labels, _call("module"))),
+        Column("module", _TEXT, "path", lookup(lambda c: c.labels, _call("module"))),
         Column("type", _TEXT, "class of the module",
-               looked_up(lambda f: f.of_modules(lambda module: module.type), _call("module"))),
+               lookup(lambda c: c.of_modules(lambda module: module.type), _call("module"))),
         Column("number", _INT, "which call of this module, from 0", number(_call("index"))),
         Column("parent", _INT, "→ module_calls.id", reference(_call("parent"))),
         Column("depth", _INT, "0 for a call outside all others",
-               lambda facts, rows: [facts.index.call_depths[row] for row in rows.tolist()]),
+               lambda c, rows: [c.index.call_depths[row] for row in rows.tolist()]),
         Column("phase", _TEXT, "forward or recompute", choice(d.PHASES, _call("phase"))),
         Column("start_ns", _INT, "since the recording began", number(_call("start"))),
         Column("duration_ns", _INT, "host time, the recorder's own left out", number(_call("duration"))),
         Column("device_ns", _INT, "what devices spent on its ops; with time=\"device\"",
-               _device_time(lambda facts: facts.index.call_device_durations)),
+               _device_time(lambda c: c.index.call_device_durations)),
         Column("first_op", _INT, "ops from this one …", number(_call("first_op"))),
         Column("end_op", _INT, "… to before this one ran inside it", number(_call("end_op"))),
         Column("inputs", _TEXT, "tensors it was given", tensor_lists(_call_inputs)),
         Column("outputs", _TEXT, "tensors it returned", tensor_lists(_call_outputs)),
         Column("file", _TEXT, "where it was called, outside torch",
-               looked_up(lambda f: f.files, lambda f: f.call_lines)),
-        Column("line", _INT, "", looked_up(lambda f: f.lines, lambda f: f.call_lines)),
+               lookup(lambda c: c.files, lambda c: c.call_lines)),
+        Column("line", _INT, "", lookup(lambda c: c.lines, lambda c: c.call_lines)),
         Column("module_id", _INT, "→ modules.id", reference(_call("module"))),
         Column("raised", _BOOL, "it ended in an exception", flag(_call("flags"), d.RAISED)),
         Column("unfinished", _BOOL, "the recording ended first", flag(_call("flags"), d.UNFINISHED)),
     ),
-    lambda facts: len(facts.raw.calls),
+    lambda c: len(c.raw.calls),
 )  # fmt: skip
 
 
 def _linked(name: str, about: str, owner: str, of: Callable[[TableContext], Any], side: str) -> Table:
     """A row for each tensor that went into, or came out of, an op or a module call."""
 
-    def owners(facts: TableContext, rows: Rows) -> Array:
-        return np.searchsorted(getattr(of(facts), f"{side}_offsets"), rows, side="right") - 1
+    def owners(context: TableContext, rows: Rows) -> Array:
+        return np.searchsorted(getattr(of(context), f"{side}_offsets"), rows, side="right") - 1
 
-    def positions(facts: TableContext, rows: Rows) -> list[Any]:
-        offsets = getattr(of(facts), f"{side}_offsets")
-        found: list[Any] = (rows - offsets[owners(facts, rows)]).tolist()
-        return found
+    def positions(context: TableContext, rows: Rows) -> list[Any]:
+        offsets = getattr(of(context), f"{side}_offsets")
+        items: list[Any] = (rows - offsets[owners(context, rows)]).tolist()
+        return items
 
     return Table(
         name,
         about,
         (
             Column(owner, _INT, f"→ {'ops' if owner == 'op' else 'module_calls'}.id",
-                   lambda facts, rows: owners(facts, rows).tolist()),
+                   lambda c, rows: owners(c, rows).tolist()),
             Column("position", _INT, f"which of its {side}s, from 0", positions),
-            Column("value", _INT, "→ values.id", number(lambda facts: getattr(of(facts), f"{side}s"))),
+            Column("value", _INT, "→ values.id", number(lambda c: getattr(of(c), f"{side}s"))),
         ),
-        lambda facts: len(getattr(of(facts), f"{side}s")),
+        lambda c: len(getattr(of(c), f"{side}s")),
     )  # fmt: skip
 
 
-def _reader(facts: TableContext, rows: Rows) -> list[Any]:
-    found: list[Any] = (np.searchsorted(facts.raw.ops.input_offsets, rows, side="right") - 1).tolist()
-    return found
+def _reader(context: TableContext, rows: Rows) -> list[Any]:
+    ops: list[Any] = (np.searchsorted(context.raw.ops.input_offsets, rows, side="right") - 1).tolist()
+    return ops
 
 
 EDGES: Final = Table(
@@ -230,20 +229,20 @@ EDGES: Final = Table(
     "what flowed where: a row for each tensor an op read",
     (
         Column("source", _INT, "→ ops.id, the op that made it; null for what came from outside",
-               reference(lambda facts: facts.edge_sources)),
+               reference(lambda c: c.edge_sources)),
         Column("value", _INT, "→ values.id", number(_op("inputs"))),
         Column("target", _INT, "→ ops.id, the op that read it", _reader),
     ),
-    lambda facts: len(facts.raw.ops.inputs),
+    lambda c: len(c.raw.ops.inputs),
 )  # fmt: skip
 
-INPUTS: Final = _linked("inputs", "tensors that ops read", "op", lambda facts: facts.raw.ops, "input")
-OUTPUTS: Final = _linked("outputs", "tensors that ops returned", "op", lambda facts: facts.raw.ops, "output")
+INPUTS: Final = _linked("inputs", "tensors that ops read", "op", lambda c: c.raw.ops, "input")
+OUTPUTS: Final = _linked("outputs", "tensors that ops returned", "op", lambda c: c.raw.ops, "output")
 CALL_INPUTS: Final = _linked(
-    "call_inputs", "tensors given to module calls", "call", lambda facts: facts.raw.calls, "input"
+    "call_inputs", "tensors given to module calls", "call", lambda c: c.raw.calls, "input"
 )
 CALL_OUTPUTS: Final = _linked(
-    "call_outputs", "tensors returned by module calls", "call", lambda facts: facts.raw.calls, "output"
+    "call_outputs", "tensors returned by module calls", "call", lambda c: c.raw.calls, "output"
 )
 
 
@@ -253,9 +252,9 @@ DEVICE_WORK: Final = Table(
     (
         Column("id", _INT, "", row_id),
         Column("op", _INT, "→ ops.id, the innermost op that asked for it; null where none did",
-               reference(lambda facts: facts.index.device_work_ops)),
+               reference(lambda c: c.index.device_work_ops)),
         Column("name", _TEXT, "of the kernel, or the direction of the copy",
-               looked_up(lambda f: f.names, _work("name"))),
+               lookup(lambda c: c.names, _work("name"))),
         Column("kind", _TEXT, ", ".join(d.WORK_KINDS), choice(d.WORK_KINDS, _work("kind"))),
         Column("device", _TEXT, "cuda:0", _device_names),
         Column("stream", _INT, "", number(_work("stream"))),
@@ -264,24 +263,24 @@ DEVICE_WORK: Final = Table(
         Column("start_ns", _INT, "since the recording began", number(_work("start"))),
         Column("duration_ns", _INT, "by the device's own clock", number(_work("duration"))),
     ),
-    lambda facts: len(facts.raw.device_work),
+    lambda c: len(c.raw.device_work),
 )  # fmt: skip
 
 
 def _frame(name: str) -> Callable[[TableContext], Array]:
-    return lambda facts: getattr(facts.raw.frames, name)
+    return lambda c: getattr(c.raw.frames, name)
 
 
-def _each_frame(facts: TableContext) -> Array:
-    return np.arange(len(facts.raw.frames))
+def _each_frame(context: TableContext) -> Array:
+    return np.arange(len(context.raw.frames))
 
 
 def _stat(name: str) -> Callable[[TableContext], Array]:
-    return lambda facts: getattr(facts.raw.stats, name)
+    return lambda c: getattr(c.raw.stats, name)
 
 
 def _module(read: Callable[[d.ModuleInfo], Any]) -> Reader:
-    return plain(lambda facts: facts.raw.modules, read)
+    return record_field(lambda c: c.raw.modules, read)
 
 
 def _numel(module: d.ModuleInfo, *, buffer: bool = False) -> int:
@@ -294,7 +293,7 @@ MODULES: Final = Table(
     (
         Column("id", _INT, "", row_id),
         Column("path", _TEXT, "blocks.0.attn; empty for the model itself", _module(lambda m: m.path)),
-        Column("module", _TEXT, "the path, or the class of the model", _module(lambda m: m.path or m.type)),
+        Column("module", _TEXT, "the path, or the class of the model", _module(lambda m: m.label)),
         Column("type", _TEXT, "Linear", _module(lambda m: m.type)),
         Column("type_module", _TEXT, "torch.nn.modules.linear", _module(lambda m: m.type_module)),
         Column("parent", _INT, "→ modules.id", _module(lambda m: m.parent if m.parent >= 0 else None)),
@@ -303,18 +302,18 @@ MODULES: Final = Table(
         Column("parameters", _INT, "elements of its own parameters", _module(_numel)),
         Column("buffers", _INT, "elements of its own buffers", _module(lambda m: _numel(m, buffer=True))),
         Column("calls", _INT, "how often it was called",
-               lambda facts, rows: [len(facts.index.calls_of_module.get(row, ())) for row in rows.tolist()]),
+               lambda c, rows: [len(c.index.calls_of_module.get(row, ())) for row in rows.tolist()]),
     ),
-    lambda facts: len(facts.raw.modules),
+    lambda c: len(c.raw.modules),
 )  # fmt: skip
 
 
-def _owned(facts: TableContext) -> list[tuple[str, d.ParameterInfo]]:
-    return facts.parameters
+def _owned(context: TableContext) -> list[tuple[str, d.ParameterInfo]]:
+    return context.parameters
 
 
 def _parameter(read: Callable[[d.ParameterInfo], Any]) -> Reader:
-    return plain(_owned, lambda pair: read(pair[1]))
+    return record_field(_owned, lambda pair: read(pair[1]))
 
 
 PARAMETERS: Final = Table(
@@ -322,7 +321,7 @@ PARAMETERS: Final = Table(
     "parameters and buffers, by the module that owns them",
     (
         Column("path", _TEXT, "fc1.weight", _parameter(lambda p: p.path)),
-        Column("module", _TEXT, "path of the module", plain(_owned, lambda pair: pair[0])),
+        Column("module", _TEXT, "path of the module", record_field(_owned, lambda pair: pair[0])),
         Column("name", _TEXT, "weight", _parameter(lambda p: p.name)),
         Column("shape", _TEXT, "[2, 8], as JSON", _parameter(lambda p: str(list(p.shape)))),
         Column("dtype", _TEXT, "float32", _parameter(lambda p: p.dtype.removeprefix("torch."))),
@@ -332,7 +331,7 @@ PARAMETERS: Final = Table(
         Column("buffer", _BOOL, "it is a buffer", _parameter(lambda p: p.buffer)),
         Column("tensor", _INT, "equal for one tensor under several names", _parameter(lambda p: p.key)),
     ),
-    lambda facts: len(facts.parameters),
+    lambda c: len(c.parameters),
 )  # fmt: skip
 
 FRAMES: Final = Table(
@@ -341,21 +340,21 @@ FRAMES: Final = Table(
     (
         Column("id", _INT, "", row_id),
         Column("parent", _INT, "→ frames.id, the caller", reference(_frame("parent"))),
-        Column("file", _TEXT, "", looked_up(lambda f: f.files, _each_frame)),
+        Column("file", _TEXT, "", lookup(lambda c: c.files, _each_frame)),
         Column("line", _INT, "", number(_frame("line"))),
         Column("end_line", _INT, "", number(_frame("end_line"))),
         Column("first_column", _INT, "0-based, in bytes", reference(_frame("column"))),
         Column("end_column", _INT, "", reference(_frame("end_column"))),
         Column("function", _TEXT, "Net.forward",
-               looked_up(lambda f: f.functions, _each_frame)),
-        Column("code", _TEXT, "the source line", looked_up(lambda f: f.code, _each_frame)),
+               lookup(lambda c: c.functions, _each_frame)),
+        Column("code", _TEXT, "the source line", lookup(lambda c: c.code, _each_frame)),
     ),
-    lambda facts: len(facts.raw.frames),
+    lambda c: len(c.raw.frames),
 )  # fmt: skip
 
 
 def _step(read: Callable[[d.StepInfo], Any]) -> Reader:
-    return plain(lambda facts: facts.index.step_infos, read)
+    return record_field(lambda c: c.index.step_infos, read)
 
 
 STEPS: Final = Table(
@@ -371,12 +370,12 @@ STEPS: Final = Table(
         Column("start_ns", _INT, "since the recording began", _step(lambda s: s.start)),
         Column("duration_ns", _INT, "the recorder's own time included", _step(lambda s: s.duration)),
     ),
-    lambda facts: len(facts.index.step_infos),
+    lambda c: len(c.index.step_infos),
 )
 
 
-def _fingerprints(facts: TableContext, rows: Rows) -> list[Any]:
-    return [f"{bits:016x}" if bits else None for bits in facts.raw.stats.fingerprint[rows].tolist()]
+def _fingerprints(context: TableContext, rows: Rows) -> list[Any]:
+    return [f"{bits:016x}" if bits else None for bits in context.raw.stats.fingerprint[rows].tolist()]
 
 
 STATS: Final = Table(
@@ -389,7 +388,7 @@ STATS: Final = Table(
         *(Column(name, _INT, "how many", number(_stat(name))) for name in ("zeros", "nans", "infs")),
         Column("fingerprint", _TEXT, "64 bits in hexadecimal; null where none was taken", _fingerprints),
     ),
-    lambda facts: len(facts.raw.stats),
+    lambda c: len(c.raw.stats),
 )  # fmt: skip
 
 
@@ -398,22 +397,22 @@ STORAGES: Final = Table(
     "memory behind the tensors; values that share memory share one",
     (
         Column("id", _INT, "", row_id),
-        Column("bytes", _INT, "", number(lambda facts: facts.raw.storages)),
+        Column("bytes", _INT, "", number(lambda c: c.raw.storages)),
         Column("device", _TEXT, "cpu, cuda:0",
-               looked_up(lambda f: f.of_metas(lambda m: m.device), lambda f: f.lifetimes.meta)),
+               lookup(lambda c: c.of_metas(lambda m: m.device), lambda c: c.lifetimes.meta)),
         Column("use", _TEXT, "parameters, state, activations, gradients, other",
-               choice(USES, lambda facts: facts.lifetimes.use)),
+               choice(USES, lambda c: c.lifetimes.use)),
         Column("first_used_ns", _INT, "since the recording began",
-               reference(lambda facts: facts.lifetimes.first)),
+               reference(lambda c: c.lifetimes.first)),
         Column("last_used_ns", _INT, "parameters and state to the end",
-               reference(lambda facts: facts.lifetimes.last)),
+               reference(lambda c: c.lifetimes.last)),
     ),
-    lambda facts: len(facts.raw.storages),
+    lambda c: len(c.raw.storages),
 )  # fmt: skip
 
 
 def _capture(read: Callable[[d.CaptureInfo], Any]) -> Reader:
-    return plain(lambda facts: facts.raw.captures, read)
+    return record_field(lambda c: c.raw.captures, read)
 
 
 TENSORS: Final = Table(
@@ -434,17 +433,17 @@ TENSORS: Final = Table(
         Column("dtype", _TEXT, "as kept", _capture(lambda c: c.dtype.removeprefix("torch."))),
         Column("whole", _BOOL, "false if only a sample was kept", _capture(lambda c: c.whole)),
     ),
-    lambda facts: len(facts.raw.captures),
+    lambda c: len(c.raw.captures),
 )
 
 INFO: Final = Table(
     "info",
     "facts about the recording as a whole",
     (
-        Column("key", _TEXT, "name, ops, torch, exception …", plain(lambda f: list(f.raw.info), str)),
-        Column("value", _TEXT, "as JSON", plain(lambda f: list(f.raw.info.values()), json_text)),
+        Column("key", _TEXT, "name, ops, torch, exception …", record_field(lambda c: list(c.raw.info), str)),
+        Column("value", _TEXT, "as JSON", record_field(lambda c: list(c.raw.info.values()), json_text)),
     ),
-    lambda facts: len(facts.raw.info),
+    lambda c: len(c.raw.info),
 )
 
 

@@ -1,8 +1,8 @@
 """The recording as slices on tracks: what ran when, each slice inside the one it ran in.
 
-Starts are on the clock of the run, durations leave the recorder's own time out: an op that holds others would
-end before they do. So a slice lasts as long as it was measured, or until the last one inside it ends. What
-then still crosses is cut: on a track, any two slices are one inside the other or apart.
+Starts are on the clock of the run, but durations leave the recorder's own time out, so an op would end before
+those inside it. A slice therefore lasts as long as was measured, or until the last one inside it ends. What
+still overlaps is cut: on a track, any two slices are nested or apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sightline.analysis.lifetimes import LONGEST, clock
 from sightline.trace.data import I8, I32, I64, LEVELS, PHASES, StepInfo, TraceData
 
 CALL, API, ATEN = range(3)  #: kinds of slices; also their order where two begin at once
-_PASSES: Final = 64  #: levels of nesting through which an end is handed up
+_PASSES: Final = 64  #: levels of nesting through which an end is passed up
 _CHUNK: Final = 1 << 16
 
 
@@ -36,12 +36,12 @@ class Slices:
     def __len__(self) -> int:
         return len(self.id)
 
-    def places_of_ops(self, count: int) -> I64:
-        """Where the slice of each of ``count`` ops is."""
-        found = np.zeros(count, dtype=np.int64)
+    def op_slices(self, count: int) -> I64:
+        """The slice of each of ``count`` ops."""
+        slices = np.zeros(count, dtype=np.int64)
         at = np.flatnonzero(self.kind != CALL)
-        found[self.id[at]] = at
-        return found
+        slices[self.id[at]] = at
+        return slices
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DeviceSlices:
 
 
 def device_slices(data: TraceData) -> DeviceSlices:
-    """What devices ran as slices; on a stream each ends where the next one begins, at the latest."""
+    """What devices ran as slices; on a stream each ends at the latest where the next one begins."""
     work = data.device_work
     pairs = np.stack([work.device.astype(np.int64), work.stream.astype(np.int64)], axis=1)
     streams, lane = np.unique(pairs, axis=0, return_inverse=True)
@@ -72,7 +72,7 @@ def device_slices(data: TraceData) -> DeviceSlices:
     return DeviceSlices([(int(device), int(stream)) for device, stream in streams], id, lane[id], start, end)
 
 
-def slices(data: TraceData) -> Slices:
+def host_slices(data: TraceData) -> Slices:
     """Every module call and op as a slice; on each thread they nest."""
     ops, calls = data.ops, data.calls
     call_end, op_end = _ends(data)
@@ -82,31 +82,31 @@ def slices(data: TraceData) -> Slices:
     end = np.concatenate([call_end, op_end])
     thread = np.concatenate([call_threads(data), ops.thread.astype(np.int32)])
     order = np.lexsort((id, kind, start, thread))
-    found = Slices(
+    slices = Slices(
         kind[order].astype(np.int8), id[order].astype(np.int32), thread[order], start[order], end[order]
     )
-    for first, last in _runs(found.thread):
-        cut_to_nest(found.start[first:last], found.end[first:last], found.kind[first:last] == ATEN)
-    return found
+    for first, last in _runs(slices.thread):
+        cut_to_nest(slices.start[first:last], slices.end[first:last], slices.kind[first:last] == ATEN)
+    return slices
 
 
 def _ends(data: TraceData) -> tuple[I64, I64]:
-    """When calls and ops ended, at least: after all that ran inside them."""
+    """When calls and ops ended at the earliest: after everything that ran inside them."""
     ops, calls = data.ops, data.calls
     op_end = clock(ops.start) + clock(ops.duration)
     call_end = clock(calls.start) + clock(calls.duration)
-    _hand_up(op_end, ops.parent)
+    _pass_up(op_end, ops.parent)
     ids = np.arange(len(ops))
     at = np.flatnonzero(ops.call >= 0)
     call = ops.call[at]
-    # A backward op names the call of its forward op, in which it did not run.
+    # A backward op has the call of its forward op, but did not run in it.
     at = at[(ids[at] >= calls.first_op[call]) & (ids[at] < calls.end_op[call])]
     np.maximum.at(call_end, ops.call[at], op_end[at])
-    _hand_up(call_end, calls.parent)
+    _pass_up(call_end, calls.parent)
     return call_end, op_end
 
 
-def _hand_up(end: I64, parent: I32) -> None:
+def _pass_up(end: I64, parent: I32) -> None:
     inner = np.flatnonzero(parent >= 0)
     for _ in range(_PASSES):
         inner = inner[end[parent[inner]] < end[inner]]
@@ -119,10 +119,10 @@ def _hand_up(end: I64, parent: I32) -> None:
 def call_threads(data: TraceData) -> I32:
     """The thread of each module call: that of the ops in it, of the calls in it, or of the call around it."""
     ops, calls = data.ops, data.calls
-    found = np.full(len(calls), -1, dtype=np.int32)
+    first = np.full(len(calls), -1, dtype=np.int32)
     ran = np.flatnonzero((ops.call >= 0) & (ops.phase != PHASES.index("backward")))[::-1]
-    found[ops.call[ran]] = ops.thread[ran]
-    threads, parents = found.tolist(), calls.parent.tolist()
+    first[ops.call[ran]] = ops.thread[ran]
+    threads, parents = first.tolist(), calls.parent.tolist()
     for at in range(len(threads) - 1, -1, -1):
         if parents[at] >= 0 and threads[parents[at]] < 0:
             threads[parents[at]] = threads[at]
@@ -153,38 +153,38 @@ def cut_to_nest(start: I64, end: I64, leaf: NDArray[np.bool_]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class TrackSpan:
     """A named part of a track."""
 
     name: str
     start: int
     end: int
-    lane: int = 0  #: tracks of its kind are numbered: a thread, or where steps overlap
+    lane: int = 0  #: the number of its track: a thread, or one of several for steps that overlap
     ops: int = 0
 
 
-def phases(data: TraceData, made: Slices) -> list[Stretch]:
-    """For each thread, the stretches in which its ops belonged to one phase."""
-    found: list[Stretch] = []
-    is_op = made.kind != CALL
-    thread, id, start, end = (column[is_op] for column in (made.thread, made.id, made.start, made.end))
+def phases(data: TraceData, host: Slices) -> list[TrackSpan]:
+    """For each thread, the spans in which its ops belonged to one phase."""
+    spans: list[TrackSpan] = []
+    is_op = host.kind != CALL
+    thread, id, start, end = (column[is_op] for column in (host.thread, host.id, host.start, host.end))
     phase = data.ops.phase[id].astype(np.int32)
     for first, last in _runs(thread.astype(np.int64) * len(PHASES) + phase):
         until = int(end[first:last].max())
         if last < len(id) and thread[last] == thread[first]:
             until = min(until, int(start[last]))
-        found.append(
-            Stretch(PHASES[phase[first]], int(start[first]), until, int(thread[first]), last - first)
+        spans.append(
+            TrackSpan(PHASES[phase[first]], int(start[first]), until, int(thread[first]), last - first)
         )
-    return found
+    return spans
 
 
-def steps(found: Sequence[StepInfo]) -> list[Stretch]:
-    """The steps; where two overlap and neither holds the other, the later one has its own lane."""
+def steps(infos: Sequence[StepInfo]) -> list[TrackSpan]:
+    """The steps; of two that overlap without being nested, the later one gets a lane of its own."""
     lanes: list[list[int]] = []
-    made: list[Stretch] = []
+    spans: list[TrackSpan] = []
     timed = []
-    for step in found:
+    for step in infos:
         start, long = (min(max(time, 0), LONGEST) for time in (step.start, step.duration))
         timed.append((start, start + long, step))
     for start, end, step in sorted(timed, key=lambda one: (one[0], -one[1])):
@@ -195,12 +195,12 @@ def steps(found: Sequence[StepInfo]) -> list[Stretch]:
         if lane == len(lanes):
             lanes.append([])
         lanes[lane].append(end)
-        made.append(Stretch(step.name, start, end, lane, step.end_op - step.first_op))
-    return made
+        spans.append(TrackSpan(step.name, start, end, lane, step.end_op - step.first_op))
+    return spans
 
 
 def _runs(keys: NDArray[Any]) -> Sequence[tuple[int, int]]:
-    """Where equal keys stand together: (first, end) of each run."""
+    """Runs of equal keys: (first, end) of each."""
     if not len(keys):
         return []
     bounds = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]

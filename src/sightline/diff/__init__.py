@@ -1,4 +1,4 @@
-"""Two recordings compared: which ops and modules are the same, and the first place where values truly differ.
+"""Compares two recordings: which ops and modules correspond, and where values first differ by themselves.
 
-`compare` (in `comparison`) makes a `Comparison` of two recordings; everything here works on recordings alone.
+`compare` (in `comparison`) returns a `Comparison` of two recordings; nothing here needs torch.
 """

@@ -1,4 +1,4 @@
-"""`compare`: two recordings in, everything that is known about their difference out."""
+"""`compare` and its result: what two recordings have in common and where they differ."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ import numpy as np
 
 from sightline.diff.alignment import Alignment
 from sightline.diff.divergence import Divergence, Divergences, number
-from sightline.diff.module_errors import ModuleRow, module_rows
-from sightline.diff.op_labels import OpLabel
 from sightline.diff.parameters import ParameterDiff, compare_parameters
-from sightline.diff.side import Side, span_of
-from sightline.diff.values import UNKNOWN, State, Values, Verdict
+from sightline.diff.side import OpLabel, Side, span_of
+from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict
 from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.index import Index
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
 _ATEN: Final = LEVELS.index("aten")
-_STRANGERS: Final = 0.2  #: of the ops that have a partner, below which two recordings are of different models
+_DIFFERENT_MODELS: Final = 0.2  #: with fewer ops in pairs, two recordings are of different models
 
 Steps = str | int | tuple[str | int | None, str | int | None] | None
 
 
 @dataclass(frozen=True)
 class OpPair:
-    """An op on both sides, and how far apart what they make is."""
+    """A pair of ops, with the verdict on their results."""
 
     a: int
     b: int
@@ -39,7 +37,7 @@ class OpPair:
 
 @dataclass(frozen=True)
 class Parting:
-    """The first place where the two runs do other ops: what each side runs there, if anything."""
+    """The first difference in the ops of two runs: the op of each side, if there is one."""
 
     a: OpLabel | None
     b: OpLabel | None
@@ -56,16 +54,40 @@ class Parting:
                 "b": self.b.to_dict() if self.b else None}  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """A pair of module calls, with the error of their results."""
+
+    call_a: int
+    call_b: int
+    a: str
+    b: str
+    type_a: str
+    type_b: str
+    depth: int
+    state: State
+    error: float  #: NaN where nothing was measured
+
+    @property
+    def name(self) -> str:
+        """The path, both where they differ."""
+        return self.a if self.a == self.b else f"{self.a} | {self.b}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"a": self.a, "b": self.b, "call_a": self.call_a, "call_b": self.call_b,
+                "state": self.state.name.lower(),
+                "error": self.error if math.isfinite(self.error) else None}  # fmt: skip
+
+
 class Comparison:
-    """What two recordings have in common, and where they part. Plain data; views of it are elsewhere."""
+    """What two recordings have in common and where they differ, as plain data."""
 
     def __init__(self, alignment: Alignment, level: str, divergences: Divergences, notes: list[str]) -> None:
         self.alignment = alignment
         self.level = level
         self.a, self.b = alignment.a, alignment.b
-        self._looking = divergences
         self.divergences, self.more = divergences.find()
-        self.notes = notes + self._strangers()
+        self.notes = notes + self._model_notes()
 
     @property
     def divergence(self) -> Divergence | None:
@@ -77,7 +99,8 @@ class Comparison:
         """Whether they are "same", "close" (up to rounding), "different", or "unknown" without values."""
         if self.divergences:
             return "different"
-        states = Counter(self.alignment.compare(one, other).state for one, other in self.alignment.checked())
+        pairs = self.alignment.compared_values()
+        states = Counter(self.alignment.compare(one, other).state for one, other in pairs)
         if not states[State.SAME] and not states[State.CLOSE]:
             return "unknown"
         return "close" if states[State.CLOSE] or states[State.DIFFERENT] else "same"
@@ -85,29 +108,30 @@ class Comparison:
     @cached_property
     def pairs(self) -> list[OpPair]:
         """Every op with a partner, in the order of the first run."""
-        made, spare = self.alignment, self.alignment.spare
-        found = []
+        alignment, ignored = self.alignment, self.alignment.ignored_values
+        pairs = []
         for x in np.flatnonzero(self.a.compared).tolist():
-            y = made.ops_a[x]
+            y = alignment.ops_a[x]
             if y >= 0:
                 outputs = zip(self.a.outputs(x), self.b.outputs(y), strict=False)
-                verdicts = [made.compare(*pair) for pair in outputs if pair[0] not in spare] or [UNKNOWN]
-                worst = verdicts[0] if len(verdicts) == 1 else max(verdicts, key=lambda each: each.state)
-                found.append(OpPair(x, y, worst))
-        return found
+                verdicts = [alignment.compare(*each) for each in outputs if each[0] not in ignored]
+                pairs.append(OpPair(x, y, max(verdicts, key=lambda each: each.state, default=UNKNOWN)))
+        return pairs
 
     @property
     def compared_by(self) -> list[str]:
-        """What values are compared by, the best first."""
+        """What values are compared by, the most exact first."""
         sides = (self.a.data, self.b.data)
         if not self.alignment.compare.measured:
             return []
-        kept = ["kept tensors"] if all(data.captures for data in sides) else []
-        return [*kept, "statistics and fingerprints"] if all(len(data.stats) for data in sides) else kept
+        tensors = ["kept tensors"] if all(data.captures for data in sides) else []
+        return (
+            [*tensors, "statistics and fingerprints"] if all(len(data.stats) for data in sides) else tensors
+        )
 
     @cached_property
     def differing(self) -> list[OpPair]:
-        """The pairs that make different values."""
+        """The pairs with different results."""
         return [pair for pair in self.pairs if pair.verdict.state is State.DIFFERENT]
 
     @cached_property
@@ -122,8 +146,8 @@ class Comparison:
 
     @cached_property
     def modules(self) -> list[ModuleRow]:
-        """The pairs of module calls, with how far apart their results are."""
-        return module_rows(self.alignment)
+        """The pairs of module calls, with the errors of their results."""
+        return _module_rows(self.alignment)
 
     @cached_property
     def parameters(self) -> ParameterDiff:
@@ -132,24 +156,21 @@ class Comparison:
 
     @cached_property
     def parting(self) -> Parting | None:
-        """The first place where the two runs do other ops, layout aside."""
+        """The first difference in the computing ops of the two runs."""
         return _parting(self)
 
     @cached_property
     def harmless(self) -> list[str]:
-        """What differs and does not matter, or follows from the divergence, counted."""
-        told = [_names_text(self.a, self.removed, "a"), _names_text(self.b, self.added, "b")]
-        return [text for text in (*told, *_metadata(self)) if text]
+        """Differences that do not matter or follow from the divergence, counted."""
+        ops = [_names_text(self.a, self.removed, "a"), _names_text(self.b, self.added, "b")]
+        return [text for text in (*ops, *_metadata(self)) if text]
 
-    def _strangers(self) -> list[str]:
+    def _model_notes(self) -> list[str]:
         computed = [int((side.compared & ~side.layout).sum()) for side in (self.a, self.b)]
-        made = self.alignment
-        paired = sum(
-            1 for op in np.flatnonzero(self.a.compared & ~self.a.layout).tolist() if made.ops_a[op] >= 0
-        )
-        few = paired < _STRANGERS * min(computed)
+        paired = sum(self.alignment.ops_a[op] >= 0 for op in np.flatnonzero(self.a.compared & ~self.a.layout))
+        few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
-        if min(computed) and (few or (other_root and paired < _STRANGERS * max(computed))):
+        if min(computed) and (few or (other_root and paired < _DIFFERENT_MODELS * max(computed))):
             return [f"these look like different models: {paired} of {computed[0]} ops have a partner"]
         return []
 
@@ -184,23 +205,23 @@ def compare(
 ) -> Comparison:
     """Two recordings compared."""
     level, notes = _level(a.raw, b.raw)
-    notes += _about(a.raw, "a") + _about(b.raw, "b") + _measured(a.raw, b.raw, values)
+    notes += _recording_notes(a.raw, "a") + _recording_notes(b.raw, "b") + _value_notes(a.raw, b.raw, values)
     first, second = step if isinstance(step, tuple) else (step, step)
-    words: dict[Any, int] = {}
-    one = Side(a, level, words, span_of(a.raw, first))
-    other = Side(b, level, words, span_of(b.raw, second))
-    alignment = Alignment(one, other, Values(one, other, rtol, atol, values), rename)
+    key_ids: dict[Any, int] = {}
+    one = Side(a, level, key_ids, span_of(a.raw, first))
+    other = Side(b, level, key_ids, span_of(b.raw, second))
+    alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, Divergences(alignment), notes)
 
 
 def _level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
-    """The finest level that both have, and what is to be said of it."""
+    """The finest level that both have, and notes about it."""
     levels = [{int(level) for level in np.unique(data.ops.level)} for data in (a, b)]
-    if all(_ATEN in there for there in levels):
+    if all(_ATEN in recorded for recorded in levels):
         return "aten", []
-    if all(there - {_ATEN} for there in levels):
+    if all(recorded - {_ATEN} for recorded in levels):
         return "api", ["ops are compared as API calls: not both recordings have aten ops"]
-    lacking = " and ".join(name for name, there in zip("ab", levels, strict=True) if not there)
+    lacking = " and ".join(name for name, recorded in zip("ab", levels, strict=True) if not recorded)
     if lacking:
         return "none", [f'only module calls are compared: {lacking} has no ops (ops="none")']
     return "none", [
@@ -208,19 +229,19 @@ def _level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
     ]
 
 
-def _about(data: TraceData, name: str) -> list[str]:
+def _recording_notes(data: TraceData, name: str) -> list[str]:
     info = data.info
-    told = []
+    notes = []
     if info.get("exception"):
-        told.append(f"{name} ended with an exception: what ran before it is compared")
+        notes.append(f"{name} ended with an exception: what ran before it is compared")
     elif info.get("unfinished"):
-        told.append(f"{name} is cut off: what was written before its process ended is compared")
+        notes.append(f"{name} is cut off: what was written before its process ended is compared")
     if info.get("last") and info.get("dropped"):
-        told.append(f"{name} keeps its last {info['last']} ops only: what ran before is not compared")
-    return told
+        notes.append(f"{name} keeps its last {info['last']} ops only: what ran before is not compared")
+    return notes
 
 
-def _measured(a: TraceData, b: TraceData, values: str) -> list[str]:
+def _value_notes(a: TraceData, b: TraceData, values: str) -> list[str]:
     if values == "none":
         return ["values are not compared, as asked"]
     lacking = [name for name, data in (("a", a), ("b", b)) if not len(data.stats) and not data.captures]
@@ -231,28 +252,52 @@ def _measured(a: TraceData, b: TraceData, values: str) -> list[str]:
     return [f"{what}: ops, constants and shapes are compared, values are not; record both with stats=True"]
 
 
-def _parting(found: Comparison) -> Parting | None:
-    a, b, made = found.a, found.b, found.alignment
+def _parting(comparison: Comparison) -> Parting | None:
+    a, b, alignment = comparison.a, comparison.b, comparison.alignment
     ours: list[int] = np.flatnonzero(a.compared & ~a.layout).tolist()
     theirs: list[int] = np.flatnonzero(b.compared & ~b.layout).tolist()
-    lone_a = next((op for op in ours if made.ops_a[op] < 0), -1)
-    lone_b = next((op for op in theirs if made.ops_b[op] < 0), -1)
+    lone_a = next((op for op in ours if alignment.ops_a[op] < 0), -1)
+    lone_b = next((op for op in theirs if alignment.ops_b[op] < 0), -1)
     if lone_a < 0 and lone_b < 0:
         return None
-    # where on the first side the lone op of the second stands: after the partner of the one before it
-    before = [made.ops_b[op] for op in theirs if op < lone_b and made.ops_b[op] >= 0] if lone_b >= 0 else []
-    stands = max(before, default=-1) if lone_b >= 0 else len(made.ops_a)
-    places = found._looking.reasons.places
-    if lone_a >= 0 and lone_a <= stands:
-        later = [made.ops_a[op] for op in ours if op < lone_a and made.ops_a[op] >= 0]
+    # The position of the second side's lone op on the first side: after the partner of the op before it.
+    before = (
+        [alignment.ops_b[op] for op in theirs if op < lone_b and alignment.ops_b[op] >= 0]
+        if lone_b >= 0
+        else []
+    )
+    position = max(before, default=-1) if lone_b >= 0 else len(alignment.ops_a)
+    if lone_a >= 0 and lone_a <= position:
+        later = [alignment.ops_a[op] for op in ours if op < lone_a and alignment.ops_a[op] >= 0]
         after = max(later, default=-1)
         opposite = (
-            lone_b if lone_b >= 0 and all(made.ops_b[op] < 0 for op in theirs if after < op <= lone_b) else -1
+            lone_b
+            if lone_b >= 0 and all(alignment.ops_b[op] < 0 for op in theirs if after < op <= lone_b)
+            else -1
         )
-        return Parting(places[0].of(lone_a), places[1].of(opposite) if opposite >= 0 else None)
-    between = [op for op in ours if op > stands and made.ops_a[op] < 0]
-    opposite = between[0] if between and not any(stands < op < between[0] for op in ours) else -1
-    return Parting(places[0].of(opposite) if opposite >= 0 else None, places[1].of(lone_b))
+        return Parting(a.op_label(lone_a), b.op_label(opposite) if opposite >= 0 else None)
+    between = [op for op in ours if op > position and alignment.ops_a[op] < 0]
+    opposite = between[0] if between and not any(position < op < between[0] for op in ours) else -1
+    return Parting(a.op_label(opposite) if opposite >= 0 else None, b.op_label(lone_b))
+
+
+def _module_rows(alignment: Alignment) -> list[ModuleRow]:
+    """A row for each pair of calls, in the order in which they ended."""
+    a, b = alignment.a, alignment.b
+    order, depths = a.data.calls.order, a.index.call_depths
+    rows = []
+    for x, y in enumerate(alignment.calls.of_a.tolist()):
+        if y < 0:
+            continue
+        state, error = State.UNKNOWN, math.nan
+        for one, other in zip(*alignment.call_values(x, y, "outputs"), strict=False):
+            verdict = alignment.compare(one, other)
+            if verdict.state >= state and not (verdict.error <= error):
+                error = verdict.error
+            state = max(state, verdict.state)
+        types = a.module(x).type, b.module(y).type
+        rows.append((int(order[x]), ModuleRow(x, y, a.label(x), b.label(y), *types, depths[x], state, error)))
+    return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
 def _names_text(side: Side, ops: list[int], name: str) -> str:
@@ -264,57 +309,47 @@ def _names_text(side: Side, ops: list[int], name: str) -> str:
     return f"{len(ops)} op{'s' if len(ops) > 1 else ''} only in {name}: {shown}{more}"
 
 
-def _metadata(found: Comparison) -> list[str]:
+def _metadata(comparison: Comparison) -> list[str]:
     """Differences of shape, dtype, device, stride, training and grad mode, counted."""
     counts: Counter[str] = Counter()
-    a, b = found.a.data, found.b.data
-    theirs = np.array(found.alignment.values_a, dtype=np.int64)
-    ours = np.flatnonzero(theirs >= 0)
-    theirs = theirs[ours]
-    looks = a.values.meta[ours].astype(np.int64) * max(1, len(b.metas)) + b.values.meta[theirs]
-    for look, count in zip(*(each.tolist() for each in np.unique(looks, return_counts=True)), strict=True):
-        one, other = divmod(look, max(1, len(b.metas)))
-        for what in _look_differences(a.metas[one], b.metas[other]):
+    a, b = comparison.a.data, comparison.b.data
+    partners = np.array(comparison.alignment.values_a, dtype=np.int64)
+    values_a = np.flatnonzero(partners >= 0)
+    values_b = partners[values_a]
+    keys = a.values.meta[values_a].astype(np.int64) * max(1, len(b.metas)) + b.values.meta[values_b]
+    for key, count in zip(*(each.tolist() for each in np.unique(keys, return_counts=True)), strict=True):
+        one, other = divmod(key, max(1, len(b.metas)))
+        for what in _meta_differences(a.metas[one], b.metas[other]):
             counts[what] += count
-    grads = int(((a.values.flags[ours] ^ b.values.flags[theirs]) & REQUIRES_GRAD).sum())
+    grads = int(((a.values.flags[values_a] ^ b.values.flags[values_b]) & REQUIRES_GRAD).sum())
     if grads:
         counts["requires_grad"] = grads
-    modes = {(x.module, y.module) for x, y in _modes(found)}
-    told = [f"{what} of {count} value{'s' if count > 1 else ''}" for what, count in counts.most_common()]
-    return told + ([f"training mode of {len(modes)} module{'s' if len(modes) > 1 else ''}"] if modes else [])
+    modes = _differing_modes(comparison)
+    texts = [f"{what} of {count} value{'s' if count > 1 else ''}" for what, count in counts.most_common()]
+    return texts + ([f"training mode of {len(modes)} module{'s' if len(modes) > 1 else ''}"] if modes else [])
 
 
-def _look_differences(one: TensorMeta, other: TensorMeta) -> list[str]:
-    told = [
+def _meta_differences(one: TensorMeta, other: TensorMeta) -> list[str]:
+    texts = [
         f"{what} {left} | {right}"
         for what, left, right in (("dtype", one.dtype, other.dtype), ("device", one.device, other.device))
         if left != right
     ]
     if one.shape != other.shape:
-        return [*told, "shapes"]
-    return [*told, "strides"] if one.stride != other.stride else told
+        return [*texts, "shapes"]
+    return [*texts, "strides"] if one.stride != other.stride else texts
 
 
 def _roots(data: TraceData) -> set[str]:
     return {info.type for id, info in enumerate(data.modules) if info.root == id}
 
 
-@dataclass(frozen=True, slots=True)
-class _Mode:
-    module: int
-    training: bool
-
-
-def _modes(found: Comparison) -> list[tuple[_Mode, _Mode]]:
-    """Pairs of modules of which one trains."""
-    pairs = []
-    calls_a, calls_b = found.a.data.calls.module.tolist(), found.b.data.calls.module.tolist()
-    for x, y in enumerate(found.alignment.calls.of_a.tolist()):
-        if y >= 0:
-            one, other = found.a.data.modules[calls_a[x]], found.b.data.modules[calls_b[y]]
-            if one.training != other.training:
-                pairs.append((_Mode(calls_a[x], one.training), _Mode(calls_b[y], other.training)))
-    return pairs
+def _differing_modes(comparison: Comparison) -> set[tuple[int, int]]:
+    """The pairs of modules of which one trains and the other does not."""
+    a, b = comparison.a.data, comparison.b.data
+    calls = zip(a.calls.module.tolist(), comparison.alignment.calls.of_a.tolist(), strict=True)
+    pairs = {(x, int(b.calls.module[call])) for x, call in calls if call >= 0}
+    return {(x, y) for x, y in pairs if a.modules[x].training != b.modules[y].training}
 
 
 def _plain(error: float) -> float | str | None:

@@ -1,4 +1,4 @@
-"""What two ops were given beside tensors: which constants of theirs differ, by name."""
+"""The constants among the arguments of two ops, and which of them differ."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any, Final, NamedTuple
 from sightline.trace.forms import SLOT, Elided, Record, Symbol
 from sightline.trace.index import Op
 
-#: Arguments that say where and how a result is stored, not what it is.
+#: Arguments that decide where and how a result is stored, not its numbers.
 _STORAGE: Final = frozenset(
     "dtype device layout memory_format pin_memory non_blocking copy out inplace requires_grad generator "
     "output_mask impl_index deterministic cudnn_enabled benchmark allow_tf32 half_to_float enable_gqa "
     "compute_log_sumexp need_attn_weights momentum".split()
 )
-_HUGE: Final = 6e4  #: what masks are filled with in any precision
-#: What code asks of a dtype, in each: the distance of neighbours around one, and the smallest normal number.
+_HUGE: Final = 6e4  #: masks are filled with larger numbers, in any precision
+#: Limits of a dtype that code asks for, in each dtype: the spacing of numbers around one, and the smallest
+#: normal number.
 _LIMITS: Final = (
     (2.0**-52, 2.0**-23, 2.0**-10, 2.0**-7),
     (2.2250738585072014e-308, 2.0**-126, 2.0**-14),
 )
-_ROUNDED: Final = 8e-3  #: a constant that was rounded to bfloat16
+_ROUNDED: Final = 8e-3  #: relative error of a constant that was rounded to bfloat16
 
 
 class Constant(NamedTuple):
-    """An argument of two ops, and what each was given."""
+    """A constant argument of two ops, with its value in each."""
 
     name: str
     a: Any
@@ -36,31 +37,29 @@ class Constant(NamedTuple):
 _ABSENT: Final = Symbol("absent")
 
 
-def differing(one: Op, other: Op) -> list[Constant]:
+def differing_constants(one: Op, other: Op) -> list[Constant]:
     """The constants in which two ops differ; those about storage are left out."""
     if one.form == other.form:
         return []
     first, second = dict(constants(one)), dict(constants(other))
     rank = max((len(value.shape) for value in one.inputs), default=0)
-    found = []
+    differences = []
     for name in dict.fromkeys([*first, *second]):
         x, y = first.get(name, _ABSENT), second.get(name, _ABSENT)
-        if x is _ABSENT:
-            x = _default(one, name)
-        if y is _ABSENT:
-            y = _default(other, name)
-        if x is _ABSENT or y is _ABSENT:  # the rest of a list, or of another op
+        x = _default(one, name) if x is _ABSENT else x
+        y = _default(other, name) if y is _ABSENT else y
+        if x is _ABSENT or y is _ABSENT:  # part of a longer list, or an argument that only one op has
             continue
-        if not same(x, y, rank):
-            found.append(Constant(name, x, y))
-    return found
+        if not same_constant(x, y, rank):
+            differences.append(Constant(name, x, y))
+    return differences
 
 
 def _default(op: Op, name: str) -> Any:
-    """What an argument is where it is not given."""
+    """The default of an argument, from the schema of the op."""
     for argument in op._data.raw.schemas.get(op.name, ()):
-        known, given, text = argument.partition("=")
-        if known == name and given:
+        key, sign, text = argument.partition("=")
+        if key == name and sign:
             try:
                 return ast.literal_eval(text)
             except (ValueError, SyntaxError):
@@ -69,7 +68,7 @@ def _default(op: Op, name: str) -> Any:
 
 
 def constants(op: Op) -> Iterator[tuple[str, Any]]:
-    """Names and values of all that is no tensor; the parts of a list one by one."""
+    """The names and values of all arguments that are not tensors; the items of a list one by one."""
     names = op._data.argument_names(op)
     for at, item in enumerate(op.form.args):
         yield from _parts(names[at] if at < len(names) else f"argument {at}", item)
@@ -77,8 +76,8 @@ def constants(op: Op) -> Iterator[tuple[str, Any]]:
         yield from _parts(key, item)
 
 
-def floats(op: Op) -> list[float]:
-    """The numbers among the constants that say something: neither 0 nor 1 nor a filling of masks."""
+def significant_floats(op: Op) -> list[float]:
+    """The floats among the constants, without 0, 1, infinities and the numbers that fill masks."""
     return [
         float(item)
         for _, item in constants(op)
@@ -105,11 +104,13 @@ def _parts(name: str, item: Any) -> Iterator[tuple[str, Any]]:
         yield name, item
 
 
-def same(x: Any, y: Any, rank: int = 0) -> bool:
+def same_constant(x: Any, y: Any, rank: int = 0) -> bool:
     """Whether two constants mean the same; numbers up to the rounding of a coarse precision.
 
-    >>> same(1e-5, 1e-6), same(0.1, 0.0996), same(-1, 3, rank=4), same(-3.4e38, -65504.0)
-    (False, True, True, True)
+    >>> same_constant(1e-5, 1e-6), same_constant(0.1, 0.0996)
+    (False, True)
+    >>> same_constant(-1, 3, rank=4), same_constant(-3.4e38, -65504.0)
+    (True, True)
     """
     if x == y:
         return True

@@ -1,11 +1,13 @@
-"""One name for ops that do the same: ``add_.Tensor``, ``torch.add`` and ``+`` are ``add``."""
+"""One plain name for ops that do the same (``add_.Tensor``, ``torch.add`` and ``+``), and kinds of ops."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final
 
-_SAME: Final = {
+from sightline.trace.op_groups import UNINITIALIZED
+
+_ALIASES: Final = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "**": "pow", "//": "floor_divide",
     "%": "remainder", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
     "&": "bitwise_and",
@@ -26,30 +28,30 @@ _SAME: Final = {
     "tensor_split": "split", "chunk": "split", "unsafe_chunk": "split", "unsafe_split": "split",
     "clamp_min": "clamp", "clamp_max": "clamp", "scalar_tensor": "full", "where": "where",
 }  # fmt: skip
-#: Ops that show, copy, cast or hand on their first input, element by element.
+#: Ops that return the elements of their first input: as a view, copied, cast or unchanged.
 LAYOUT: Final = frozenset(
     "view transpose permute expand unsqueeze squeeze slice select split unbind narrow contiguous clone alias "
     "detach as_strided to lift_fresh lift view_as_real view_as_complex diagonal unfold _conj resolve_conj "
     "resolve_neg _unsafe_view real imag squeeze_ identity copy_to".split()
 )
-#: Ops whose result is not decided by their inputs.
+#: Ops whose result their inputs do not determine.
 RANDOM: Final = frozenset(
     "dropout rand rand_like randn randn_like randint randperm normal uniform exponential multinomial "
     "bernoulli random rrelu_with_noise geometric log_normal cauchy poisson".split()
 )
-#: Ops that make a tensor out of nothing but numbers.
-MAKERS: Final = frozenset(
+#: Ops that make a tensor from numbers alone.
+FACTORIES: Final = frozenset(
     "zeros ones empty full arange linspace eye zeros_like ones_like empty_like full_like new_zeros new_ones "
     "new_full new_empty empty_strided tensor fill zero scalar_tensor".split()
 )
-#: Ops that make a tensor of whatever the memory held.
-UNSET: Final = frozenset("empty empty_like new_empty empty_strided resize new_empty_strided".split())
-#: Ops whose further results only serve the backward pass: of a mean near zero all digits are rounding.
+#: Ops that return uninitialised memory.
+UNINITIALIZED_RESULTS: Final = frozenset(name.removesuffix("_") for name in UNINITIALIZED)
+#: Ops whose further results only serve the backward pass; a mean near zero consists of rounding errors.
 ONE_RESULT: Final = frozenset(
     "layer_norm group_norm batch_norm rms_norm scaled_dot_product_attention dropout instance_norm".split()
 )
-#: Ops that decide: a rounding may turn their result over.
-DECIDING: Final = frozenset(
+#: Ops with a discrete result, which a rounding error may flip.
+DISCRETE: Final = frozenset(
     "topk argmax argmin sort argsort max min gt ge lt le eq ne nonzero unique searchsorted bucketize round "
     "floor ceil sign multinomial kthvalue median mode".split()
 )
@@ -57,13 +59,13 @@ DECIDING: Final = frozenset(
 
 @lru_cache(maxsize=65536)
 def plain_name(name: str) -> str:
-    """What an op is called here.
+    """The name of an op without namespace, overload and in-place mark; aliases have one name.
 
     >>> [plain_name(name) for name in ("add_.Tensor", "torch.add", "+", "_unsafe_view")]
     ['add', 'add', 'add', 'view']
     """
-    if name in _SAME:
-        return _SAME[name]
+    if name in _ALIASES:
+        return _ALIASES[name]
     bare = name
     for prefix in ("torch.", "Tensor.", "F.", "nn.functional.", "aten::", "aten."):
         bare = bare.removeprefix(prefix)
@@ -74,4 +76,4 @@ def plain_name(name: str) -> str:
         bare = bare[:-1]
     if bare.startswith("__") and bare.endswith("__"):
         bare = bare.strip("_").removeprefix("i")
-    return _SAME.get(bare, bare)
+    return _ALIASES.get(bare, bare)

@@ -1,4 +1,4 @@
-"""The weights of two recordings: which are the same, which differ, which are there in another layout."""
+"""Compares the weights of two recordings: which are the same, which differ, which have another layout."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sightline.diff.side import Side
 from sightline.diff.values import State
 from sightline.trace.data import ParameterInfo
 
-_NEAR: Final = 4e-3  #: norms of a parameter in two precisions
-_MOST_PARTS: Final = 8
+_NEAR: Final = 4e-3  #: the relative difference of norms of a parameter in two precisions
+_MAX_PARTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ParameterDiff:
     pairs: tuple[ParameterPair, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    untied: tuple[str, ...]  #: names of what is one tensor on one side and several on the other
+    untied: tuple[str, ...]  #: names that share a tensor on one side only
 
     def of(self, *relations: str) -> list[ParameterPair]:
         """The pairs of these relations."""
@@ -50,7 +50,7 @@ class ParameterDiff:
 
     @property
     def same(self) -> bool:
-        """Whether everything that was measured agrees, in whatever layout, and nothing is missing."""
+        """Whether everything was measured and agrees, in any layout, and nothing is missing."""
         return not (self.of("different", "unknown") or self.only_a or self.only_b or self.untied)
 
     @property
@@ -64,8 +64,8 @@ class ParameterDiff:
             "different": len(self.of("different")), "not measured": len(self.of("unknown")),
             "only in a": len(self.only_a), "only in b": len(self.only_b), "no longer tied": len(self.untied),
         }  # fmt: skip
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        return f"same weights ({told})" if self.same else told
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        return f"same weights ({listed})" if self.same else listed
 
     def to_dict(self) -> dict[str, Any]:
         return {"same": self.same, "pairs": [pair.to_dict() for pair in self.pairs],
@@ -73,38 +73,39 @@ class ParameterDiff:
                 "untied": list(self.untied)}  # fmt: skip
 
 
-def compare_parameters(made: Alignment) -> ParameterDiff:
-    """All parameters and buffers of two recordings."""
-    a, b = made.a, made.b
+def compare_parameters(alignment: Alignment) -> ParameterDiff:
+    """All parameters and buffers of two recordings, in pairs."""
+    a, b = alignment.a, alignment.b
     pairs: list[ParameterPair] = []
-    theirs = {value: path for path, (_, value) in reversed(b.parameters.items()) if value >= 0}
-    named = {made.calls.name(path): path for path in b.parameters}
-    met: set[str] = set()
+    named = {alignment.calls.name(path): path for path in b.parameters}
+    paired: set[str] = set()
     left: list[str] = []
     for path, (info, value) in a.parameters.items():
-        other = made.values_a[value] if value >= 0 else -1
-        its = named.get(made.calls.name(path)) if made.calls.name(path) in named else None
-        if other >= 0 and other in theirs:
-            its = its if its is not None and b.parameters[its][1] == other else theirs[other]
-            pairs.append(_pair(made, path, info, value, its, other))
-            met.add(its)
-        elif its is not None and its not in met and (value < 0 or b.parameters[its][1] < 0):
+        other = alignment.values_a[value] if value >= 0 else -1
+        its = named.get(alignment.calls.name(path))
+        if other >= 0 and other in b.parameter_names:
+            its = its if its is not None and b.parameters[its][1] == other else b.parameter_names[other]
+            pairs.append(_pair(alignment, path, info, value, its, other))
+            paired.add(its)
+        elif its is not None and its not in paired and (value < 0 or b.parameters[its][1] < 0):
             pairs.append(ParameterPair((path,), (its,), "unknown", math.nan))
-            met.add(its)
+            paired.add(its)
         else:
             left.append(path)
-    right = [path for path in b.parameters if path not in met]
-    shared = {value for path, (_, value) in b.parameters.items() if path in met}
+    right = [path for path in b.parameters if path not in paired]
+    shared = {value for path, (_, value) in b.parameters.items() if path in paired}
     right = [path for path in right if b.parameters[path][1] not in shared or b.parameters[path][1] < 0]
-    found, left, right = _in_parts(made, left, right)
+    parts, left, right = _pair_parts(alignment, left, right)
     return ParameterDiff(
-        (*pairs, *found), tuple(left), tuple(right), _untied(made, {p.a[0]: p.b[0] for p in pairs})
+        (*pairs, *parts), tuple(left), tuple(right), _untied(alignment, {p.a[0]: p.b[0] for p in pairs})
     )
 
 
-def _pair(made: Alignment, path: str, info: ParameterInfo, value: int, its: str, other: int) -> ParameterPair:
-    shape = made.b.parameters[its][0].shape
-    verdict = made.compare(value, other)
+def _pair(
+    alignment: Alignment, path: str, info: ParameterInfo, value: int, its: str, other: int
+) -> ParameterPair:
+    shape = alignment.b.parameters[its][0].shape
+    verdict = alignment.compare(value, other)
     relation = {State.SAME: "same", State.CLOSE: "close", State.DIFFERENT: "different"}.get(
         verdict.state, "unknown"
     )
@@ -113,14 +114,14 @@ def _pair(made: Alignment, path: str, info: ParameterInfo, value: int, its: str,
     return ParameterPair((path,), (its,), relation, verdict.error)
 
 
-def _in_parts(
-    made: Alignment, left: list[str], right: list[str]
+def _pair_parts(
+    alignment: Alignment, left: list[str], right: list[str]
 ) -> tuple[list[ParameterPair], list[str], list[str]]:
-    """Parameters without a partner that are one on one side and several on the other, or only renamed."""
-    found: list[ParameterPair] = []
+    """Pair parameters that are one on one side and several on the other, or only renamed."""
+    pairs: list[ParameterPair] = []
     for whole_side, whole, parts_side, parts, first in (
-        (made.a, left, made.b, right, True),
-        (made.b, right, made.a, left, False),
+        (alignment.a, left, alignment.b, right, True),
+        (alignment.b, right, alignment.a, left, False),
     ):
         for path in list(whole):
             group = _parts_of(whole_side, path, parts_side, parts)
@@ -132,16 +133,16 @@ def _in_parts(
                 ):
                     relation = "close"
                 whole_name, part_names = (path,), tuple(group)
-                ours, theirs = (whole_name, part_names) if first else (part_names, whole_name)
-                found.append(ParameterPair(ours, theirs, relation, 0.0))
+                left_names, right_names = (whole_name, part_names) if first else (part_names, whole_name)
+                pairs.append(ParameterPair(left_names, right_names, relation, 0.0))
                 whole.remove(path)
                 for each in group:
                     parts.remove(each)
-    return found, left, right
+    return pairs, left, right
 
 
 def _parts_of(side: Side, path: str, other: Side, candidates: Sequence[str]) -> list[str]:
-    """Neighbours among the candidates that together have the size, norm and range of a parameter."""
+    """Consecutive candidates that together have the size, norm and range of a parameter."""
     info, value = side.parameters[path]
     whole = side.numbers(value) if value >= 0 else None
     if whole is None:
@@ -149,13 +150,13 @@ def _parts_of(side: Side, path: str, other: Side, candidates: Sequence[str]) -> 
     for at in range(len(candidates)):
         group: list[str] = []
         count, squares, low, high = 0, 0.0, math.inf, -math.inf
-        for each in [name for name in candidates[at:] if _same_leaf(name, candidates[at])][:_MOST_PARTS]:
-            its, held = other.parameters[each]
-            numbers = other.numbers(held) if held >= 0 else None
+        for each in [name for name in candidates[at:] if _same_leaf(name, candidates[at])][:_MAX_PARTS]:
+            part, part_value = other.parameters[each]
+            numbers = other.numbers(part_value) if part_value >= 0 else None
             if numbers is None:
                 break
             group.append(each)
-            count, squares = count + its.numel, squares + numbers.l2**2
+            count, squares = count + part.numel, squares + numbers.l2**2
             low, high = min(low, numbers.min), max(high, numbers.max)
             if count >= info.numel:
                 break
@@ -172,11 +173,11 @@ def _same_leaf(one: str, other: str) -> bool:
     return one.rpartition(".")[2] == other.rpartition(".")[2]
 
 
-def _untied(made: Alignment, partners: dict[str, str]) -> tuple[str, ...]:
-    """Names that are one tensor on one side and several on the other."""
-    found = []
-    for side, other, forth in ((made.a, made.b, True), (made.b, made.a, False)):
-        mapping = partners if forth else {y: x for x, y in partners.items()}
+def _untied(alignment: Alignment, partners: dict[str, str]) -> tuple[str, ...]:
+    """Names that share a tensor on one side only."""
+    untied = []
+    reverse = {y: x for x, y in partners.items()}
+    for side, other, mapping in ((alignment.a, alignment.b, partners), (alignment.b, alignment.a, reverse)):
         groups: dict[int, list[str]] = defaultdict(list)
         for path, (info, _) in side.parameters.items():
             groups[info.key].append(path)
@@ -184,5 +185,5 @@ def _untied(made: Alignment, partners: dict[str, str]) -> tuple[str, ...]:
             its = [mapping.get(path, path) for path in paths]
             keys = {other.parameters[path][0].key for path in its if path in other.parameters}
             if len(paths) > 1 and len(keys) > 1:
-                found.append(" = ".join(paths))
-    return tuple(dict.fromkeys(found))
+                untied.append(" = ".join(paths))
+    return tuple(dict.fromkeys(untied))

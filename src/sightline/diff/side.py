@@ -1,4 +1,4 @@
-"""`Side`: one of the two recordings, or one step of it, laid out for comparison."""
+"""`Side`: one of the two recordings, or one step of it, prepared for comparison."""
 
 from __future__ import annotations
 
@@ -12,8 +12,41 @@ from numpy.typing import NDArray
 from sightline.argument_checks import argument_text
 from sightline.diff.op_names import LAYOUT, plain_name
 from sightline.errors import NothingMatched, UsageError
+from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
-from sightline.trace.index import Index, Numbers
+from sightline.trace.index import Index, ValueNumbers
+
+
+@dataclass(frozen=True, slots=True)
+class OpLabel:
+    """An op of one recording, in words: ``* at port.py:40 (blocks.0.mixer)``."""
+
+    op: int
+    name: str  #: as written: ``F.linear``, ``*``
+    aten: str
+    file: str
+    line: int
+    function: str
+    code: str
+    module: str
+
+    @property
+    def position(self) -> str:
+        """``port.py:40``; "" where no frame was recorded."""
+        return position_text(self.file, self.line) if self.file else ""
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.where}"
+
+    @property
+    def where(self) -> str:
+        """`` at port.py:40 (blocks.0.mixer)``."""
+        position = f" at {self.position}" if self.file else ""
+        return f"{position} ({self.module})" if self.module else position
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"op": self.op, "name": self.name, "aten": self.aten, "file": self.file, "line": self.line,
+                "function": self.function, "code": self.code, "module": self.module}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +69,17 @@ def span_of(data: TraceData, step: str | int | None) -> Span:
         )
     names = [info.name for info in data.steps]
     if isinstance(step, int) and 0 <= step < len(names):
-        found = data.steps[step]
+        info = data.steps[step]
     elif step in names:
-        found = data.steps[names.index(str(step))]
+        info = data.steps[names.index(str(step))]
     else:
-        known = (
-            f"it has {', '.join(map(repr, names[:6]))}{', …' if len(names) > 6 else ''}"
-            if names
-            else "it has none"
-        )
-        raise NothingMatched(f"step={step!r} is no step of this recording; {known}.")
-    return Span(found.first_op, found.end_op, found.first_call, found.end_call)
+        listed = ", ".join(map(repr, names[:6])) + (", …" if len(names) > 6 else "")
+        raise NothingMatched(f"step={step!r} is no step of this recording; it has {listed or 'none'}.")
+    return Span(info.first_op, info.end_op, info.first_call, info.end_call)
 
 
 _ATEN: Final = LEVELS.index("aten")
-#: Half the distance of neighbours around one, by dtype: what a single rounding changes at most.
+#: Half the spacing of numbers around one, by dtype: the most that a single rounding changes.
 ROUNDING: Final = {
     "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-9,
     "complex64": 2.0**-24, "complex128": 2.0**-53, "complex32": 2.0**-11,
@@ -59,30 +88,33 @@ ROUNDING: Final = {
 
 
 class Side:
-    """A recording with what a comparison looks up: plain lists, one entry per op or value."""
+    """A recording with the look-ups of a comparison: plain lists, one entry per op or value."""
 
-    def __init__(self, index: Index, level: str, words: dict[Any, int], span: Span) -> None:
+    def __init__(self, index: Index, level: str, key_ids: dict[Any, int], span: Span) -> None:
         self.index = index
         self.data: TraceData = index.raw
         self.span = span
-        self._words = words  # shared by both sides: equal keys have equal numbers
+        self._weights: dict[int, NDArray[np.float64]] = {}
+        self._key_ids = key_ids  # shared by both sides: equal keys have equal ids
         ops = self.data.ops
         self.input_offsets: list[int] = ops.input_offsets.tolist()
         self.flat_inputs: list[int] = ops.inputs.tolist()
         self.output_offsets: list[int] = ops.output_offsets.tolist()
         self.flat_outputs: list[int] = ops.outputs.tolist()
         plain = [plain_name(name) for name in self.data.names]
-        self._plain = np.array([self.word(name) for name in plain] or [0], dtype=np.int64)
-        self._is_layout = np.array([name in LAYOUT for name in plain] or [False])
-        self.name: NDArray[np.int64] = self._plain[ops.name] if len(ops) else np.zeros(0, dtype=np.int64)
+        plain_ids = np.array([self.key_id(name) for name in plain] or [0], dtype=np.int64)
+        self.name: NDArray[np.int64] = plain_ids[ops.name] if len(ops) else np.zeros(0, dtype=np.int64)
         self.names: list[str] = plain
         self.name_ids: list[int] = ops.name.tolist()
-        self.compared = self._compared(level)
-        self.layout: NDArray[np.bool_] = self._layout()
+        self.compared = self._compared_ops(level)
+        #: Which ops only return elements of their first input.
+        self.layout: NDArray[np.bool_] = np.diff(ops.input_offsets) > 0
+        if len(ops):
+            self.layout &= np.array([name in LAYOUT for name in plain])[ops.name]
 
-    def word(self, key: Any) -> int:
-        """A number that both sides have for this key."""
-        return self._words.setdefault(key, len(self._words))
+    def key_id(self, key: Any) -> int:
+        """The id of a key, which is the same on both sides."""
+        return self._key_ids.setdefault(key, len(self._key_ids))
 
     def inputs(self, op: int) -> list[int]:
         return self.flat_inputs[self.input_offsets[op] : self.input_offsets[op + 1]]
@@ -94,8 +126,19 @@ class Side:
         """The plain name of an op."""
         return self.names[self.name_ids[op]]
 
-    def _compared(self, level: str) -> NDArray[np.bool_]:
-        """Which ops take part: those without ops inside that make something new."""
+    def op_label(self, op: int) -> OpLabel:
+        """The name of an op as written, its line and its module."""
+        row = self.index.ops[op]
+        file, line, function, code = "", 0, "", ""
+        user_frame = int(self.index.op_user_frames[op])
+        if user_frame >= 0:
+            frame = self.index.frames[user_frame]
+            file, line, function, code = frame.file, frame.line, frame.function, frame.code
+        module = self.label(int(self.data.ops.call[op]))
+        return OpLabel(op, (row.parent or row).name, row.name, file, line, function, code, module)
+
+    def _compared_ops(self, level: str) -> NDArray[np.bool_]:
+        """Which ops take part: those that contain no other op and return something new."""
         ops = self.data.ops
         chosen = np.ones(len(ops), dtype=np.bool_)
         if level == "aten":
@@ -109,74 +152,69 @@ class Side:
         chosen &= counts > 0
         if level != "none":
             for op in np.flatnonzero(chosen & (ops.level != _ATEN)).tolist():
-                if set(self.outputs(op)) <= set(self.inputs(op)):  # handed on, as `.to()` often does
+                if set(self.outputs(op)) <= set(
+                    self.inputs(op)
+                ):  # its input unchanged, as `.to()` often returns
                     chosen[op] = False
         return chosen
-
-    def _layout(self) -> NDArray[np.bool_]:
-        ops = self.data.ops
-        found = self._is_layout[ops.name] if len(ops) else np.zeros(0, dtype=np.bool_)
-        return found & (np.diff(ops.input_offsets) > 0)
 
     # -- values --------------------------------------------------------------------------------
 
     @cached_property
     def producer(self) -> list[int]:
-        """For each value the compared op that made it; -1 where there is none."""
-        made = np.full(len(self.data.values), -1, dtype=np.int64)
+        """The compared op that made each value; -1 where there is none."""
+        producer = np.full(len(self.data.values), -1, dtype=np.int64)
         ops = self.data.ops
         counts = np.diff(ops.output_offsets)
-        users = np.repeat(np.arange(len(ops)), counts)
-        known = self.data.values.producer
-        at_own = (known >= 0) & self.compared[np.maximum(known, 0)] if len(ops) else known >= 0
-        keep = self.compared[users] if len(users) else np.zeros(0, dtype=np.bool_)
-        # the first compared op that returns a value, unless the recording names one itself
-        made[ops.outputs[keep][::-1]] = users[keep][::-1]
-        made[at_own] = known[at_own]
-        found: list[int] = made.tolist()
-        return found
+        returning = np.repeat(np.arange(len(ops)), counts)
+        recorded = self.data.values.producer
+        own = (recorded >= 0) & self.compared[np.maximum(recorded, 0)] if len(ops) else recorded >= 0
+        keep = self.compared[returning] if len(returning) else np.zeros(0, dtype=np.bool_)
+        # The first compared op that returns a value, unless the recorded producer is compared itself.
+        producer[ops.outputs[keep][::-1]] = returning[keep][::-1]
+        producer[own] = recorded[own]
+        producers: list[int] = producer.tolist()
+        return producers
 
     @cached_property
     def origin(self) -> list[int]:
-        """For each value the one whose elements it shows: itself unless a layout op made it."""
+        """The value whose elements each value has: itself unless a layout op made it."""
         origin = list(range(len(self.data.values)))
         for op in np.flatnonzero(self.compared & self.layout).tolist():
-            given = self.inputs(op)
+            source = self.inputs(op)[0]
             for value in self.outputs(op):
-                if value != given[0]:
-                    origin[value] = origin[given[0]]
+                if value != source:
+                    origin[value] = origin[source]
         return origin
 
-    def shown_by(self, value: int) -> list[int]:
-        """A value and those whose elements it shows, through layout ops."""
-        found = [value]
+    def layout_chain(self, value: int) -> list[int]:
+        """A value and those it was made from by layout ops, back to its origin."""
+        chain = [value]
         origin = self.origin[value]
         while value != origin:
             value = self.inputs(self.producer[value])[0]
-            found.append(value)
-        return found
+            chain.append(value)
+        return chain
 
     @cached_property
     def numel(self) -> list[int]:
         sizes = np.array([meta.numel for meta in self.data.metas] or [0], dtype=np.int64)
-        found: list[int] = sizes[self.data.values.meta].tolist()
-        return found
+        return sizes[self.data.values.meta].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def rounding(self) -> list[float]:
-        """What one rounding changes, by the dtype of each value; 0 for what is not floating."""
+        """The error of one rounding in the dtype of each value; 0 where that is not floating."""
         sizes = np.array([ROUNDING.get(meta.dtype, 0.0) for meta in self.data.metas] or [0.0])
-        found: list[float] = sizes[self.data.values.meta].tolist()
-        return found
+        return sizes[self.data.values.meta].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def history(self) -> list[float]:
-        """The coarsest rounding that each value, or anything it was made of, has been through."""
+        """The coarsest rounding in each value and in everything it was computed from."""
         return self._past[0]
 
     @cached_property
     def depth(self) -> list[int]:
-        """How many ops that compute each value has been through, along the longest way."""
+        """The number of computing ops behind each value, along the longest path."""
         return self._past[1]
 
     @cached_property
@@ -196,11 +234,10 @@ class Side:
 
     @cached_property
     def stat_row(self) -> list[int]:
-        """Where in the statistics each value is; -1 where it was not measured."""
+        """The row of each value in the statistics; -1 where it was not measured."""
         rows = np.full(len(self.data.values), -1, dtype=np.int64)
         rows[self.data.stats.value] = np.arange(len(self.data.stats))
-        found: list[int] = rows.tolist()
-        return found
+        return rows.tolist()
 
     @cached_property
     def _stats(self) -> list[list[Any]]:
@@ -208,18 +245,17 @@ class Side:
         names = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs", "fingerprint")
         return [getattr(stats, name).tolist() for name in names]
 
-    def numbers(self, value: int) -> Numbers | None:
-        """The statistics of a value, if they were taken."""
+    def numbers(self, value: int) -> ValueNumbers | None:
+        """The statistics of a value, or None."""
         row = self.stat_row[value]
-        return None if row < 0 else Numbers(*(column[row] for column in self._stats))
+        return None if row < 0 else ValueNumbers(*(column[row] for column in self._stats))
 
     @cached_property
     def fingerprints(self) -> list[int]:
         """The fingerprint of each value; 0 where none was taken."""
         bits = np.zeros(len(self.data.values), dtype=np.uint64)
         bits[self.data.stats.value] = self.data.stats.fingerprint
-        found: list[int] = bits.tolist()
-        return found
+        return bits.tolist()
 
     def kind(self, value: int) -> str:
         return KINDS[int(self.data.values.kind[value])]
@@ -227,25 +263,24 @@ class Side:
     # -- keys ----------------------------------------------------------------------------------
 
     def keys(self, ops: NDArray[np.int64], fingerprints: bool) -> list[NDArray[np.int64]]:
-        """Keys of ops for `sequences.aligned`: with fingerprint, with constants and size, by name."""
+        """Keys of ops for `sequences.align`: with fingerprint, with constants and size, by name."""
         columns = self.data.ops
         if not len(ops):
-            none = np.zeros(0, dtype=np.int64)
-            return [none, none, none]
-        made = columns.outputs[columns.output_offsets[ops]]
-        sizes = np.array(self.numel, dtype=np.int64)[made] if len(self.numel) else made
+            return [np.zeros(0, dtype=np.int64)] * 3
+        results = columns.outputs[columns.output_offsets[ops]]
+        sizes = np.array(self.numel, dtype=np.int64)[results] if len(self.numel) else results
         name = self.name[ops]
-        plain = np.array([self.word(("op", n)) for n in name.tolist()], dtype=np.int64)
+        plain = np.array([self.key_id(("op", n)) for n in name.tolist()], dtype=np.int64)
         sized = np.array(
             [
-                self.word(key)
+                self.key_id(key)
                 for key in zip(name.tolist(), sizes.tolist(), self._forms[ops].tolist(), strict=True)
             ],
             dtype=np.int64,
         )
         strict = np.full(len(ops), -1, dtype=np.int64)
         if fingerprints:
-            rows = np.array(self.stat_row, dtype=np.int64)[made]
+            rows = np.array(self.stat_row, dtype=np.int64)[results]
             bits = (
                 np.where(rows >= 0, self.data.stats.fingerprint[np.maximum(rows, 0)], 0)
                 if len(self.data.stats)
@@ -253,7 +288,7 @@ class Side:
             )
             strict = np.array(
                 [
-                    self.word((n, "bits", b)) if b else -1
+                    self.key_id((n, "bits", b)) if b else -1
                     for n, b in zip(name.tolist(), bits.tolist(), strict=True)
                 ],
                 dtype=np.int64,
@@ -262,56 +297,57 @@ class Side:
 
     @cached_property
     def _forms(self) -> NDArray[np.int64]:
-        """A number for the constants of each op, the same on both sides for the same constants."""
-        known = np.array([self.word(("form", repr(form))) for form in self.data.forms] or [0], dtype=np.int64)
-        return known[self.data.ops.form] if len(self.data.ops) else known[:0]
+        """A number for the constants of each op; equal constants have equal numbers on both sides."""
+        ids = np.array([self.key_id(("form", repr(form))) for form in self.data.forms] or [0], dtype=np.int64)
+        return ids[self.data.ops.form] if len(self.data.ops) else ids[:0]
 
     # -- parameters ----------------------------------------------------------------------------
 
     @cached_property
     def parameters(self) -> dict[str, tuple[ParameterInfo, int]]:
-        """Every parameter and buffer by its path, with the first value it had; -1 where none was seen."""
+        """Every parameter and buffer by its path, with its first value; -1 where no op used it."""
         named: dict[str, int] = {}
         names, values = self.data.names, self.data.values
-        held = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.name >= 0)
-        for value in np.flatnonzero(held).tolist():
-            known = named.setdefault(names[int(values.name[value])], value)
-            if self.stat_row[known] < 0 <= self.stat_row[value]:
-                named[names[int(values.name[value])]] = value
+        weights = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.name >= 0)
+        for value in np.flatnonzero(weights).tolist():
+            path = names[int(values.name[value])]
+            first = named.setdefault(path, value)
+            if self.stat_row[first] < 0 <= self.stat_row[value]:
+                named[path] = value
         by_key: dict[int, int] = {}
         for module in self.data.modules:
             for info in module.parameters:
                 if info.path in named:
                     by_key.setdefault(info.key, named[info.path])
-        found = {}
-        for module in self.data.modules:
-            for info in module.parameters:
-                found[info.path] = (info, named.get(info.path, by_key.get(info.key, -1)))
-        return found
+        return {
+            info.path: (info, named.get(info.path, by_key.get(info.key, -1)))
+            for module in self.data.modules
+            for info in module.parameters
+        }
 
     @cached_property
     def usual_rounding(self) -> float:
-        """The rounding of the dtype that the parameters have, the coarsest of them."""
+        """The coarsest rounding among the dtypes of the parameters."""
         return max((ROUNDING.get(info.dtype, 0.0) for info, _ in self.parameters.values()), default=0.0)
 
     @cached_property
     def parameter_names(self) -> dict[int, str]:
-        """The value of a parameter or buffer and its path."""
+        """The path of each value that is a parameter or buffer."""
         return {value: path for path, (_, value) in reversed(self.parameters.items()) if value >= 0}
 
     # -- modules -------------------------------------------------------------------------------
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """The calls inside each call that are compared; -1 has the outermost."""
+        """The compared calls inside each call; those at the top are under -1."""
         first, end = self.span.first_call, self.span.end_call
         if (first, end) == (0, len(self.data.calls)):
             return self.index.calls_of_parent
-        found: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}
         for call in range(first, end):
             parent = int(self.data.calls.parent[call])
-            found.setdefault(parent if parent >= first else -1, []).append(call)
-        return found
+            children.setdefault(parent if parent >= first else -1, []).append(call)
+        return children
 
     def module(self, call: int) -> ModuleInfo:
         return self.data.modules[int(self.data.calls.module[call])]
@@ -321,26 +357,22 @@ class Side:
         if call < 0:
             return ""
         info = self.module(call)
-        return info.path or info.type
+        return info.label
 
     @cached_property
     def _subtrees(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        subtrees: dict[int, list[int]] = {}
         for id in range(len(self.data.modules)):
             at = id
             while at >= 0:
-                found.setdefault(at, []).append(id)
+                subtrees.setdefault(at, []).append(id)
                 at = self.data.modules[at].parent
-        return found
-
-    @cached_property
-    def _weights(self) -> dict[int, NDArray[np.float64]]:
-        return {}
+        return subtrees
 
     def weights(self, module: int) -> NDArray[np.float64]:
-        """Size and norm of every parameter at and below a module, in order; NaN where not measured."""
-        known = self._weights.get(module)
-        if known is None:
+        """The size and norm of every parameter in a module and below it, in order; NaN where not measured."""
+        weights = self._weights.get(module)
+        if weights is None:
             rows = []
             for inner in self._subtrees.get(module, [module]):
                 for info in self.data.modules[inner].parameters:
@@ -349,5 +381,5 @@ class Side:
                     value = self.parameters[info.path][1]
                     numbers = self.numbers(value) if value >= 0 else None
                     rows.append((info.numel, numbers.l2 if numbers else np.nan))
-            known = self._weights[module] = np.array(rows, dtype=np.float64).reshape(-1, 2)
-        return known
+            weights = self._weights[module] = np.array(rows, dtype=np.float64).reshape(-1, 2)
+        return weights

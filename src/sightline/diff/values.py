@@ -1,7 +1,7 @@
-"""Whether two values are the same: by their bits, within what rounding explains, or not.
+"""Whether two values are equal: to the last bit, within what rounding explains, or not.
 
-What is compared is the best that both recordings have: kept tensors, else statistics with fingerprints. A
-statistic of many elements averages roundings out, so that mean and norm tell less rounding than an extreme.
+The comparison uses the best that both recordings have: captured tensors, else statistics with fingerprints.
+Averages over many elements cancel rounding errors, so mean and norm are held to a tighter tolerance.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from sightline.diff.side import Side
 from sightline.errors import SightlineError
-from sightline.trace.rows import Numbers
+from sightline.trace.rows import ValueNumbers
 
 
 class State(IntEnum):
-    """What is known of a pair of values."""
+    """The result of comparing two values."""
 
     UNKNOWN = 0  #: not measured on both sides
     SAME = 1  #: to the last bit
@@ -28,11 +28,11 @@ class State(IntEnum):
 
 
 class Verdict(NamedTuple):
-    """What a pair of values is, how far apart, relative to their size, and by what that was seen."""
+    """The state of a pair of values, their relative error, and what they were compared by."""
 
     state: State
     error: float
-    by: str  #: "tensor", "fingerprint" or "statistics"; "" where nothing is known
+    by: str  #: "tensor", "fingerprint" or "statistics"; "" where they were not measured
 
     @property
     def agrees(self) -> bool:
@@ -42,15 +42,16 @@ class Verdict(NamedTuple):
 UNKNOWN: Final = Verdict(State.UNKNOWN, math.nan, "")
 _SAME: Final = Verdict(State.SAME, 0.0, "fingerprint")
 
-#: How many roundings may show, in elements and in averages: to begin with, and per root of the ops behind.
+#: Tolerances in roundings, for elements and for averages: a constant, and a part that grows with the square
+#: root of the number of ops behind a value.
 _ELEMENTS: Final = (16.0, 4.0)
 _AVERAGES: Final = (2.0, 0.75)
-_FILLED: Final = 6e4  #: what masks are filled with, in any precision
-_EMPTIED: Final = 0.04  #: zeros that only one side has, of all elements, before they count
+_MASK_FILL: Final = 6e4  #: masks are filled with numbers beyond this, in any precision
+_EXTRA_ZEROS: Final = 0.04  #: of all elements, that one side may have more than the other
 _FEW: Final = 8.0  #: averages of few elements vary more: by this over the root of their number
 
 
-class Values:
+class ValueComparer:
     """Compares values of one recording with values of the other."""
 
     def __init__(self, a: Side, b: Side, rtol: float | None, atol: float | None, by: str) -> None:
@@ -59,26 +60,26 @@ class Values:
         self._by = by
         self._bits_a, self._bits_b = a.fingerprints, b.fingerprints
         self._fast = by in ("auto", "statistics", "fingerprints")
-        self._known: dict[tuple[int, int], Verdict] = {}
-        #: whether there is anything to compare values by
+        self._cache: dict[tuple[int, int], Verdict] = {}
+        #: Whether both recordings have something to compare values by.
         self.measured = by != "none" and all(len(side.data.stats) or side.data.captures for side in (a, b))
 
     def __call__(self, one: int, other: int) -> Verdict:
-        """What a pair of values is."""
+        """The verdict on a pair of values."""
         bits = self._bits_a[one]
         if bits and bits == self._bits_b[other] and self._fast:
             return _SAME
         key = (one, other)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._compared(one, other)
-        return found
+        verdict = self._cache.get(key)
+        if verdict is None:
+            verdict = self._cache[key] = self._compare(one, other)
+        return verdict
 
-    def _compared(self, one: int, other: int) -> Verdict:
-        if self._by in ("auto", "tensors") and one in self._kept[0] and other in self._kept[1]:
-            found = self._by_tensor(one, other)
-            if found is not None:
-                return found
+    def _compare(self, one: int, other: int) -> Verdict:
+        if self._by in ("auto", "tensors") and one in self._captured[0] and other in self._captured[1]:
+            verdict = self._by_tensor(one, other)
+            if verdict is not None:
+                return verdict
         if self._by in ("tensors", "none"):
             return UNKNOWN
         if self._a.stat_row[one] < 0 or self._b.stat_row[other] < 0:
@@ -94,19 +95,19 @@ class Values:
     # -- statistics ----------------------------------------------------------------------------
 
     def rounding(self, one: int, other: int) -> float:
-        """The coarsest rounding that either of two values has been through."""
+        """The coarsest rounding behind either of two values."""
         return max(self._a.history[one], self._b.history[other]) or 2.0**-24
 
-    def _by_statistics(self, one: int, other: int, first: Numbers, second: Numbers) -> Verdict:
+    def _by_statistics(self, one: int, other: int, first: ValueNumbers, second: ValueNumbers) -> Verdict:
         error = distance(first, second, self._a.numel[one], self._b.numel[other])
         if math.isinf(error.elements):
             return Verdict(State.DIFFERENT, error.worst, "statistics")
         fits = self._fits(error, one, other, first)
-        if fits and _is_masked(first):  # what a mask fills in hides all other elements
+        if fits and _is_masked(first):  # the filled elements hide all others
             return UNKNOWN
         return Verdict(State.CLOSE if fits else State.DIFFERENT, error.worst, "statistics")
 
-    def _fits(self, error: Distance, one: int, other: int, first: Numbers) -> bool:
+    def _fits(self, error: Distance, one: int, other: int, first: ValueNumbers) -> bool:
         if self._rtol is not None or self._atol is not None:
             scale = max(first.l2 / math.sqrt(max(1, self._a.numel[one])), 0.0)
             return error.worst <= (self._rtol or 0.0) + ((self._atol or 0.0) / scale if scale else 0.0)
@@ -114,24 +115,24 @@ class Values:
         return error.elements <= elements and error.averages <= averages
 
     def tolerances(self, one: int, other: int) -> tuple[float, float]:
-        """What rounding explains, of elements and of averages, after all that values have been through."""
+        """The errors of elements and of averages that rounding explains, given the ops behind two values."""
         unit = self.rounding(one, other)
-        way = math.sqrt(max(self._a.depth[one], self._b.depth[other]))
+        depth = math.sqrt(max(self._a.depth[one], self._b.depth[other]))
         few = 1 + _FEW / math.sqrt(max(1, self._a.numel[one]))
         return (
-            unit * (_ELEMENTS[0] + _ELEMENTS[1] * way),
-            unit * (_AVERAGES[0] + _AVERAGES[1] * way) * few,
+            unit * (_ELEMENTS[0] + _ELEMENTS[1] * depth),
+            unit * (_AVERAGES[0] + _AVERAGES[1] * depth) * few,
         )
 
-    # -- kept tensors --------------------------------------------------------------------------
+    # -- captured tensors --------------------------------------------------------------------------
 
     @cached_property
-    def _kept(self) -> tuple[dict[int, object], dict[int, object]]:
-        return _kept(self._a), _kept(self._b)
+    def _captured(self) -> tuple[dict[int, object], dict[int, object]]:
+        return _captured_tensors(self._a), _captured_tensors(self._b)
 
     def _by_tensor(self, one: int, other: int) -> Verdict | None:
-        """By the elements themselves, where both were kept whole in one shape."""
-        first, second = self._kept[0][one], self._kept[1][other]
+        """The verdict by the elements, where both were captured whole and have one shape."""
+        first, second = self._captured[0][one], self._captured[1][other]
         if first.shape != second.shape:  # type: ignore[attr-defined]
             return None
         try:
@@ -145,22 +146,20 @@ class Values:
             finite = np.isfinite(x) & np.isfinite(y)
             if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
                 return Verdict(State.DIFFERENT, math.inf, "tensor")
-            apart, size = np.abs(x - y)[finite], np.abs(x)[finite]
+            errors, sizes = np.abs(x - y)[finite], np.abs(x)[finite]
+            error_norm, norm = float(np.linalg.norm(errors)), float(np.linalg.norm(sizes))
             if self._rtol is not None or self._atol is not None:
-                fits = bool((apart <= (self._atol or 0.0) + (self._rtol or 0.0) * size).all())
+                fits = bool((errors <= (self._atol or 0.0) + (self._rtol or 0.0) * sizes).all())
             else:
-                fits = float(np.linalg.norm(apart)) <= self.tolerances(one, other)[0] * float(
-                    np.linalg.norm(size)
-                )
-            norm = float(np.linalg.norm(size))
-            error = float(np.linalg.norm(apart)) / norm if norm else math.inf
+                fits = error_norm <= self.tolerances(one, other)[0] * norm
+            error = error_norm / norm if norm else math.inf
         return Verdict(State.CLOSE if fits else State.DIFFERENT, error, "tensor")
 
 
 class Distance(NamedTuple):
-    """How far two sets of statistics are apart, relative to the size of the elements."""
+    """The distance of two sets of statistics, relative to the size of the elements."""
 
-    elements: float  #: the extremes; infinite where NaNs, infinities or nothing fits
+    elements: float  #: of the extremes; infinite where NaNs, infinities or sizes differ
     averages: float  #: mean, deviation and norm
 
     @property
@@ -168,8 +167,8 @@ class Distance(NamedTuple):
         return max(self.elements, self.averages)
 
 
-def distance(first: Numbers, second: Numbers, count: int, other_count: int) -> Distance:
-    """The distance of two tensors of which only the statistics are known."""
+def distance(first: ValueNumbers, second: ValueNumbers, count: int, other_count: int) -> Distance:
+    """The distance of two tensors by their statistics."""
     if first.nans != second.nans or first.infs != second.infs or count != other_count:
         return Distance(math.inf, math.inf)
     if math.isnan(first.l2) or math.isnan(second.l2):  # nothing finite in either
@@ -181,13 +180,13 @@ def distance(first: Numbers, second: Numbers, count: int, other_count: int) -> D
         return Distance(0.0, 0.0)
     lows, highs = abs(first.min - second.min), abs(first.max - second.max)
     top = max(abs(first.min), abs(first.max), abs(second.min), abs(second.max), size)
-    if _is_masked(first) and _is_masked(second):  # of these only the end that is not filled in says anything
-        lows, top = 0.0, max(abs(first.max), abs(second.max))
-        return Distance(highs / top if 0.0 < top < _FILLED else 0.0, 0.0)
+    if _is_masked(first) and _is_masked(second):  # only the maximum says anything
+        top = max(abs(first.max), abs(second.max))
+        return Distance(highs / top if 0.0 < top < _MASK_FILL else 0.0, 0.0)
     extremes = max(lows, highs) / top
-    emptied = abs(first.zeros - second.zeros) / finite
+    extra_zeros = abs(first.zeros - second.zeros)
     averages = max(
-        emptied if emptied > _EMPTIED and abs(first.zeros - second.zeros) > 2 else 0.0,
+        extra_zeros / finite if extra_zeros / finite > _EXTRA_ZEROS and extra_zeros > 2 else 0.0,
         abs(first.mean - second.mean) / size,
         abs(first.std - second.std) / size,
         abs(first.l2 - second.l2) / max(first.l2, second.l2),
@@ -195,12 +194,12 @@ def distance(first: Numbers, second: Numbers, count: int, other_count: int) -> D
     return Distance(extremes, averages)
 
 
-def _is_masked(numbers: Numbers) -> bool:
-    return numbers.min <= -_FILLED
+def _is_masked(numbers: ValueNumbers) -> bool:
+    return numbers.min <= -_MASK_FILL
 
 
-def _kept(side: Side) -> dict[int, object]:
-    """The tensors that were kept whole, by value."""
+def _captured_tensors(side: Side) -> dict[int, object]:
+    """The tensors that were captured whole, by value."""
     data = side.data
     if not data.captures or data.store is None:
         return {}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Final
 
 from sightline.graph.graph import Ref
-from sightline.graph.node_names import word
+from sightline.graph.node_names import base_name
 from sightline.trace.forms import SLOT, Form, Record, Symbol
 
-REQUIRED: Final = object()  #: stands where an argument has no default
-_MOST_TEXT: Final = 200  #: characters of a default: it may come out of a file
+REQUIRED: Final = object()  #: in place of a default: the argument has none
+_MAX_DEFAULT: Final = 200  #: characters of a default, which may come from a file
 
-#: One line each: the names of functions that agree, then their arguments. ``*dims``: all that is left.
+#: In each line names of functions with the same arguments, then these. ``*dims`` takes all that are left.
 _TABLE: Final = """
 linear : input weight bias=None
 bilinear : input1 input2 weight bias=None
@@ -104,7 +104,7 @@ full : size fill_value
 zeros_like ones_like empty_like rand_like randn_like : input
 full_like : input fill_value
 tensor as_tensor : data
-"""  # noqa: E501  # one line for each group that agrees
+"""  # noqa: E501  # one line for each group of functions
 
 
 def signature(name: str) -> tuple[tuple[str, Any], ...]:
@@ -117,7 +117,7 @@ def signature(name: str) -> tuple[tuple[str, Any], ...]:
 
 
 def read_arguments(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
-    """Arguments as a recording has them from the schema of an op, each with its default or ``REQUIRED``.
+    """The arguments of an op's schema, as recorded, each with its default or ``REQUIRED``.
 
     >>> read_arguments(["self", "alpha=1", "dtype=torch.float32"])[1:]
     (('alpha', 1), ('dtype', torch.float32))
@@ -127,44 +127,44 @@ def read_arguments(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def _signatures() -> dict[str, tuple[tuple[str, Any], ...]]:
-    found: dict[str, tuple[tuple[str, Any], ...]] = {}
+    signatures: dict[str, tuple[tuple[str, Any], ...]] = {}
     for line in _TABLE.strip().splitlines():
         names, _, arguments = line.partition(" : ")
-        read = read_arguments(arguments.split())
-        found.update(dict.fromkeys(names.split(), read))
-    return found
+        signatures.update(dict.fromkeys(names.split(), read_arguments(arguments.split())))
+    return signatures
 
 
 def _argument(text: str) -> tuple[str, Any]:
-    name, given, default = text.partition("=")
-    return name, _default(default) if given else REQUIRED
+    name, sign, default = text.partition("=")
+    return name, _default(default) if sign else REQUIRED
 
 
 def _default(text: str) -> Any:
     try:
-        return ast.literal_eval(text) if len(text) <= _MOST_TEXT else Symbol(text[:_MOST_TEXT])
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # no plain data
+        return ast.literal_eval(text) if len(text) <= _MAX_DEFAULT else Symbol(text[:_MAX_DEFAULT])
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):  # not a literal
         return Symbol(text)
 
 
-_SELF = ("method", "operator", "property")
+#: Calls whose first argument is the tensor itself.
+_HAS_SELF: Final = ("method", "operator", "property")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """One form with its argument names worked out, to be filled for every call that has it."""
+    """A form whose arguments have names, to be filled for every call that has the form."""
 
     form: Form
     names: tuple[str, ...]  #: of the positional arguments
-    rest: str = ""  #: the name of one that takes all that is left: ``shape`` in ``view(2, 3)``
+    rest: str = ""  #: the name of the variadic argument: ``shape`` in ``view(2, 3)``
     defaults: tuple[tuple[str, Any], ...] = ()
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
         """The argument each tensor goes into, in order: ``self``, ``tensors[0]``."""
-        found: list[str] = []
-        _fill(self._bound, found.append)
-        return tuple(found)
+        paths: list[str] = []
+        _fill(self._bound, paths.append)
+        return tuple(paths)
 
     @cached_property
     def _bound(self) -> dict[str, Any]:
@@ -184,57 +184,50 @@ class Arguments:
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether tensors stand only at the top, which is cheap to fill."""
+        """Whether no tensor is nested in a list or dict, which is cheap to fill."""
         return sum(item is SLOT for item in self._bound.values()) == len(self.paths)
 
     def fill(self, refs: Sequence[Ref]) -> dict[str, Any]:
-        """The arguments, with ``refs`` where tensors stood; a form out of a file may promise more of them."""
-        supply = iter(refs)
+        """The arguments with ``refs`` for the tensors; None where a damaged file has too few of them."""
+        remaining = iter(refs)
         if self._plain:
-            return {key: next(supply, None) if item is SLOT else item for key, item in self._bound.items()}
-        filled: dict[str, Any] = _fill(self._bound, lambda _path: next(supply, None))
+            return {key: next(remaining, None) if item is SLOT else item for key, item in self._bound.items()}
+        filled: dict[str, Any] = _fill(self._bound, lambda _path: next(remaining, None))
         return filled
 
 
 def op_arguments(name: str, level: str, flavour: str, form: Form, schema: Sequence[str]) -> Arguments:
-    """The arguments of an op: by its schema (aten), or by what is known of the function (API)."""
-    known = read_arguments(schema)
+    """The arguments of an op: by its schema (aten), or by the table of signatures (API)."""
+    parameters = read_arguments(schema)
     if level == "api":
-        known = signature(word(name if flavour == "operator" else name.rpartition(".")[2], level)) or known
-    names = [key for key, _ in known if not key.startswith("*")]
-    rest = next((key[1:] for key, _ in known if key.startswith("*")), "")
-    if flavour in _SELF:
+        function = name if flavour == "operator" else name.rpartition(".")[2]
+        parameters = signature(base_name(function, level)) or parameters
+    names = [key for key, _ in parameters if not key.startswith("*")]
+    rest = next((key[1:] for key, _ in parameters if key.startswith("*")), "")
+    if flavour in _HAS_SELF:
         names = ["self", *(names[1:] or (["other"] if flavour == "operator" else []))]
-    given = {*names[: len(form.args)], *(form.kwargs or {})}
-    # A default is worth saying only where the function itself was called as it is documented.
+    passed = {*names[: len(form.args)], *(form.kwargs or {})}
+    # Defaults are listed only where the function was called as it is documented.
     exact = len(form.args) <= len(names) or bool(rest)
-    defaults = tuple((key, value) for key, value in known if value is not REQUIRED and key not in given)
-    told = exact and flavour not in ("operator", "property")
-    return Arguments(form, tuple(names), rest, defaults if told else ())
+    if not exact or flavour in ("operator", "property"):
+        return Arguments(form, tuple(names), rest)
+    defaults = [(key, value) for key, value in parameters if value is not REQUIRED and key not in passed]
+    return Arguments(form, tuple(names), rest, tuple(defaults))
 
 
 def call_arguments(form: Form) -> Arguments:
-    """The arguments of a module call; positional ones have no known names."""
+    """The arguments of a module call; the names of positional ones are not recorded."""
     count = len(form.args)
     return Arguments(form, ("input",) if count == 1 else tuple(f"input{at}" for at in range(count)))
 
 
 def _fill(item: Any, put: Callable[[str], Any], path: str = "") -> Any:
+    """An argument with ``put(path)`` in place of every tensor."""
     if item is SLOT:
         return put(path)
-    parts = _parts(item)
-    if parts is None:
-        return item
-    if isinstance(item, dict | Record):
-        return {key: _fill(part, put, f"{path}.{key}" if path else str(key)) for key, part in parts}
-    return type(item)(_fill(part, put, f"{path}[{key}]") for key, part in parts)
-
-
-def _parts(item: Any) -> Iterator[tuple[Any, Any]] | None:
     if isinstance(item, list | tuple):
-        return iter(enumerate(item))
-    if isinstance(item, dict):
-        return iter(item.items())
-    if isinstance(item, Record):
-        return iter(item.fields.items())
-    return None
+        return type(item)(_fill(part, put, f"{path}[{at}]") for at, part in enumerate(item))
+    if isinstance(item, dict | Record):
+        parts = item.items() if isinstance(item, dict) else item.fields.items()
+        return {key: _fill(part, put, f"{path}.{key}" if path else str(key)) for key, part in parts}
+    return item

@@ -1,10 +1,10 @@
-"""Modules shown as one node each: `collapse` hides what is deeper than asked for.
+"""Modules shown as one node each: `collapse` hides what is deeper than a given depth.
 
-Every call of a module at that depth becomes a node, and above it every call of a module that calls no other:
-a picture shows modules or ops of modules, not now the one and now the other. What a module reads from outside
-becomes its inputs, what others read of it its outputs. Parameters that only this module reads go with it.
-Calls of one module stay apart; a container that is never called itself (a ``ModuleList``) is one node for
-each stretch of calls in it.
+Every module call at that depth becomes a node, and above it every call of a module that calls no other, so
+that a picture does not mix modules with ops of modules. What a module reads from outside becomes its inputs,
+what others read of it its outputs. Parameters that only this module reads are absorbed. Each call of a module
+is a node of its own; a container that is never called itself (a ``ModuleList``) is one node for each
+uninterrupted series of calls in it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.fold import loop_key
-from sightline.graph.graph import Edge, Graph, Node, Ref, with_args
-from sightline.graph.module_scopes import ModuleNesting, nesting
-from sightline.graph.node_names import Names
-from sightline.graph.repeats import strict
+from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
+from sightline.graph.module_scopes import ScopeTree, scope_tree
+from sightline.graph.node_names import UniqueNames
+from sightline.graph.repeats import strict_key
 
 _SOURCES = ("parameter", "buffer", "constant")
 
 
 @dataclass(slots=True)
 class _Group:
-    """The nodes one new node stands for."""
+    """The nodes that one new node replaces."""
 
     path: str
     call: int  #: the call around it, into ``info["calls"]``; -1 for none
     own: int  #: the call it is itself; -1 for a container
     nodes: list[Node] = field(default_factory=list)
-    sources: list[Node] = field(default_factory=list)  #: parameters that go with it
+    sources: list[Node] = field(default_factory=list)  #: parameters it absorbs
     results: dict[tuple[int, int], int] = field(default_factory=dict)  #: (node, slot) inside -> its slot
 
 
@@ -51,17 +51,17 @@ def collapse(graph: Graph, depth: int) -> Graph:
     """
     if type(depth) is not int or depth < 0:
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
-    tree = nesting(graph)
-    group_of = _groups(graph, tree, depth)
+    tree = scope_tree(graph)
+    group_of = _group_nodes(graph, tree, depth)
     _absorb(graph, group_of)
-    made = _Collapsed(graph, group_of)
-    nodes, edges = made.nodes(), made.edges()
-    return replace(graph, nodes=nodes, edges=edges, info={**graph.info, "depth": depth})
+    collapsed = _CollapsedGraph(graph, group_of)
+    info = {**graph.info, "depth": depth}
+    return replace(graph, nodes=collapsed.nodes(), edges=collapsed.edges(), info=info)
 
 
-def _groups(graph: Graph, tree: ModuleNesting, depth: int) -> dict[int, _Group]:
-    """For each node the group that hides it, if one does."""
-    found: dict[int, _Group] = {}
+def _group_nodes(graph: Graph, tree: ScopeTree, depth: int) -> dict[int, _Group]:
+    """The group of each node that is hidden."""
+    group_of: dict[int, _Group] = {}
     of_scope: dict[int, tuple[Hashable, str, int, int] | None] = {}
     last: tuple[Hashable, _Group] | None = None
     by_scope: dict[Hashable, _Group] = {}
@@ -84,19 +84,19 @@ def _groups(graph: Graph, tree: ModuleNesting, depth: int) -> dict[int, _Group]:
             group = by_scope[key] = _Group(path, tree.scopes[around].call if around >= 0 else -1, call)
         last = key, group
         group.nodes.append(node)
-        found[node.id] = group
-    return found
+        group_of[node.id] = group
+    return group_of
 
 
 def _hidden_by(
-    tree: ModuleNesting, scope: int, depth: int, folds: dict[str, Any], leaves: set[int]
+    tree: ScopeTree, scope: int, depth: int, folds: dict[str, Any], leaves: set[int]
 ) -> tuple[Hashable, str, int, int] | None:
-    """What hides the nodes of a scope: a key, its path, the scope around it, and the scope it is (or -1)."""
+    """What hides the nodes of a scope: a key, its path, the scope around it, and its own scope (or -1)."""
     around = -1
     for each in tree.chain(scope):
         path = tree.scopes[each].path
         parts = path.split(".") if path else []
-        # Of layers shown once, the layer says more than the list that holds them.
+        # Of layers that are folded, the layer says more than the list around them.
         if len(parts) == depth or (len(parts) > depth and path in folds) or (path and each in leaves):
             return each, path, around, each
         if len(parts) > depth:
@@ -107,7 +107,7 @@ def _hidden_by(
 
 
 def _absorb(graph: Graph, group_of: dict[int, _Group]) -> None:
-    """Parameters, buffers and constants that one module alone reads, in whatever calls of it, go with it."""
+    """Add parameters, buffers and constants that only the calls of one module read to its first group."""
     readers: dict[int, list[_Group | None]] = {}
     for edge in graph.edges:
         readers.setdefault(edge.source, []).append(group_of.get(edge.target))
@@ -120,16 +120,14 @@ def _absorb(graph: Graph, group_of: dict[int, _Group]) -> None:
             group_of[node.id] = groups[0]
 
 
-class _Collapsed:
-    """The new graph, put together."""
+class _CollapsedGraph:
+    """Builds the nodes and edges of the new graph."""
 
     def __init__(self, graph: Graph, group_of: dict[int, _Group]) -> None:
         self._graph, self._group_of = graph, group_of
         self._edges: list[Edge] = []
         self._args: dict[int, dict[str, Any]] = {}
-        self._ids: dict[int, int] = {}  # of a group -> id of its node
         self._nodes: dict[int, Node] = {}
-        self._renamed: dict[str, tuple[str, dict[int, int]]] = {}
         self._build()
 
     def nodes(self) -> tuple[Node, ...]:
@@ -139,28 +137,28 @@ class _Collapsed:
         return tuple(self._edges)
 
     def _build(self) -> None:
-        names = Names()
-        kept = [node for node in self._graph.topological() if node.id not in self._group_of]
-        for node in kept:
-            names.new(node.name)
-        made: dict[int, str] = {}
+        names = UniqueNames()
+        for node in self._graph.topological():
+            if node.id not in self._group_of:
+                names.new(node.name)
+        group_names: dict[int, str] = {}
         order: list[tuple[Node, _Group | None]] = []
         for node in self._graph.topological():
             group = self._group_of.get(node.id)
             if group is None:
                 order.append((node, None))
-            elif node is group.nodes[-1]:  # by then all it reads is there
+            elif node is group.nodes[-1]:  # after everything that the group reads
                 type = self._graph.modules.get(group.path, "")
-                made[id(group)] = names.new(group.path or type or "model")
+                group_names[id(group)] = names.new(group.path or type or "model")
                 order.append((group.nodes[0], group))
         self._connect()
         for node, group in order:
-            self._nodes[node.id] = node if group is None else self._node(node, group, made[id(group)])
+            self._nodes[node.id] = node if group is None else self._node(node, group, group_names[id(group)])
         for id_, node in self._nodes.items():
             if id_ not in self._args:
-                self._nodes[id_] = with_args(node, self._moved)
+                self._nodes[id_] = replace_refs(node, self._group_ref)
 
-    def _moved(self, ref: Ref) -> Ref:
+    def _group_ref(self, ref: Ref) -> Ref:
         source = self._graph.by_name[ref.node]
         group = self._group_of.get(source.id)
         if group is None:
@@ -168,17 +166,17 @@ class _Collapsed:
         return Ref(self._nodes[group.nodes[0].id].name, group.results[source.id, ref.slot])
 
     def _connect(self) -> None:
-        """Edges between what is left; the inputs of a group are numbered as they are first read."""
-        given: dict[tuple[int, int, int, bool], int] = {}
+        """Make the edges between the new nodes; inputs of a group are numbered as they are first read."""
+        seen: set[tuple[int, int, int, bool]] = set()
         counts: dict[int, int] = {}
         loops = self._graph.info.get("loops", {})
         for edge in self._graph.edges:
             source, target = self._group_of.get(edge.source), self._group_of.get(edge.target)
-            if source is not None and source is target and not _around(edge, source, loops):
+            if source is not None and source is target and not _is_loop_around(edge, source, loops):
                 continue
             if edge.source in self._group_of and source is not None:
                 if self._graph.by_id[edge.source].kind != "call":
-                    continue  # a parameter of a module that is called several times: each call has it
+                    continue  # absorbed; a module that is called again reads it again
                 slot = source.results.setdefault((edge.source, edge.slot), len(source.results))
                 edge = replace(edge, source=source.nodes[0].id, slot=slot)
             if target is None:
@@ -186,11 +184,11 @@ class _Collapsed:
                 continue
             edge = replace(edge, target=target.nodes[0].id)
             key = (edge.source, edge.slot, edge.target, edge.loop)
-            if key in given:
+            if key in seen:
                 continue
+            seen.add(key)
             number = counts[edge.target] = counts.get(edge.target, -1) + (not edge.loop)
             argument = edge.argument if edge.loop else f"input{number}" if number else "input"
-            given[key] = len(self._edges)
             self._edges.append(replace(edge, argument=argument))
             if not edge.loop:
                 self._args.setdefault(edge.target, {})[argument] = (edge.source, edge.slot)
@@ -203,8 +201,8 @@ class _Collapsed:
         metas = [outputs[slot] for id, slot in results if slot < len(outputs := graph.by_id[id].outputs)]
         args = {}
         for argument, (source, slot) in self._args.get(first.id, {}).items():
-            made = self._nodes.get(source)  # stored before what reads it
-            args[argument] = Ref(made.name if made else graph.by_id[source].name, slot)
+            producer = self._nodes.get(source)  # stored before its readers
+            args[argument] = Ref(producer.name if producer else graph.by_id[source].name, slot)
         self._args.setdefault(first.id, {})
         calls = graph.info.get("calls") or []
         source_line = str(calls[group.own][2]) if 0 <= group.own < len(calls) else ""
@@ -212,31 +210,31 @@ class _Collapsed:
             first.id, name, graph.modules.get(group.path, "") or group.path.rpartition(".")[2], "call", args,
             group.path, source_line, tuple(metas), _repeat(group.nodes), first.phase,
             graph.modules.get(group.path, ""),
-            _info(group) | self._varying(results),
+            _info(group) | self._varying_sizes(results),
         )  # fmt: skip
 
-    def _varying(self, results: list[tuple[int, int]]) -> dict[str, Any]:
-        """The outputs the size of which changes from call to call, as they were said of the nodes inside."""
-        found = []
+    def _varying_sizes(self, results: list[tuple[int, int]]) -> dict[str, Any]:
+        """The outputs whose size changes from call to call, taken over from the nodes inside."""
+        texts = []
         for id, slot in results:
             varies = self._graph.by_id[id].info.get("varies") or []
-            found.append(varies[slot] if slot < len(varies) else "")
-        return {"varies": found} if any(found) else {}
+            texts.append(varies[slot] if slot < len(varies) else "")
+        return {"varies": texts} if any(texts) else {}
 
 
-def _around(edge: Edge, group: _Group, loops: dict[str, list[int]]) -> bool:
-    """Whether an edge inside a group goes from one call of it to the next: a loop around, not one within."""
+def _is_loop_around(edge: Edge, group: _Group, loops: dict[str, list[int]]) -> bool:
+    """Whether an edge inside a group goes from one call of it to the next: not around a loop within it."""
     if not edge.loop:
         return False
     first, last = loops.get(loop_key(edge), (-1, -1))
     inside = {node.id for node in group.nodes}
-    if first in inside and last in inside:  # a round is all of the group, or a part of it
+    if first in inside and last in inside:  # a round is the whole group, or a part of it
         return group.nodes[0].id == first and group.nodes[-1].id == last
     return _repeat(group.nodes) > 1
 
 
 def _repeat(nodes: list[Node]) -> int:
-    """How many calls one stands for: what inside is folded further has a multiple of it."""
+    """How many calls a group stands for: nodes folded further inside it repeat a multiple of that."""
     return gcd(*(node.repeat for node in nodes))
 
 
@@ -245,14 +243,14 @@ def _info(group: _Group) -> dict[str, Any]:
     if group.call >= 0:
         info["call"] = group.call
     for key in ("flops", "duration"):
-        known = [node.info[key] for node in group.nodes if key in node.info]
-        if known:
-            info[key] = sum(known)
+        numbers = [node.info[key] for node in group.nodes if key in node.info]
+        if numbers:
+            info[key] = sum(numbers)
     parameters = [node for node in group.sources if node.kind == "parameter"]
     if parameters:
         counts = [meta.numel * node.repeat for node in parameters for meta in node.outputs[:1]]
         info["parameters"] = sum(counts)
-    # Two calls that are collapsed can be told apart, or not, by what they hide.
-    text = repr([strict(node) for node in group.nodes])
+    # Two collapsed calls are equal where the nodes they hide are.
+    text = repr([strict_key(node) for node in group.nodes])
     info["likeness"] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return info

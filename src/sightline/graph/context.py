@@ -1,4 +1,4 @@
-"""What a runtime graph says about its nodes beyond the wiring: places, modules, costs, statistics."""
+"""`GraphContext`: what a runtime graph tells of its nodes beyond the wiring: lines, modules, costs."""
 
 from __future__ import annotations
 
@@ -8,57 +8,55 @@ from typing import Any
 
 import numpy as np
 
-from sightline.notation import position_text
 from sightline.trace.data import MUTATES, PHASES, RAISED
 from sightline.trace.index import Index
-from sightline.trace.user_frames import shown_frames, torch_file
 
 _NUMBERED = re.compile(r"_\d+$")
 _STATISTICS = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs")
 
 
 class GraphContext:
-    """Answers about one recording, each worked out once."""
+    """Look-ups in one recording for its graph, each derived once."""
 
     def __init__(self, index: Index) -> None:
         self._index, self._data = index, index.raw
-        self._frame: list[int] = shown_frames(index.raw).tolist()
-        self._call: list[int] = index.raw.ops.call.tolist()
-        self._own_call: list[int] = index.raw.calls.module.tolist()
-        self._measured = len(index.raw.stats) > 0
-        self._texts: dict[int, str] = {-1: ""}
+        self._frames: list[int] = index.line_frames[index.op_frames].tolist()
+        self._calls: list[int] = index.raw.ops.call.tolist()
+        self._call_modules: list[int] = index.raw.calls.module.tolist()
+        self._has_statistics = len(index.raw.stats) > 0
+        self._sources: dict[int, str] = {-1: ""}
         self._columns: dict[int, list[int]] = {}
 
     # -- modules ---------------------------------------------------------------------------------
 
     @cached_property
     def _paths(self) -> list[str]:
-        """A path for each module. Where several models ran, each has its class in front.
+        """A path for each module. Where several models ran, each path begins with the class of its model.
 
-        A module that belongs to none (made inside a forward) is called by its class: which one it is of many
-        says nothing, and would keep layers that each make their own from being alike.
+        A module that belongs to no model (made inside a forward) goes by its class alone: a number would make
+        layers differ that each create their own.
         """
         modules = self._data.modules
         strays = self._strays
         roots = sorted({module.root for module in modules} - strays)
-        taken: dict[str, int] = {}
-        fronts: dict[int, str] = {}
+        counts: dict[str, int] = {}
+        prefixes: dict[int, str] = {}
         for root in roots if len(roots) > 1 else ():
             type = modules[root].type
-            count = taken[type] = taken.get(type, -1) + 1
-            fronts[root] = f"{type}_{count}" if count else type
-        found = []
+            count = counts[type] = counts.get(type, -1) + 1
+            prefixes[root] = f"{type}_{count}" if count else type
+        paths = []
         for module in modules:
-            path, front = module.path, fronts.get(module.root, "")
+            path, prefix = module.path, prefixes.get(module.root, "")
             if module.root in strays:
                 first, dot, rest = path.partition(".")
                 path = _NUMBERED.sub("", first) + dot + rest
-            found.append(f"{front}.{path}" if front and path else front or path)
-        return found
+            paths.append(f"{prefix}.{path}" if prefix and path else prefix or path)
+        return paths
 
     @cached_property
     def _strays(self) -> set[int]:
-        """The modules around which there is no other, and which were only ever called inside others."""
+        """The root modules that were only ever called inside other models."""
         calls, root = self._data.calls, np.array([m.root for m in self._data.modules], dtype=np.int64)
         called, outside = root[calls.module], root[calls.module[calls.parent < 0]]
         return set(called.tolist()) - set(outside.tolist())
@@ -68,15 +66,17 @@ class GraphContext:
         return {path: m.type for path, m in zip(self._paths, self._data.modules, strict=True)}
 
     def calls(self) -> list[list[Any]]:
-        """For each module call its path, the call it was made in (-1: none), and the line that made it."""
+        """For each module call its path, the call around it (-1: none), and the line that made it."""
         parents = self._data.calls.parent.tolist()
         return [[self.path_of_call(c), parents[c], self.source_of_call(c)] for c in range(len(parents))]
 
     def path_of_call(self, call: int) -> str:
-        return self._paths[self._own_call[call]]
+        """The path of the module that was called."""
+        return self._paths[self._call_modules[call]]
 
     def path_of_op(self, op: int) -> str:
-        call = self._call[op]
+        """The path of the module an op ran in; empty outside all modules."""
+        call = self._calls[op]
         return self.path_of_call(call) if call >= 0 else ""
 
     @cached_property
@@ -92,60 +92,56 @@ class GraphContext:
         return self._owners.get(name, name.rpartition(".")[0])
 
     def in_call(self, unit: int) -> bool:
-        """Whether an op ran in a module call; a unit that is a module call is itself in one."""
-        if unit < len(self._call):
-            return self._call[unit] >= 0
-        return int(self._data.calls.parent[unit - len(self._call)]) >= 0
+        """Whether a unit, an op or a module call (numbered after the ops), ran inside a module call."""
+        if unit < len(self._calls):
+            return self._calls[unit] >= 0
+        return int(self._data.calls.parent[unit - len(self._calls)]) >= 0
 
     def root_results(self) -> list[tuple[int, list[str]]]:
         """The outermost forward calls, each with the paths of the tensors it returned."""
         calls = self._data.calls
-        found = []
         forward = PHASES.index("forward")
-        for call in range(len(calls)):
-            if calls.parent[call] < 0 and calls.phase[call] == forward and calls.output_form[call] >= 0:
-                paths = self._data.forms[int(calls.output_form[call])].slots()
-                found.append((call, [path.removeprefix("[0]").removeprefix(".") for path in paths]))
-        return found
+        outermost = (calls.parent < 0) & (calls.phase == forward) & (calls.output_form >= 0)
+        results = []
+        for call in np.flatnonzero(outermost).tolist():
+            paths = self._data.forms[int(calls.output_form[call])].slots()
+            results.append((call, [path.removeprefix("[0]").removeprefix(".") for path in paths]))
+        return results
 
     @cached_property
     def _input_names(self) -> dict[int, str]:
-        """Tensors handed to a model by name: ``attention_mask``."""
+        """Tensors passed to a model by keyword: ``attention_mask``."""
         calls = self._data.calls
-        found: dict[int, str] = {}
-        for call in range(len(calls)):
-            if calls.parent[call] >= 0 or calls.input_form[call] < 0:
-                continue
+        names: dict[int, str] = {}
+        for call in np.flatnonzero((calls.parent < 0) & (calls.input_form >= 0)).tolist():
             paths = self._data.forms[int(calls.input_form[call])].slots()
-            start = int(calls.input_offsets[call])
-            for at, path in enumerate(paths):
-                if start + at < calls.input_offsets[call + 1] and not path.startswith("["):
-                    found.setdefault(int(calls.inputs[start + at]), path)
-        return found
+            # A form out of a damaged file may have more slots than there are tensors.
+            for value, path in zip(calls.inputs_of(call), paths, strict=False):
+                if not path.startswith("["):
+                    names.setdefault(value, path)
+        return names
 
     def input_name(self, value: int) -> str:
+        """The keyword a tensor was passed to a model by; empty without one."""
         return self._input_names.get(value, "")
 
-    # -- places ----------------------------------------------------------------------------------
+    # -- source lines ------------------------------------------------------------------------------
 
     def source_of_op(self, op: int) -> str:
-        return self._source(self._frame[op])
+        """The user's line of an op: ``net.py:9 in Net.forward``."""
+        return self._source(self._frames[op])
 
     def source_of_call(self, call: int) -> str:
-        return self._source(int(self._data.calls.frame[call]))
+        """The user's line that called a module."""
+        return self._source(int(self._index.line_frames[self._data.calls.frame[call]]))
 
     def _source(self, frame: int) -> str:
-        text = self._texts.get(frame)
+        text = self._sources.get(frame)
         if text is None:
-            frames, codes = self._data.frames, self._data.codes
-            at = frame
-            while at >= 0 and torch_file(codes[frames.code[at]].file):
-                at = int(frames.parent[at])
-            at = at if at >= 0 else frame
-            code = codes[frames.code[at]]
-            text = self._texts[frame] = f"{position_text(code.file, int(frames.line[at]))} in {code.function}"
-            if frames.column[at] >= 0:
-                self._columns[frame] = [int(frames.column[at]), int(frames.end_column[at])]
+            row = self._index.frames[frame]
+            text = self._sources[frame] = f"{row.position} in {row.function}"
+            if row.columns is not None:
+                self._columns[frame] = list(row.columns)
         return text
 
     # -- costs -----------------------------------------------------------------------------------
@@ -156,35 +152,35 @@ class GraphContext:
         return ops.flops.tolist(), ops.duration.tolist(), ops.flags.tolist()
 
     def op_info(self, op: int, inner: list[int], outputs: list[int]) -> dict[str, Any]:
-        """Plain facts about an op and those inside it."""
+        """Cost, position and statistics of an op; ``inner`` are the ops inside it."""
         flops, durations, flags = self._costs
         info: dict[str, Any] = {"duration": durations[op]}
         if self._index.device_durations is not None:
             info["device_duration"] = int(self._index.device_durations[op])
-        if self._call[op] >= 0:
-            info["call"] = self._call[op]
+        if self._calls[op] >= 0:
+            info["call"] = self._calls[op]
         if flops[op] >= 0:
             info["flops"] = flops[op]
         elif inner and (known := [flops[each] for each in inner if flops[each] >= 0]):
             info["flops"] = sum(known)
-        columns = self._columns.get(self._frame[op])
+        columns = self._columns.get(self._frames[op])
         if columns:
             info["columns"] = columns
         if flags[op] & MUTATES:
             info["mutates"] = True
         if flags[op] & RAISED:
             info["raised"] = True
-        if self._measured:
+        if self._has_statistics:
             self._add_statistics(info, outputs)
         return info
 
     def call_info(self, call: int, ops: list[int], outputs: list[int]) -> dict[str, Any]:
-        """Plain facts about a module call that stands for its ops."""
+        """Cost and statistics of a module call that stands for its ops."""
         calls, (flops, _, _) = self._data.calls, self._costs
         info: dict[str, Any] = {"duration": int(calls.duration[call]), "collapsed": len(ops)}
         if self._index.call_device_durations is not None:
             info["device_duration"] = int(self._index.call_device_durations[call])
-        extra = self._data.modules[self._own_call[call]].extra
+        extra = self._data.modules[self._call_modules[call]].extra
         if extra:
             info["extra"] = extra
         if calls.parent[call] >= 0:
@@ -192,13 +188,14 @@ class GraphContext:
         known = [flops[op] for op in ops if flops[op] >= 0]
         if known:
             info["flops"] = sum(known)
-        if self._measured:
+        if self._has_statistics:
             self._add_statistics(info, outputs)
         return info
 
     def _add_statistics(self, info: dict[str, Any], outputs: list[int]) -> None:
-        taken = [self._index.numbers(value) for value in outputs]
-        if any(taken):
+        statistics = [self._index.numbers(value) for value in outputs]
+        if any(statistics):
             info["statistics"] = [
-                {key: getattr(numbers, key) for key in _STATISTICS} if numbers else None for numbers in taken
+                {key: getattr(numbers, key) for key in _STATISTICS} if numbers else None
+                for numbers in statistics
             ]

@@ -1,4 +1,4 @@
-"""`Graph`: what was computed from what, as plain data; every view and format of it is one method."""
+"""`Graph`: nodes and edges as plain data, with a method for each query, transformation and format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode
 from sightline.trace.data import TensorMeta
-from sightline.trace.forms import Record
+from sightline.trace.forms import map_leaves
 
 if TYPE_CHECKING:
     import os
@@ -42,7 +42,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One thing in a graph: an op, a collapsed module, or a value that was there before.
+    """A node of a graph: an op, a collapsed module, or a value that no node computed.
 
     >>> Node(0, "relu", "relu", "call", {"self": Ref("x")}, "act", "net.py:9 in Net.forward").name
     'relu'
@@ -50,10 +50,10 @@ class Node:
 
     id: int
     name: str  #: unique in its graph: ``relu_1``, ``blocks_0_attn_qkv_weight``
-    op: str  #: as people say it: ``relu``, ``+``, ``Linear``; of a parameter its path
+    op: str  #: in short: ``relu``, ``+``, ``Linear``; of a parameter its path
     kind: str = "call"  #: one of ``NODE_KINDS``
     args: dict[str, Any] = field(default_factory=dict)  #: by name, tensors as `Ref`
-    module: str = ""  #: path of the module it ran in; of a parameter, of the module that owns it
+    module: str = ""  #: path of the module it ran in, or of the one that owns the parameter
     source: str = ""  #: ``net.py:9 in Net.forward``
     outputs: tuple[TensorMeta, ...] = ()
     repeat: int = 1  #: how many nodes it stands for after folding
@@ -64,7 +64,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A tensor on its way: from an output of one node to an argument of another.
+    """A tensor that flows from an output of one node to an argument of another.
 
     >>> Edge(0, 1, 0, "self").loop
     False
@@ -96,7 +96,7 @@ class Graph:
     modules: dict[str, str] = field(default_factory=dict)  #: path of each module -> its class
     info: dict[str, Any] = field(default_factory=dict)
 
-    # -- looking things up -----------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
@@ -108,17 +108,17 @@ class Graph:
 
     @cached_property
     def _incoming(self) -> dict[int, list[Edge]]:
-        found: dict[int, list[Edge]] = {}
+        incoming: dict[int, list[Edge]] = {}
         for edge in self.edges:
-            found.setdefault(edge.target, []).append(edge)
-        return found
+            incoming.setdefault(edge.target, []).append(edge)
+        return incoming
 
     @cached_property
     def _outgoing(self) -> dict[int, list[Edge]]:
-        found: dict[int, list[Edge]] = {}
+        outgoing: dict[int, list[Edge]] = {}
         for edge in self.edges:
-            found.setdefault(edge.source, []).append(edge)
-        return found
+            outgoing.setdefault(edge.source, []).append(edge)
+        return outgoing
 
     def incoming(self, node: Node | str) -> tuple[Edge, ...]:
         """The edges into a node, in the order of its arguments."""
@@ -131,11 +131,10 @@ class Graph:
     def __getitem__(self, name: str) -> Node:
         node = self.by_name.get(name) if name in self else None
         if node is None:
-            from sightline.analysis.select import nearest
+            from sightline.patterns import did_you_mean
 
-            raise NoSuchNode(
-                f"This graph has no node {argument_text(name)}{nearest(argument_text(name), self.by_name)}"
-            )
+            text = argument_text(name)
+            raise NoSuchNode(f"This graph has no node {text}{did_you_mean(text, self.by_name)}")
         return node
 
     def __contains__(self, name: object) -> bool:
@@ -155,7 +154,7 @@ class Graph:
         return self[node.name if isinstance(node, Node) else node]
 
     def topological(self) -> tuple[Node, ...]:
-        """The nodes, each after all it was made from (loops left out)."""
+        """The nodes, each after all it was computed from; loop edges do not count."""
         return self._order
 
     @cached_property
@@ -165,7 +164,7 @@ class Graph:
         return topological(self)
 
     def ancestors(self, node: Node | str) -> tuple[Node, ...]:
-        """Everything a node was made from, directly or not.
+        """Everything a node was computed from, directly or not.
 
         >>> g = Graph((Node(0, "x", "x", "input"), Node(1, "y", "relu")), (Edge(0, 1),))
         >>> [node.name for node in g.ancestors("y")], g.descendants("y")
@@ -176,13 +175,13 @@ class Graph:
         return ancestors(self, self._node(node))
 
     def descendants(self, node: Node | str) -> tuple[Node, ...]:
-        """Everything that was made from a node, directly or not."""
+        """Everything that was computed from a node, directly or not."""
         from sightline.graph.queries import descendants
 
         return descendants(self, self._node(node))
 
     def shortest(self, start: Node | str, end: Node | str) -> tuple[Node, ...]:
-        """The shortest way data went from one node to another, both included."""
+        """The shortest path from one node to another, both included."""
         from sightline.graph.queries import shortest
 
         return shortest(self, self._node(start), self._node(end))
@@ -191,18 +190,18 @@ class Graph:
     def nodes_of(
         self, *, module: str | None = None, op: str | None = None, kind: str | None = None
     ) -> tuple[Node, ...]:
-        """The nodes that match every glob given; a module is meant with everything inside it.
+        """The nodes that match every glob; a module includes everything inside it.
 
         >>> g = Graph((Node(0, "x", "x", "input"), Node(1, "y", "relu")), (Edge(0, 1),))
         >>> [node.name for node in g.nodes_of(op="re*")]
         ['y']
         """
-        from sightline.graph.queries import matching
+        from sightline.graph.queries import select_nodes
 
-        return matching(self, module, op, kind)
+        return select_nodes(self, module, op, kind)
 
     def lint(self) -> Graph:
-        """Raise `InvalidGraph` with the first thing that cannot be; else return the graph itself."""
+        """Raise `InvalidGraph` for the first contradiction; else return the graph itself."""
         from sightline.graph.lint import lint
 
         lint(self)
@@ -212,25 +211,25 @@ class Graph:
 
     @check_arguments
     def subgraph(self, module: str) -> Graph:
-        """What ran in the modules of a glob; what crosses the border becomes inputs and outputs."""
+        """What ran in the modules of a glob; tensors that cross its boundary become inputs and outputs."""
         from sightline.graph.queries import subgraph
 
         return subgraph(self, module)
 
     def fold(self) -> Graph:
-        """Repeated layers and loops shown once, with how many there were."""
+        """Repeated layers and loops shown once, with a count."""
         from sightline.graph.fold import fold
 
         return fold(self)
 
     def collapse(self, depth: int) -> Graph:
-        """Every call of a module this deep becomes one node, as does every call that calls no other."""
+        """Every module call at this depth becomes one node, as does every call that calls no other."""
         from sightline.graph.collapse import collapse
 
         return collapse(self, depth)
 
     def prune(self, *what: str | Iterable[str]) -> Graph:
-        """Without "views", "parameters", "constants" or "leaves"; what was connected stays connected."""
+        """The graph without "views", "parameters", "constants" or "leaves"; what was connected stays so."""
         from sightline.graph.prune import prune
 
         return prune(self, what)
@@ -244,7 +243,7 @@ class Graph:
         return to_networkx(self)
 
     def to_dot(self) -> str:
-        """The text graphviz draws, modules as nested boxes."""
+        """The graph in graphviz' language, with modules as nested boxes."""
         from sightline.graph.formats.dot import to_dot
 
         return to_dot(self)
@@ -256,7 +255,7 @@ class Graph:
         return to_mermaid(self)
 
     def to_model_explorer(self) -> dict[str, Any]:
-        """What Google's Model Explorer reads; write it with `json.dump`."""
+        """Data for Google's Model Explorer; write it with `json.dump`."""
         from sightline.graph.formats.model_explorer import to_model_explorer
 
         return to_model_explorer(self)
@@ -270,7 +269,7 @@ class Graph:
     @classmethod
     @check_arguments
     def from_json(cls, text: str) -> Graph:
-        """The graph a text of `to_json` describes.
+        """The graph that `to_json` wrote.
 
         >>> g = Graph((Node(0, "x", "x", "input"), Node(1, "y", "relu")), (Edge(0, 1),))
         >>> Graph.from_json(g.to_json()) == g
@@ -302,45 +301,34 @@ class Graph:
         return inline_svg(self) or f"<pre>{html.escape(str(self))}</pre>"
 
 
-def rewired(args: dict[str, Any], change: Callable[[Ref], Any]) -> dict[str, Any]:
-    """The arguments with every `Ref` replaced by what ``change`` makes of it.
+def map_refs(args: dict[str, Any], change: Callable[[Ref], Any]) -> dict[str, Any]:
+    """The arguments with every `Ref` replaced by what ``change`` returns for it.
 
-    >>> rewired({"tensors": [Ref("a"), Ref("b", 1)], "dim": 0}, lambda ref: ref.node)
+    >>> map_refs({"tensors": [Ref("a"), Ref("b", 1)], "dim": 0}, lambda ref: ref.node)
     {'tensors': ['a', 'b'], 'dim': 0}
     """
-    return {key: _changed(item, change) for key, item in args.items()}
+    changed: dict[str, Any] = map_leaves(args, lambda leaf: change(leaf) if isinstance(leaf, Ref) else leaf)
+    return changed
 
 
-def with_args(node: Node, change: Callable[[Ref], Any]) -> Node:
-    """The node with its tensor arguments changed; itself where nothing is different."""
-    args = rewired(node.args, change)
+def replace_refs(node: Node, change: Callable[[Ref], Any]) -> Node:
+    """The node with its tensor arguments replaced; itself where none of them changes."""
+    args = map_refs(node.args, change)
     return node if args == node.args else replace(node, args=args)
 
 
-def _changed(item: Any, change: Callable[[Ref], Any]) -> Any:
-    if isinstance(item, Ref):
-        return change(item)
-    if isinstance(item, dict):
-        return {key: _changed(part, change) for key, part in item.items()}
-    if isinstance(item, list | tuple):
-        return type(item)(_changed(part, change) for part in item)
-    if isinstance(item, Record):
-        return Record(item.type, {key: _changed(part, change) for key, part in item.fields.items()})
-    return item
-
-
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """A stretch without garbage collection; afterwards it is as it was.
+def gc_paused() -> Iterator[None]:
+    """Switch the garbage collector off for a block; building many small objects is faster without it.
 
-    >>> with collector_paused():
+    >>> with gc_paused():
     ...     gc.isenabled()
     False
     """
-    on = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if on:
+        if enabled:
             gc.enable()

@@ -1,4 +1,4 @@
-"""A graph that checks itself: the first contradiction, in one sentence."""
+"""Checks that a graph is consistent: unique names, edges between nodes that exist, no unmarked cycle."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from sightline.errors import InvalidGraph
-from sightline.graph.graph import NODE_KINDS, Graph, Ref
-from sightline.trace.forms import Record
+from sightline.graph.graph import NODE_KINDS, Graph, Ref, map_refs
 
 
 def lint(graph: Graph) -> None:
-    """Raise `InvalidGraph` for the first thing that cannot be.
+    """Raise `InvalidGraph` for the first contradiction, in one sentence.
 
     >>> from sightline.graph.graph import Edge, Node
     >>> lint(Graph((Node(0, "x", "x", "input"),), (Edge(0, 7),)))
@@ -48,9 +47,8 @@ def _node_faults(graph: Graph) -> Iterator[str]:
 
 
 def _edge_faults(graph: Graph) -> Iterator[str]:
-    known = graph.by_id
     for edge in graph.edges:
-        source, target = known.get(edge.source), known.get(edge.target)
+        source, target = graph.by_id.get(edge.source), graph.by_id.get(edge.target)
         if source is None or target is None:
             ends = [repr(node.name) if node else f"node {id}, which does not exist"
                     for node, id in ((source, edge.source), (target, edge.target))]  # fmt: skip
@@ -61,13 +59,13 @@ def _edge_faults(graph: Graph) -> Iterator[str]:
         if source.kind == "output":
             yield f"An edge goes out of the output {source.name!r}, to {target.name!r}."
         if edge.slot < 0 or (source.outputs and edge.slot >= len(source.outputs)):
-            made = f"has {len(source.outputs)} output{'s' * (len(source.outputs) != 1)}"
-            yield f"{target.name!r} reads output {edge.slot} of {source.name!r}, which {made}."
+            count = f"{len(source.outputs)} output{'s' * (len(source.outputs) != 1)}"
+            yield f"{target.name!r} reads output {edge.slot} of {source.name!r}, which has {count}."
 
 
 def _order_faults(graph: Graph) -> Iterator[str]:
-    place = {node.id: at for at, node in enumerate(graph.nodes)}
-    wrong = [edge for edge in graph.edges if not edge.loop and place[edge.source] >= place[edge.target]]
+    position = {node.id: at for at, node in enumerate(graph.nodes)}
+    wrong = [e for e in graph.edges if not e.loop and position[e.source] >= position[e.target]]
     if not wrong:
         return
     import networkx as nx
@@ -94,15 +92,8 @@ def _reference_faults(graph: Graph) -> Iterator[str]:
                 yield f"{node.name!r} has the argument {ref!r}, and no edge brings it."
 
 
-def references(item: Any) -> Iterator[Ref]:
-    """Every `Ref` in an argument, however nested."""
-    if isinstance(item, Ref):
-        yield item
-    elif isinstance(item, dict):
-        for part in item.values():
-            yield from references(part)
-    elif isinstance(item, list | tuple):
-        for part in item:
-            yield from references(part)
-    elif isinstance(item, Record):
-        yield from references(item.fields)
+def references(args: dict[str, Any]) -> list[Ref]:
+    """Every `Ref` in the arguments of a node, however nested."""
+    refs: list[Ref] = []
+    map_refs(args, refs.append)
+    return refs

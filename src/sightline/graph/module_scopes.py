@@ -1,8 +1,8 @@
 """Which module call each node of a graph ran in, as a tree of scopes.
 
-A runtime graph says it exactly: ``info["calls"]`` lists the module calls, ``node.info["call"]`` is one of
-them. Elsewhere it is read off the module paths: a stretch of nodes with the same module is one call of it.
-A scope is always one stretch of the graph's order, so that replacing it by one node cannot make a cycle.
+A runtime graph has it recorded: ``info["calls"]`` lists the module calls, and ``node.info["call"]`` is one of
+them. Elsewhere it follows from the module paths: consecutive nodes with the same module are one call of it.
+A scope is always contiguous in the graph's order, so that replacing it by one node cannot make a cycle.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final
 
 from sightline.graph.graph import Graph, Node
 
-#: They hold modules and are never called.
-HOLDERS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
+#: Containers of modules, which are never called.
+CONTAINERS: Final = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,39 +27,44 @@ class ModuleScope:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleNesting:
+class ScopeTree:
     """All scopes, a parent before its children, and the scope of every node that is in one."""
 
     scopes: list[ModuleScope]
     of_node: dict[int, int]
 
     def chain(self, scope: int) -> list[int]:
-        """A scope and those around it, outermost first."""
-        found: list[int] = []
+        """A scope and its ancestors, outermost first."""
+        scopes: list[int] = []
         while scope >= 0:
-            found.append(scope)
+            scopes.append(scope)
             scope = self.scopes[scope].parent
-        return found[::-1]
+        return scopes[::-1]
 
-    def common(self, one: int, other: int) -> int:
-        """The innermost scope that holds both."""
-        first, second = self.chain(one), self.chain(other)
-        found = -1
-        for a, b in zip(first, second, strict=False):
-            if a != b:
+    def common(self, first: int, second: int) -> int:
+        """The innermost scope around both."""
+        shared = -1
+        for one, other in zip(self.chain(first), self.chain(second), strict=False):
+            if one != other:
                 break
-            found = a
-        return found
+            shared = one
+        return shared
+
+    def widen(self, scope_of: dict[int, int], source: int, reader: int) -> None:
+        """Set the scope of a node that does not run to one around all its readers so far."""
+        scope = self.of_node.get(reader, -1)
+        scope_of[source] = self.common(scope_of[source], scope) if source in scope_of else scope
 
 
-def nesting(graph: Graph) -> ModuleNesting:
+def scope_tree(graph: Graph) -> ScopeTree:
     """The scopes of a graph.
 
     >>> nodes = (Node(0, "relu", "relu", module="blocks.0"), Node(1, "add", "+", module=""))
-    >>> [scope.path for scope in nesting(Graph(nodes, (), modules={"": "Net", "blocks.0": "Block"})).scopes]
+    >>> tree = scope_tree(Graph(nodes, (), modules={"": "Net", "blocks.0": "Block"}))
+    >>> [scope.path for scope in tree.scopes]
     ['', 'blocks.0']
     """
-    chains = _Chains(graph)
+    chains = _CallChains(graph)
     scopes: list[ModuleScope] = []
     of_node: dict[int, int] = {}
     open_keys: list[Hashable] = []
@@ -80,24 +85,24 @@ def nesting(graph: Graph) -> ModuleNesting:
             open_scopes.append(len(scopes) - 1)
         if open_scopes:
             of_node[node.id] = open_scopes[-1]
-    return ModuleNesting(scopes, of_node)
+    return ScopeTree(scopes, of_node)
 
 
 _Chain = list[tuple[Hashable, str, int]]
 
 
-class _Chains:
-    """For a node the calls it is in, outermost first: a key, the path, and the call's number."""
+class _CallChains:
+    """The module calls around each node, outermost first: a key, the path, and the call's number."""
 
     def __init__(self, graph: Graph) -> None:
         self._modules = graph.modules
         self._calls: list[list[object]] | None = graph.info.get("calls") or None
-        self._known: dict[Hashable, _Chain] = {}
+        self._cache: dict[Hashable, _Chain] = {}
 
     def of(self, node: Node) -> _Chain:
         if self._calls is None:
             path = node.module
-            if "collapsed" in node.info:  # it stands for a module and is not inside it
+            if "collapsed" in node.info:  # the node is a call of the module, not inside it
                 path = path.rpartition(".")[0]
                 if not node.module:
                     return []
@@ -106,27 +111,28 @@ class _Chains:
 
     def _of_call(self, call: int) -> _Chain:
         assert self._calls is not None
-        found = self._known.get(call)
-        if found is None:
-            found = []
+        chain = self._cache.get(call)
+        if chain is None:
+            chain = []
             at = call
             while 0 <= at < len(self._calls):
                 path, parent = self._calls[at][:2]
-                found.append((at, str(path), at))
+                chain.append((at, str(path), at))
                 at = parent if isinstance(parent, int) and parent < at else -1
-            found.reverse()
-            self._known[call] = found
-        return found
+            chain.reverse()
+            self._cache[call] = chain
+        return chain
 
     def _of_path(self, path: str) -> _Chain:
-        found = self._known.get(path)
-        if found is None:
+        chain = self._cache.get(path)
+        if chain is None:
             parts = path.split(".") if path else []
             prefixes = [".".join(parts[:count]) for count in range(len(parts) + 1)]
-            found = [
+            chain = [
                 (prefix, prefix, -1)
                 for prefix in prefixes
-                if self._modules.get(prefix, "" if prefix == path and path else "ModuleList") not in HOLDERS
+                if self._modules.get(prefix, "" if prefix == path and path else "ModuleList")
+                not in CONTAINERS
             ]
-            self._known[path] = found
-        return found
+            self._cache[path] = chain
+        return chain

@@ -1,45 +1,36 @@
-"""Names of nodes: short, unique, and such that Python could use them: ``relu_1``, ``fc1_weight``."""
+"""Names of nodes and ops: a node's is short, unique and a Python identifier: ``relu_1``, ``fc1_weight``."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from sightline.patterns import bare_name
+from sightline.trace.op_groups import OPERATOR_WORDS
 
-_OTHER = re.compile(r"\W+", re.ASCII)
-
-#: What operators are called; the ones that work in place have the same word and an underscore.
-_OPERATORS: Final = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floordiv", "%": "mod", "@": "matmul", "**": "pow",
-    "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "~": "invert", "[]": "getitem",
-    "[]=": "setitem", "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
-    "+=": "add_", "-=": "sub_", "*=": "mul_", "/=": "div_", "//=": "floordiv_", "%=": "mod_", "@=": "matmul_",
-    "**=": "pow_", "&=": "and_", "|=": "or_", "^=": "xor_", "<<=": "lshift_", ">>=": "rshift_",
-}  # fmt: skip
+_NON_WORD = re.compile(r"\W+", re.ASCII)
 
 
-class Names:
-    """Hands out names, each once.
+class UniqueNames:
+    """Makes unique names, numbered where a name is taken.
 
-    >>> names = Names()
-    >>> [names.new(wish) for wish in ("relu", "relu", "fc1.weight", "+", "3 </script>")]
+    >>> names = UniqueNames()
+    >>> [names.new(base) for base in ("relu", "relu", "fc1.weight", "+", "3 </script>")]
     ['relu', 'relu_1', 'fc1_weight', 'add', '_3_script']
     """
 
     def __init__(self) -> None:
-        self._plain: dict[str, str] = {}  # a wish is made many times
+        self._plain: dict[str, str] = {}  # a cache: most names are asked for many times
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()
 
-    def new(self, wish: str) -> str:
-        """The wish made an identifier, with a number if it is taken."""
-        plain = self._plain.get(wish)
+    def new(self, base: str) -> str:
+        """The base as an identifier, with a number if that is taken."""
+        plain = self._plain.get(base)
         if plain is None:
-            plain = self._plain[wish] = identifier(wish)
+            plain = self._plain[base] = identifier(base)
         count = self._counts.get(plain, 0)
         name = f"{plain}_{count}" if count else plain
-        while name in self._taken:  # ``relu_1`` may have been somebody's own name
+        while name in self._taken:  # ``relu_1`` may be the base of another name
             count += 1
             name = f"{plain}_{count}"
         self._counts[plain] = count + 1
@@ -53,17 +44,19 @@ def identifier(text: str) -> str:
     >>> identifier("blocks.0.attn.qkv.weight"), identifier("[]"), identifier("")
     ('blocks_0_attn_qkv_weight', 'getitem', '_')
     """
-    plain = _OPERATORS.get(text) or _OTHER.sub("_", text).rstrip("_" if not text.endswith("_") else " ")
+    plain = OPERATOR_WORDS.get(text) or _NON_WORD.sub("_", text).rstrip(
+        "_" if not text.endswith("_") else " "
+    )
     return f"_{plain}" if not plain or plain[0].isdigit() else plain
 
 
 def op_name(name: str, level: str) -> str:
-    """An op as people say it: API calls without their namespace, aten ops with their overload.
+    """The short name of an op: API calls without their namespace, aten ops with their overload.
 
     >>> op_name("F.linear", "api"), op_name("+", "api"), op_name("add.Tensor", "aten")
     ('linear', '+', 'add.Tensor')
     """
-    return name if level == "aten" or name in _OPERATORS else bare_name(name, level) or name
+    return name if level == "aten" or name in OPERATOR_WORDS else bare_name(name, level) or name
 
 
 def full_name(name: str, level: str) -> str:
@@ -79,10 +72,10 @@ def full_name(name: str, level: str) -> str:
     return name
 
 
-def word(op: str, level: str) -> str:
-    """What a node is named after.
+def base_name(op: str, level: str) -> str:
+    """The name of an op that its nodes are named after.
 
-    >>> word("add.Tensor", "aten"), word("[]", "api"), word("_softmax", "aten")
+    >>> base_name("add.Tensor", "aten"), base_name("[]", "api"), base_name("_softmax", "aten")
     ('add', 'getitem', '_softmax')
     """
-    return _OPERATORS.get(op) or (op.partition(".")[0] if level == "aten" else op)
+    return OPERATOR_WORDS.get(op) or (op.partition(".")[0] if level == "aten" else op)

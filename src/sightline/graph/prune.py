@@ -1,9 +1,9 @@
-"""Graphs without what one does not want to see: `prune` leaves out nodes and keeps what they connected.
+"""`prune` leaves out nodes and keeps connected what they connected.
 
-"views"        view, reshape, transpose, expand …: who read the view reads what it is a view of
+"views"        view, reshape, transpose, expand …: readers of the view read its base instead
 "parameters"   parameters and buffers; the argument keeps their name and shape as text
 "constants"    constants, likewise
-"leaves"       results nobody uses, and what was computed only for them
+"leaves"       unused results, and what was computed only for them
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
 
-from sightline.analysis.select import listed
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
-from sightline.graph.graph import Edge, Graph, Node, Ref, with_args
-from sightline.graph.node_names import word
+from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
+from sightline.graph.node_names import base_name
+from sightline.patterns import choices_text
 from sightline.trace.forms import Symbol
+from sightline.trace.op_groups import WHOLE_VIEWS
 
 PRUNABLE: Final = ("views", "parameters", "constants", "leaves")
-#: Ops that only look at the same elements in another way, and the ones that hand back what they are given.
-VIEWS: Final = frozenset(
-    """
-    view view_as reshape reshape_as transpose swapaxes swapdims permute movedim moveaxis expand expand_as
-    broadcast_to flatten unflatten squeeze unsqueeze t T mT H adjoint ravel contiguous detach alias clone to
-    _unsafe_view _reshape_alias as_strided lift_fresh _to_copy type_as view_as_real view_as_complex
-""".split()
+#: Ops that return the same elements in another shape, type or order.
+VIEWS: Final = WHOLE_VIEWS | frozenset(
+    """view_as reshape_as swapaxes swapdims moveaxis expand_as broadcast_to flatten unflatten T mT H adjoint
+    ravel contiguous clone to as_strided lift_fresh _to_copy type_as view_as_real view_as_complex""".split()
 )
 
 
@@ -42,91 +40,91 @@ def prune(graph: Graph, what: Iterable[str | Iterable[str]]) -> Graph:
     for item in what:
         if not isinstance(item, str | list | tuple | set | frozenset):
             raise UsageError(
-                f"prune={argument_text(item)} is nothing to leave out; choose from {listed(PRUNABLE)}."
+                f"prune={argument_text(item)} is nothing to leave out; choose from {choices_text(PRUNABLE)}."
             )
-    wanted = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
-    unknown = sorted(map(argument_text, wanted.difference(PRUNABLE)))
+    kinds = {each for item in what for each in ((item,) if isinstance(item, str) else item)}
+    unknown = sorted(map(argument_text, kinds.difference(PRUNABLE)))
     if unknown:
-        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {listed(PRUNABLE)}.")
-    if "views" in wanted:
+        raise UsageError(f"prune={unknown[0]} is nothing to leave out; choose from {choices_text(PRUNABLE)}.")
+    if "views" in kinds:
         graph = _without_views(graph)
-    kinds = {"parameters": ("parameter", "buffer"), "constants": ("constant",)}
-    gone = [kind for name, several in kinds.items() if name in wanted for kind in several]
-    if gone:
-        graph = _without_kinds(graph, gone)
-    return _without_leaves(graph) if "leaves" in wanted else graph
+    node_kinds = {"parameters": ("parameter", "buffer"), "constants": ("constant",)}
+    removed = [kind for name in node_kinds if name in kinds for kind in node_kinds[name]]
+    if removed:
+        graph = _without_kinds(graph, removed)
+    return _without_leaves(graph) if "leaves" in kinds else graph
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node only passes elements on."""
-    return node.kind == "call" and word(node.op, "aten") in VIEWS and not node.info.get("mutates")
+    """Whether a node only returns the elements of its input."""
+    return node.kind == "call" and base_name(node.op, "aten") in VIEWS and not node.info.get("mutates")
 
 
 def _without_views(graph: Graph) -> Graph:
-    """Each view's readers read its first tensor instead; loop edges pass through as well."""
-    through: dict[int, Edge] = {}
+    """The readers of each view read its input instead, through loop edges as well."""
+    views: dict[int, Edge] = {}
     for node in graph.topological():
         edges = graph.incoming(node)
-        # A view of a value that comes around a loop is a view of two things: it has to stay.
+        # A view of a value that comes around a loop has two inputs, so it stays.
         if is_view(node) and len({(edge.source, edge.slot) for edge in edges}) == 1 and not edges[0].loop:
-            through[node.id] = edges[0]
-    if not through:
+            views[node.id] = edges[0]
+    if not views:
         return graph
 
-    def origin(id: int, slot: int) -> tuple[int, int]:
-        while id in through:
-            id, slot = through[id].source, through[id].slot
+    def base_of(id: int, slot: int) -> tuple[int, int]:
+        while id in views:
+            id, slot = views[id].source, views[id].slot
         return id, slot
 
-    rest: list[Edge] = []
+    edges_left: list[Edge] = []
     for edge in graph.edges:
-        if edge.target not in through:
-            source, slot = origin(edge.source, edge.slot)
-            rest.append(edge if source == edge.source else replace(edge, source=source, slot=slot))
+        if edge.target not in views:
+            source, slot = base_of(edge.source, edge.slot)
+            edges_left.append(edge if source == edge.source else replace(edge, source=source, slot=slot))
 
     def change(ref: Ref) -> Ref:
         source = graph.by_name[ref.node].id
-        if source not in through:
+        if source not in views:
             return ref
-        id, slot = origin(source, ref.slot)
+        id, slot = base_of(source, ref.slot)
         return Ref(graph.by_id[id].name, slot)
 
-    nodes = tuple(with_args(node, change) for node in graph.nodes if node.id not in through)
-    return replace(graph, nodes=nodes, edges=tuple(rest))
+    nodes = tuple(replace_refs(node, change) for node in graph.nodes if node.id not in views)
+    return replace(graph, nodes=nodes, edges=tuple(edges_left))
 
 
 def _without_kinds(graph: Graph, kinds: list[str]) -> Graph:
-    gone = {node.name: node for node in graph.nodes if node.kind in kinds}
-    if not gone:
+    removed = {node.name: node for node in graph.nodes if node.kind in kinds}
+    if not removed:
         return graph
-    ids = {node.id for node in gone.values()}
+    ids = {node.id for node in removed.values()}
 
     def change(ref: Ref) -> Any:
-        node = gone.get(ref.node)
+        node = removed.get(ref.node)
         if node is None:
             return ref
         shape = f" {node.outputs[ref.slot]}" if ref.slot < len(node.outputs) else ""
         return Symbol(f"{node.op}{shape}")
 
-    nodes = tuple(with_args(node, change) for node in graph.nodes if node.name not in gone)
+    nodes = tuple(replace_refs(node, change) for node in graph.nodes if node.name not in removed)
     return replace(graph, nodes=nodes, edges=tuple(edge for edge in graph.edges if edge.source not in ids))
 
 
 def _without_leaves(graph: Graph) -> Graph:
-    """Only what an output was made from; the whole graph where there is no output to go by."""
+    """Only what an output was computed from; the whole graph where there is no output."""
     keep = {node.id for node in graph.nodes if node.kind == "output"}
     if not keep:
         return graph
     sources: dict[int, list[int]] = {}
     for edge in graph.edges:
         sources.setdefault(edge.target, []).append(edge.source)
-    todo = list(keep)
-    while todo:
-        for source in sources.get(todo.pop(), ()):
+    pending = list(keep)
+    while pending:
+        for source in sources.get(pending.pop(), ()):
             if source not in keep:
                 keep.add(source)
-                todo.append(source)
-    # What raised is why many look at a graph at all.
+                pending.append(source)
+    # The node that raised is often why someone looks at the graph.
     for node in graph.nodes:
         if node.info.get("raised"):
             keep.add(node.id)

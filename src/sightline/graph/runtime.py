@@ -1,6 +1,6 @@
-"""The graph of what ran: `graph(index)`, from any recorded Python, branches and loops as they were taken.
+"""The graph of a recorded run: `graph(index)`, with branches and loops as they were taken.
 
-A node is an API call with the aten ops inside it, an aten op, or a module call.
+A node stands for a unit: an API call with the aten ops inside it, an aten op, or a module call.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
-from sightline.analysis.select import listed
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
 from sightline.graph.context import GraphContext
-from sightline.graph.graph import Edge, Graph, Node, Ref, collector_paused
-from sightline.graph.node_names import Names, full_name, op_name, word
+from sightline.graph.graph import Edge, Graph, Node, Ref, gc_paused
+from sightline.graph.node_names import UniqueNames, base_name, full_name, op_name
+from sightline.patterns import choices_text
 from sightline.trace.data import FLAVOURS, I64, KINDS, LEVELS, PHASES, TensorMeta
 from sightline.trace.index import Index
 
@@ -25,7 +25,7 @@ API, ATEN = LEVELS.index("api"), LEVELS.index("aten")
 _OPAQUE: Final = FLAVOURS.index("opaque")
 _BACKWARD: Final = PHASES.index("backward")
 #: The phases each choice of ``phase=`` shows.
-SHOWN: Final = {
+PHASES_SHOWN: Final = {
     "forward": ("forward",),
     "backward": ("backward", "recompute"),
     "both": ("forward", "backward", "recompute"),
@@ -33,7 +33,7 @@ SHOWN: Final = {
 
 
 def unit_of_op(index: Index, level: str) -> I64:
-    """For each op the unit it belongs to; -1 for one that is not shown at this level."""
+    """The unit of each op; -1 for an op that is not shown at this level."""
     ops = index.raw.ops
     count = len(ops)
     units = np.arange(count, dtype=np.int64)
@@ -42,10 +42,10 @@ def unit_of_op(index: Index, level: str) -> I64:
     if level == "aten":
         units[(ops.level == API) & (ops.flavour != _OPAQUE)] = -1
         return units
-    # What a backward pass runs was written by nobody: ``loss.backward()`` is no node that holds it.
+    # The ops of a backward pass are nodes of their own, not parts of the call ``loss.backward()``.
     backward = ops.phase == _BACKWARD
-    held = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
-    units[held] = ops.parent[held]
+    nested = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
+    units[nested] = ops.parent[nested]
     starts = np.unique(ops.parent[(ops.parent >= 0) & backward])
     units[starts[(ops.level[starts] == API) & (ops.phase[starts] == _BACKWARD)]] = -1
     if level == "module":
@@ -67,27 +67,32 @@ def leaf_calls(index: Index) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 def ordered_units(index: Index, units: I64, level: str, phases: tuple[str, ...]) -> list[int]:
     """The units of these phases, in the order they began."""
     ops, calls = index.raw.ops, index.raw.calls
-    wanted = [PHASES.index(phase) for phase in phases]
-    meant = (units >= 0) & np.isin(ops.phase, wanted)
-    found = dict.fromkeys(units[meant].tolist())
+    codes = [PHASES.index(phase) for phase in phases]
+    shown = dict.fromkeys(units[(units >= 0) & np.isin(ops.phase, codes)].tolist())
     # A call that ran inside backward (a recomputation) belongs to the phase of its ops.
     if level != "module":
-        return sorted(found)
+        return sorted(shown)
     count = len(ops)
-    starts = {unit: unit if unit < count else int(calls.first_op[unit - count]) for unit in found}
-    leaf = leaf_calls(index) & np.isin(calls.phase, wanted)
-    for call in np.flatnonzero(leaf).tolist():  # also those in which no op was seen
+    starts = {unit: unit if unit < count else int(calls.first_op[unit - count]) for unit in shown}
+    leaf = leaf_calls(index) & np.isin(calls.phase, codes)
+    for call in np.flatnonzero(leaf).tolist():  # including those that ran no op
         starts.setdefault(count + call, int(calls.first_op[call]))
-    # A call that ran no op began before the op that has the number it would have had.
+    # The first op of a call that ran none is the next op after it.
     return sorted(starts, key=lambda unit: (starts[unit], unit < count, unit))
 
 
 _LEVELS: Final = ("api", "aten", "module")
-#: A node: name, op, kind, arguments, module, source, phase, target, info; without a name and arguments.
+#: Fields of a node: name, op, kind, arguments, module, source, phase, target, info.
 _Row = tuple[str, str, str, dict[str, Any], str, str, str, str, dict[str, Any]]
+#: The same without name and arguments.
 _Fields = tuple[str, str, str, str, str, str, dict[str, Any]]
-_NONE: Final[list[int]] = []
-_KINDS: Final = {"parameter": "parameter", "buffer": "buffer", "state": "buffer", "constant": "constant"}
+#: Kinds of values that have a node of their own kind; all others are inputs.
+_SOURCE_KINDS: Final = {
+    "parameter": "parameter",
+    "buffer": "buffer",
+    "state": "buffer",
+    "constant": "constant",
+}
 
 
 def graph(
@@ -112,37 +117,37 @@ def graph(
     ``level`` is "api" (the calls as written; the default where they were recorded), "aten" or "module" (calls
     of modules that call no other, and what ran between them). ``module`` is a glob: only what ran there.
     What builds the model, and in training what installed packages run around it, is left out unless
-    ``everything=True``; ``info["left_out"]`` says how much it is. ``prune``, ``fold`` and ``depth`` are
+    ``everything=True``; ``info["left_out"]`` says how much. ``prune``, ``fold`` and ``depth`` are
     `Graph.prune`, `Graph.fold` and `Graph.collapse`, in this order.
     """
-    if phase not in SHOWN:
-        raise UsageError(f"phase={phase!r} is not shown as a graph; choose {listed(SHOWN)}.")
+    if phase not in PHASES_SHOWN:
+        raise UsageError(f"phase={phase!r} is not shown as a graph; choose {choices_text(PHASES_SHOWN)}.")
     if level is not None and level not in _LEVELS:
-        raise UsageError(f"level={level!r} is no level of a graph; choose {listed(_LEVELS)}.")
+        raise UsageError(f"level={level!r} is no level of a graph; choose {choices_text(_LEVELS)}.")
     if depth is not None and (type(depth) is not int or depth < 0):
         raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
-    with collector_paused():
-        part = None if everything else model_part(index.raw)
-        made = _Builder(index, level or _recorded(index), SHOWN[phase], part).build()
+    with gc_paused():
+        part = None if everything else model_part(index)
+        result = _GraphBuilder(index, level or _recorded_level(index), PHASES_SHOWN[phase], part).build()
     if module is not None:
-        made = made.subgraph(module)
-    wanted = (prune,) if isinstance(prune, str) else tuple(prune)
-    if wanted:
-        made = made.prune(*wanted)
+        result = result.subgraph(module)
+    pruned = (prune,) if isinstance(prune, str) else tuple(prune)
+    if pruned:
+        result = result.prune(*pruned)
     if fold:
-        made = made.fold()
-    return made if depth is None else made.collapse(depth)
+        result = result.fold()
+    return result if depth is None else result.collapse(depth)
 
 
-def _recorded(index: Index) -> str:
+def _recorded_level(index: Index) -> str:
     levels = index.raw.ops.level
     if not len(levels):
         return "module"
-    return "api" if bool((levels == LEVELS.index("api")).any()) else "aten"
+    return "api" if bool((levels == API).any()) else "aten"
 
 
-class _Builder:
-    """One walk over the units in the order they ran; who holds a value now is kept as it goes."""
+class _GraphBuilder:
+    """Walks the units in the order they ran and tracks which node each value comes from."""
 
     def __init__(self, index: Index, level: str, phases: tuple[str, ...], part: ModelPart | None) -> None:
         data = index.raw
@@ -153,23 +158,23 @@ class _Builder:
             shown = (units == np.arange(len(units))) & np.isin(
                 data.ops.phase, list(map(PHASES.index, phases))
             )
-            self._left_out = part.told(shown, SHOWS_ALL)
-            units = np.where(part.left_out, -1, units)
+            self._left_out = part.excluded_text(shown, SHOWS_ALL)
+            units = np.where(part.excluded, -1, units)
         self._order = ordered_units(index, units, level, phases)
         self._included = set(self._order)
         self._units: list[int] = units.tolist()
         self._op_count = len(data.ops)
-        self._facts = GraphContext(index)
-        self._names = Names()
-        self._known: dict[tuple[int, int], tuple[Arguments, str, str, str]] = {}  # by name and form
-        self._bound: dict[int, Arguments] = {}  # of module calls, by form
-        self._rows: list[_Row] = []  # of the nodes; their outputs may grow until all are there
+        self._context = GraphContext(index)
+        self._names = UniqueNames()
+        self._op_templates: dict[tuple[int, int], tuple[Arguments, str, str, str]] = {}  # by name and form
+        self._call_arguments: dict[int, Arguments] = {}  # by form
+        self._rows: list[_Row] = []  # of the nodes, whose outputs may grow until the end
         self._edges: list[Edge] = []
         self._outputs: list[list[TensorMeta]] = []
-        self._holder: dict[int, tuple[int, int, Ref]] = {}  # value -> node, slot, and how it is said
+        self._sources: dict[int, tuple[int, int, Ref]] = {}  # value -> node, slot, and its reference
         self._node_of_unit: dict[int, int] = {}
-        self._named: dict[tuple[str, str], int] = {}  # a parameter is one node, whatever its version
-        # Lists: they are read one number at a time.
+        self._named_nodes: dict[tuple[str, str], int] = {}  # all versions of a parameter are one node
+        # Lists, because single items are read faster from them than from arrays.
         values, ops, calls = data.values, data.ops, data.calls
         self._producer: list[int] = values.producer.tolist()
         self._meta: list[int] = values.meta.tolist()
@@ -179,18 +184,18 @@ class _Builder:
         self._name: list[int] = ops.name.tolist()
         self._form: list[int] = ops.form.tolist()
         self._phase: list[int] = ops.phase.tolist()
-        self._inputs = (ops.input_offsets.tolist(), ops.inputs.tolist())
-        self._made = (ops.output_offsets.tolist(), ops.outputs.tolist())
-        self._given = (calls.input_offsets.tolist(), calls.inputs.tolist())
-        self._returned = (calls.output_offsets.tolist(), calls.outputs.tolist())
+        self._op_inputs = (ops.input_offsets.tolist(), ops.inputs.tolist())
+        self._op_outputs = (ops.output_offsets.tolist(), ops.outputs.tolist())
+        self._call_inputs = (calls.input_offsets.tolist(), calls.inputs.tolist())
+        self._call_outputs = (calls.output_offsets.tolist(), calls.outputs.tolist())
         self._inner = self._inner_ops(self._units)
 
     def _inner_ops(self, units: list[int]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        inner: dict[int, list[int]] = {}
         for op, unit in enumerate(units):
             if unit != op and unit >= 0:
-                found.setdefault(unit, []).append(op)
-        return found
+                inner.setdefault(unit, []).append(op)
+        return inner
 
     def build(self) -> Graph:
         for unit in self._order:
@@ -202,129 +207,129 @@ class _Builder:
                 zip(self._rows, self._outputs, strict=True)
             )
         ]
-        info: dict[str, Any] = {"level": self._level, "calls": self._facts.calls()}
+        info: dict[str, Any] = {"level": self._level, "calls": self._context.calls()}
         if self._left_out:
             info["left_out"] = self._left_out
         name = str(self._data.info.get("name") or "")
-        return Graph(tuple(nodes), tuple(self._edges), name, self._facts.modules(), info)
+        return Graph(tuple(nodes), tuple(self._edges), name, self._context.modules(), info)
 
     # -- nodes -----------------------------------------------------------------------------------
 
     def _add_unit(self, unit: int) -> None:
-        inner = self._inner.get(unit, _NONE)
+        inner = self._inner.get(unit, [])
         if unit < self._op_count:
-            given, returned = _span(self._inputs, unit), _span(self._made, unit)
-            bound, wish, fields = self._op(unit, inner)
+            inputs, results = _span(self._op_inputs, unit), _span(self._op_outputs, unit)
+            arguments, base, fields = self._op(unit, inner)
         else:
             call = unit - self._op_count
-            given, returned = _span(self._given, call), _span(self._returned, call)
-            bound, wish, fields = self._call(call, inner)
-        count = min(len(bound.paths), len(given))  # a form out of a file may promise more than there is
-        paths: Sequence[str] = bound.paths[:count]
-        args = bound.fill([self._source(value)[2] for value in given[:count]])
-        read = given[count:]
+            inputs, results = _span(self._call_inputs, call), _span(self._call_outputs, call)
+            arguments, base, fields = self._call(call, inner)
+        count = min(len(arguments.paths), len(inputs))  # a damaged file may have too few inputs
+        paths: Sequence[str] = arguments.paths[:count]
+        args = arguments.fill([self._source(value)[2] for value in inputs[:count]])
+        extra = inputs[count:]
         if inner:
-            read = read + self._also_read(unit, inner, given)
-        if read:
-            extra = self._extra_names(read, args)
-            paths = [*paths, *extra]
-            args.update(zip(extra, [self._source(value)[2] for value in read], strict=True))
-            given = given[:count] + read
+            extra = extra + self._inner_reads(unit, inner, inputs)
+        if extra:
+            names = self._extra_names(extra, args)
+            paths = [*paths, *names]
+            args.update(zip(names, [self._source(value)[2] for value in extra], strict=True))
+            inputs = inputs[:count] + extra
         op, kind, module, source, phase, target, info = fields
-        id = self._new_node((self._names.new(wish), op, kind, args, module, source, phase, target, info))
+        id = self._new_node((self._names.new(base), op, kind, args, module, source, phase, target, info))
         self._node_of_unit[unit] = id
-        metas, meta, holder = self._data.metas, self._meta, self._holder
-        for path, value in zip(paths, given, strict=True):
-            node, slot, _ = holder[value]
+        metas, meta, sources = self._data.metas, self._meta, self._sources
+        for path, value in zip(paths, inputs, strict=True):
+            node, slot, _ = sources[value]
             self._edges.append(Edge(node, id, slot, path, metas[meta[value]]))
         name, outputs = self._rows[id][0], self._outputs[id]
-        for at, value in enumerate(returned):
-            holder[value] = (id, at, Ref(name, at))
+        for at, value in enumerate(results):
+            sources[value] = (id, at, Ref(name, at))
             outputs.append(metas[meta[value]])
 
     def _op(self, op: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
-        known = self._known.get((self._name[op], self._form[op]))
-        if known is None:
-            known = self._known[self._name[op], self._form[op]] = self._described(op)
-        bound, wish, short, target = known
-        facts = self._facts
-        source = facts.source_of_op(op)  # before the info, which says where on the line
-        info = facts.op_info(op, inner, _span(self._made, op))
+        key = (self._name[op], self._form[op])
+        template = self._op_templates.get(key)
+        if template is None:
+            template = self._op_templates[key] = self._op_template(op)
+        arguments, base, short, target = template
+        context = self._context
+        source = context.source_of_op(op)  # before the info, which has the columns of that line
+        info = context.op_info(op, inner, _span(self._op_outputs, op))
         phase = PHASES[self._phase[op]]
-        return bound, wish, (short, "call", facts.path_of_op(op), source, phase, target, info)
+        return arguments, base, (short, "call", context.path_of_op(op), source, phase, target, info)
 
-    def _described(self, op: int) -> tuple[Arguments, str, str, str]:
-        """What all ops of this name and form have in common: arguments, wish for a name, name and target."""
+    def _op_template(self, op: int) -> tuple[Arguments, str, str, str]:
+        """What all ops of one name and form share: arguments, base of node names, name and target."""
         text, level = self._data.names[self._name[op]], LEVELS[self._data.ops.level[op]]
         schema = self._data.schemas.get(text, ())
         form = self._data.forms[self._form[op]]
         short = op_name(text, level)
-        bound = op_arguments(text, level, self._index.ops[op].flavour, form, schema)
-        return bound, word(short, level), short, full_name(text, level)
+        arguments = op_arguments(text, level, self._index.ops[op].flavour, form, schema)
+        return arguments, base_name(short, level), short, full_name(text, level)
 
     def _call(self, call: int, inner: list[int]) -> tuple[Arguments, str, _Fields]:
         form = int(self._data.calls.input_form[call])
-        bound = self._bound.get(form)
-        if bound is None:
-            bound = self._bound[form] = call_arguments(self._data.forms[form])
+        arguments = self._call_arguments.get(form)
+        if arguments is None:
+            arguments = self._call_arguments[form] = call_arguments(self._data.forms[form])
         module = self._data.modules[self._data.calls.module[call]]
-        path = self._facts.path_of_call(call)
+        path = self._context.path_of_call(call)
         phase = PHASES[self._data.calls.phase[call]]
         target = f"{module.type_module}.{module.type}"
-        info = self._facts.call_info(call, inner, _span(self._returned, call))
-        fields = (module.type, "call", path, self._facts.source_of_call(call), phase, target, info)
-        return bound, path or module.type, fields
+        info = self._context.call_info(call, inner, _span(self._call_outputs, call))
+        fields = (module.type, "call", path, self._context.source_of_call(call), phase, target, info)
+        return arguments, path or module.type, fields
 
-    def _also_read(self, unit: int, inner: Iterable[int], given: list[int]) -> list[int]:
-        """What the ops inside read that the unit was not given and did not make."""
-        known = set(given)
-        made: set[int] = set()
-        found: list[int] = []
+    def _inner_reads(self, unit: int, inner: Iterable[int], inputs: list[int]) -> list[int]:
+        """The values that the ops inside a unit read and that are neither its inputs nor its own results."""
+        seen = set(inputs)
+        extra: list[int] = []
         constant = KINDS.index("constant")
         for op in inner:
-            for value in _span(self._inputs, op):
-                if value in known or value in made:
+            for value in _span(self._op_inputs, op):
+                if value in seen:
                     continue
                 producer = self._producer[value]
                 if producer >= 0 and self._units[producer] == unit:
                     continue
                 if self._kind[value] == constant and unit < self._op_count:
-                    continue  # a number the op wrapped for itself
-                known.add(value)
-                found.append(value)
-            made.update(_span(self._made, op))
-        return found
+                    continue  # a number that the op wrapped in a tensor
+                seen.add(value)
+                extra.append(value)
+            seen.update(_span(self._op_outputs, op))
+        return extra
 
     def _extra_names(self, values: list[int], args: dict[str, Any]) -> list[str]:
-        """What to call tensors that were read but not given: parameters have their own names."""
+        """Argument names for tensors that are not in the call: parameters have their own names."""
         taken = set(args)
-        found: list[str] = []
+        names: list[str] = []
         for value in values:
             own = self._index.name(int(self._data.values.name[value])).rpartition(".")[2]
-            name = own if own and own not in taken else f"also_{len(found)}"
+            name = own if own and own not in taken else f"also_{len(names)}"
             taken.add(name)
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
     def _new_node(self, row: _Row) -> int:
         self._rows.append(row)
         self._outputs.append([])
         return len(self._rows) - 1
 
-    # -- where a value comes from ----------------------------------------------------------------
+    # -- the sources of values ----------------------------------------------------------------
 
     def _source(self, value: int) -> tuple[int, int, Ref]:
-        """The node that holds a value now, which output of it the value is, and how that is said."""
-        found = self._holder.get(value)
-        if found is None:
-            found = self._holder[value] = self._find(value)
-        return found
+        """The node that a value comes from, which of its outputs it is, and a reference to that."""
+        source = self._sources.get(value)
+        if source is None:
+            source = self._sources[value] = self._find_source(value)
+        return source
 
-    def _find(self, value: int) -> tuple[int, int, Ref]:
+    def _find_source(self, value: int) -> tuple[int, int, Ref]:
         producer = self._producer[value]
         if producer >= 0:
             node = self._node_of_unit.get(self._units[producer])
-            if node is not None:  # made inside it, and not handed out: a cached cast, a written-through view
+            if node is not None:  # computed inside, not returned: a cached cast, a view written to
                 self._outputs[node].append(self._data.metas[self._meta[value]])
                 slot = len(self._outputs[node]) - 1
                 return node, slot, Ref(self._rows[node][0], slot)
@@ -338,67 +343,67 @@ class _Builder:
         return self._add_source(value)
 
     def _first_version(self, value: int) -> int:
-        """Of a parameter that an optimizer changed, which is not shown here, the parameter itself."""
+        """The original version of a parameter: the optimizer that changed it is not shown."""
         first = value
         while self._previous[first] >= 0:
             first = self._previous[first]
-        return first if KINDS[self._kind[first]] in _KINDS else value
+        return first if KINDS[self._kind[first]] in _SOURCE_KINDS else value
 
     def _add_source(self, value: int) -> tuple[int, int, Ref]:
         kind = KINDS[self._kind[value]]
         name = self._index.name(int(self._data.values.name[value]))
-        shown = _KINDS.get(kind, "input")
-        if name and (shown, name) in self._named:
-            id = self._named[shown, name]
+        shown = _SOURCE_KINDS.get(kind, "input")
+        if name and (shown, name) in self._named_nodes:
+            id = self._named_nodes[shown, name]
             return id, 0, Ref(self._rows[id][0])
         producer = self._producer[value]
-        label = name or self._facts.input_name(value)
+        label = name or self._context.input_name(value)
         if not label and producer >= 0:
             label = op_name(self._data.names[self._data.ops.name[producer]], "api")
-        owner = self._facts.owner(name) if shown in ("parameter", "buffer") else ""
+        owner = self._context.owner(name) if shown in ("parameter", "buffer") else ""
         info = {"value": kind} if kind not in (shown, "input") else {}
         unique = self._names.new(label or shown)
         id = self._new_node((unique, label or shown, shown, {}, owner, "", "forward", "", info))
         self._outputs[id].append(self._data.metas[self._meta[value]])
         if name:
-            self._named[shown, name] = id
+            self._named_nodes[shown, name] = id
         return id, 0, Ref(unique)
 
     # -- results ---------------------------------------------------------------------------------
 
     def _add_outputs(self) -> None:
-        """An output for what each root module call returned and nobody read later, and for other dead ends.
+        """Add outputs for what root module calls returned and nothing read later, and for unused results.
 
-        A dead end inside a module is a leaf; one in the user's own lines around it is a result.
+        An unused result inside a module is a leaf; one in the user's own lines around it is an output.
         """
         used = {edge.source for edge in self._edges}
-        wanted: list[tuple[int, dict[str, int]]] = []
+        outputs: list[tuple[int, dict[str, int]]] = []
         returned: set[int] = set()
-        for call, paths in self._facts.root_results():
-            values = _span(self._returned, call)
+        for call, paths in self._context.root_results():
+            values = _span(self._call_outputs, call)
             last = int(self._data.calls.end_op[call])
-            left = {
+            unread = {
                 path: value
                 for path, value in zip(paths, values, strict=False)
-                if value in self._holder and not self._read_after(value, last)
+                if value in self._sources and not self._read_after(value, last)
             }
-            if left:
-                wanted.append((last, left))
-                returned.update(self._holder[value][0] for value in left.values())
+            if unread:
+                outputs.append((last, unread))
+                returned.update(self._sources[value][0] for value in unread.values())
         for unit, node in self._node_of_unit.items():
-            if node in used or node in returned or not self._outputs[node] or self._facts.in_call(unit):
+            if node in used or node in returned or not self._outputs[node] or self._context.in_call(unit):
                 continue
-            values = _span(self._made, unit) if unit < self._op_count else []
-            wanted.append((unit, {f"[{at}]" if at else "": value for at, value in enumerate(values)}))
-        for _, left in sorted(wanted, key=lambda item: item[0]):
-            self._add_output(left)
+            values = _span(self._op_outputs, unit) if unit < self._op_count else []
+            outputs.append((unit, {f"[{at}]" if at else "": value for at, value in enumerate(values)}))
+        for _, named_values in sorted(outputs, key=lambda item: item[0]):
+            self._add_output(named_values)
 
     def _read_after(self, value: int, end: int) -> bool:
         return any(op >= end and self._units[op] in self._included for op in self._index.consumers(value))
 
     def _add_output(self, values: dict[str, int]) -> None:
         sources = {
-            path or "result": self._holder[value] for path, value in values.items() if value in self._holder
+            path or "result": self._sources[value] for path, value in values.items() if value in self._sources
         }
         if not sources:
             return

@@ -1,1 +1,1 @@
-"""sightline where people work: callbacks for trainers and a plugin for pytest, each imported by its user."""
+"""Callbacks for trainers and a plugin for pytest, each imported only where it is used."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sightline.integrations.training_recorder import RecordsSteps
+from sightline.integrations.training_recorder import StepRecordingCallback
 
 try:
     from lightning.pytorch import Callback
@@ -19,7 +19,7 @@ except ImportError:
         ) from error
 
 
-class SightlineCallback(RecordsSteps, Callback):  # type: ignore[misc]  # either of two packages
+class SightlineCallback(StepRecordingCallback, Callback):  # type: ignore[misc]  # either of two packages
     """Records some batches of a ``fit``, or the first that makes a NaN, into ``trainer.default_root_dir``.
 
     >>> from sightline.integrations.lightning import SightlineCallback
@@ -45,7 +45,7 @@ class SightlineCallback(RecordsSteps, Callback):  # type: ignore[misc]  # either
         self._recorder.begin(self._batches, pl_module, trainer.default_root_dir, rank_zero_info)
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """It has ended."""
+        """A batch has ended."""
         self._recorder.end(self._batches, rank_zero_info)
         self._batches += 1
 

@@ -1,7 +1,7 @@
-"""Which training steps are recorded, and what is done with the recording: the same for every trainer.
+"""Records the chosen steps of a training, for the callbacks of all trainers.
 
-A callback says when a step begins and ends; everything else is here. Nothing runs but `sightline.trace`, and
-that only between the first and the last step that is meant.
+A callback reports when a step begins and ends; everything else is here. `sightline.trace` runs only between
+the first and the last chosen step.
 """
 
 from __future__ import annotations
@@ -22,97 +22,99 @@ from sightline.options import Check, step_range
 from sightline.trace.bundle.paths import free_path, remove_recording
 from sightline.tracing import trace
 
-#: What a callback decides itself.
-_DECIDED: Final = frozenset({"path", "name", "live"})
+#: Options of `trace` that a callback sets itself.
+_OWN_OPTIONS: Final = frozenset({"path", "name", "live"})
 _PROBLEM_LINES: Final = 12
 
 
 class TrainingRecorder:
-    """Records some steps of a training, or each until the first NaN, and says what it found.
+    """Records some steps of a training, or each until the first NaN, and reports what it found.
 
-    Whatever goes wrong with the recording is said through ``say`` and ends it; the training goes on.
+    An error of the recorder is reported through ``report`` and ends the recording; the training goes on.
     """
 
     def __init__(
         self, steps: str | int | None, check: str | Check | None, name: str, options: dict[str, Any]
     ) -> None:
-        wanted = Check.of(check)
-        refused = _DECIDED & options.keys()
+        nonfinite_check = Check.of(check)
+        refused = _OWN_OPTIONS & options.keys()
         if refused:
             raise UsageError(
                 f"{min(refused)}= is the callback's own: it writes to the trainer's folder, under name=."
             )
-        if steps is None and wanted is None:
+        if steps is None and nonfinite_check is None:
             raise UsageError('Say what to record: steps="10:12", or check="nonfinite" for the first NaN.')
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, str | int)):
             raise UsageError(
                 f"steps={argument_text(steps)} must be a step or a range of them: 3, '0:5' or '10:'."
             )
         self._span = range(sys.maxsize) if steps is None else step_range(str(steps), "steps=")
-        # A training is not ended by being looked at: what is found is said at the end of the step.
-        self._check = None if wanted is None else replace(wanted, on="report")
+        # The check must not end the training: a NaN is reported at the end of the step.
+        self._check = None if nonfinite_check is None else replace(nonfinite_check, on="report")
         self._name = name
         self._options = options
-        trace(None, check=self._check, name=name, **options)  # what is wrong with the options is said now
+        trace(None, check=self._check, name=name, **options)  # raises now if an option is wrong
         self._traced: trace | None = None
         self._step: AbstractContextManager[None] | None = None
-        self._over = False
-        self._place = Path()
-        self.trace: Trace | None = None  #: the recording that was kept
-        self.path: Path | None = None  #: where it is
+        self._finished = False
+        self._recording_path = Path()
+        self.trace: Trace | None = None  #: the finished recording
+        self.path: Path | None = None  #: its folder
 
     @property
     def recording(self) -> bool:
         return self._traced is not None
 
-    def begin(self, number: int, model: Any, folder: str, say: Callable[[str], None]) -> None:
+    def begin(self, number: int, model: Any, folder: str, report: Callable[[str], None]) -> None:
         """A step begins."""
-        if self._over or number not in self._span:
+        if self._finished or number not in self._span:
             return
         try:
             if self._traced is None:
-                self._place = free_path(Path(folder), self._name)
-                traced = trace(model, path=self._place, name=self._name, check=self._check, **self._options)
+                self._recording_path = free_path(Path(folder), self._name)
+                traced = trace(
+                    model, path=self._recording_path, name=self._name, check=self._check, **self._options
+                )
                 traced.start()
                 self._traced = traced
             self._step = step(f"step{number}")
             self._step.__enter__()
         except Exception as error:  # noqa: BLE001 — a training does not end for its recording
-            self._fail(error, say)
+            self._fail(error, report)
 
-    def end(self, number: int, say: Callable[[str], None]) -> None:
-        """A step has ended: the recording, too, if it was the last one or has what was looked for."""
+    def end(self, number: int, report: Callable[[str], None]) -> None:
+        """A step ends, and the recording with it if it was the last step or has a NaN."""
         if self._traced is None:
             return
         self._end_step()
         if self._check is not None:
-            if self._is_finite(say):
+            if self._is_finite(report):
                 if number + 1 in self._span:
                     self._drop()
                     return
             else:
-                self._over = True
-        if self._over or number + 1 not in self._span:
-            self.stop(say)
+                self._finished = True
+        if self._finished or number + 1 not in self._span:
+            self.stop(report)
 
-    def _is_finite(self, say: Callable[[str], None]) -> bool:
-        """Whether the step made no NaN and no infinity; the recording is stopped to see it."""
+    def _is_finite(self, report: Callable[[str], None]) -> bool:
+        """Whether the step has no NaN and no infinity; the recording is stopped to find out."""
         assert self._traced is not None
         assert self._check is not None
         try:
-            found = first_nonfinite(self._traced.stop().index, allow=self._check.allow or ())
+            nonfinite = first_nonfinite(self._traced.stop().index, allow=self._check.allow or ())
         except Exception as error:  # noqa: BLE001 — the same
-            self._fail(error, say)
+            self._fail(error, report)
             return False
-        return found is None
+        return nonfinite is None
 
     def _drop(self) -> None:
-        """Forget a step in which nothing happened."""
+        """Remove the recording of a finite step."""
         self._traced = None
-        remove_recording(self._place)
+        remove_recording(self._recording_path)
 
-    def stop(self, say: Callable[[str], None], error: BaseException | None = None) -> None:
-        """The training has ended, or the steps that were meant: finish, and say what was found.
+    def stop(self, report: Callable[[str], None], error: BaseException | None = None) -> None:
+        """Finish the recording at the end of the training or of the chosen steps, and report it.
 
         An exception that ends the training gains its note here, as it does when it leaves a block.
         """
@@ -123,31 +125,31 @@ class TrainingRecorder:
         self._end_step()
         try:
             traced.__exit__(None if error is None else type(error), error, None)
-            kept = traced.stop()
-            if self._check is not None and not (self._over or ended_inside):
-                remove_recording(self._place)  # every step was finite
+            recording = traced.stop()
+            if self._check is not None and not (self._finished or ended_inside):
+                remove_recording(self._recording_path)  # every step was finite
                 return
-            self.trace, self.path = kept, self._place
-            say(found_text(kept, self._place))
-        except Exception as own:  # noqa: BLE001 — the same
-            self._fail(own, say)
+            self.trace, self.path = recording, self._recording_path
+            report(report_text(recording, self._recording_path))
+        except Exception as failure:  # noqa: BLE001 — the same
+            self._fail(failure, report)
 
     def _end_step(self) -> None:
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
 
-    def _fail(self, error: Exception, say: Callable[[str], None]) -> None:
-        self._over = True
-        say(f"sightline: no recording was made: {str(error) or type(error).__name__}")
+    def _fail(self, error: Exception, report: Callable[[str], None]) -> None:
+        self._finished = True
+        report(f"sightline: no recording was made: {str(error) or type(error).__name__}")
         traced, self._traced = self._traced, None
         if traced is not None:
             self._end_step()
             traced.stop()
 
 
-def found_text(trace: Trace, path: Path) -> str:
-    """One short block: how much was recorded, what looks wrong, how to see more."""
+def report_text(trace: Trace, path: Path) -> str:
+    """A short report: how much was recorded, its problems, and how to see more."""
     names = [step.name for step in trace.steps]
     steps = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}" if names else "no step"
     lines = str(trace.problems()).splitlines()
@@ -157,8 +159,8 @@ def found_text(trace: Trace, path: Path) -> str:
     return "\n".join([head, *(f"  {line}".rstrip() for line in lines), f"  sightline show {path}"])
 
 
-class RecordsSteps:
-    """What the callbacks of all trainers have in common: their options, and the recording."""
+class StepRecordingCallback:
+    """The common base of the callbacks: their options, and the recording."""
 
     def __init__(
         self, steps: str | int | None = None, *, check: str | Check | None = None, name: str = "sightline",

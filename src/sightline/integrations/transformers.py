@@ -6,7 +6,7 @@ import logging
 from types import TracebackType
 from typing import Any, Self
 
-from sightline.integrations.training_recorder import RecordsSteps
+from sightline.integrations.training_recorder import StepRecordingCallback
 
 try:
     from transformers import TrainerCallback
@@ -17,7 +17,7 @@ except ImportError as error:
     ) from error
 
 
-class SightlineCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]  # transformers is not followed
+class SightlineCallback(StepRecordingCallback, TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Records some steps of a ``Trainer``, or the first step that makes a NaN, into ``args.output_dir``.
 
     >>> from sightline.integrations.transformers import SightlineCallback
@@ -30,7 +30,7 @@ class SightlineCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]  #
     ``name`` is the recording's, ``output_dir/<name>.sight``; the other options are those of `trace`.
     After the training ``trace`` is the recording and ``path`` its folder, or None.
 
-    ``Trainer`` does not tell its callbacks that training has raised. In a ``with`` block such a recording
+    ``Trainer`` does not call its callbacks when training raises. In a ``with`` block such a recording
     ends with the block, and the exception gains its note; without one it ends with the next ``train()`` or
     with the process:
 
@@ -44,25 +44,25 @@ class SightlineCallback(RecordsSteps, TrainerCallback):  # type: ignore[misc]  #
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._recorder.stop(_say, error)
+        self._recorder.stop(_report, error)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """What an earlier training that raised has left running ends now."""
-        self._recorder.stop(_say)
+        """End the recording of an earlier training that raised."""
+        self._recorder.stop(_report)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """An optimizer step begins."""
-        self._recorder.begin(state.global_step, model, args.output_dir, _say)
+        self._recorder.begin(state.global_step, model, args.output_dir, _report)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """It has ended, and is counted already."""
-        self._recorder.end(state.global_step - 1, _say)
+        """An optimizer step has ended, and is counted already."""
+        self._recorder.end(state.global_step - 1, _report)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """The training has ended."""
-        self._recorder.stop(_say)
+        self._recorder.stop(_report)
 
 
-def _say(text: str) -> None:
-    """Through the logger of transformers, whose warnings are shown unless they are switched off."""
+def _report(text: str) -> None:
+    """Log through transformers, whose warnings are shown unless they are switched off."""
     logging.getLogger("transformers.sightline").warning(text)

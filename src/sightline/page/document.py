@@ -14,7 +14,7 @@ import os
 from importlib.resources import files
 from typing import Final
 
-from sightline.convert.atomic_files import whole_path
+from sightline.convert.atomic_files import atomic_path
 from sightline.errors import UsageError
 from sightline.page.payload import payload
 from sightline.trace.index import Index
@@ -60,7 +60,7 @@ def document(index: Index) -> str:
 def save_page(index: Index, path: str | os.PathLike[str]) -> int:
     """Write the page to a file, at once or not at all; returns how many bytes it has."""
     data = document(index).encode("utf-8", "replace")
-    with whole_path(path) as target:
+    with atomic_path(path) as target:
         target.write_bytes(data)
     return len(data)
 

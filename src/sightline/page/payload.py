@@ -17,8 +17,8 @@ from sightline.analysis.model_part import model_part
 from sightline.analysis.problems import find, not_looked_at
 from sightline.analysis.variable_names import value_names
 from sightline.convert.context import TableContext
-from sightline.convert.timeline import CALL, Slices, phases, slices
-from sightline.graph.graph import collector_paused
+from sightline.convert.timeline import CALL, Slices, host_slices, phases
+from sightline.graph.graph import gc_paused
 from sightline.page.sections import Sections
 from sightline.page.source_tables import character_columns, file_rows, user_stack
 from sightline.page.strings import Strings
@@ -26,7 +26,7 @@ from sightline.page.tree import OP, ROW_KINDS, tree_of
 from sightline.trace.data import FLAVOURS, I32, KINDS, LEVELS, PHASES, ParameterInfo, TraceData
 from sightline.trace.index import Index
 from sightline.trace.rows import Op
-from sightline.trace.user_frames import argument_names, bare_name
+from sightline.trace.user_frames import argument_names, short_name
 
 _CURVE: Final = 1200  #: points of the curve of memory: as many as a wide screen has columns
 _SLOT: Final = "\x00"  #: where a tensor stands in the arguments of an op
@@ -41,7 +41,7 @@ def payload(index: Index) -> bytes:
     _add_ops(made, facts, strings)
     _add_values(made, facts, strings)
     _add_calls(made, facts, strings)
-    drawn = slices(index.raw)
+    drawn = host_slices(index.raw)
     _add_ends(made, facts, drawn)
     _add_frames(made, facts, strings, files)
     _add_tree(made, facts, strings)
@@ -164,7 +164,7 @@ def _add_frames(made: Sections, facts: TableContext, strings: Strings, files: li
 
 
 def _add_tree(made: Sections, facts: TableContext, strings: Strings) -> None:
-    with collector_paused():
+    with gc_paused():
         tree = tree_of(facts)
     made.column("tree.kind", tree.kind)
     made.column("tree.ref", tree.ref, grows=True)
@@ -185,7 +185,7 @@ def _run(index: Index) -> dict[str, Any]:
         "version": __version__,
         "ops": len(data.ops),
         "values": len(data.values),
-        "begin": _begin(data), "duration": _duration(data),
+        "begin": _begin(index), "duration": _duration(data),
         "parameters": sum({info.key: info.numel for module in data.modules for info in module.parameters
                            if not info.buffer}.values()),
         "unfinished": bool(info.get("unfinished")),
@@ -194,11 +194,11 @@ def _run(index: Index) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _begin(data: TraceData) -> int:
+def _begin(index: Index) -> int:
     """When the model first runs: what is imported and built before may take most of the time."""
-    starts = data.ops.start[~model_part(data).left_out]
+    starts = index.raw.ops.start[~model_part(index).excluded]
     begin = int(starts[0]) if len(starts) else 0
-    return begin if begin * _WORTH_SKIPPING > _duration(data) else 0
+    return begin if begin * _WORTH_SKIPPING > _duration(index.raw) else 0
 
 
 def _duration(data: TraceData) -> int:
@@ -238,7 +238,7 @@ def _memory(index: Index) -> dict[str, Any] | None:
     curve, over = usage.curve(_CURVE)
     held = [
         [each.name or ("" if each.value is None else str(each.value)), each.nbytes, each.use,
-         f"{each.why} {bare_name(each.for_op)}" if each.for_op is not None else each.why,
+         f"{each.why} {short_name(each.for_op)}" if each.for_op is not None else each.why,
          -1 if each.value is None else each.value.id]
         for each in usage.largest(12)
     ]  # fmt: skip

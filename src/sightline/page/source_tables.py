@@ -11,8 +11,8 @@ from sightline.analysis.select import Selection
 from sightline.convert.context import TableContext
 from sightline.notation import short_path, times_text
 from sightline.trace.data import I32, PHASES, TraceData
+from sightline.trace.source_files import installed_file, torch_file
 from sightline.trace.source_lines import SourceLines
-from sightline.trace.user_frames import installed_file, torch_file
 from sightline.views.code import chosen_level
 from sightline.views.source import shown_lines
 
@@ -100,8 +100,4 @@ def _units(data: bytes) -> int:
 
 def user_stack(facts: TableContext) -> I32:
     """For each frame the next one further out that is not torch's; -1 at the outermost."""
-    parents = np.append(facts.raw.frames.parent, np.int32(-1))
-    found = facts.own_frames[parents[:-1]]
-    theirs = np.array([torch_file(code.file) for code in facts.raw.codes] + [True])
-    codes = np.append(facts.raw.frames.code, np.int32(-1))
-    return np.where(theirs[codes[found]], -1, found).astype(np.int32)
+    return facts.index.user_frames[facts.raw.frames.parent]

@@ -16,7 +16,7 @@ import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, fold
 from sightline.analysis.model_part import model_part
-from sightline.analysis.row_groups import group_rows, list_numbers, list_places
+from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData
@@ -82,7 +82,7 @@ class _Builder:
         steps, lines = self._facts.op_steps.tolist(), self._line_keys()
         phased = len(set(ops.phase.tolist())) > 1
         op_call, op_phase = ops.call.tolist(), ops.phase.tolist()
-        part = model_part(self._data)
+        part = model_part(self._facts.index)
         asides = np.select([part.building, part.around], [0, 1], -1).tolist()
         items = [(op, 1, op) for op in roots.tolist()]
         first, call_phase = calls.first_op.tolist(), calls.phase.tolist()
@@ -368,8 +368,8 @@ def _op_looks(data: TraceData) -> list[int]:
     ops = data.ops
     if not len(ops):
         return []
-    places, lengths = list_places(ops.output_offsets, np.arange(len(ops)))
-    outputs = list_numbers(data.values.meta[ops.outputs[places]], lengths)
+    places, lengths = flat_positions(ops.output_offsets, np.arange(len(ops)))
+    outputs = list_keys(data.values.meta[ops.outputs[places]], lengths)
     looks: list[int] = group_rows(ops.name, ops.form, outputs).of.tolist()
     return looks
 

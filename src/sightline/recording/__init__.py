@@ -1,8 +1,8 @@
-"""What runs while the model runs: interception, bookkeeping, interning, and the build of the trace.
+"""What runs while the model runs: intercepting ops and calls, writing rows, building the trace.
 
-`recorder` is the only door: `sightline.tracing` goes through it. Nothing here imports a view.
+`sightline.tracing` uses `recorder`, which uses the rest. Nothing here imports a view.
 """
 
-from sightline.recording import torchapi as _torchapi  # first: it says in one sentence that torch is missing
+from sightline.recording import torchapi as _torchapi  # first: it raises one sentence if torch is missing
 
 __all__ = ["_torchapi"]

@@ -1,7 +1,7 @@
-"""What was passed and returned: tensors become value ids, everything else a form stored once.
+"""Arguments and results: tensors become value ids, everything else a form that is stored once.
 
-`Arguments.read` builds a key from the types and plain arguments of a call; only a key never seen before
-makes a `Form`.
+`Arguments.read` builds a key from the types and plain arguments of a call; a `Form` is made only for a key
+that is new.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from sightline.recording.torchapi import Tensor
-from sightline.recording.values import PLAIN_TENSORS, Values
+from sightline.recording.values import PLAIN_TENSORS, TensorRegistry
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 #: How an argument of a type is treated.
@@ -26,7 +26,7 @@ _MAX_DEPTH: Final = 8
 
 
 class Forms:
-    """Forms, each with its number; equal forms need not share one (ops of different name never do)."""
+    """The forms of a recording by number; equal forms of different ops have different numbers."""
 
     def __init__(self) -> None:
         self.all: list[Form] = []
@@ -39,25 +39,26 @@ class Forms:
 class Arguments:
     """Reads arguments and results into value ids and form numbers."""
 
-    def __init__(self, values: Values, forms: Forms) -> None:
+    def __init__(self, values: TensorRegistry, forms: Forms) -> None:
         self.values = values
         self.forms = forms
-        self.known: dict[Any, int] = {}  #: forms of module inputs and of results, by key
+        self.form_numbers: dict[Any, int] = {}  #: forms of module inputs and of results, by key
         self._kinds: dict[type, int] = {
             **dict.fromkeys((int, float, bool, str, type(None), complex), _PLAIN),
             **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format), _PLAIN),
         }
         self.one_tensor = self.forms.add(Form((SLOT,)))
         self.nothing = self.forms.add(Form(()))
-        self.known[(SLOT,)] = self.one_tensor
+        self.form_numbers[(SLOT,)] = self.one_tensor
 
     def read(
-        self, known: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int],
+        self, numbers: dict[Any, int], args: tuple[Any, ...], kwargs: dict[str, Any] | None, ids: list[int],
         value: Callable[[Any], int] | None = None,
     ) -> int:  # fmt: skip
         """Append the value ids of all tensors to ``ids``; return the number of the form.
 
-        ``value`` says which value a tensor is; without it, one that is unknown is explained.
+        ``numbers`` holds the forms so far by key. ``value`` returns the value of a tensor; by default, a
+        tensor never seen before is explained and added.
         """
         key: list[Any] = []
         value = value or self.values.value
@@ -66,18 +67,18 @@ class Arguments:
         for name, item in (kwargs or {}).items():
             key.append(name)
             self._extend(item, key, ids, value)
-        return self.form(known, tuple(key), args, kwargs)
+        return self.form(numbers, tuple(key), args, kwargs)
 
     def form(
-        self, known: dict[Any, int], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+        self, numbers: dict[Any, int], key: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> int:
         """The number of the form with this key; made from the arguments if it is new."""
         try:
-            number = known.get(key)
+            number = numbers.get(key)
             if number is None:
-                number = known[key] = self.forms.add(form_of(args, kwargs))
+                number = numbers[key] = self.forms.add(form_of(args, kwargs))
             return number
-        except TypeError:  # an argument that cannot be hashed: keep it, but do not look for its equal
+        except TypeError:  # an argument that cannot be hashed: its form gets a number of its own
             return self.forms.add(form_of(args, kwargs))
 
     def _extend(
@@ -85,8 +86,8 @@ class Arguments:
     ) -> None:
         """Extend key and ids by one argument of any type.
 
-        As keys 1, 1.0 and True are equal, and 0.0 and -0.0: the type and, for what is false, the text
-        tell them apart.
+        1, 1.0 and True are equal as keys, and so are 0.0 and -0.0: the type and, for what is false, the text
+        distinguish them.
         """
         kind = self._kinds.get(type(item)) or self._classify(type(item))
         if kind == _TENSOR:
@@ -111,48 +112,48 @@ class Arguments:
 
     def _classify(self, kind: type) -> int:
         if issubclass(kind, Tensor):
-            found = _TENSOR
+            treatment = _TENSOR
         elif issubclass(kind, list | tuple) and not hasattr(kind, "_fields"):
-            found = _SEQUENCE
+            treatment = _SEQUENCE
         else:
-            found = _OTHER
-        self._kinds[kind] = found
-        return found
+            treatment = _OTHER
+        self._kinds[kind] = treatment
+        return treatment
 
     def results(self, result: Any, value: Callable[[Any], int] | None = None) -> tuple[list[int], int]:
-        """Value ids and form of any result; with ``value``, as in `read`, None is no result."""
+        """Value ids and form of any result; with ``value``, as in `read`, None counts as no result."""
         ids: list[int] = []
         if result is None and value is not None:
             return ids, self.nothing
-        form = self.read(self.known, (result,), None, ids, value)
+        form = self.read(self.form_numbers, (result,), None, ids, value)
         return ids, form
 
-    def tensors(self, result: Any, found: list[Any], depth: int = 0) -> list[Any]:
+    def tensors(self, result: Any, tensors: list[Any], depth: int = 0) -> list[Any]:
         """The tensors inside a result, in slot order."""
         kind = self._kinds.get(type(result)) or self._classify(type(result))
         if kind == _TENSOR:
-            found.append(result)
+            tensors.append(result)
         elif kind == _SEQUENCE and depth < _MAX_DEPTH:
             if len(result) <= _MAX_ITEMS or _holds_tensors(result):
                 for part in result:
-                    self.tensors(part, found, depth + 1)
+                    self.tensors(part, tensors, depth + 1)
         elif kind == _OTHER and depth < _MAX_DEPTH and (fields := _fields(result)) is not None:
             for part in fields.values():
-                self.tensors(part, found, depth + 1)
-        return found
+                self.tensors(part, tensors, depth + 1)
+        return tensors
 
     def at(
-        self, places: Iterable[int | str], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+        self, positions: Iterable[int | str], args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> list[Any]:
-        """The tensors among certain arguments, given by position or name."""
-        found: list[Any] = []
-        for place in places:
-            if isinstance(place, str):
-                item = (kwargs or {}).get(place)
+        """The tensors among some of the arguments, by position or name."""
+        tensors: list[Any] = []
+        for position in positions:
+            if isinstance(position, str):
+                item = (kwargs or {}).get(position)
             else:
-                item = args[place] if place < len(args) else None
-            self.tensors(item, found)
-        return found
+                item = args[position] if position < len(args) else None
+            self.tensors(item, tensors)
+        return tensors
 
 
 def _holds_tensors(items: Any) -> bool:
@@ -178,12 +179,12 @@ def _fields(item: Any) -> dict[Any, Any] | None:
 
 
 def has_parts(kind: type) -> bool:
-    """Whether objects of a type may hold tensors, or are shown by more than the name of their type."""
+    """Whether objects of a type may hold tensors, or have a form that is more than the type's name."""
     return (
         issubclass(kind, Mapping | tuple | list | type)
         or dataclasses.is_dataclass(kind)
         or kind in pytree.SUPPORTED_NODES
-        or issubclass(kind, Callable)  # type: ignore[arg-type]  # what can be called has a name
+        or issubclass(kind, Callable)  # type: ignore[arg-type]  # callables are shown by name
         or issubclass(kind, int | float | complex | str | slice)
         or issubclass(kind, torch.SymInt | torch.SymFloat | torch.SymBool)
     )
@@ -202,7 +203,7 @@ def form_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Form:
 
 
 def plain_argument(item: Any, depth: int = 0) -> Any:
-    """An argument as plain data, in the order in which `Arguments.read` meets its tensors."""
+    """An argument as plain data, its tensors in the order in which `Arguments.read` reads them."""
     if isinstance(item, Tensor):
         return SLOT
     if item is None or type(item) in _NUMBERS:
@@ -225,15 +226,15 @@ def _plain_parts(items: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
     if kinds and kinds <= PLAIN_TENSORS:
         return [SLOT] * len(items)
     long = len(items) > _MAX_ITEMS and (kinds <= _NUMBERS or not _holds_tensors(items))
-    kept = items[:_MAX_ITEMS] if long else items
-    parts = list(kept) if kinds <= _NUMBERS else [plain_argument(part, depth + 1) for part in kept]
+    shown = items[:_MAX_ITEMS] if long else items
+    parts = list(shown) if kinds <= _NUMBERS else [plain_argument(part, depth + 1) for part in shown]
     if long:
-        parts.append(Elided(len(items) - len(kept)))
+        parts.append(Elided(len(items) - len(shown)))
     return parts
 
 
 def _symbol(item: Any) -> Symbol:
-    """Anything else by a short text that runs none of the user's code."""
+    """Anything else as a short text, made without running the user's code."""
     if isinstance(item, torch.dtype | torch.layout | torch.memory_format | torch.device):
         return Symbol(str(item))
     if isinstance(item, type) or callable(item):

@@ -1,9 +1,8 @@
 """Several steps as one, between which no interrupt can come.
 
-Python looks for signals and asynchronous exceptions when one of its functions begins, after a call, and when
-a loop jumps back. So what one call of a function written in C does is done as a whole, and that may be a row
-of calls, as long as each is of a function written in C: nothing can be raised in between, and no thread that
-waits for the GIL gets it.
+Python checks for signals and asynchronous exceptions when one of its functions begins, after a call, and
+when a loop jumps back. So one call of a function written in C runs as a whole, also if it calls a series of
+functions that are written in C: nothing can be raised in between, and no other thread gets the GIL.
 """
 
 from __future__ import annotations
@@ -13,29 +12,29 @@ from collections.abc import Callable, Iterable
 from operator import call
 from typing import Any, Final
 
-#: Run through an iterator, in C.
+#: Consume an iterator, in C.
 exhaust: Final[Callable[[Iterable[Any]], None]] = deque[Any](maxlen=0).extend
 
 
-def at_once(*steps: Callable[[], object]) -> None:
+def run_atomically(*steps: Callable[[], object]) -> None:
     """Call functions written in C one after the other.
 
     >>> from functools import partial
-    >>> found = [1, 2]
-    >>> at_once(found.pop, partial(found.append, 3))
-    >>> found
+    >>> items = [1, 2]
+    >>> run_atomically(items.pop, partial(items.append, 3))
+    >>> items
     [1, 3]
     """
     exhaust(map(call, steps))
 
 
-def stored(keep: Callable[[Any], object], make: Callable[[], object]) -> None:
-    """Give what one function written in C returns to another: it cannot get lost on the way.
+def store_atomically(store: Callable[[Any], object], make: Callable[[], object]) -> None:
+    """Pass the result of ``make`` to ``store``, both written in C: no interrupt can lose it in between.
 
     >>> from functools import partial
     >>> files: list[str] = []
-    >>> stored(files.append, partial("{}.txt".format, "a"))
+    >>> store_atomically(files.append, partial("{}.txt".format, "a"))
     >>> files
     ['a.txt']
     """
-    exhaust(map(keep, map(call, (make,))))
+    exhaust(map(store, map(call, (make,))))

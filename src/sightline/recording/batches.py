@@ -1,206 +1,311 @@
-"""Taking what a session has written so far away from it, batch by batch, while it goes on.
+"""What a session has written, as batches: all of it at once, or cut off piece by piece while it runs.
 
-`BatchCutter` runs beside the recording, in a thread of its own. Whatever it takes it takes in steps that are
-atomic under the GIL, and in an order in which nothing that is taken refers to what was left. Rows that come
-too late for their batch are put apart. What the session no longer needs is forgotten: it does not grow.
+`BatchCutter` runs in a thread beside the recording. It removes rows from the session in steps that are
+atomic under the GIL, and in an order in which no row that is taken refers to one that was left. Rows that
+come too late for their batch are marked as late. What the session no longer needs is removed from it, so it
+does not grow.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.recording.operations import OPAQUE
+from sightline.recording.flops import has_plain_formula
+from sightline.recording.operations import OP, OPAQUE
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.arrays import NONE, Numbers, Rows, joined
-from sightline.trace.assembly.batch import Batch, Learned, no_counts, no_floats
+from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows, concatenate, offsets_of, positions_in
+from sightline.trace.assembly.batch import Batch, Streams, Tables, ValueUpdate, no_counts, no_floats
 from sightline.trace.assembly.layout import NO_END
-from sightline.trace.data import F64, CaptureInfo
 
 if TYPE_CHECKING:
-    from sightline.recording.session_base import SessionBase
+    from sightline.recording.session_base import RowStream, SessionBase
 
 _END = 1 << 62
 _REGIONS = 64  # compiled regions that may still turn out to have made a value
 
 
+def whole_batch(session: SessionBase) -> Batch:
+    """Everything that a session has written, as one batch. The session keeps it."""
+    batch = _read(session)
+    batch.nbytes = _pairs(dict(session.values.storage_bytes))
+    batch.updates = _learned(session)
+    batch.absent = missing_values(batch.rows)
+    return batch
+
+
+def missing_values(rows: Streams, first: int = 0) -> IntArray:
+    """Values from ``first`` on that have a number and no row: an interrupt may come in between."""
+    ids = _value_ids(rows)
+    present = np.zeros(max(int(ids.max(initial=-1)) + 1 - first, 0), dtype=bool)
+    present[ids[ids >= first] - first] = True
+    return np.flatnonzero(~present) + first
+
+
+def _read(session: SessionBase, take: bool = False, last: bool = True, first_capture: int = 0) -> Batch:
+    """The rows of a session; with ``take`` they are removed from it. ``last``: nothing follows.
+
+    Rows refer to what was written before them, so the streams that refer to most are read first.
+    """
+
+    def rows(stream: RowStream) -> IntArray:
+        return stream.take() if take else stream.numbers()
+
+    values, source = session.values, session.statistics_source
+    open_ops, open_calls = (EMPTY, EMPTY) if take and last else session.open_rows()
+    calls, ops = rows(session.calls), rows(session.ops)
+    steps = session.steps[:]
+    if take:
+        del session.steps[: len(steps)]
+    memory = rows(session.memory)
+    captures = [] if session.captures is None else session.captures.infos[first_capture:]
+    floats, counts = no_floats(), no_counts()
+    if source is not None:
+        floats, counts = source.take(last) if take else source.columns()
+    # Before the values: the row of a version that is made in place after this comes in a later batch.
+    alive = values.alive() if take else None
+    return Batch(
+        rows=Streams(ops, calls, rows(values.stream), rows(values.fresh), floats, counts), memory=memory,
+        device=session.device_work.rows if last else EMPTY, steps=steps, captures=captures, alive=alive,
+        open_ops=open_ops, open_calls=open_calls,
+    )  # fmt: skip
+
+
+def _learned(session: SessionBase) -> list[ValueUpdate]:
+    """Kinds and names of values that became known after their rows were written."""
+    kinds, names = dict(session.values.kinds), dict(session.values.names)
+    return [ValueUpdate(value, kinds.get(value, -1), names.get(value, "")) for value in {**kinds, **names}]
+
+
+def _pairs(numbers: dict[int, int]) -> IntArray:
+    return np.fromiter(chain.from_iterable(numbers.items()), dtype=np.int64)
+
+
+def _value_ids(rows: Streams) -> IntArray:
+    fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)
+    return np.concatenate([Rows(rows.values, row.V_WIDTH).ids, fresh[:, 0]])
+
+
+def _producers(rows: Streams) -> IntArray:
+    """The op that made each value, in the order of `_value_ids`."""
+    fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)
+    return np.concatenate([Rows(rows.values, row.V_WIDTH).column(row.V_PRODUCER), fresh[:, 2]])
+
+
 class BatchCutter:
-    """Cuts a running session into batches."""
+    """Cuts what a running session writes into batches."""
 
     def __init__(self, session: SessionBase) -> None:
         self._session = session
-        self._end = 0  # ids of ops and calls before this one are late from now on
-        self._values = 0  # and values before this one
-        self._made = 0  # the first value whose op has not been taken yet
+        self._end = 0  # ops and calls with ids below this are late from now on
+        self._values = 0  # and values with ids below this
+        self._complete = 0  # the ops of all values below this have been taken
         self._missing: set[int] = set()  # values that have an id and no row yet
         self._opaque: list[int] = []
-        self._told: dict[int, Learned] = {}
+        self._sent: dict[int, ValueUpdate] = {}
         self._sized: set[int] = set()
         self._captured = 0
 
     def cut(self, last: bool = False) -> Batch:
         """Everything since the last cut. ``last``: nothing follows."""
         session = self._session
-        values = session.values
-        opened = (NONE, NONE) if last else session.open_rows()
-        # Rows refer to what was written before them: those that refer to most come first.
-        calls, ops = Rows(session.calls.take(), row.C_WIDTH), Rows(session.ops.take(), row.O_WIDTH)
-        self.ops, self.calls = ops, calls  #: the rows of the last batch, late ones too
-        steps = session.steps[:]
-        del session.steps[: len(steps)]
-        memory = session.memory.take()
-        captures = self._captures()
-        floats, counts = self._readings(last)
-        living = values.alive()  # what is changed in place after this: the new version's row comes later
-        held = Rows(values.stream.take(), row.V_WIDTH)
-        fresh = values.fresh.take().reshape(-1, row.FRESH_WIDTH)
-        batch = Batch(steps=steps, captures=captures, memory=memory)
-        if last:
-            batch.device = session.device_work.rows
-        before = self._values
-        self._split(batch, ops, calls, held, fresh, floats, counts)
+        batch = _read(session, take=True, last=last, first_capture=self._captured)
+        self._captured += len(batch.captures)
+        #: the rows of the last batch, late ones too
+        self.ops, self.calls = Rows(batch.rows.ops, row.O_WIDTH), Rows(batch.rows.calls, row.C_WIDTH)
+        opened = batch.open_ops, batch.open_calls
+        first_value = self._values
+        self._split(batch)
         if last:
             batch.end = _END
             batch.absent = np.union1d(batch.absent, sorted(self._missing)).astype(np.int64)
-        else:  # what was opened since is also open, as far as it refers to what was taken
-            opened = self._both(opened, session.open_rows())
+        else:  # what was opened since is also open, if it refers only to what was taken
+            opened = self._merge_open(opened, session.open_rows())
         batch.open_ops, batch.open_calls = opened
-        alive = self._alive(living, *opened)
-        batch.alive = alive
-        sizes = self._sizes(alive).reshape(-1, 2)
-        batch.nbytes = sizes[sizes[:, 0] >= before].reshape(-1)
-        batch.late_nbytes = sizes[sizes[:, 0] < before].reshape(-1)
-        batch.learned = self._learned(alive)
+        batch.alive = self._alive(batch)
+        sizes = self._new_sizes(batch.alive).reshape(-1, 2)
+        batch.nbytes = sizes[sizes[:, 0] >= first_value].reshape(-1)
+        batch.late_nbytes = sizes[sizes[:, 0] < first_value].reshape(-1)
+        batch.updates = self._new_learned(batch.alive)
         del session.regions[:-1]
         return batch
 
-    def _both(
-        self, before: tuple[Numbers, Numbers], after: tuple[Numbers, Numbers]
-    ) -> tuple[Numbers, Numbers]:
-        found = []
+    def _merge_open(
+        self, before: tuple[IntArray, IntArray], after: tuple[IntArray, IntArray]
+    ) -> tuple[IntArray, IntArray]:
+        merged = []
         layouts = ((row.O_WIDTH, row.O_INPUTS), (row.C_WIDTH, row.C_INPUTS))
         for (width, inputs), old, new in zip(layouts, before, after, strict=True):
-            known, rows = Rows(old, width), Rows(new, width)
+            old_rows, rows = Rows(old, width), Rows(new, width)
             counts = rows.column(inputs)
             owners = np.repeat(np.arange(len(rows)), counts)
-            unknown = np.zeros(len(rows), dtype=bool)
-            unknown[owners[rows.lists(width, counts) >= self._made]] = True
-            found.append(joined([old, rows.taken(~np.isin(rows.ids, known.ids) & ~unknown)]))
-        return found[0], found[1]
+            incomplete = np.zeros(len(rows), dtype=bool)
+            incomplete[owners[rows.lists(width, counts) >= self._complete]] = True
+            new_rows = rows.select_stream(~np.isin(rows.ids, old_rows.ids) & ~incomplete)
+            merged.append(concatenate([old, new_rows]))
+        return merged[0], merged[1]
 
-    # -- what was written --------------------------------------------------------------------------------
+    # -- rows ------------------------------------------------------------------------------------------------
 
-    def _split(
-        self, batch: Batch, ops: Rows, calls: Rows, held: Rows, fresh: Numbers, floats: F64, counts: Numbers
-    ) -> None:
-        """Rows that belong to this batch, and those that are late."""
-        now, late = batch.rows, batch.late
-        for rows, name in ((ops, "ops"), (calls, "calls")):
-            is_late = rows.ids < self._end
-            setattr(now, name, rows.taken(~is_late) if is_late.any() else rows.flat)
-            setattr(late, name, rows.taken(is_late))
-        ends = calls.column(row.C_END)
-        seen = [ops.ids, calls.ids, ends[ends < NO_END]]
-        batch.outputs = self._late_outputs(held, fresh)
-        self._note_opaque(ops)
-        self._end = max([self._end, *(int(ids.max()) + 1 for ids in seen if len(ids))])
-        batch.end = self._end
-        ids = np.concatenate([held.ids, fresh[:, 0]])
-        is_late = held.ids < self._values
-        now.values = held.taken(~is_late) if is_late.any() else held.flat
-        late.values = held.taken(is_late)
+    def _split(self, batch: Batch) -> None:
+        """Move the rows that are late from ``batch.rows`` to ``batch.late``."""
+        rows, late = batch.rows, batch.late
+        ids, producers = _value_ids(rows), _producers(rows)
+        batch.outputs = self._late_outputs(ids, producers)
+        self._note_opaque(self.ops)
+        lost = self._missing.difference(ids.tolist())  # missing in the last batch and in this one
+        missing = missing_values(rows, self._values)
+        for name, width, end in (("ops", row.O_WIDTH, self._end), ("calls", row.C_WIDTH, self._end),
+                                 ("values", row.V_WIDTH, self._values)):  # fmt: skip
+            every = Rows(getattr(rows, name), width)
+            is_late = every.ids < end
+            if is_late.any():
+                setattr(late, name, every.select_stream(is_late))
+                setattr(rows, name, every.select_stream(~is_late))
+        fresh = rows.fresh.reshape(-1, row.FRESH_WIDTH)
         is_late = fresh[:, 0] < self._values
-        now.fresh, late.fresh = fresh[~is_late].reshape(-1), fresh[is_late].reshape(-1)
-        is_late = counts[:, 0] < self._values
-        now.floats, now.counts = floats[~is_late], counts[~is_late]
-        late.floats, late.counts = floats[is_late], counts[is_late]
-        batch.absent = self._absent(ids)
-        makers = np.concatenate([held.column(row.V_PRODUCER), fresh[:, 2]])
-        self._made = min([self._values, *ids[makers >= self._end].tolist()])
-
-    def _absent(self, ids: Numbers) -> Numbers:
-        """Values that were missing in the last batch and are so in this one: they never will come."""
-        lost = self._missing.difference(ids.tolist())
-        end = max(self._values, int(ids.max()) + 1 if len(ids) else 0)
-        there = np.zeros(end - self._values, dtype=bool)
-        there[ids[ids >= self._values] - self._values] = True
-        self._missing = set((np.flatnonzero(~there) + self._values).tolist())
-        self._values = end
-        return np.array(sorted(lost), dtype=np.int64)
+        rows.fresh, late.fresh = fresh[~is_late].reshape(-1), fresh[is_late].reshape(-1)
+        is_late = rows.counts[:, 0] < self._values
+        late.floats, late.counts = rows.floats[is_late], rows.counts[is_late]
+        rows.floats, rows.counts = rows.floats[~is_late], rows.counts[~is_late]
+        ends = self.calls.column(row.C_END)
+        seen = [self.ops.ids, self.calls.ids, ends[ends < NO_END]]
+        batch.end = self._end = max([self._end, *(int(each.max()) + 1 for each in seen if len(each))])
+        batch.absent = np.array(sorted(lost), dtype=np.int64)
+        self._missing = set(missing.tolist())
+        self._values = max(self._values, int(ids.max(initial=-1)) + 1)
+        self._complete = min([self._values, *ids[producers >= self._end].tolist()])
 
     def _note_opaque(self, ops: Rows) -> None:
-        infos = self._session.infos
-        opaque = np.array([info.flavour == OPAQUE for info in infos] or [False])
+        opaque = np.array([info.flavour == OPAQUE for info in self._session.infos] or [False])
         if opaque.any():
-            found = ops.ids[opaque[ops.column(row.O_INFO)]].tolist()
-            self._opaque = [*self._opaque, *found][-_REGIONS:]
+            ids = ops.ids[opaque[ops.column(row.O_INFO)]].tolist()
+            self._opaque = [*self._opaque, *ids][-_REGIONS:]
 
-    def _late_outputs(self, held: Rows, fresh: Numbers) -> Numbers:
-        """Values that turn out to come from an opaque op of an earlier batch."""
+    def _late_outputs(self, values: IntArray, producers: IntArray) -> IntArray:
+        """(op, value) of values that turn out to come from an opaque op of an earlier batch."""
         if not self._opaque:
-            return NONE
-        values = np.concatenate([held.ids, fresh[:, 0]])
-        makers = np.concatenate([held.column(row.V_PRODUCER), fresh[:, 2]])
-        mine = np.isin(makers, self._opaque)
-        return np.stack([makers[mine], values[mine]], axis=1).reshape(-1)
+            return EMPTY
+        mine = np.isin(producers, self._opaque)
+        return np.stack([producers[mine], values[mine]], axis=1).reshape(-1)
 
-    def _captures(self) -> list[CaptureInfo]:
-        captures = self._session.captures
-        if captures is None:
-            return []
-        new: list[CaptureInfo] = captures.infos[self._captured :]
-        self._captured += len(new)
-        return new
+    # -- what became known -----------------------------------------------------------------------------------
 
-    def _readings(self, last: bool) -> tuple[F64, Numbers]:
-        """Statistics that were taken; those of a device come at the end."""
-        taker: Any = self._session.readings
-        if taker is None:
-            return no_floats(), no_counts()
-        taken: tuple[F64, Numbers] = taker.take(last)
-        return taken
+    def _alive(self, batch: Batch) -> IntArray:
+        """Values that may still be referred to: of live tensors, and inputs of what is open.
 
-    # -- what became known -------------------------------------------------------------------------------
-
-    def _alive(self, living: Numbers, ops: Numbers, calls: Numbers) -> Numbers:
-        """Values that may still be referred to: of living tensors, and of what is open.
-
-        ``living`` were so before rows were taken. A tensor that was changed since has a new version, whose
-        row will refer to the old one.
+        ``batch.alive`` were alive before rows were taken. A tensor that was changed since has a new version,
+        whose row will refer to the old one.
         """
-        opened, called = Rows(ops, row.O_WIDTH), Rows(calls, row.C_WIDTH)
+        assert batch.alive is not None
+        ops, calls = Rows(batch.open_ops, row.O_WIDTH), Rows(batch.open_calls, row.C_WIDTH)
         return np.unique(np.concatenate([
-            living, self._session.values.alive(), opened.lists(row.O_WIDTH, opened.column(row.O_INPUTS)),
-            called.lists(row.C_WIDTH, called.column(row.C_INPUTS)),
+            batch.alive, self._session.values.alive(), ops.lists(row.O_WIDTH, ops.column(row.O_INPUTS)),
+            calls.lists(row.C_WIDTH, calls.column(row.C_INPUTS)),
         ]))  # fmt: skip
 
-    def _sizes(self, alive: Numbers) -> Numbers:
-        """Sizes of storages that were not made in the block; each is told once."""
-        held = self._session.values.storage_bytes
-        new = {value: size for value, size in dict(held).items() if value not in self._sized}
+    def _new_sizes(self, alive: IntArray) -> IntArray:
+        """Sizes of storages that were not made in the block; each is in one batch."""
+        sizes = self._session.values.storage_bytes
+        new = {value: size for value, size in dict(sizes).items() if value not in self._sized}
         self._sized.update(new)
         living = set(alive.tolist())
         for value in [value for value in self._sized if value not in living and value < self._values]:
-            held.pop(value, None)
+            sizes.pop(value, None)
             self._sized.discard(value)
-        return np.array([part for pair in new.items() for part in pair], dtype=np.int64)
+        return _pairs(new)
 
-    def _learned(self, alive: Numbers) -> list[Learned]:
-        """Kinds and names that became known since."""
+    def _new_learned(self, alive: IntArray) -> list[ValueUpdate]:
+        """Kinds and names that became known since the last batch."""
         values = self._session.values
-        kinds, names = dict(values.kinds), dict(values.names)
-        if len(kinds) + len(names) == 0:
-            return []
-        new = []
-        for value in {**kinds, **names}:
-            known = Learned(value, kinds.get(value, -1), names.get(value, ""))
-            if self._told.get(value) != known:
-                self._told[value] = known
-                new.append(known)
+        new = [learned for learned in _learned(self._session) if self._sent.get(learned.value) != learned]
+        self._sent |= {learned.value: learned for learned in new}
         living = set(alive.tolist())
-        for value in [value for value in self._told if value not in living and value < self._values]:
+        for value in [value for value in self._sent if value not in living and value < self._values]:
             values.kinds.pop(value, None)
             values.names.pop(value, None)
-            del self._told[value]
+            del self._sent[value]
         return new
+
+
+class JournalLookups:
+    """Operators and FLOPs of the ops in each batch, for a journal: recovering one must work without torch."""
+
+    def __init__(self, session: SessionBase) -> None:
+        self._session = session
+        self._operators: dict[tuple[int, int], str | None] = {}
+        self._flops: dict[tuple[Any, ...], int] = {}
+        self._counted: list[bool] = []
+        self._api: list[bool] = []
+        self._ids, self._metas = EMPTY, EMPTY  # metadata of the live values
+
+    def entries(self) -> tuple[list[tuple[int, int, str]], list[tuple[Any, ...]]]:
+        """All entries so far, as `new_entries` returns them."""
+        operators = [(*key, symbol) for key, symbol in self._operators.items() if symbol is not None]
+        return operators, [(*key, count) for key, count in self._flops.items()]
+
+    def new_entries(
+        self, ops: Rows, batch: Batch, tables: Tables
+    ) -> tuple[list[tuple[int, int, str]], list[tuple[Any, ...]]]:
+        """New in a batch: (stack, operation, operator) and (operation, form, inputs, outputs, FLOPs)."""
+        for info in self._session.infos[len(self._counted) :]:
+            self._counted.append(has_plain_formula(info))
+            self._api.append(info.flavour != OP)
+        self._add_values(batch)
+        entries = self._new_operators(ops, tables), self._new_flops(ops, tables)
+        if batch.alive is not None:  # any value of this batch may be used again
+            first = int(_value_ids(batch.rows).min(initial=_END))
+            live = (positions_in(batch.alive, self._ids) >= 0) | (self._ids >= first)
+            self._ids, self._metas = self._ids[live], self._metas[live]
+        return entries
+
+    def _add_values(self, batch: Batch) -> None:
+        fresh = batch.rows.fresh.reshape(-1, row.FRESH_WIDTH)
+        ids = np.concatenate([self._ids, _value_ids(batch.rows)])
+        metas = [self._metas, Rows(batch.rows.values, row.V_WIDTH).column(row.V_META), fresh[:, 1]]
+        order = np.argsort(ids, kind="stable")
+        self._ids, self._metas = ids[order], np.concatenate(metas)[order]
+
+    def _new_operators(self, ops: Rows, tables: Tables) -> list[tuple[int, int, str]]:
+        info, stack = ops.column(row.O_INFO), ops.column(row.O_STACK)
+        calls = np.array(self._api or [False])[info] & (stack >= 0)
+        new = []
+        for key in np.unique((stack[calls] << 32) + info[calls]).tolist():
+            pair = key >> 32, key & 0xFFFFFFFF
+            if pair not in self._operators:
+                symbol = self._operators[pair] = tables.operator(*pair)
+                if symbol is not None:
+                    new.append((*pair, symbol))
+        return new
+
+    def _new_flops(self, ops: Rows, tables: Tables) -> list[tuple[Any, ...]]:
+        info = ops.column(row.O_INFO)
+        counted = np.flatnonzero(np.array(self._counted or [False])[info])
+        if not len(counted):
+            return []
+        form, result = ops.column(row.O_FORM), ops.column(row.O_RESULT)
+        input_counts = ops.column(row.O_INPUTS)
+        every_meta = self._metas_of(ops.lists(row.O_WIDTH, ops.column(0) - row.O_WIDTH))
+        starts = offsets_of(ops.column(0) - row.O_WIDTH)
+        new: list[tuple[Any, ...]] = []
+        seen: set[tuple[int, int, int, bytes]] = set()
+        for op in counted.tolist():
+            part = every_meta[starts[op] : starts[op + 1]]
+            signature = (int(info[op]), int(form[op]), int(input_counts[op]), part.tobytes())
+            if signature in seen:
+                continue
+            seen.add(signature)
+            metas = tuple(part.tolist())
+            key = (*signature[:2], metas[: signature[2]], metas[signature[2] :])
+            if key in self._flops or -1 in metas:
+                continue
+            result_form = int(result[op]) if result[op] >= 0 else tables.one_tensor
+            self._flops[key] = tables.flops(key[0], key[1], result_form, key[2], key[3])
+            new.append((*key, self._flops[key]))
+        return new
+
+    def _metas_of(self, ids: IntArray) -> IntArray:
+        at = positions_in(self._ids, ids)
+        return np.where(at >= 0, self._metas[at], -1) if len(self._ids) else np.full(len(ids), -1)

@@ -1,7 +1,7 @@
-"""What it costs just to be watched: the time torch spends on handing an op, a call or a module to us.
+"""Handler overhead: the time torch spends on handing an op or a call to a mode.
 
-It passes before a handler begins and after it has ended, so no clock of ours can see it. It is measured
-once per process, on a trivial op, and left out of the durations of API calls and module calls.
+It passes before a handler begins and after it has ended, so the handler cannot time it. It is measured once
+per process, on a trivial op, and subtracted from the durations of API calls and module calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES, ModeStack, undisturbed
+from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES, ModeStack, without_modes
 
 _ROUNDS = 60
 
@@ -48,25 +48,25 @@ class _EmptyFunction(TorchFunctionMode):
 
 @lru_cache(maxsize=1)
 def handler_overhead() -> HandlerOverhead:
-    """The cost of passing through, on this machine."""
-    x = undisturbed(partial(torch.zeros, 1))
-    aten = _added(x, DISPATCH_MODES, _EmptyDispatch())
-    api = _added(x, FUNCTION_MODES, _EmptyFunction())
+    """The overhead on this machine."""
+    x = without_modes(partial(torch.zeros, 1))
+    aten = _added_time(x, DISPATCH_MODES, _EmptyDispatch())
+    api = _added_time(x, FUNCTION_MODES, _EmptyFunction())
     return HandlerOverhead(aten, api)
 
 
-def _added(x: torch.Tensor, stack: ModeStack, mode: Any) -> int:
-    """The least an op takes under a mode, less the least it takes without."""
+def _added_time(x: torch.Tensor, stack: ModeStack, mode: Any) -> int:
+    """The shortest time of an op under a mode, less the shortest without."""
 
-    def measured() -> int:
-        plain = min(_once(x) for _ in range(_ROUNDS))
+    def measure() -> int:
+        plain = min(_time_once(x) for _ in range(_ROUNDS))
         stack.push(mode)
-        return min(_once(x) for _ in range(_ROUNDS)) - plain
+        return min(_time_once(x) for _ in range(_ROUNDS)) - plain
 
-    return max(0, stack.set_aside(measured))
+    return max(0, stack.run_without(measure))
 
 
-def _once(x: torch.Tensor) -> int:
+def _time_once(x: torch.Tensor) -> int:
     start = time.perf_counter_ns()
     x.neg()
     return time.perf_counter_ns() - start

@@ -1,4 +1,4 @@
-"""``capture=``: tensors are kept as they were when they passed, in memory or on disk."""
+"""``capture=``: copies of tensors, taken as the run passes them, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer, SpiedTensor
 from sightline.recording.operations import OP
-from sightline.recording.statistics import Chosen, results_of
+from sightline.recording.statistics import Selection, results_of
 from sightline.recording.torchapi import (
     Tensor,
     below_autograd,
     current_node,
     is_functorch_wrapped,
     no_dispatch,
-    quiet,
+    no_torch_function,
 )
 from sightline.trace.data import PHASES, CaptureInfo
 from sightline.trace.file_names import file_name
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
 
-def kept_size(tensor: Any, wanted: Capture) -> int | None:
-    """Bytes that keeping a tensor takes; None for one that has no elements at hand (fake, sparse, nested)."""
+def copied_size(tensor: Any, options: Capture) -> int | None:
+    """Bytes that a copy of a tensor takes; None for one that cannot be copied (fake, sparse, nested)."""
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return None
     if is_functorch_wrapped(tensor) or (
@@ -50,9 +50,9 @@ def kept_size(tensor: Any, wanted: Capture) -> int | None:
         return None
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         return None  # the copy would become a part of the graph
-    count = tensor.numel() if wanted.sample is None else min(tensor.numel(), wanted.sample)
+    count = tensor.numel() if options.sample is None else min(tensor.numel(), options.sample)
     return int(
-        count * (tensor if wanted.dtype is None else torch.empty(0, dtype=wanted.dtype)).element_size()
+        count * (tensor if options.dtype is None else torch.empty(0, dtype=options.dtype)).element_size()
     )
 
 
@@ -61,31 +61,31 @@ def _is_plain(tensor: Any) -> bool:
 
 
 class BufferPool:
-    """Memory that copies on their way to disk use again and again: new memory costs more than the copying.
+    """Reuses the memory of copies that are written to disk: new memory costs more than the copying.
 
-    A buffer comes back when nobody holds the bytes of its copy any more.
+    A buffer returns to the pool when the array of its bytes is freed.
     """
 
-    def __init__(self, most: int = 256 << 20) -> None:
-        # By shape, dtype, and if pinned: as views that are ready to be copied to.
+    def __init__(self, capacity: int = 256 << 20) -> None:
+        # By shape, dtype and whether pinned: buffers, and views of them that are ready to be copied to.
         self._free: defaultdict[tuple[Any, torch.dtype, bool], list[tuple[Any, Any]]] = defaultdict(list)
-        self._room = most  # bytes that may lie idle
+        self._room = capacity  # bytes that may still be added to the pool
         self._streams: dict[torch.device, Any] = {}
 
     def copy(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Bytes]:
         """A dense copy of a tensor in CPU memory, and its bytes."""
-        host, octets = self._taken(tensor.shape, dtype, pinned=False)
-        return host.copy_(tensor), octets
+        host, data = self._take_buffer(tensor.shape, dtype, pinned=False)
+        return host.copy_(tensor), data
 
     def fetch(self, tensor: Any, dtype: torch.dtype) -> tuple[Any, Callable[[], Bytes]]:
-        """The same of a CUDA tensor, into pinned memory; its bytes are there once the function returns.
+        """The same for a CUDA tensor, into pinned memory; the function returned waits for its bytes.
 
-        Nothing waits here: the tensor is copied on its device, so that what happens to it next changes
-        nothing, and that copy comes over on a stream of its own, beside what the program does.
+        Nothing waits here: the tensor is copied on its device, so that later changes of it do no harm, and
+        that copy is transferred on a stream of its own, beside what the program does.
         """
         device = tensor.device
         dense = tensor.to(dtype=dtype, copy=True, memory_format=torch.contiguous_format)
-        host, octets = self._taken(tensor.shape, dtype, pinned=True)
+        host, data = self._take_buffer(tensor.shape, dtype, pinned=True)
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         side = self._streams[device]
@@ -98,12 +98,12 @@ class BufferPool:
 
         def wait() -> Bytes:
             arrived.synchronize()
-            return octets
+            return data
 
         return host, wait
 
-    def _taken(self, shape: torch.Size, dtype: torch.dtype, pinned: bool) -> tuple[Any, Bytes]:
-        """A tensor that nobody uses, and its bytes; it comes back when those are let go of."""
+    def _take_buffer(self, shape: torch.Size, dtype: torch.dtype, pinned: bool) -> tuple[Any, Bytes]:
+        """A free buffer as a tensor, and its bytes; freeing those returns it to the pool."""
         free = self._free[shape, dtype, pinned]
         if free:
             buffer, host = free.pop()
@@ -111,36 +111,36 @@ class BufferPool:
         else:
             buffer = torch.empty(shape.numel() * dtype.itemsize, dtype=torch.uint8, pin_memory=pinned)
             host = buffer.view(dtype).view(shape)
-        octets: Bytes = buffer.numpy()  # a new array each time: its end is that of this use
-        weakref.finalize(octets, self._give_back, buffer, host, pinned).atexit = False
-        return host, octets
+        data: Bytes = buffer.numpy()  # a new array each time: this use ends when it is freed
+        weakref.finalize(data, self._give_back, buffer, host, pinned).atexit = False
+        return host, data
 
     def _give_back(self, buffer: Any, host: Any, pinned: bool) -> None:
-        if buffer.nbytes <= self._room:  # called by whichever thread dropped the bytes: each step is atomic
+        if buffer.nbytes <= self._room:  # called by any thread: each step is atomic
             self._room -= buffer.nbytes
             self._free[host.shape, host.dtype, pinned].append((buffer, host))
 
 
-def kept_copy(tensor: Any, wanted: Capture) -> Any:
-    """A copy of its own, dense, with the elements in order."""
-    return to_keep(tensor, wanted).to(
-        device=wanted.device, dtype=wanted.dtype, copy=True, memory_format=torch.contiguous_format
+def dense_copy(tensor: Any, options: Capture) -> Any:
+    """A dense copy of a tensor, with the elements in order."""
+    return selected_elements(tensor, options).to(
+        device=options.device, dtype=options.dtype, copy=True, memory_format=torch.contiguous_format
     )
 
 
-def to_keep(tensor: Any, wanted: Capture) -> Any:
-    """The elements that are kept, still in the memory of the tensor."""
+def selected_elements(tensor: Any, options: Capture) -> Any:
+    """The elements to be copied, still in the memory of the tensor."""
     plain = type(tensor) is Tensor and not tensor.requires_grad
-    kept = tensor if plain else tensor.detach().as_subclass(Tensor)
-    if wanted.sample is not None and kept.numel() > wanted.sample:
-        kept = kept.reshape(-1)[:: -(-kept.numel() // wanted.sample)]
-    if kept.is_conj() or kept.is_neg():
-        kept = kept.resolve_conj().resolve_neg()
-    return kept
+    elements = tensor if plain else tensor.detach().as_subclass(Tensor)
+    if options.sample is not None and elements.numel() > options.sample:
+        elements = elements.reshape(-1)[:: -(-elements.numel() // options.sample)]
+    if elements.is_conj() or elements.is_neg():
+        elements = elements.resolve_conj().resolve_neg()
+    return elements
 
 
 def as_bytes(copy: Any) -> Bytes | Callable[[], Bytes]:
-    """The bytes of a copy; of one on a device a function that waits for them, for another thread to call."""
+    """The bytes of a copy; for one on a device a function that waits for them, called by another thread."""
     return _bytes(copy) if copy.is_cpu else lambda: _bytes(copy.cpu())
 
 
@@ -148,8 +148,8 @@ def _bytes(copy: Any) -> Bytes:
     if copy.is_complex():
         copy = torch.view_as_real(copy)
     flat = copy.reshape(-1)
-    octets: Bytes = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
-    return octets
+    data: Bytes = flat.view(torch.uint8).numpy() if flat.numel() else np.zeros(0, dtype=np.uint8)
+    return data
 
 
 def save_one(copy: Any) -> Callable[[Path], None]:
@@ -185,7 +185,7 @@ class StoredFiles:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What ``Capture(when=…)`` is asked about."""
+    """What ``Capture(when=…)`` is called with."""
 
     step: str
     module: str
@@ -195,44 +195,46 @@ class Candidate:
     phase: str
 
 
-def _check_kept_as(wanted: Capture) -> None:
-    if wanted.dtype is not None and not isinstance(wanted.dtype, torch.dtype):
+def _check_options(options: Capture) -> None:
+    if options.dtype is not None and not isinstance(options.dtype, torch.dtype):
         raise UsageError(
-            f"Capture(dtype={argument_text(wanted.dtype)}) takes a torch dtype, such as torch.bfloat16."
+            f"Capture(dtype={argument_text(options.dtype)}) takes a torch dtype, such as torch.bfloat16."
         )
     try:
-        torch.empty(0, device=wanted.device)
+        torch.empty(0, device=options.device)
     except Exception as error:
         raise UsageError(
-            f"Capture(device={argument_text(wanted.device)}) cannot be used here: {error}"
+            f"Capture(device={argument_text(options.device)}) cannot be used here: {error}"
         ) from error
 
 
 class CaptureObserver(Observer):
-    """Keeps the tensors that were asked for."""
+    """Captures the tensors that a `Capture` selects."""
 
-    def __init__(self, session: SessionBase, wanted: Capture, folder: Path | None) -> None:
-        _check_kept_as(wanted)
+    def __init__(self, session: SessionBase, options: Capture, folder: Path | None) -> None:
+        _check_options(options)
         self._session = session
-        self._wanted = wanted
-        self.ops = self.api = bool(wanted.ops)
-        self._chosen = Chosen(session, wanted.modules, wanted.ops)
-        self._every_module = wanted.modules is None and not wanted.ops and wanted.names is None
+        self._options = options
+        self.ops = self.api = bool(options.ops)
+        self._selection = Selection(session, options.modules, options.ops)
+        self._every_module = options.modules is None and not options.ops and options.names is None
         self._writer: ShardWriter | None = None
         self._files: StoredFiles | None = None
         self._folder = None if folder is None else folder / "tensors"
         if self._folder is not None:
-            self._writer = ShardWriter(self._folder, on_error=wanted.on_error)
-            self._files = StoredFiles(self._folder) if wanted.format == "pt" else None
-        self._held: dict[str, Any] = {}
+            self._writer = ShardWriter(self._folder, on_error=options.on_error)
+            self._files = StoredFiles(self._folder) if options.format == "pt" else None
+        self._copies: dict[str, Any] = {}
         self._keys: set[str] = set()
         self._pool = BufferPool()
-        self._unwatched: dict[int, tuple[str, str, str, int, int]] = {}  # results of ops, by value
+        self._awaiting_gradient: dict[
+            int, tuple[str, str, str, int, int]
+        ] = {}  # results of ops that had no gradient yet, by value
         self.infos: list[CaptureInfo] = []  # with the ids values have while recording
-        self._times: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._calls: dict[int, int] = {}  # open call -> which call of its module it is
-        self._called: defaultdict[int, int] = defaultdict(int)
-        self._hooked: set[int] = set()
+        self._call_counts: defaultdict[int, int] = defaultdict(int)
+        self._seen_values: set[int] = set()
         self._handles: list[Any] = []
         self._spied: dict[str, None] = {}
         self._bytes = 0
@@ -240,205 +242,208 @@ class CaptureObserver(Observer):
 
     # -- module calls ------------------------------------------------------------------------------------
 
-    def _meant(self, call: ObservedCall) -> bool:
-        if self._wanted.modules is None:
+    def _selects(self, call: ObservedCall) -> bool:
+        if self._options.modules is None:
             return self._every_module
-        return self._chosen.module(call.module, exactly=True)
+        return self._selection.module(call.module, exactly=True)
 
     def enter(self, call: ObservedCall) -> None:
-        """Keep what a module is given, before it can change it."""
-        index = self._called[call.module]
-        self._called[call.module] = index + 1
-        if not self._meant(call):
+        """Capture the arguments of a module, before it can change them."""
+        index = self._call_counts[call.module]
+        self._call_counts[call.module] = index + 1
+        if not self._selects(call):
             return
         self._calls[call.number] = index
-        if self._wanted.gradients:
-            self._watch_parameters(call)
-        if self._wanted.inputs:
+        if self._options.gradients:
+            self._hook_parameters(call)
+        if self._options.inputs:
             given: Any = (call.args, call.kwargs) if call.kwargs else call.args
-            self._keep_all(self._label(call.module), "input", index, "input", given, call.phase)
+            self._capture_all(self._label(call.module), "input", index, "input", given, call.phase)
 
     def leave(self, call: ObservedCall) -> None:
-        """Keep what it returns."""
+        """Capture the result of a module."""
         index = self._calls.pop(call.number, None)
-        if index is not None and not call.raised and self._wanted.outputs:
-            self._keep_all(self._label(call.module), "output", index, "output", call.result, call.phase)
+        if index is not None and not call.raised and self._options.outputs:
+            self._capture_all(self._label(call.module), "output", index, "output", call.result, call.phase)
 
     def _label(self, number: int) -> str:
-        known = self._session.modules.all[number]
-        return known.path or type(known.ref()).__name__
+        record = self._session.modules.all[number]
+        return record.path or type(record.ref()).__name__
 
     # -- ops and spies -----------------------------------------------------------------------------------
 
     def op(self, event: ObservedOp) -> None:
-        """Keep the results of an op that is meant."""
+        """Capture the results of a selected op."""
         info = event.info
-        if info.flavour != OP and self._unwatched:
-            self._watch_returned(event.result)
-        if not self._chosen(event):
+        if info.flavour != OP and self._awaiting_gradient:
+            self._hook_returned(event.result)
+        if not self._selection(event):
             return
         label = self._label(event.modules[-1]) if event.modules else ""
         name = info.name if info.flavour == OP else info.name.rpartition(".")[2]
         fresh = [one for one in results_of(self._session, event) if self._is_new(one)]
         if fresh:
-            self._keep_all(label, name, self._time(label, name), "op", fresh, event.phase, flat=True)
+            self._capture_all(label, name, self._next_index(label, name), "op", fresh, event.phase, flat=True)
 
     def wants(self, event: ObservedOp) -> bool:
-        """Only ops that were asked for, and calls that may return what one of those has made."""
-        if not self._wanted.ops:
+        """Only selected ops, and API calls that may return what one of those has made."""
+        if not self._options.ops:
             return False
-        return self._chosen.op(event.info) or (bool(self._unwatched) and event.info.flavour != OP)
+        return self._selection.op(event.info) or (bool(self._awaiting_gradient) and event.info.flavour != OP)
 
-    def _watch_returned(self, result: Any) -> None:
-        """Inside the dispatcher a result has no gradient to wait for; what the API call returns has."""
+    def _hook_returned(self, result: Any) -> None:
+        """Hook the gradients of results of ops: inside the dispatcher they had none, returned ones do."""
         for tensor in self._session.arguments.tensors(result, []):
-            known = self._session.values.known(tensor)
-            kept = None if known is None else self._unwatched.pop(known, None)
-            if kept is not None:
-                self._watch(tensor, *kept)
+            value = self._session.values.find(tensor)
+            capture = None if value is None else self._awaiting_gradient.pop(value, None)
+            if capture is not None:
+                self._hook_gradient(tensor, *capture)
 
     def _is_new(self, tensor: Any) -> bool:
-        """Whether a result was not kept before: an API call returns what its last op has made."""
-        value = self._session.values.known(tensor)
-        if value is None or value in self._hooked:
+        """Whether a result was not captured yet: an API call returns the result of its last op."""
+        value = self._session.values.find(tensor)
+        if value is None or value in self._seen_values:
             return False
-        self._hooked.add(value)
+        self._seen_values.add(value)
         return True
 
     def spied(self, spied: SpiedTensor) -> None:
-        """Keep what ``sl.spy`` was told."""
-        names = self._wanted.names
+        """Capture what ``sl.spy`` was called with."""
+        names = self._options.names
         self._spied.setdefault(spied.name)
         if names is not None and not any(fnmatchcase(spied.name, glob) for glob in names):
             return
         label = self._owner(spied)
-        index = self._time(label, spied.name)
-        self._keep_all(label, spied.name, index, "spy", spied.value, spied.phase)
+        index = self._next_index(label, spied.name)
+        self._capture_all(label, spied.name, index, "spy", spied.value, spied.phase)
 
     def _owner(self, spied: SpiedTensor) -> str:
         if spied.module is None:
             return self._label(spied.modules[-1]) if spied.modules else ""
-        known = self._session.modules.by_id.get(id(spied.module))
-        return type(spied.module).__name__ if known is None else self._label(known.number)
+        record = self._session.modules.by_id.get(id(spied.module))
+        return type(spied.module).__name__ if record is None else self._label(record.number)
 
-    def _time(self, label: str, name: str) -> int:
+    def _next_index(self, label: str, name: str) -> int:
         key = (markers.current_step(), label, name)
-        self._times[key] += 1
-        return self._times[key] - 1
+        self._counts[key] += 1
+        return self._counts[key] - 1
 
     # -- gradients ---------------------------------------------------------------------------------------
 
-    def _watch_parameters(self, call: ObservedCall) -> None:
+    def _hook_parameters(self, call: ObservedCall) -> None:
         module = self._session.modules.all[call.module].ref()
         label = self._label(call.module)
         for name, parameter in module._parameters.items() if module is not None else ():
-            if parameter is not None and parameter.requires_grad and -id(parameter) not in self._hooked:
-                self._hooked.add(-id(parameter))
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._of_leaf(label, name)))
+            if parameter is not None and parameter.requires_grad and -id(parameter) not in self._seen_values:
+                self._seen_values.add(-id(parameter))
+                self._handles.append(
+                    parameter.register_post_accumulate_grad_hook(self._gradient_hook(label, name))
+                )
 
-    def _of_leaf(self, label: str, name: str) -> Callable[[Any], None]:
+    def _gradient_hook(self, label: str, name: str) -> Callable[[Any], None]:
         def accumulated(parameter: Any) -> None:
-            self._keep_gradient(label, f"{name}.grad", "", 0, 0, parameter.grad)
+            self._capture_gradient(label, f"{name}.grad", "", 0, 0, parameter.grad)
 
         return accumulated
 
-    def _watch(self, tensor: Any, label: str, name: str, path: str, index: int, slot: int) -> None:
+    def _hook_gradient(self, tensor: Any, label: str, name: str, path: str, index: int, slot: int) -> None:
         if tensor.requires_grad:
-            keep = partial(self._keep_gradient, label, f"{name}.grad", path, index, slot)
-            self._handles.append(tensor.register_hook(keep))
+            capture = partial(self._capture_gradient, label, f"{name}.grad", path, index, slot)
+            self._handles.append(tensor.register_hook(capture))
 
-    def _keep_gradient(self, label: str, name: str, path: str, index: int, slot: int, gradient: Any) -> None:
+    def _capture_gradient(
+        self, label: str, name: str, path: str, index: int, slot: int, gradient: Any
+    ) -> None:
         if not self._session.running or not isinstance(gradient, Tensor):
             return
         try:
-            with quiet(), no_dispatch(), below_autograd():
-                self._keep(gradient, label, name, index, slot, "gradient", path, PHASES.index("backward"))
+            with no_torch_function(), no_dispatch(), below_autograd():
+                self._capture(gradient, label, name, index, slot, "gradient", path, PHASES.index("backward"))
         except Exception as error:
             self._session.fault(error)
 
-    # -- keeping -----------------------------------------------------------------------------------------
-
-    def _keep_all(
-        self, label: str, name: str, index: int, role: str, held: Any, phase: int, flat: bool = False
+    def _capture_all(
+        self, label: str, name: str, index: int, role: str, tree: Any, phase: int, flat: bool = False
     ) -> None:
-        if type(held) is Tensor:
-            places = [("", held)]
+        if type(tree) is Tensor:
+            tensors = [("", tree)]
         else:
-            leaves, _ = pytree.tree_flatten_with_path(held)
-            nameless = flat or len(leaves) == 1
-            places = [
-                ("" if nameless else pytree.keystr(path), leaf)
+            leaves, _ = pytree.tree_flatten_with_path(tree)
+            unnamed = flat or len(leaves) == 1
+            tensors = [
+                ("" if unnamed else pytree.keystr(path), leaf)
                 for path, leaf in leaves
                 if isinstance(leaf, Tensor)
             ]
-        for slot, (place, tensor) in enumerate(places):
-            if self._keep(tensor, label, name, index, slot, role, place, phase) and self._wanted.gradients:
-                value = self._session.values.known(tensor)
+        for slot, (path, tensor) in enumerate(tensors):
+            if self._capture(tensor, label, name, index, slot, role, path, phase) and self._options.gradients:
+                value = self._session.values.find(tensor)
                 if role == "op" and value is not None and not tensor.requires_grad:
-                    self._unwatched[value] = (label, name, place, index, slot)
-                self._watch(tensor, label, name, place, index, slot)
+                    self._awaiting_gradient[value] = (label, name, path, index, slot)
+                self._hook_gradient(tensor, label, name, path, index, slot)
 
-    def _keep(
+    def _capture(
         self, tensor: Any, label: str, name: str, index: int, slot: int, role: str, path: str, phase: int
     ) -> bool:
-        """Keep one tensor; False if it is not wanted or cannot be kept."""
-        wanted, step = self._wanted, markers.current_step()
+        """Capture one tensor; False if it is not selected or cannot be copied."""
+        options, step = self._options, markers.current_step()
         shown = PHASES[phase if current_node() is None else PHASES.index("backward")]
-        if wanted.when is not None and not wanted.when(Candidate(step, label, name, index, role, shown)):
+        if options.when is not None and not options.when(Candidate(step, label, name, index, role, shown)):
             return False
-        size = kept_size(tensor, wanted)
-        if size is None or (wanted.max_bytes is not None and self._bytes + size > wanted.max_bytes):
+        size = copied_size(tensor, options)
+        if size is None or (options.max_bytes is not None and self._bytes + size > options.max_bytes):
             self._left_out += 1
             return False
         self._bytes += size
-        value = self._session.values.known(tensor)
-        copy, octets = self._copied(tensor)
+        value = self._session.values.find(tensor)
+        copy, data = self._copy(tensor)
         info = CaptureInfo(
             step, label, name, index, slot, role, path, -1 if value is None else value, tuple(copy.shape),
-            str(copy.dtype).removeprefix("torch."), wanted.sample is None or tensor.numel() <= wanted.sample,
+            str(copy.dtype).removeprefix("torch."),
+            options.sample is None or tensor.numel() <= options.sample,
         )  # fmt: skip
         while (key := info.key) in self._keys:  # a second backward pass through the same call
             info = replace(info, call=info.call + 1)
         self._keys.add(key)
         self.infos.append(info)
-        self._put(key, info, copy, octets)
+        self._store(key, info, copy, data)
         return True
 
-    def _copied(self, tensor: Any) -> tuple[Any, Any]:
-        """A copy of its own; its bytes too where it is on its way to the disk, or comes from a device."""
-        wanted = self._wanted
+    def _copy(self, tensor: Any) -> tuple[Any, Any]:
+        """A copy; with its bytes where it goes to disk, or comes from a device."""
+        options = self._options
         on_cpu = tensor.is_cpu and self._writer is not None
-        if self._files is not None or wanted.device is not None or not (on_cpu or tensor.is_cuda):
-            return kept_copy(tensor, wanted), None
-        kept = to_keep(tensor, wanted)
+        if self._files is not None or options.device is not None or not (on_cpu or tensor.is_cuda):
+            return dense_copy(tensor, options), None
+        elements = selected_elements(tensor, options)
         copy = self._pool.copy if tensor.is_cpu else self._pool.fetch
-        return copy(kept, wanted.dtype or kept.dtype)
+        return copy(elements, options.dtype or elements.dtype)
 
-    def _put(self, key: str, info: CaptureInfo, copy: Any, octets: Any) -> None:
+    def _store(self, key: str, info: CaptureInfo, copy: Any, data: Any) -> None:
         if self._writer is None:
-            self._held[key] = copy if octets is None else octets
+            self._copies[key] = copy if data is None else data
         elif self._files is not None:
             name = self._writer.put_file(file_name(key), save_one(copy), copy.nbytes)
             self._files.names[key] = name
         else:
-            data = as_bytes(copy) if octets is None else octets
+            data = as_bytes(copy) if data is None else data
             self._writer.put(key, info.dtype, info.shape, data, info)
 
-    def asked(self) -> dict[str, Any]:
-        """What is to be kept, and the names there were to choose from."""
-        wanted = self._wanted
-        globs = {name: list(getattr(wanted, name) or ()) for name in ("modules", "ops", "names")}
-        return {"capture": {**globs, "max_bytes": wanted.max_bytes, "spied": list(self._spied)}}
+    def requested(self) -> dict[str, Any]:
+        """The globs, and the names of spied values they can match."""
+        options = self._options
+        globs = {name: list(getattr(options, name) or ()) for name in ("modules", "ops", "names")}
+        return {"capture": {**globs, "max_bytes": options.max_bytes, "spied": list(self._spied)}}
 
     @property
     def left_out(self) -> int:
-        """Tensors that were beyond ``max_bytes``, cannot be kept, or could not be written."""
+        """How many tensors were beyond ``max_bytes``, cannot be copied, or could not be written."""
         return self._left_out + (0 if self._writer is None else self._writer.failures)
 
     # -- afterwards --------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Take the hooks off, and wait until all is written."""
+        """Remove the hooks, and wait until all is written."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -446,25 +451,20 @@ class CaptureObserver(Observer):
             self._writer.close()
 
     def close(self) -> None:
-        """Wait until all is written, whatever came of it."""
+        """Wait until all is written, and raise nothing."""
         if self._writer is not None:
-            with suppress(CaptureError):  # `finish` raises it, where it is to be raised
+            with suppress(CaptureError):  # `finish` raises it
                 self._writer.close()
 
     def store(self) -> Store:
-        """Where the tensors kept so far are."""
+        """The store of the tensors captured so far."""
         if self._files is not None:
             return self._files
         if self._folder is not None:
             if self._session.running and self._writer is not None:
                 self._writer.flush()
             return ShardStore(self._folder)
-        for key, held in self._held.items():
-            read = as_bytes(held) if isinstance(held, Tensor) else held
-            self._held[key] = read() if callable(read) else read
-        return MemoryStore(dict(self._held))
-
-    def captures(self, dense: Callable[[list[int]], list[int]]) -> list[CaptureInfo]:
-        """What was kept, with the ids values have in the trace."""
-        ids = dense([info.value for info in self.infos])
-        return [replace(info, value=value) for info, value in zip(self.infos, ids, strict=True)]
+        for key, tree in self._copies.items():
+            read = as_bytes(tree) if isinstance(tree, Tensor) else tree
+            self._copies[key] = read() if callable(read) else read
+        return MemoryStore(dict(self._copies))

@@ -1,4 +1,4 @@
-"""Compiled code: it stays compiled and appears as one opaque op per call; how long Dynamo compiled."""
+"""Compiled code: it stays compiled, each call is one opaque op; and the time Dynamo spends compiling."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from weakref import ref
 
 import torch
 
-from sightline.recording.atomic import at_once, stored
-from sightline.recording.operations import OpInfo, opaque_traits
+from sightline.recording.atomic import run_atomically, store_atomically
+from sightline.recording.operations import opaque_traits
 from sightline.recording.row_streams import op_row
-from sightline.recording.thread_state import OpenOp, StackAnchor, ThreadState, active, states_here
-from sightline.recording.torchapi import Tensor, quiet, sequence_number, set_guard_complete_hook
+from sightline.recording.thread_state import OpenOp, StackAnchor, ThreadState, active, current_states
+from sightline.recording.torchapi import Tensor, no_torch_function, sequence_number, set_guard_complete_hook
 from sightline.trace.assembly.layout import BACKWARD
 
 if TYPE_CHECKING:
@@ -31,35 +31,35 @@ if TYPE_CHECKING:
 _CALLBACKS: Final = "torch._dynamo.callback"
 
 
-#: The recordings that are to hear of something.
+#: Returns the recordings that are to be notified.
 Sessions = Callable[[], "Iterable[SessionBase]"]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Has a function called with a module: now if it is imported, else when it will have been.
+    """Calls a function with a module: now if it is imported, else right after its import.
 
-    What the function raises is a fault of the recordings, and not of the program that imports the module.
+    An error of the function is a fault of the recordings, and does not reach the program's import.
     """
 
     def __init__(self, name: str, then: Callable[[ModuleType], None], sessions: Sessions) -> None:
         self._name, self._then, self._sessions = name, then, sessions
 
     def install(self) -> None:
-        """Begin to wait."""
-        found = sys.modules.get(self._name)
-        if found is not None:
-            self._tell(found)
+        """Call the function, or begin to wait for the import."""
+        module = sys.modules.get(self._name)
+        if module is not None:
+            self._notify(module)
         elif self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
-    def _tell(self, module: ModuleType) -> None:
+    def _notify(self, module: ModuleType) -> None:
         try:
             self._then(module)
         except Exception as error:
             note_faults(self._sessions, error)
 
     def remove(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -77,14 +77,14 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._tell(module)
+            self._notify(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
         return spec
 
 
 class Compilations:
-    """Tells recordings of every compilation while they run."""
+    """Notifies recordings of every compilation while they run."""
 
     def __init__(self, sessions: Sessions, begins: Callable[[], None] | None = None) -> None:
         self._sessions, self._begins = sessions, begins
@@ -93,11 +93,11 @@ class Compilations:
         self._import = AfterImport(_CALLBACKS, self._register, sessions)
 
     def install(self) -> None:
-        """Begin to watch, as soon as Dynamo is there."""
+        """Begin to watch, as soon as Dynamo is imported."""
         self._import.install()
 
     def remove(self) -> None:
-        """Put everything back."""
+        """Remove the callbacks."""
         self._import.remove()
         if self._handler is not None:
             with suppress(ValueError):  # the program has cleared them
@@ -122,25 +122,25 @@ class Compilations:
         self._since = time.perf_counter_ns()
 
     def _end(self, *_: Any) -> None:
-        if not self._since:  # it began before we watched
+        if not self._since:  # it began before the callbacks were registered
             return
-        taken, self._since = time.perf_counter_ns() - self._since, 0
+        duration, self._since = time.perf_counter_ns() - self._since, 0
         for session in self._sessions():
             try:
-                session.note_compilation(taken)
+                session.note_compilation(duration)
             except Exception as error:
                 session.note_fault(error)
 
 
 def note_faults(sessions: Sessions, error: Exception) -> None:
-    """Count a fault in every recording: the program has no part in it."""
+    """Count a fault in every recording."""
     for session in sessions():
         session.note_fault(error)
 
 
-_WRAPPER: Final = "compile_wrapper"  # the function torch.compile returns
+_WRAPPER: Final = "compile_wrapper"  # the name of the function that torch.compile returns
 _WRAPPER_FILE: Final = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "eval_frame.py")
-COMPILED_BACKWARD: Final = "compiled backward"  # the op that stands for it
+COMPILED_BACKWARD: Final = "compiled backward"  # the name of its opaque op
 COMPILED_NODE: Final = "CompiledFunctionBackward"  # the autograd node of a compiled region
 
 
@@ -150,7 +150,7 @@ class CompiledRegion(StackAnchor):
     def __init__(self, frame: FrameType, op: OpenOp, spent: int) -> None:
         super().__init__(frame, op.stack)
         self.op = op
-        self.spent = spent  #: what was no part of the run before it
+        self.spent = spent  #: excluded time of the thread before it
 
 
 def is_wrapper(frame: FrameType) -> bool:
@@ -174,7 +174,9 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
     local = wrapper.f_locals
     stack = session.stack(state, wrapper.f_back)
     _note_tensors(session, wrapper.f_back)
-    info = _info(session, state, local.get("fn"))
+    function = local.get("fn")
+    key = region_name(session, function), getattr(function, "__code__", function)
+    info = session.info(opaque_traits, key)
     inputs: list[int] = []
     form = session.arguments.read(info.forms, local.get("args", ()), local.get("kwargs"), inputs)
     op = OpenOp(session.next_id(), info.number, form, stack, session.now(), inputs)
@@ -183,7 +185,7 @@ def enter_region(session: Session, state: ThreadState, frame: FrameType | None) 
 
 
 def leave_region(session: Session, state: ThreadState, frame: FrameType | None) -> bool:
-    """Whether the region that is open on this state has ended; if so it is written down."""
+    """Whether the open region has ended: its frame has returned. If so its op is written."""
     region = state.top
     if not isinstance(region, CompiledRegion):
         return False  # off because the session has stopped
@@ -197,14 +199,14 @@ def leave_region(session: Session, state: ThreadState, frame: FrameType | None) 
 
 
 def close_region(session: Session, state: ThreadState) -> None:
-    """Write the opaque op; its outputs are the tensors seen from now on that nothing else explains."""
+    """Write the opaque op; its outputs are the tensors seen from now on that have no other producer."""
     region = state.top
     assert isinstance(region, CompiledRegion)
     duration = session.now() - region.op.start - (state.spent - region.spent)
     row = _row(session, state, region.op, duration, region.outer_phase)
-    # Written and over in one step: an interrupt in between would write it twice, or never.
-    at_once(
-        partial(session.ops.write, row), partial(session.regions.append, region.op.number), *state.popping()
+    # Written and popped in one step: an interrupt in between would write it twice, or never.
+    run_atomically(
+        partial(session.ops.write, row), partial(session.regions.append, region.op.number), *state.pop_steps()
     )
     state.off = not session.running
     state.compiled_node = None
@@ -220,7 +222,7 @@ def compiled_backward(session: Session, state: ThreadState, node: Any, frame: Fr
     stack = session.stack(state, frame)
     op = OpenOp(session.next_id(), info.number, session.arguments.nothing, stack, session.now(), [])
     row = _row(session, state, op, 0, BACKWARD, number)
-    at_once(partial(session.ops.write, row), partial(session.regions.append, op.number))
+    run_atomically(partial(session.ops.write, row), partial(session.regions.append, op.number))
 
 
 def _row(
@@ -231,27 +233,26 @@ def _row(
     return op_row(state, op, duration, [], nothing, phase=phase, sequence=sequence, node=node)
 
 
-def _info(session: Session, state: ThreadState, function: Any) -> OpInfo:
-    """What a compiled function is called: its own name, or the class of the compiled module."""
+def region_name(session: SessionBase, function: Any) -> str:
+    """The name of the opaque op of a compiled function, or of a compiled module by its class."""
     name = getattr(function, "__qualname__", type(function).__name__)
     owner = getattr(function, "__self__", None)
-    calls = state.calls()
+    calls = session.context()[0]
     if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
-        called = session.modules.all[calls[-1].module].ref()
-        owner = getattr(called, "_orig_mod", called)
-        name = type(owner).__name__
+        called = session.modules.all[calls[-1]].ref()
+        name = type(getattr(called, "_orig_mod", called)).__name__
     elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
         name = type(owner).__name__
-    return session.info(opaque_traits, (f"compiled {name}", getattr(function, "__code__", function)))
+    return f"compiled {name}"
 
 
 def _note_tensors(session: Session, frame: FrameType | None) -> None:
-    """The tensors a frame holds in variables are no outputs of what it calls now.
+    """Note the tensors in a frame's variables: they are not outputs of the region it calls now.
 
-    What is unknown among them was there before the first region, or came out of an earlier one.
+    Unseen ones existed before the first region, or came out of an earlier one.
     """
     for value in list(frame.f_locals.values()) if frame is not None else ():
-        if isinstance(value, Tensor) and session.values.known(value) is None:
+        if isinstance(value, Tensor) and session.values.find(value) is None:
             if session.regions:
                 session.values.value(value)
             else:
@@ -264,25 +265,27 @@ def _sessions() -> list[Session]:
 
 
 class CompileWatch:
-    """Dynamo's word that compiled code is about to run. One for the process while anything records."""
+    """Hears from Dynamo that compiled code is about to run. One for the process while anything records."""
 
     def __init__(self) -> None:
-        self._before: list[Any] = []  # what was there before ours; nothing while ours is not
-        self._found: list[Any] = []  # what was there when ours was to go
+        self._before: list[Any] = []  # the hook before ours; empty while ours is not installed
+        self._replaced: list[Any] = []  # the hook that was installed when ours was to be removed
         self._hook = self._guards_passed
         self._compilations = Compilations(_sessions, lambda: self._enter(sys._getframe(1)))
 
     def install(self) -> None:
         if not self._before:
-            stored(self._before.append, partial(set_guard_complete_hook, self._hook))
+            store_atomically(self._before.append, partial(set_guard_complete_hook, self._hook))
         self._compilations.install()
 
     def remove(self) -> None:
-        if self._before and not self._found:
-            stored(self._found.append, partial(set_guard_complete_hook, self._before[0]))
-        if self._found and self._found[0] is not self._hook:  # somebody else's came after ours: it stays
-            set_guard_complete_hook(self._found[0])
-        at_once(self._before.clear, self._found.clear)
+        if self._before and not self._replaced:
+            store_atomically(self._replaced.append, partial(set_guard_complete_hook, self._before[0]))
+        if (
+            self._replaced and self._replaced[0] is not self._hook
+        ):  # a hook that was installed after ours: it stays
+            set_guard_complete_hook(self._replaced[0])
+        run_atomically(self._before.clear, self._replaced.clear)
         self._compilations.remove()
 
     def _guards_passed(self, passed: bool) -> bool:
@@ -292,9 +295,9 @@ class CompileWatch:
         return bool(before(passed)) if before is not None else passed
 
     def _enter(self, frame: FrameType | None) -> None:
-        for state in states_here():
+        for state in current_states():
             try:
-                with quiet():
+                with no_torch_function():
                     enter_region(state.session, state, frame)
             except Exception as error:
                 state.session.fault(error)

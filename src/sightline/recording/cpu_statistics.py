@@ -1,7 +1,7 @@
-"""The numbers of one tensor on the CPU, in as few passes over its elements as there can be.
+"""The statistics of one tensor in CPU memory, in as few passes over its elements as possible.
 
 Five fast passes (extremes, sum, squares, zeros, fingerprint), and more only for what is not finite or not
-precise enough in single precision. Each is the fastest there is for it: numpy counts zeros ten times faster.
+precise enough in single precision. Zeros are counted by numpy, ten times faster than by torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording.fingerprints import lanes_here, plain_nan
+from sightline.recording.fingerprints import cpu_lanes, plain_nan
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 
 #: A variance this much smaller than the square of the mean has lost its digits in one pass.
@@ -24,7 +24,7 @@ _NO_LANES: Final = [0] * LANES
 
 
 class TensorStatistics(NamedTuple):
-    """What was read off one tensor; all but the counts are over the finite elements."""
+    """The statistics of one tensor; all but the counts are over the finite elements."""
 
     min: float
     max: float
@@ -37,55 +37,55 @@ class TensorStatistics(NamedTuple):
     lanes: list[int]
 
 
-#: A value, the one it follows from, and whether it is bounded: then it has only the other's NaNs.
+#: A value, the value it was made from, and whether it is bounded: then it has only the NaNs of the other.
 Implied = tuple[int, int, bool]
 Columns = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 
 class StatisticsBuffer:
-    """The numbers read so far, by value."""
+    """The statistics taken so far, by value."""
 
-    native: ClassVar = False  #: results of ops are read by C++, which tells of what is not finite
+    native: ClassVar = False  #: C++ measures the results of ops, and reports what is not finite
 
     def __init__(self) -> None:
         self.floats = array("d")
         self.counts = array("q")
-        self.taken = bytearray()  # by value id: whether it was looked at
-        self.bad: dict[int, tuple[int, int]] = {}  #: NaNs and infinities, of values that have any
+        self._read = bytearray()  # by value id: whether it was read
+        self.nonfinite: dict[int, tuple[int, int]] = {}  #: value -> counts of NaNs and infinities, if any
 
-    def first_time(self, value: int) -> bool:
-        """Whether a value has not been read; from now on it has."""
-        if value >= len(self.taken):
-            self.taken.extend(bytes(max(4096, value + 1 - len(self.taken))))
-        if self.taken[value]:
+    def mark_read(self, value: int) -> bool:
+        """Mark a value as read; False if it was already."""
+        if value >= len(self._read):
+            self._read.extend(bytes(max(4096, value + 1 - len(self._read))))
+        if self._read[value]:
             return False
-        self.taken[value] = 1
+        self._read[value] = 1
         return True
 
-    def known(self, value: int) -> bool:
-        """Whether a value was looked at."""
-        return value < len(self.taken) and bool(self.taken[value])
+    def is_read(self, value: int) -> bool:
+        """Whether a value was read."""
+        return value < len(self._read) and bool(self._read[value])
 
-    def add(self, value: int, reading: TensorStatistics) -> None:
-        """Keep what was read."""
-        self.floats.fromlist([reading.min, reading.max, reading.mean, reading.std, reading.l2])
-        self.counts.fromlist([value, reading.zeros, reading.nans, reading.infs, *reading.lanes])
-        if reading.nans or reading.infs:
-            self.bad[value] = (reading.nans, reading.infs)
+    def add(self, value: int, numbers: TensorStatistics) -> None:
+        """Add the statistics of a value."""
+        self.floats.fromlist([numbers.min, numbers.max, numbers.mean, numbers.std, numbers.l2])
+        self.counts.fromlist([value, numbers.zeros, numbers.nans, numbers.infs, *numbers.lanes])
+        if numbers.nans or numbers.infs:
+            self.nonfinite[value] = (numbers.nans, numbers.infs)
 
     def read(self, tensor: Any, fingerprint: bool) -> TensorStatistics:
-        """The numbers of a tensor in CPU memory."""
+        """The statistics of a tensor in CPU memory."""
         return read(tensor, fingerprint)
 
     def columns(self) -> Columns:
-        """What was read: a row each."""
-        rows = len(self.counts) // (COUNTS + LANES)  # written last: what they are there for is whole
+        """All statistics, a row per value."""
+        rows = len(self.counts) // (COUNTS + LANES)  # written last, so their floats are complete
         floats = np.frombuffer(self.floats[: rows * FLOATS], dtype=np.float64).reshape(-1, FLOATS)
         counts = np.frombuffer(self.counts[: rows * (COUNTS + LANES)], dtype=np.int64)
         return floats, counts.reshape(-1, COUNTS + LANES)
 
     def take(self) -> Columns:
-        """What was read, which is then no longer here."""
+        """All statistics, which are removed."""
         floats, counts = self.columns()
         del self.floats[: floats.size]
         del self.counts[: counts.size]
@@ -93,17 +93,17 @@ class StatisticsBuffer:
 
     @property
     def checked(self) -> int:
-        """How many tensors were looked at by somebody else."""
+        """How many tensors C++ has examined."""
         return 0
 
     def freeze(self) -> None:
-        """The recording is over, and its engine about to forget it."""
+        """Copy what C++ holds, which is about to be freed."""
 
-    def stop_telling(self) -> None:
-        """Nobody wants to hear of what is not finite any more."""
+    def stop_reporting(self) -> None:
+        """Have C++ report no more of what is not finite."""
 
     def copies(self) -> list[Implied]:
-        """Values whose NaNs and infinities follow from those of others, as somebody else has found."""
+        """Values whose NaNs and infinities follow from those of others, as C++ has found."""
         return []
 
 
@@ -116,13 +116,13 @@ def is_finite(tensor: Any) -> bool:
 
 
 def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
-    """The numbers of a floating or complex tensor with at least one element."""
+    """The statistics of a floating or complex tensor with at least one element."""
     flat = flattened(tensor)
     numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
     low, high = torch.aminmax(numbers)
     least, most = low.item(), high.item()
     if not (math.isfinite(least) and math.isfinite(most)):
-        return _read_odd(flat, numbers, fingerprint)
+        return _read_nonfinite(flat, numbers, fingerprint)
     count = numbers.numel()
     total, squares = numbers.sum().item(), torch.dot(numbers, numbers).item()
     if not (math.isfinite(total) and math.isfinite(squares)) or (squares < _TINY and (most or least)):
@@ -137,7 +137,7 @@ def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
     return TensorStatistics(
         least, most, mean, math.sqrt(max(spread, 0.0) / (count - 1)) if count > 1 else 0.0,
         math.sqrt(squares), _zeros(numbers) if least <= 0 <= most else 0, 0, 0,
-        lanes_here(flat) if fingerprint else _NO_LANES,
+        cpu_lanes(flat) if fingerprint else _NO_LANES,
     )  # fmt: skip
 
 
@@ -160,15 +160,15 @@ def _finite(tensor: Any) -> Any:
     return torch.isfinite(tensor if tensor.dtype.itemsize > 1 else tensor.float())
 
 
-def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> TensorStatistics:
-    """With NaNs or infinities in it: the rest is read by itself."""
+def _read_nonfinite(flat: Any, numbers: Any, fingerprint: bool) -> TensorStatistics:
+    """The statistics of elements with NaNs or infinities among them: the rest is read by itself."""
     wrong = torch.isnan(numbers)
     fine = torch.isfinite(numbers)
     nans = int(wrong.sum())
     infs = numbers.numel() - nans - int(fine.sum())
     lanes = _NO_LANES
     if fingerprint:
-        lanes = lanes_here(torch.where(wrong, plain_nan(flat.dtype), flat) if nans else flat)
+        lanes = cpu_lanes(torch.where(wrong, plain_nan(flat.dtype), flat) if nans else flat)
     rest = numbers[fine]
     if not len(rest):
         nan = float("nan")
@@ -178,13 +178,13 @@ def _read_odd(flat: Any, numbers: Any, fingerprint: bool) -> TensorStatistics:
 
 
 def _read_extreme(flat: Any, largest: float, fingerprint: bool) -> TensorStatistics:
-    """Doubles whose squares are too large or too small for a double: read as shares of the largest."""
+    """Doubles whose squares overflow or underflow: they are divided by the largest first."""
     low, high = torch.aminmax(flat)
-    shares = read(flat / largest, fingerprint=False)
-    return shares._replace(
-        min=low.item(), max=high.item(), mean=shares.mean * largest, std=shares.std * largest,
-        l2=shares.l2 * largest, zeros=int(np.count_nonzero(flat.numpy() == 0)),
-        lanes=lanes_here(flat) if fingerprint else _NO_LANES,
+    scaled = read(flat / largest, fingerprint=False)
+    return scaled._replace(
+        min=low.item(), max=high.item(), mean=scaled.mean * largest, std=scaled.std * largest,
+        l2=scaled.l2 * largest, zeros=int(np.count_nonzero(flat.numpy() == 0)),
+        lanes=cpu_lanes(flat) if fingerprint else _NO_LANES,
     )  # fmt: skip
 
 

@@ -1,11 +1,11 @@
-"""The numbers and the fingerprint of a CUDA tensor in one pass: Triton kernels.
+"""The statistics and the fingerprint of a CUDA tensor in one pass: Triton kernels.
 
 A program takes a few rows of `ROW` bytes at a time as 32-bit words, reads each word once from memory, and
 takes from it the one, two or four numbers it holds and its part of the fingerprint: four products of bytes
-at a time, which is one instruction. It does so as if all numbers were finite, notes by the way whether one
-is not, and only then goes over them again. At its end it adds what it found to the tensor's row of a table.
-Sums are added in the order the programs finish, so that the last bits of mean, deviation and norm may differ
-from run to run; extremes, counts and the fingerprint are exact.
+at a time, which is one instruction. It assumes that all numbers are finite, notes whether one is not, and
+only then goes over them again. At its end it adds its results to the tensor's row of a table. Sums are added
+in the order the programs finish, so that the last bits of mean, deviation and norm may differ from run to
+run; extremes, counts and the fingerprint are exact.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sightline.recording.device_statistics import Cells
 from sightline.recording.fingerprints import LANES, ROW, matrix_on, plain_nan, row_weights_on
 
 _ROWS: Final = 4  # rows a program takes at a time
-#: Programs for each multiprocessor, at least and at most: few for a small tensor, since each has an end that
-#: takes long, and for a large one as many as fit at once with the registers they take.
-_PROGRAMS: Final = {"odd": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
+#: Programs for each multiprocessor, at least and at most: few for a small tensor, since the end of each takes
+#: long, and for a large one as many as fit at once with the registers they use.
+_PROGRAMS: Final = {"nonfinite": (8, 8), "numbers": (3, 8), "fingerprints": (3, 4)}
 _BLOCK: Final = _ROWS * ROW // 4  # words of that
-_WORDS: Final = 2048  # words that are looked at at a time, where only what is not finite is counted
+_WORDS: Final = 2048  # words that a program takes at a time where only what is not finite is counted
 
 #: How numbers lie in a word: their bits, and what is added to their magnitude to carry into the sign exactly
 #: when they are not finite.
@@ -56,7 +56,7 @@ def _number(words, part: tl.constexpr, form: tl.constexpr):  # type: ignore[no-u
 
 @triton.jit
 def _ring(alarm, bell, odd):  # type: ignore[no-untyped-def]
-    """Add to the count of what is not finite, and let the host see it: the bell is memory of its own."""
+    """Add to the count of what is not finite, and copy it to the bell, which is memory of the host."""
     before = tl.atomic_add(alarm, odd, sem="relaxed")
     tl.store(bell, before + odd)
 
@@ -109,7 +109,7 @@ def sightline_count_many(  # type: ignore[no-untyped-def]
     tensors, counts, alarm, bell, first_row: tl.int64, carry: tl.constexpr, magnitude: tl.constexpr,
     form: tl.constexpr, parts: tl.constexpr, columns: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """The same for tensors of a list."""
+    """The same for a list of tensors."""
     which = tl.cast(tl.program_id(1), tl.int64)
     words, size = _listed(tensors, which)
     _count_words(
@@ -305,7 +305,7 @@ def sightline_measure(  # type: ignore[no-untyped-def]
     nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
     per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Take all numbers of a tensor."""
+    """Take all statistics of a tensor."""
     _measure_words(
         words, size, matrix, weights, sums, counts, alarm, bell, at_row, nan_word, form, parts,
         fingerprint, per_row, rows, sum_columns, columns,
@@ -318,7 +318,7 @@ def sightline_measure_many(  # type: ignore[no-untyped-def]
     nan_word: tl.constexpr, form: tl.constexpr, parts: tl.constexpr, fingerprint: tl.constexpr,
     per_row: tl.constexpr, rows: tl.constexpr, sum_columns: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """The same for tensors of a list."""
+    """The same for a list of tensors."""
     which = tl.cast(tl.program_id(1), tl.int64)
     words, size = _listed(tensors, which)
     if tl.program_id(0) * rows * per_row < size:  # else it has nothing to read
@@ -329,7 +329,7 @@ def sightline_measure_many(  # type: ignore[no-untyped-def]
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel, for whoever launches it by itself."""
+    """A compiled kernel, as C++ launches it."""
 
     function: int  #: a ``CUfunction``
     shared: int  #: bytes of shared memory
@@ -340,14 +340,14 @@ class Kernel(NamedTuple):
 
 
 def fits(tensor: Any) -> bool:
-    """Whether the kernels can read a dense tensor: whole words of numbers of a known form."""
+    """Whether the kernels can read a dense tensor: whole words of a dtype they know."""
     return tensor.dtype in _CARRIES and tensor.nbytes % 4 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def count(tensor: Any, cells: Cells, at_row: int) -> None:
     """Count what is not finite in a dense CUDA tensor, into a row of a table."""
     words = tensor.numel() * tensor.dtype.itemsize // 4
-    programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "odd"))
+    programs = _programs(-(-words // _WORDS), *_limits(tensor.device, "nonfinite"))
     sightline_count[(programs,)](
         _Words(tensor.data_ptr()), cells.counts, cells.alarm.count, cells.alarm.bell, words, at_row,
         **_count_options(tensor.dtype, cells),
@@ -355,7 +355,7 @@ def count(tensor: Any, cells: Cells, at_row: int) -> None:
 
 
 def measure(tensor: Any, cells: Cells, at_row: int, fingerprint: bool) -> None:
-    """Take all numbers of a dense CUDA tensor, into a row; a fingerprint is one of its memory as it lies."""
+    """Take all statistics of a dense CUDA tensor, into a row; the fingerprint is of its memory order."""
     words = tensor.numel() * tensor.dtype.itemsize // 4
     blocks = -(-words // _BLOCK)
     fill = "fingerprints" if fingerprint else "numbers"
@@ -373,33 +373,33 @@ def compiled(dtype: torch.dtype, cells: Cells, fill: str, many: bool) -> Kernel 
         return None
     device, fingerprint = cells.device, fill == "fingerprints"
     alarm = cells.alarm.count, cells.alarm.bell
-    # What stands for the tensor, or for the list of tensors, has to be of the right type alone.
-    given, kinds = (cells.counts, ["*i64"]) if many else (_Words(0), ["*i32"])
+    # Compiling needs an argument of the right type for the tensor, or for the list of tensors.
+    source, kinds = (cells.counts, ["*i64"]) if many else (_Words(0), ["*i32"])
     row, row_kinds = ((0,), ["i64"]) if many else ((1, 0), ["i64", "i64"])
-    if fill == "odd":
+    if fill == "nonfinite":
         kernel, options = sightline_count_many if many else sightline_count, _count_options(dtype, cells)
-        found = kernel.warmup(given, cells.counts, *alarm, *row, grid=(1,), **options)
+        kernel = kernel.warmup(source, cells.counts, *alarm, *row, grid=(1,), **options)
         kinds += ["*i64"] * 3
         block = _WORDS
     else:
         kernel = sightline_measure_many if many else sightline_measure
         options = _measure_options(dtype, cells, fingerprint)
         tables = word_matrix(device), row_weights_on(device, 1), cells.sums, cells.counts, *alarm
-        found = kernel.warmup(given, *tables, *row, grid=(1,), **options)
+        kernel = kernel.warmup(source, *tables, *row, grid=(1,), **options)
         kinds += ["*i32", "*i32", "*fp64", *["*i64"] * 3]
         block = _BLOCK
-    return _loaded(found, kinds + row_kinds, block, *_limits(device, fill))
+    return _load(kernel, kinds + row_kinds, block, *_limits(device, fill))
 
 
-def _loaded(found: Any, expected: list[str], *shape: int) -> Kernel | None:
+def _load(kernel: Any, expected: list[str], *shape: int) -> Kernel | None:
     """What a launch needs, if the kernel takes just the arguments that are expected."""
-    taken = [kind for kind in found.src.signature.values() if kind != "constexpr"]
-    metadata = found.metadata
-    if taken != expected or metadata.num_ctas != 1 or metadata.global_scratch_size:
+    kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
+    metadata = kernel.metadata
+    if kinds != expected or metadata.num_ctas != 1 or metadata.global_scratch_size:
         return None
-    if found.run is None:  # asking for it has loaded the kernel
+    if kernel.run is None:  # reading the attribute loads the kernel
         return None
-    return Kernel(found.function, metadata.shared, 32 * metadata.num_warps, *shape)
+    return Kernel(kernel.function, metadata.shared, 32 * metadata.num_warps, *shape)
 
 
 def _count_options(dtype: torch.dtype, cells: Cells) -> dict[str, Any]:
@@ -457,6 +457,6 @@ def word_matrix(device: torch.device) -> Any:
 
 @lru_cache(maxsize=64)
 def _nan_word(dtype: torch.dtype) -> int:
-    """The NaN that stands for all of them, as often as it goes into a word."""
+    """The NaN that stands for all NaNs of a dtype, repeated to fill a word."""
     octets = plain_nan(dtype).reshape(1).view(torch.uint8).tolist()
     return int.from_bytes(bytes(octets * (4 // len(octets))), "little", signed=True)

@@ -1,4 +1,4 @@
-"""Numbers of tensors on a device: computed there, kept there, fetched when the recording is over.
+"""Statistics of tensors on a device: computed and kept there, fetched when the recording is over.
 
 Nothing here waits for the device. Each tensor gets a row of a table on its own device: extremes, sum and sum
 of squares, counts and the lanes of the fingerprint. A table that is full is copied to the host in the
@@ -27,27 +27,27 @@ class DeviceStatistics:
     """The tables of all devices."""
 
     def __init__(self, fill: str) -> None:
-        self.fill = fill  #: "odd": only what is not finite is counted; "numbers"; "fingerprints": all
+        self.fill = fill  #: "nonfinite": only what is not finite is counted; "numbers"; "fingerprints": all
         self._tables: dict[torch.device, list[Table]] = {}
         self._alarms: dict[torch.device, Alarm] = {}
 
     @property
     def used(self) -> bool:
-        """Whether there was anything on a device."""
+        """Whether any tensor was on a device."""
         return bool(self._alarms)
 
     def alarm(self, wait: bool = False) -> int:
-        """How many NaNs and infinities the devices have met, as far as their word has come."""
-        return sum(int(alarm.count) if wait else alarm.heard() for alarm in self._alarms.values())
+        """How many NaNs and infinities the devices have counted, as of the last finished copy, or all."""
+        return sum(int(alarm.count) if wait else alarm.received() for alarm in self._alarms.values())
 
     def add(self, value: int, tensor: Any) -> None:
-        """Take the numbers of a tensor, on its device."""
+        """Take the statistics of a tensor, on its device."""
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return  # our kernel would become a part of the graph that is being captured
+            return  # our kernel would become part of the captured graph
         self.table(tensor.device).add(value, tensor)
 
     def table(self, device: torch.device) -> Table:
-        """The table that has room."""
+        """The table of a device that has room."""
         tables = self._tables.setdefault(device, [])
         if not tables or tables[-1].full:
             if tables:
@@ -55,20 +55,20 @@ class DeviceStatistics:
             tables.append(Table(device, self.fill, self.alarm_of(device)))
         return tables[-1]
 
-    def heard(self, count: int) -> None:
-        """So much of what is not finite was looked into."""
+    def acknowledge(self, count: int) -> None:
+        """The check has examined an alarm of this count."""
 
     def freeze(self) -> None:
-        """The recording is over, and its engine about to forget it."""
+        """Copy what C++ holds, which is about to be freed."""
 
     def alarm_of(self, device: torch.device) -> Alarm:
-        """What counts the NaNs and infinities of a device."""
+        """The alarm of a device."""
         if device not in self._alarms:
             self._alarms[device] = Alarm(device)
         return self._alarms[device]
 
     def columns(self) -> Columns:
-        """Everything so far; waits for the devices."""
+        """All statistics so far; waits for the devices."""
         parts = [table.columns() for tables in self._tables.values() for table in tables]
         parts += self._more_columns()
         floats = np.concatenate([np.zeros((0, 5)), *(part[0] for part in parts)])
@@ -76,25 +76,25 @@ class DeviceStatistics:
         return floats, counts
 
     def _more_columns(self) -> list[Columns]:
-        """What others have measured."""
+        """What C++ has measured."""
         return []
 
 
 class Alarm:
-    """How much was not finite: counted on a device, and the host sees it without waiting."""
+    """A count of NaNs and infinities on a device, which the host can read without waiting."""
 
     def __init__(self, device: torch.device) -> None:
         self.count = torch.zeros(1, dtype=torch.int64, device=device)
-        #: Memory of the host that the device can write: the count, a moment later.
+        #: Pinned memory of the host, to which the device copies the count.
         self.bell = torch.zeros(1, dtype=torch.int64, pin_memory=True) if self.count.is_cuda else self.count
-        self._heard = self.bell.numpy() if self.count.is_cuda else None
+        self._received = self.bell.numpy() if self.count.is_cuda else None
 
-    def heard(self) -> int:
-        """The count, as far as its word has come."""
-        return int(self.count if self._heard is None else self._heard[0])
+    def received(self) -> int:
+        """The count as of the last finished copy."""
+        return int(self.count if self._received is None else self._received[0])
 
-    def tell(self) -> None:
-        """Have the host see what was counted by anything but the fused kernels."""
+    def publish(self) -> None:
+        """Copy the count to the host, which the fused kernels do by themselves."""
         if self.bell is not self.count:
             self.bell.copy_(self.count, non_blocking=True)
 
@@ -134,7 +134,7 @@ class Cells:
 
 
 class Table:
-    """A few thousand rows on one device, and what is in them."""
+    """A few thousand rows on one device, and the values they belong to."""
 
     def __init__(self, device: torch.device, fill: str, alarm: Alarm) -> None:
         self._ordered = fill == "fingerprints"
@@ -159,19 +159,19 @@ class Table:
         self._sizes.append(tensor.numel())
         if self._fused is None or not self._fused(tensor, cells, at):
             self._plain(tensor, cells, at)
-            cells.alarm.tell()
+            cells.alarm.publish()
 
     def send(self) -> None:
         """Begin to copy to the host; no row is added afterwards."""
         self._cells.send()
 
     def columns(self) -> Columns:
-        """The numbers of each tensor; waits for the device."""
+        """The statistics of each tensor; waits for the device."""
         return self._cells.columns(self.values, self._sizes)
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether the elements fill a stretch of memory without gaps, in whatever order."""
+    """Whether the elements fill memory without gaps, in any order."""
     expected = 1
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -182,7 +182,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _fill(tensor: Any, cells: Cells, at_row: int, fingerprint: bool) -> None:
-    """One row by torch's own reductions; nothing of it waits."""
+    """Fill one row by torch's own reductions; nothing waits."""
     flat, sums, counts = tensor.reshape(-1), cells.sums[at_row], cells.counts[at_row]
     numbers = flat if flat.dtype == torch.float64 else flat.float()
     wrong, fine = torch.isnan(numbers), torch.isfinite(numbers)
@@ -207,14 +207,14 @@ def _to_host(table: Any) -> Any:
 
 
 def _fused(device: torch.device, fill: str) -> Callable[..., bool] | None:
-    """The one-pass kernel, where Triton is there; it ships with torch's CUDA builds."""
+    """The one-pass kernel, where Triton is installed, as with torch's CUDA builds."""
     if device.type != "cuda":
         return None
     try:
         from sightline.recording.cuda_kernels import count, fits, measure
     except ImportError:
         return None
-    kernel = count if fill == "odd" else partial(measure, fingerprint=fill == "fingerprints")
+    kernel = count if fill == "nonfinite" else partial(measure, fingerprint=fill == "fingerprints")
 
     broken = False
 

@@ -1,10 +1,10 @@
-"""``time="device"``: what the devices did and when, as CUPTI tells torch's own profiler.
+"""``time="device"``: what the devices did and when, as CUPTI reports it to torch's profiler.
 
-Only the device's side of the profiler is switched on: nothing of it runs for an op. CUPTI has the true start
-and end of every kernel, copy and fill, and the moment the host asked for it, by which it is found later in
-which op that was. Events around each op would also count the time in which the device waits for the host.
+Only the device side of the profiler is on: nothing of it runs for an op. CUPTI has the true start and end of
+every kernel, copy and fill, and when the host launched it, which shows its op later. Events around each op
+would also count the time in which the device waits for the host.
 
-The profiler's clock is the time of day, ours is the process's own: both are read together, at the start and
+The profiler's clock is the time of day, ours is the process's own: both are read together at the start and
 at the end.
 """
 
@@ -20,22 +20,22 @@ from torch.autograd import profiler
 
 from sightline.errors import UsageError
 from sightline.recording.torchapi import DeviceType, disable_profiler, profiler_enabled
-from sightline.trace.assembly.arrays import NONE, Numbers
+from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.data import WORK_KINDS
 
-_OWN: Final = "sightline_"  # how the kernels that measure tensors begin
+_OWN: Final = "sightline_"  # prefix of the kernels that measure tensors
 _KERNEL, _COPY, _FILL = range(len(WORK_KINDS))
 
 
 class DeviceWork(NamedTuple):
-    """What devices did: rows as `Batch.device` has them, and the names they refer to."""
+    """What devices did: rows of `Batch.device`, and the names they refer to."""
 
-    rows: Numbers
+    rows: IntArray
     names: list[str]
     own: int  #: nanoseconds that devices spent for the recorder
 
 
-NO_WORK: Final = DeviceWork(NONE, [], 0)
+NO_WORK: Final = DeviceWork(EMPTY, [], 0)
 
 
 class DeviceTimer:
@@ -47,21 +47,21 @@ class DeviceTimer:
         self._start = (0, 0)
 
     def start(self) -> None:
-        """Have the profiler run."""
-        check_device()  # since the trace was made, one may have been started
+        """Start the profiler."""
+        check_device()  # a profiler may have been started since the trace was made
         self._profile = profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
         self._profile._prepare_trace()
         self._profile._start_trace()
         self._start = _both_clocks()
 
     def cancel(self) -> None:
-        """Have it run no more."""
+        """Stop the profiler, and drop its events."""
         if self._profile is not None and profiler_enabled():
             disable_profiler()
         self._profile = None
 
     def stop(self) -> DeviceWork:
-        """Waits for the devices, and reads what they did."""
+        """Stop the profiler, wait for the devices, and return what they did."""
         torch.cuda.synchronize()
         end = _both_clocks()
         self._profile, events = None, disable_profiler().events()
@@ -69,13 +69,13 @@ class DeviceTimer:
         rate = (last - own) / max(later - day, 1)
         found, names, spent = read_events(events)
         rows = np.array(found, dtype=np.int64).reshape(-1, 7)
-        times = rows[:, 4:6]  # when it was asked for, when it began
+        times = rows[:, 4:6]  # launch and start
         rows[:, 4:6] = np.rint((times - day) * rate).astype(np.int64) + own - self._begin
         return DeviceWork(rows[np.argsort(rows[:, 5], kind="stable")].reshape(-1), names, spent)
 
 
 def check_device() -> None:
-    """Say what is missing."""
+    """Raise unless there is a device and torch's profiler is free."""
     if not torch.cuda.is_available():
         raise UsageError(
             'time="device" reads what a CUDA device spends, and torch sees none here: leave it out, or '
@@ -89,9 +89,9 @@ def check_device() -> None:
 
 
 def read_events(events: Iterable[Any]) -> tuple[list[tuple[int, ...]], list[str], int]:
-    """Rows of name, kind, device, stream, launch, start and duration; names; and what was our own.
+    """Rows of name, kind, device, stream, launch, start and duration; names; time of our own kernels.
 
-    Times are the profiler's. Without a launch a kernel was asked for as it began: one of a graph, say.
+    Times are the profiler's. An event without a launch, as of a graph, counts as launched at its start.
     """
     launches: dict[int, int] = {}
     works: list[Any] = []
@@ -125,7 +125,7 @@ def _kind(name: str) -> int:
 
 
 def _both_clocks() -> tuple[int, int]:
-    """The time of day and the process's clock, read as close together as can be."""
+    """The time of day and the process's clock, read as close together as possible."""
     best = (1 << 62, 0, 0)
     for _ in range(20):
         before, day, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()

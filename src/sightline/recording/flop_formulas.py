@@ -1,11 +1,11 @@
 """FLOPs of the kernels that torch's own counter has no formula for, and which ops need one.
 
-A formula takes the arguments of an op with a shape in the place of every tensor, and ``out_shape``, the
-shape of its result. As in torch, a multiplication and an addition are two FLOPs, only products are counted
-(not biases, softmaxes and activations), and an attention mask saves nothing.
+A formula takes the arguments of an op with the shape of every tensor instead of the tensor, and
+``out_shape``, the shape of its result. As in torch, a multiplication and an addition are two FLOPs, only
+products are counted (not biases, softmaxes and activations), and an attention mask saves nothing.
 
-`multiplies` says which ops do more than a few steps per element: one of these without a formula is named
-wherever FLOPs are summed up, instead of counting as nothing.
+`multiplies` says which ops do more than a few steps per element: where FLOPs are summed up, one of these
+without a formula is reported instead of counted as zero.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _heads_inside(formula: Formula, tensors: int) -> Formula:
     """The same where tensors are ``[batch, sequence, heads, width]``."""
 
     def of(*args: Any, out_shape: Any, **more: Any) -> int:
-        turned = [(one[0], one[2], one[1], one[3]) for one in args[:tensors]]
-        return formula(*turned, out_shape=out_shape, **more)
+        transposed = [(one[0], one[2], one[1], one[3]) for one in args[:tensors]]
+        return formula(*transposed, out_shape=out_shape, **more)
 
     return of
 
@@ -160,7 +160,7 @@ def _recurrent_layers(x: Shape, weights: Sequence[Shape], *rest: Any, out_shape:
 
 
 def _recurrent_layers_backward(x: Shape, weights: Sequence[Shape], *rest: Any, out_shape: Any) -> int:
-    """The last argument says whether the gradients of the weights are wanted; the others always are."""
+    """The last argument says whether the gradients of the weights are computed; the others always are."""
     return _recurrent(x, weights) * (1 + bool(rest[-1][3]))
 
 
@@ -231,7 +231,7 @@ _OTHERS: Final = (
     "*pack", "*prepack_*", "*unpack*", "*_pack_*", "*reorder*", "*flatten_weight", "_thnn_*",
     "*quantize_weight",
 )  # fmt: skip
-#: Where torch itself defines ops; what an op from elsewhere does, nobody can know from its name.
+#: Namespaces of torch itself; the name of an op from elsewhere does not show what it does.
 _OWN: Final = frozenset(
     "aten prim prims rngprims quantized _quantized quantization quantized_decomposed sparse mkl mkldnn "
     "mkldnn_prepacked onednn inductor inductor_prims profiler c10d symm_mem fsdp _c10d_functional "
@@ -241,7 +241,7 @@ _OWN: Final = frozenset(
 
 @cache
 def multiplies(name: str) -> bool:
-    """Whether an op, ``aten::addmm_``, does more than a few steps per element, or may for all one knows.
+    """Whether an op, ``aten::addmm_``, does more than a few steps per element, or may do so.
 
     >>> multiplies("aten::addmm_"), multiplies("aten::linalg_qr"), multiplies("aten::add")
     (True, True, False)

@@ -1,7 +1,7 @@
-"""Putting a session in place and taking it out again, exactly, in any order and from any thread.
+"""Installs a session and removes it again, exactly, in any order and from any thread.
 
-What is installed: at most one dispatch mode and one function mode on the thread's stacks, and for the
-whole process, while anything records, the module and optimizer hooks and the compile watch.
+A session installs at most one dispatch mode and one function mode on the thread's stacks. While anything
+records, the module and optimizer hooks and the compile watch are installed for the whole process.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from sightline.recording.modes import DispatchMode, FunctionMode, StackMode
 from sightline.recording.module_calls import install_hooks, remove_hooks
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
-from sightline.recording.step_marks import forget_optimizers, leave_optimizers, watch_optimizers
+from sightline.recording.step_marks import (
+    install_optimizer_hooks,
+    release_optimizer_hooks,
+    remove_optimizer_hooks,
+)
 from sightline.recording.thread_state import active
 from sightline.recording.torchapi import DISPATCH_MODES, FUNCTION_MODES
 
 _lock = threading.RLock()
-_watch = CompileWatch()
+_compile_watch = CompileWatch()
 
 
-def _settle() -> None:
-    """Have the hooks of the process in place exactly while anything records.
+def _update_hooks() -> None:
+    """Install the hooks of the process if anything records, else remove them.
 
-    Everything here can be said again: whoever was interrupted says it again, and it comes to the same.
+    Every step may be repeated: after an interrupt the whole function is called again.
     """
     if active:
-        _watch.install()
+        _compile_watch.install()
         install_hooks()
-        watch_optimizers(_watch)
+        install_optimizer_hooks(_compile_watch)
     else:
         remove_hooks()
-        _watch.remove()
-        leave_optimizers(_watch)
+        _compile_watch.remove()
+        release_optimizer_hooks(_compile_watch)
 
 
-def _native() -> Any:
-    """The native engine's own, which is imported where it is used."""
+def _native_hooks() -> Any:
+    """The hooks of the native engine, imported when it is used."""
     from sightline.recording.native import hooks
 
     return hooks
@@ -49,12 +53,12 @@ def _native() -> Any:
 def install(session: SessionBase) -> None:
     """Begin to record on this thread."""
     if not isinstance(session, Session):
-        _native().install(session)
+        _native_hooks().install(session)
         return
     with _lock:
-        _sweep()
+        _remove_stopped_modes()
         active.setdefault(session.ident, []).append(session.state)
-        _settle()
+        _update_hooks()
     if session.level in ("aten", "both"):
         DispatchMode(session).put_on()
     if session.level in ("api", "both"):
@@ -64,25 +68,25 @@ def install(session: SessionBase) -> None:
 def uninstall(session: SessionBase) -> None:
     """Stop recording. Safe to call again, from any thread, and in any order with other recordings."""
     if not isinstance(session, Session):
-        _native().uninstall(session)
+        _native_hooks().uninstall(session)
         return
     with _lock:
         session.halt()
-        here = active.get(session.ident, [])
-        if session.state in here:
-            here.remove(session.state)
-        if not here:
+        states = active.get(session.ident, [])
+        if session.state in states:
+            states.remove(session.state)
+        if not states:
             active.pop(session.ident, None)
-        _sweep()
-        _settle()
+        _remove_stopped_modes()
+        _update_hooks()
 
 
-def _sweep() -> None:
+def _remove_stopped_modes() -> None:
     """Take the modes of stopped sessions off this thread's stacks.
 
-    One that is stopped from inside its own handler, or inside a backward pass, is put back by torch when
-    that ends. It then passes everything through unseen, until the next recording on the thread begins or
-    stops and it is taken off here.
+    When a session is stopped from inside its own handler, or inside a backward pass, torch puts its mode back
+    when that ends. The mode then records nothing, and is removed here when the next recording on the thread
+    begins or stops.
     """
     for stack in (DISPATCH_MODES, FUNCTION_MODES):
         for mode in stack.from_top():
@@ -91,18 +95,19 @@ def _sweep() -> None:
 
 
 def _after_fork() -> None:
-    """A forked worker records nothing: it works for nobody who could read it."""
+    """Stop all recordings in a forked process: nothing there will read them."""
     native = sys.modules.get("sightline.recording.native.hooks")
     if native is not None:
         native.after_fork()
     for state in [state for states in active.values() for state in states]:
         state.session.halt()
-        if state.session.keeper is not None:
-            state.session.keeper.abandon()
+        if state.session.stream_writer is not None:
+            state.session.stream_writer.abandon()
     active.clear()
-    forget_optimizers()
-    _sweep()
-    _settle()
+    remove_optimizer_hooks()
+    _remove_stopped_modes()
+    _update_hooks()
 
 
+# At import, since a fork handler cannot be removed and must be registered once.
 os.register_at_fork(after_in_child=_after_fork)

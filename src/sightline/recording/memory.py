@@ -1,4 +1,4 @@
-"""Memory as the plain engine sees it taken and given back, and what the allocators of CUDA devices report."""
+"""When storages are allocated and freed, as the plain engine sees it; statistics of CUDA allocators."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 
 from sightline.recording.row_streams import Stream
 from sightline.recording.torchapi import StorageWeakRef, expired
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 
-_FEW: Final = 48  #: so many are looked at one and all
+_FEW: Final = 48  #: up to so many are all examined before each op; of more, these:
 _NEWEST: Final = 16
 _IN_TURN: Final = 16
 _FREED: Final = -1
 
 
 @dataclass(slots=True)
-class _Held:
-    """A storage that was not found freed yet; the reference keeps its address from meaning another."""
+class _LiveStorage:
+    """A storage not yet found freed; the reference keeps its address from being reused."""
 
     ref: StorageWeakRef
-    value: int  #: the first that showed it, which stands for it
+    value: int  #: the first value in it
     nbytes: int
     since: int
 
@@ -36,14 +36,14 @@ class Storages:
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
         self._stream = Stream()
-        self._held: dict[int, _Held] = {}  # by address
+        self._live: dict[int, _LiveStorage] = {}  # by address
         self._newest: deque[int] = deque(maxlen=_NEWEST)
         self._turn: Iterable[int] = iter(())
         self._bytes = self._limit = 0
         self._over = False
 
     def note(self, tensor: Any, value: int) -> None:
-        """A plain tensor is recorded as a value."""
+        """Note the storage of a plain tensor that became a value."""
         if self._over or tensor.is_meta:
             return
         try:
@@ -51,72 +51,75 @@ class Storages:
         except (RuntimeError, NotImplementedError):  # sparse, opaque, functorch: they have none
             return
         address, nbytes = storage._cdata, storage.nbytes()
-        if type(nbytes) is not int:  # a symbol, which is no number
+        if type(nbytes) is not int:  # symbolic
             return
-        held = self._held.get(address)
-        if held is None:
-            self._held[address] = _Held(StorageWeakRef(storage), value, nbytes, self._now())
+        live = self._live.get(address)
+        if live is None:
+            self._live[address] = _LiveStorage(StorageWeakRef(storage), value, nbytes, self._now())
             self._newest.append(address)
-        elif held.nbytes == nbytes:
+        elif live.nbytes == nbytes:
             return
         else:
-            self._bytes -= held.nbytes
-            value, held.nbytes = held.value, nbytes
+            self._bytes -= live.nbytes
+            value, live.nbytes = live.value, nbytes
         self._bytes += nbytes
         self._stream.write([value, nbytes, self._now()])
         if self._bytes > self._limit:
-            self.look_at_all()
+            self.examine_all()
             self._limit = max(self._limit, self._bytes + self._bytes // 64)
 
-    def look(self) -> None:
-        """An op is about to run: look at some."""
-        if len(self._held) <= _FEW:
-            self.look_at_all()
+    def examine(self) -> None:
+        """An op is about to run: examine some."""
+        if len(self._live) <= _FEW:
+            self.examine_all()
             return
-        self._look_at(list(self._newest))
+        self._examine_at(list(self._newest))
         turn = list(islice(self._turn, _IN_TURN))
         if not turn:
-            self._turn = iter(list(self._held))
-        self._look_at(turn)
+            self._turn = iter(list(self._live))
+        self._examine_at(turn)
 
-    def look_since(self, begin: int) -> None:
-        """A module call that began then has ended: what its functions held is free."""
-        self._look_at([address for address, held in list(self._held.items()) if held.since >= begin])
+    def examine_since(self, begin: int) -> None:
+        """A module call that began then has ended: examine what was allocated in it."""
+        self._examine_at([address for address, storage in list(self._live.items()) if storage.since >= begin])
 
-    def look_at_all(self) -> None:
-        """Look at all of them."""
-        self._look_at(list(self._held))
+    def examine_all(self) -> None:
+        """Examine all of them."""
+        self._examine_at(list(self._live))
 
     def end(self) -> None:
-        """The recording has ended: what is freed from now on was held to its end."""
-        self.look_at_all()
+        """The recording has ended: what is freed from now on lived to its end."""
+        self.examine_all()
         self._over = True
 
-    def _look_at(self, addresses: Iterable[int]) -> None:
+    def _examine_at(self, addresses: Iterable[int]) -> None:
         if self._over:
             return
         for address in addresses:
-            held = self._held.get(address)
-            if held is not None and expired(held.ref.cdata) and self._held.pop(address, None) is held:
-                self._bytes -= held.nbytes
-                self._stream.write([held.value, _FREED, self._now()])
+            storage = self._live.get(address)
+            if (
+                storage is not None
+                and expired(storage.ref.cdata)
+                and self._live.pop(address, None) is storage
+            ):
+                self._bytes -= storage.nbytes
+                self._stream.write([storage.value, _FREED, self._now()])
 
     # -- as a stream ---------------------------------------------------------------------------------------
 
-    def numbers(self) -> Numbers:
-        """Everything so far."""
-        self.look_at_all()
+    def numbers(self) -> IntArray:
+        """Everything in it, which stays in it."""
+        self.examine_all()
         return self._stream.numbers()
 
-    def take(self) -> Numbers:
-        """Everything here, which is then no longer here."""
-        self.look_at_all()
+    def take(self) -> IntArray:
+        """Everything in it, which is removed from it."""
+        self.examine_all()
         return self._stream.take()
 
 
-#: Of each device what is allocated and reserved, and the most that was ever allocated since the statistics of
-#: the process began; bytes.
-Reading = dict[str, dict[str, int]]
+#: For each device the bytes allocated, reserved, and the peak of allocated ones since the process began.
+AllocatorStatistics = dict[str, dict[str, int]]
 _STATISTICS = {
     "allocated": "allocated_bytes.all.current",
     "reserved": "reserved_bytes.all.current",
@@ -124,21 +127,23 @@ _STATISTICS = {
 }
 
 
-def read_allocators() -> Reading:
-    """What is held on each device that holds anything."""
+def read_allocators() -> AllocatorStatistics:
+    """The statistics of each device on which anything is allocated."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return {}
-    found: Reading = {}
+    statistics: AllocatorStatistics = {}
     for device in range(torch.cuda.device_count()):
-        told = torch.cuda.memory_stats(device)
-        numbers = {name: int(told.get(key, 0)) for name, key in _STATISTICS.items()}
+        stats = torch.cuda.memory_stats(device)
+        numbers = {name: int(stats.get(key, 0)) for name, key in _STATISTICS.items()}
         if any(numbers.values()):
-            found[f"cuda:{device}"] = numbers
-    return found
+            statistics[f"cuda:{device}"] = numbers
+    return statistics
 
 
-def before_and_after(before: Reading, after: Reading) -> dict[str, dict[str, list[int]]]:
-    """Both readings of each device.
+def before_and_after(
+    before: AllocatorStatistics, after: AllocatorStatistics
+) -> dict[str, dict[str, list[int]]]:
+    """The statistics of each device before and after.
 
     >>> before_and_after({}, {"cuda:0": {"allocated": 512, "reserved": 2048, "most": 1024}})
     {'cuda:0': {'allocated': [0, 512], 'reserved': [0, 2048], 'most': [0, 1024]}}

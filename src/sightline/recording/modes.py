@@ -1,7 +1,7 @@
-"""How ops reach a session: a dispatch mode and a function mode on the thread's own stacks.
+"""The dispatch mode and the function mode through which the plain engine sees ops.
 
-Modes are pushed on torch's thread-local stacks, without the module globals that ``with mode:`` writes, so
-that recordings may overlap in threads and stop in any order.
+They are pushed on torch's thread-local stacks, without the module globals that ``with mode:`` writes, so that
+recordings may overlap in threads and stop in any order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sightline.recording.atomic import at_once
+from sightline.recording.atomic import run_atomically
 from sightline.recording.running_ops import ApiCall, AtenOp
 from sightline.recording.session import Session
 from sightline.recording.torchapi import (
@@ -27,12 +27,12 @@ from sightline.recording.torchapi import (
 
 
 class StackMode:
-    """A mode of ours on one of torch's stacks, which notices when somebody else takes it off.
+    """A mode of ours on one of torch's stacks, which notices when other code takes it off.
 
-    At the end of a ``with`` block torch takes off the top of a stack, whatever that is. Where a recording was
-    started inside the block it is our mode, and the block's own would stay on for good. The stack has the
-    only reference to our mode, so ours is deleted at that moment: then the mode that was meant is taken off,
-    and a new one of ours is put on.
+    At the end of a ``with`` block torch pops the top of a stack, whatever that is. Where a recording was
+    started inside the block that is our mode, and the block's own mode would stay on for good. The stack has
+    the only reference to our mode, so ours is deleted at that moment: ``__del__`` then takes off the block's
+    mode, and pushes a new one of ours.
     """
 
     stack: ClassVar[ModeStack]
@@ -43,11 +43,11 @@ class StackMode:
         self.session = session
 
     def put_on(self) -> None:
-        """Put it on top of its stack. The caller keeps no reference."""
-        at_once(partial(self.stack.push, self), partial(setattr, self, "_is_on", True))
+        """Push it on its stack. The caller keeps no reference."""
+        run_atomically(partial(self.stack.push, self), partial(setattr, self, "_is_on", True))
 
     def take_off(self) -> bool:
-        """Take it off, wherever it is on the stack of this thread; False if it is not there."""
+        """Remove it, wherever it is on the stack of this thread; False if it is not on it."""
         return self.stack.take(self, partial(setattr, self, "_is_on", False))
 
     @property
@@ -59,23 +59,23 @@ class StackMode:
             return
         try:
             sys._getframe(1)
-        except ValueError:  # nobody has taken it off: the thread has ended, and its stack is going
+        except ValueError:  # it was not popped: the thread has ended, and its stack is freed
             return
         try:
-            meant = next((mode for mode in self.stack.from_top() if _leaves_from_top(mode)), None)
-            if meant is not None:
-                self.stack.take(meant)
+            ended = next((mode for mode in self.stack.from_top() if _is_popped_from_top(mode)), None)
+            if ended is not None:
+                self.stack.take(ended)
             if self.session.running:
                 type(self)(self.session).put_on()
         except Exception as error:
             self.session.note_fault(error)
 
 
-def _leaves_from_top(mode: Any) -> bool:
-    """Whether a mode is somebody else's, and one whose block ends by taking off the top of the stack.
+def _is_popped_from_top(mode: Any) -> bool:
+    """Whether a mode is not ours, and its block ends by popping the top of the stack.
 
-    Those of torch's own machinery have a place each beside the stack. That of ``set_default_device`` is
-    looked for at the bottom; other than that of ``with torch.device(…)`` it was entered in Python.
+    Infrastructure modes of torch are kept beside the stack. The one of ``set_default_device`` is removed from
+    the bottom; unlike that of ``with torch.device(…)`` it was entered in Python.
     """
     if isinstance(mode, StackMode) or hasattr(mode, "_mode_key"):
         return False
@@ -93,7 +93,7 @@ class DispatchMode(StackMode, TorchDispatchMode):
     ) -> Any:
         """Run an op, exactly once, and record it."""
         session, kwargs = self.session, kwargs or {}
-        del self  # a traceback keeps this frame, and would keep the mode when its stack has let go of it
+        del self  # a traceback holds this frame, which would hold the mode after its stack has dropped it
         op = AtenOp.begin(session, func, args, kwargs, sys._getframe())
         if op is None:
             return func(*args, **kwargs)
@@ -112,7 +112,7 @@ class DispatchMode(StackMode, TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # our frames are skipped by `torchapi.skip_in_dynamo`, which costs nothing per call
+        return False  # `torchapi.skip_in_dynamo` skips our frames at no cost per call
 
 
 class FunctionMode(StackMode, TorchFunctionMode):
@@ -132,7 +132,7 @@ class FunctionMode(StackMode, TorchFunctionMode):
         if call is None:
             return func(*args, **kwargs)
         try:
-            try:  # an interrupt may come at any line: what is set here is reset
+            try:  # an interrupt may come at any line: ``open_op`` is reset in any case
                 call.enter()
                 result = func(*args, **kwargs)
             finally:

@@ -1,8 +1,8 @@
-"""Module calls of the plain engine, seen by the process's one pair of global hooks.
+"""Module calls of the plain engine, intercepted by one pair of global hooks for the whole process.
 
-The hooks are in place while anything records, whatever number of recordings there are. Dynamo guards on the
-keys and functions of these hooks, so both are the same in every recording: a compiled function is compiled
-once more for all of them, and not once for each.
+The hooks are installed while anything records. Dynamo guards on the keys and functions of these hooks, so
+both are the same in every recording: a compiled function is compiled again once for all recordings, not for
+each.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.utils.hooks import RemovableHandle
 
 from sightline.recording.compiled_code import leave_region
 from sightline.recording.observers import ObservedCall
-from sightline.recording.thread_state import OpenCall, ThreadState, states_here
-from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, quiet
+from sightline.recording.thread_state import OpenCall, ThreadState, current_states
+from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, no_torch_function
 from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
 from sightline.trace.data import EVALUATION, NO_GRAD, RAISED, TRAINING
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
 
-_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+_KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
 #: These leave their eval fast path, and with it their exact results, when any function mode is active.
 _FAST_PATHS: Final = (
     torch.nn.MultiheadAttention,
@@ -36,7 +36,7 @@ _FAST_PATHS: Final = (
 
 
 def _hooks() -> list[tuple[dict[int, Any], Any]]:
-    """The tables of torch, and what it finds in them under our key."""
+    """The hook tables of torch, and our entry in each."""
     return [
         (module_hooks._global_forward_pre_hooks, enter_module),
         (module_hooks._global_forward_hooks, leave_module),
@@ -46,30 +46,30 @@ def _hooks() -> list[tuple[dict[int, Any], Any]]:
 
 
 def install_hooks() -> None:
-    """Put the hooks in place: what torch's ``register_…`` functions do, under a key of our own."""
+    """Add our hooks, as torch's ``register_…`` functions would, under a key of our own."""
     for table, hook in _hooks():
         table[_KEY] = hook
 
 
 def remove_hooks() -> None:
-    """Take them out again."""
+    """Remove our hooks."""
     for table, _ in _hooks():
         table.pop(_KEY, None)
 
 
 def enter_module(module: Any, args: tuple[Any, ...]) -> None:
-    """Before a module's ``forward``."""
-    if is_dynamo_compiling():  # Dynamo inlines this function, and knows this call to be true
+    """The hook before a module's ``forward``."""
+    if is_dynamo_compiling():  # Dynamo inlines this function, and takes this call as true
         return
-    for state in states_here():
+    for state in current_states():
         begin_call(state, module, args, sys._getframe(1))
 
 
 def leave_module(module: Any, args: tuple[Any, ...], *rest: Any) -> None:
-    """After it. torch passes (kwargs, result), or on an exception the result alone."""
+    """The hook after it. torch passes (kwargs, result), or on an exception the result alone."""
     if is_dynamo_compiling():
         return
-    for state in states_here():
+    for state in current_states():
         end_call(state, module, args, rest, sys._getframe(1))
 
 
@@ -81,18 +81,18 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         if not session.is_recorded(state, frame):
             return
         if state.top.call < 0:
-            session.memory.look_at_all()
-        known = session.modules.of(module, session.where)
+            session.memory.examine_all()
+        record = session.modules.record_of(module, session.context)
         outer = state.top
-        if isinstance(outer, OpenCall) and outer.module == known.number and outer.key != id(module):
-            return  # what ``torch.compile`` returned for it is known as the module itself, and runs it
-        above, nothing = session.stack(state, frame), session.arguments.nothing
+        if isinstance(outer, OpenCall) and outer.module == record.number and outer.key != id(module):
+            return  # what ``torch.compile`` returned for a module counts as the module, and calls it
+        stack, no_form = session.stack(state, frame), session.arguments.nothing
         outer_phase = state.phase
-        if state.phase == OPTIMIZER:  # what a module computes is no update, whoever calls it
+        if state.phase == OPTIMIZER:  # a module's work is no update, even if an optimizer calls it
             state.phase = FORWARD
-        call = OpenCall(frame, above, known.number, id(module), session.phase(state), nothing)
+        call = OpenCall(frame, stack, record.number, id(module), session.phase(state), no_form)
         session.values.unexplained = session.level == "none" and state.top.call >= 0
-        with quiet():  # now, since it may change what it is given
+        with no_torch_function():  # now, since the module may change its arguments
             session.read_inputs(call, args, frame.f_locals.get("kwargs"))
         session.values.unexplained = session.level == "none"
         call.mode = _mode(module)
@@ -100,7 +100,11 @@ def begin_call(state: ThreadState, module: Any, args: tuple[Any, ...], frame: Fr
         call.start, call.spent = began, state.spent  # an observer may fail, and the call goes on
         state.push(call)
         call.outer_phase = outer_phase
-        if session.level in ("api", "both") and isinstance(module, _FAST_PATHS) and _may_go_fast(module):
+        if (
+            session.level in ("api", "both")
+            and isinstance(module, _FAST_PATHS)
+            and _may_take_fast_path(module)
+        ):
             session.take_function_mode(call)
         if session.observer is not None:
             session.observer.enter(_event(state, call, args, frame.f_locals.get("kwargs")))
@@ -123,15 +127,15 @@ def end_call(
         call = next((one for one in reversed(state.calls()) if one.key == id(module)), None)
         if call is None:
             return
-        session.close_inside(state, call)  # calls that ended without their hook
+        session.close_open_inside(state, call)  # calls that ended without their exit hook firing
         session.put_function_mode_back(call)
         raised = len(rest) != 2
         if raised:
             session.close_call(state, call, RAISED, now=began)
         else:
             kwargs, result = rest
-            with quiet():
-                if id(args) != call.args_key:  # a hook of the module's own has replaced them
+            with no_torch_function():
+                if id(args) != call.args_key:  # a hook of the module has replaced them
                     session.read_inputs(call, args, kwargs)
                 outputs, form = _outputs(session, result)
             session.close_call(state, call, 0, outputs, form, began)
@@ -153,20 +157,20 @@ def _event(
 
 
 def _mode(module: Any) -> int:
-    """The flags of a call that say how the module is run."""
+    """The flags of a call: training or evaluation, gradients on or off."""
     training = module.__dict__.get("training")
     mode = 0 if training is None else TRAINING if training else EVALUATION
     return mode if torch.is_grad_enabled() else mode | NO_GRAD
 
 
 def _outputs(session: Session, result: Any) -> tuple[list[int], int]:
-    """The values and the form of what a module returned; where no ops are recorded, they may be new."""
+    """The values and the form of what a module returned; they may be new where no ops are recorded."""
     if session.level != "none" or type(result) is Tensor:
         return session.arguments.results(result)
     return session.arguments.results(result, partial(session.values.output, op=-1))
 
 
-def _may_go_fast(module: Any) -> bool:
+def _may_take_fast_path(module: Any) -> bool:
     if not torch.backends.mha.get_fastpath_enabled():
         return False
     if all(part.training for part in module.modules() if isinstance(part, _FAST_PATHS)):

@@ -1,18 +1,17 @@
 """``check="nonfinite"``: no op may make a NaN out of inputs without, nor an infinity out of finite ones.
 
-On a CPU every result is looked at as it is made, in one pass, and the run stops at the op. On another device
-the numbers are taken there (`deferred`) along with an alarm that counts what is not finite; at the end of
-module calls and steps the alarm is copied over without waiting for it, and looked at when it has arrived.
-The op named is the true first one all the same, since the recording knows them all by then.
+On a CPU every result is examined as it is made, in one pass, and the run stops at the op. On another device
+the statistics are taken there (`device_statistics`) along with an alarm that counts what is not finite; at
+the end of module calls and steps the alarm is read without waiting for the device. The op that is named is
+the true first one all the same, since by then all ops are recorded.
 
-An op that is given an infinity as a plain argument makes it on purpose, as a mask does. Views show what was
-looked at before. What compiled code returns is looked at when it is first seen: by the module call that
-returns it, by the op that reads it, or in a variable at the end of the block.
+An op that takes an infinity as a plain argument makes it on purpose, as a mask does. Views are not examined:
+their base was. Results of compiled code are examined when they are first seen: returned by a module call,
+read by an op, or in a variable at the end of the block.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -31,79 +30,84 @@ from sightline.recording.compiled_code import COMPILED_BACKWARD
 from sightline.recording.cpu_statistics import Columns, Implied, StatisticsBuffer, is_finite, read
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import COPY, OP, OpInfo
-from sightline.recording.statistics import StatisticsObserver, joined, measurable, results_of
+from sightline.recording.statistics import StatisticsObserver, concatenate, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
+from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
-_DOOR: Final = "sightline.tracing"
+_TRACING: Final = "sightline.tracing"
 
-#: What an error says of a recording: the text of its first fault, or None if there is none after all.
-Judge = Callable[[TraceData, Check], str | None]
+#: The text of the first fault of a recording, or None if there is no fault that is not allowed.
+NonFiniteReport = Callable[[TraceData, Check], str | None]
 
 
 class NonFiniteChecker(Observer):
-    """Looks at every floating result, and stops the run at the first fault."""
+    """Examines every floating result, and stops the run at the first fault."""
 
     def __init__(
-        self, session: SessionBase, wanted: Check, measurer: StatisticsObserver | None, judge: Judge,
-        build: Callable[[SessionBase], TraceData],
+        self, session: SessionBase, options: Check, statistics: StatisticsObserver | None,
+        report: NonFiniteReport, build: Callable[[SessionBase], TraceData],
     ) -> None:  # fmt: skip
         self._session = session
-        self._wanted = wanted
-        self._judge = judge
+        self._options = options
+        self._report = report
         self._build = build
-        self._paths = [PathPattern(glob) for glob in wanted.allow or ()]
-        self._measurer = measurer
-        self.fingerprint = measurer is not None and measurer.fingerprint
-        self.readings: StatisticsBuffer = session.new_readings() if measurer is None else measurer.readings
-        self.deferred = session.new_deferred("odd") if measurer is None else measurer.deferred
-        self.allowed = list(wanted.allow or ())
+        self._paths = [PathPattern(glob) for glob in options.allow or ()]
+        self._statistics = statistics
+        self.fingerprint = statistics is not None and statistics.fingerprint
+        self.buffer: StatisticsBuffer = (
+            session.new_statistics_buffer() if statistics is None else statistics.buffer
+        )
+        self.device_statistics = (
+            session.new_device_statistics("nonfinite") if statistics is None else statistics.device_statistics
+        )
+        self.allowed = list(options.allow or ())
         self._checked = 0
         self._aten = session.level in ("aten", "both")
-        self.ops = self.calls = not self.readings.native
+        self.ops = self.calls = not self.buffer.native
         self.api = not self._aten
-        self._found = False
-        self._alarm_at = 0  #: the alarm at which it is worth looking again
+        self._reported = False
+        self._alarm_limit = 0  #: the count above which the recording is checked again
         self._patience = 1
-        self._copies: list[Implied] = []  #: results that hold what was looked at
+        self._copies: list[Implied] = []  #: results that hold the elements of an examined value
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
-        self._met: set[int | None] = set()  # values that were looked at here
-        self._odd = 0  #: tensors found that are not finite and that no op made
-        self._odd_at = 1
-        self._before = {id(tensor): ref(tensor) for tensor in _variables()}
+        self._examined: set[int | None] = set()  # values of regions
+        self._nonfinite = 0  #: how many tensors of regions are not finite
+        self._nonfinite_limit = 1
+        self._tensors_before = {id(tensor): ref(tensor) for tensor in _variables()}
 
     def wants(self, event: ObservedOp) -> bool:
-        """Not what an API call returns, which its ops have made, nor a view of what is fine."""
+        """Not an API call, whose ops are examined, nor a view of what is finite."""
         if self._aten and event.info.flavour != OP:
             return False
-        if self.readings.native:
-            return event.odd
+        if self.buffer.native:
+            return event.nonfinite
         if event.info.uninitialized:
             return False
         return self._may_change(event.info, event.ids) or (
-            bool(self._session.regions) and any(not self.readings.known(one) for one in event.ids)
+            bool(self._session.regions) and any(not self.buffer.is_read(one) for one in event.ids)
         )
 
     def _may_change(self, info: OpInfo, ids: list[int]) -> bool:
-        """Whether a result is anything but a view of what is fine."""
-        bad = self.readings.bad
-        return info.aliases < 0 or info.maybe or (bool(bad) and any(one in bad for one in ids))
+        """Whether a result may be anything but a view of what is finite."""
+        nonfinite = self.buffer.nonfinite
+        return info.aliases < 0 or info.maybe or (bool(nonfinite) and any(one in nonfinite for one in ids))
 
     @property
     def checked(self) -> int:
-        """How many tensors were looked at."""
-        return self._checked + self.readings.checked
+        """How many tensors were examined."""
+        return self._checked + self.buffer.checked
 
-    # -- where the numbers are at hand -------------------------------------------------------------------
+    # -- tensors in CPU memory ---------------------------------------------------------------------------
 
     def op(self, event: ObservedOp) -> None:
-        """Look at the results of an op."""
+        """Examine the results of an op."""
         info = event.info
         if self._session.regions:
-            self._look_at_regions((event.args, event.kwargs or {}))
+            self._examine_regions((event.args, event.kwargs or {}))
             if not self._may_change(info, event.ids):
                 return
         if info.preserves == COPY and self._is_a_copy(event):
@@ -113,149 +117,151 @@ class NonFiniteChecker(Observer):
         nans = infs = 0
         plain = type(event.result) is Tensor
         for tensor in (event.result,) if plain else results_of(self._session, event):
-            found = self._look(tensor)
-            if found is not None:
-                nans, infs = nans + found[0], infs + found[1]
-        if (nans or infs) and not (self._found and self._wanted.on == "report"):
-            self._blame(event, nan=nans > 0, inf=infs > 0)
+            counts = self._examine(tensor)
+            if counts is not None:
+                nans, infs = nans + counts[0], infs + counts[1]
+        if (nans or infs) and not (self._reported and self._options.on == "report"):
+            self._check_op(event, nan=nans > 0, inf=infs > 0)
 
-    def _look(self, tensor: Any) -> tuple[int, int] | None:
-        """NaNs and infinities of a tensor, if it has any and they are known by now."""
+    def _examine(self, tensor: Any) -> tuple[int, int] | None:
+        """The counts of NaNs and infinities of a tensor, if it has any and they are known by now."""
         if not measurable(tensor):
             return None
-        value = self._session.values.known(tensor)
+        value = self._session.values.find(tensor)
         if value is None:
             return None
-        if not self.readings.known(value):
-            self.readings.first_time(value)
+        if not self.buffer.is_read(value):
+            self.buffer.mark_read(value)
             if not tensor.is_cpu:
-                self.deferred.add(value, tensor)
+                self.device_statistics.add(value, tensor)
             elif not is_finite(tensor):
-                self.readings.add(value, read(tensor, fingerprint=False))
-        self._checked += not self.readings.native  # else C++ has counted it
-        return self.readings.bad.get(value)
+                self.buffer.add(value, read(tensor, fingerprint=False))
+        self._checked += not self.buffer.native  # else C++ has counted it
+        return self.buffer.nonfinite.get(value)
 
     def _note_rewritten(self, changed: list[Any]) -> None:
-        """What was changed through a view is not what was looked at."""
+        """Note what was changed through a view: it is no longer what was examined."""
         for tensor in changed:
             if type(tensor) is Tensor and tensor._is_view():
                 self._rewritten.add(storage_address(tensor))
 
     def _is_a_copy(self, event: ObservedOp) -> bool:
-        """Whether a result holds the elements of what was looked at and is finite, none out of range."""
+        """Whether a result holds the elements of an examined, finite input, and all are in its range."""
         ids, result = event.ids, event.result
-        if len(ids) != 1 or not self.readings.known(ids[0]) or ids[0] in self.readings.bad:
+        if len(ids) != 1 or not self.buffer.is_read(ids[0]) or ids[0] in self.buffer.nonfinite:
             return False
-        source, value = event.args[0], self._session.values.known(result)
-        if value is None or source.device != result.device or not _holds(result.dtype, source.dtype):
+        source, value = event.args[0], self._session.values.find(result)
+        if (
+            value is None
+            or source.device != result.device
+            or not _is_range_within(result.dtype, source.dtype)
+        ):
             return False
         if self._rewritten and storage_address(source) in self._rewritten:
             return False
-        if self.readings.first_time(value):
+        if self.buffer.mark_read(value):
             self._copies.append((value, ids[0], False))
         self._checked += 1
         return True
 
-    def _blame(self, event: ObservedOp, nan: bool, inf: bool) -> None:
-        """Raise, unless what is not finite was in the inputs already, or is meant to be there."""
-        before = [self.readings.bad[one] for one in event.ids if one in self.readings.bad]
-        before += self._odd_inputs(event)
-        had_nan, had_any = any(nans for nans, _ in before), bool(before)
-        told_nan, told_inf = _told((event.args, event.kwargs or {}))
-        makes_nan = nan and not had_nan and not told_nan
-        makes_inf = inf and not had_any and not told_inf and not self._was_unknown(event)
-        if (makes_nan or makes_inf) and not self._allowed(event):
-            if self._wanted.on == "raise":
+    def _check_op(self, event: ObservedOp, nan: bool, inf: bool) -> None:
+        """Have the recording so far judged, if the rule blames this op; raise if the judge does, too."""
+        before = [self.buffer.nonfinite[one] for one in event.ids if one in self.buffer.nonfinite]
+        before += self._nonfinite_inputs(event)
+        inputs = INF * bool(before) | NAN * any(nans for nans, _ in before)
+        outputs = NAN * nan | INF * (inf and not self._changes_unexamined(event))
+        requested = argument_states((event.args, event.kwargs or {}))
+        if new_states(outputs, inputs, requested) and not self._allowed(event):
+            if self._options.on == "raise":
                 self._read_inputs(event)
-            text = self._judge(self._build(self._session), self._wanted)
-            if text is not None:  # else it is meant, as far as the whole recording knows
-                self._found = True
-                self.readings.stop_telling()
-                if self._wanted.on == "raise":
-                    raise NonFiniteError(text)
+            self._check_recording()  # the recording may show that it is allowed
 
-    def _was_unknown(self, event: ObservedOp) -> bool:
-        """Whether an op changed in place what nobody had looked at: a mask made before the block.
+    def _changes_unexamined(self, event: ObservedOp) -> bool:
+        """Whether an op changed in place what was never examined: a mask made before the block.
 
-        A parameter is no mask: an infinite one shows in the forward pass, before an optimizer changes it.
+        A parameter is not a mask: an infinite one shows in the forward pass, before an optimizer changes it.
         """
         given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
         changed = [tensor for tensor in given if not isinstance(tensor, torch.nn.Parameter)]
-        return bool(changed) and any(not self.readings.known(one) for one in event.ids)
+        return bool(changed) and any(not self.buffer.is_read(one) for one in event.ids)
 
     def _read_inputs(self, event: ObservedOp) -> None:
-        """Have the numbers of the inputs for the error; a check alone has not read what is finite."""
-        if self._measurer is not None:
+        """Take the statistics of the inputs for the error; a check alone takes none of what is finite."""
+        if self._statistics is not None:
             return
         for tensor in self._session.arguments.tensors((event.args, event.kwargs or {}), []):
-            value = self._session.values.known(tensor)
-            if value is not None and value not in self.readings.bad and measurable(tensor) and tensor.is_cpu:
-                self.readings.add(value, read(tensor, fingerprint=False))
+            value = self._session.values.find(tensor)
+            if (
+                value is not None
+                and value not in self.buffer.nonfinite
+                and measurable(tensor)
+                and tensor.is_cpu
+            ):
+                self.buffer.add(value, read(tensor, fingerprint=False))
 
-    def _odd_inputs(self, event: ObservedOp) -> list[tuple[int, int]]:
-        """NaNs and infinities in what an op was given, and has not changed.
+    def _nonfinite_inputs(self, event: ObservedOp) -> list[tuple[int, int]]:
+        """NaNs and infinities in the inputs that an op has not changed.
 
-        Parameters, inputs and constants are looked at only now; and what was changed through a view of it has
-        other numbers than when it was looked at.
+        Parameters, inputs and constants are examined only now, and what was changed through a view again.
         """
         given = self._session.arguments.at(event.info.mutates, event.args, event.kwargs)
         changed = {id(tensor) for tensor in given}
-        found = []
+        counts = []
         for tensor in self._session.arguments.tensors((event.args, event.kwargs or {}), []):
             if id(tensor) not in changed and measurable(tensor) and tensor.is_cpu and not is_finite(tensor):
-                reading = read(tensor, fingerprint=False)
-                value = self._session.values.known(tensor)
-                if value is not None and self.readings.first_time(value):
-                    self.readings.add(value, reading)
-                found.append((reading.nans, reading.infs))
-        return found
+                numbers = read(tensor, fingerprint=False)
+                value = self._session.values.find(tensor)
+                if value is not None and self.buffer.mark_read(value):
+                    self.buffer.add(value, numbers)
+                counts.append((numbers.nans, numbers.infs))
+        return counts
 
     def _allowed(self, event: ObservedOp) -> bool:
-        globs = self._wanted.allow or ()
+        globs = self._options.allow or ()
         names = [(event.info.name, "aten" if event.info.flavour == OP else "api")]
         if event.api is not None:
             names.append((event.api.name, "api"))
         if any(op_matches(glob, name, level) for glob in globs for name, level in names):
             return True
-        known = self._session.modules.all[event.modules[-1]] if event.modules else None
-        paths = (known.aliases or (known.path,)) if known is not None else ()
-        return any(meant(segments_of(path)) for meant in self._paths for path in paths)
+        record = self._session.modules.all[event.modules[-1]] if event.modules else None
+        paths = (record.aliases or (record.path,)) if record is not None else ()
+        return any(pattern(segments_of(path)) for pattern in self._paths for path in paths)
 
-    # -- what came out of compiled code ------------------------------------------------------------------
+    # -- results of compiled code ------------------------------------------------------------------------
 
-    def _look_at_regions(self, held: Any) -> None:
-        """Look at tensors that nobody has looked at: what compiled code made is among them."""
-        if self._found:
+    def _examine_regions(self, tree: Any) -> None:
+        """Examine tensors that were not examined: results of compiled code are among them."""
+        if self._reported:
             return
-        unseen = [one for one in self._session.arguments.tensors(held, []) if self._is_of_a_region(one)]
-        self._met.update(self._session.values.known(tensor) for tensor in unseen)
-        self._odd += sum(self._look(tensor) is not None for tensor in unseen)
-        if self._odd >= self._odd_at:
-            self._odd_at = 2 * self._odd  # masks may hold infinities: do not look back for each
-            self._look_at_everything_alive()
-            self._look_back()
+        unseen = [one for one in self._session.arguments.tensors(tree, []) if self._may_be_of_region(one)]
+        self._examined.update(self._session.values.find(tensor) for tensor in unseen)
+        self._nonfinite += sum(self._examine(tensor) is not None for tensor in unseen)
+        if self._nonfinite >= self._nonfinite_limit:
+            self._nonfinite_limit = 2 * self._nonfinite  # masks may hold infinities: do not check for each
+            self._examine_live_tensors()
+            self._check_recording()
 
-    def _is_of_a_region(self, tensor: Any) -> bool:
-        known = self._session.values.known(tensor)
-        if known is None or known in self._met:
+    def _may_be_of_region(self, tensor: Any) -> bool:
+        value = self._session.values.find(tensor)
+        if value is None or value in self._examined:
             return False
-        # C++ has looked at it before it told of it; then it is met here for the first time.
-        return not self.readings.known(known) or (self.readings.native and known in self.readings.bad)
+        # C++ has examined it before it notified us: then it is seen here for the first time.
+        return not self.buffer.is_read(value) or (self.buffer.native and value in self.buffer.nonfinite)
 
-    def _look_at_everything_alive(self) -> None:
-        """Before a region is blamed: what it was given may have come with a NaN, and was never looked at."""
-        for value, tensor in self._session.values.living():
-            if not self.readings.known(value) and measurable(tensor):
+    def _examine_live_tensors(self) -> None:
+        """Examine inputs of regions: one may have had a NaN already, and must not be blamed on the region."""
+        for value, tensor in self._session.values.live_tensors():
+            if not self.buffer.is_read(value) and measurable(tensor):
                 if tensor.is_cpu and not is_finite(tensor):
-                    self.readings.first_time(value)
-                    self.readings.add(value, read(tensor, fingerprint=False))
+                    self.buffer.mark_read(value)
+                    self.buffer.add(value, read(tensor, fingerprint=False))
 
-    # -- where they are on a device ----------------------------------------------------------------------
+    # -- tensors on a device -----------------------------------------------------------------------------
 
     def leave(self, call: ObservedCall) -> None:
-        """A checkpoint: look at the alarm, if it has arrived."""
+        """A checkpoint: read the alarm."""
         if self._session.regions and not call.raised:
-            self._look_at_regions(call.result)
+            self._examine_regions(call.result)
         self._checkpoint()
 
     def step(self) -> None:
@@ -263,64 +269,64 @@ class NonFiniteChecker(Observer):
         self._checkpoint()
 
     def _checkpoint(self) -> None:
-        if self._found or not self.deferred.used:
+        if self._reported or not self.device_statistics.used:
             return
-        alarm = self.deferred.alarm()
-        if alarm > self._alarm_at:
-            self._alarm_at = alarm * self._patience  # masks may hold infinities: do not wait for each again
+        alarm = self.device_statistics.alarm()
+        if alarm > self._alarm_limit:
+            self._alarm_limit = alarm * self._patience  # masks may hold infinities: do not wait for each
             self._patience = 2
-            self.deferred.heard(self._alarm_at)
-            self._look_back()
+            self.device_statistics.acknowledge(self._alarm_limit)
+            self._check_recording()
 
-    def _look_back(self) -> None:
-        """Find the first fault in the recording so far; waits for the device."""
-        text = self._judge(self._build(self._session), self._wanted)
+    def _check_recording(self) -> None:
+        """Report the first fault in the recording so far, if there is one; waits for the device."""
+        text = self._report(self._build(self._session), self._options)
         if text is not None:
-            self._found = True
-            self.readings.stop_telling()
-            if self._wanted.on == "raise":
+            self._reported = True
+            self.buffer.stop_reporting()
+            if self._options.on == "raise":
                 raise NonFiniteError(text)
 
-    def last_word(self) -> None:
-        """At the end of the block: a fault that no checkpoint has seen."""
-        if self._session.regions and not self._found:
-            made = [one for one in _variables() if self._before.get(id(one), _nothing)() is not one]
+    def check_at_end(self) -> None:
+        """At the end of the block: report a fault that no checkpoint has seen."""
+        if self._session.regions and not self._reported:
+            new = [one for one in _variables() if self._tensors_before.get(id(one), _no_tensor)() is not one]
             if any(info.name == COMPILED_BACKWARD for info in self._session.infos):
-                made += [one.grad for _, one in self._session.modules.parameters() if one.grad is not None]
-            for tensor in made:
+                new += [one.grad for _, one in self._session.modules.parameters() if one.grad is not None]
+            for tensor in new:
                 self._session.values.value(tensor)
-            self._odd_at = min(self._odd_at, self._odd + 1)
-            self._look_at_regions(made)
-        if not self._found and (self._odd or self.deferred.alarm(wait=True)):
-            self._look_back()
+            self._nonfinite_limit = min(self._nonfinite_limit, self._nonfinite + 1)
+            self._examine_regions(new)
+        if not self._reported and (self._nonfinite or self.device_statistics.alarm(wait=True)):
+            self._check_recording()
 
-    def asked(self) -> dict[str, Any]:
-        """What may make a NaN."""
+    def requested(self) -> dict[str, Any]:
+        """The globs of ops and modules that may make a NaN."""
         return {"check": {"allow": self.allowed}}
 
     def columns(self) -> Columns:
-        """The numbers of what was not finite, or of everything if it was measured."""
-        if self._measurer is not None:
-            return self._measurer.columns()
-        return self._with_copies(*joined(self.readings.columns(), self.deferred.columns()))
+        """The statistics of what was not finite, or of everything with ``stats=``."""
+        if self._statistics is not None:
+            return self._statistics.columns()
+        return self._with_copies(*concatenate(self.buffer.columns(), self.device_statistics.columns()))
 
     def take(self, last: bool) -> Columns:
-        """The same, which is then no longer here; what the devices have comes with the last."""
-        if self._measurer is not None:
-            return self._measurer.take(last)
-        taken = self.readings.take()
-        return self._with_copies(*joined(taken, self.deferred.columns())) if last else taken
+        """The new statistics, which are removed; those of devices come with the last call."""
+        if self._statistics is not None:
+            return self._statistics.take(last)
+        taken = self.buffer.take()
+        return self._with_copies(*concatenate(taken, self.device_statistics.columns())) if last else taken
 
     def _with_copies(self, floats: NDArray[np.float64], counts: NDArray[np.int64]) -> Columns:
-        """Copies have the numbers of what they were made from."""
-        copies = self._copies + self.readings.copies()
+        """Add rows for copies: they have the numbers of what they were made from."""
+        copies = self._copies + self.buffer.copies()
         rows = {value: row for row, value in enumerate(counts[:, 0].tolist())} if copies else {}
-        made = [
+        added = [
             (value, rows.setdefault(value, rows[of]), bounded) for value, of, bounded in copies if of in rows
         ]
-        if not made:
+        if not added:
             return floats, counts
-        values, sources, bounded = np.array(made, dtype=np.int64).T
+        values, sources, bounded = np.array(added, dtype=np.int64).T
         copied = counts[sources].copy()
         copied[bounded == 1, 3] = 0
         copied[:, 0] = values
@@ -328,7 +334,7 @@ class NonFiniteChecker(Observer):
 
 
 @cache
-def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+def _is_range_within(wide: torch.dtype, narrow: torch.dtype) -> bool:
     """Whether a number of one dtype stays finite in another."""
     if wide == narrow or not (wide.is_floating_point and narrow.is_floating_point):
         return wide == narrow
@@ -338,24 +344,14 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
 def _variables() -> list[Any]:
     """The tensors in the variables of the block's own frame, which has called `sightline.tracing`."""
     at: FrameType | None = sys._getframe(1)
-    asked = False
+    called = False
     while at is not None:
-        ours = at.f_globals.get("__name__") == _DOOR
-        if asked and not ours:
+        ours = at.f_globals.get("__name__") == _TRACING
+        if called and not ours:
             return [one for one in at.f_locals.values() if isinstance(one, Tensor)]
-        asked, at = ours, at.f_back
+        called, at = ours, at.f_back
     return []
 
 
-def _nothing() -> None:
+def _no_tensor() -> None:
     """What a reference that was never made points to."""
-
-
-def _told(item: Any) -> tuple[bool, bool]:
-    """Whether a plain argument is a NaN, and whether one is infinite: ``masked_fill(mask, -inf)``."""
-    if isinstance(item, float | complex):
-        parts = (item.real, item.imag)
-        return any(map(math.isnan, parts)), any(map(math.isinf, parts))
-    held = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
-    told = [_told(part) for part in held]
-    return any(nan for nan, _ in told), any(inf for _, inf in told)

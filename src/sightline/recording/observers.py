@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sightline.recording.arguments import form_of
 from sightline.recording.session_base import SessionBase
 from sightline.recording.source_positions import operator_names
-from sightline.recording.torchapi import below_autograd, no_dispatch, quiet, sequence_number
+from sightline.recording.torchapi import below_autograd, no_dispatch, no_torch_function, sequence_number
 from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
 from sightline.trace.forms import Form
 from sightline.trace.source_files import cell_name
 from sightline.trace.source_lines import indent_of
-from sightline.trace.user_frames import inside_engine
+from sightline.trace.user_frames import engine_callback_index
 
 if TYPE_CHECKING:
     from sightline.recording.operations import OpInfo
@@ -31,7 +31,7 @@ class ObservedOp:
     """An op, or an API call, that has ended."""
 
     info: OpInfo
-    number: int  #: of its row
+    number: int  #: its id
     stack: int
     phase: int  #: a position in ``PHASES``
     node: int | None  #: the number of the autograd node that runs it; None outside a backward pass
@@ -43,9 +43,9 @@ class ObservedOp:
     kwargs: dict[str, Any] | None
     result: Any
     raised: bool = False
-    form: Form | None = None  #: of the arguments and of the result, where the engine knows them already
+    form: Form | None = None  #: of the arguments, and below of the result, where the engine has them
     result_form: Form | None = None
-    odd: bool = False  #: the native engine has found something in it that is not finite
+    nonfinite: bool = False  #: the native engine has found a NaN or an infinity in the result
 
 
 @dataclass(slots=True)
@@ -58,32 +58,32 @@ class ObservedCall:
     depth: int  #: how many calls are open around it
     args: tuple[Any, ...]
     kwargs: dict[str, Any] | None
-    form: int  #: of what it was given
+    form: int  #: the number of the form of its arguments
     result: Any = None
     raised: bool = False
 
 
 @dataclass(slots=True)
 class SpiedTensor:
-    """What ``sl.spy`` was told."""
+    """A value that ``sl.spy`` was called with."""
 
     name: str
     value: Any
-    module: Any  #: the module it belongs to, or None for the one that runs
+    module: Any  #: the module it belongs to, or None for the running one
     modules: list[int]  #: whose calls are open, outermost first
     phase: int
 
 
 class Observer:
-    """Does nothing at every event; `silent` ones run where no mode and no autograd sees their ops."""
+    """Ignores every event; methods of a `silent` one run where no mode and no autograd sees their ops."""
 
     silent: ClassVar = True
-    ops: bool = True  #: whether it wants to hear of ops
-    api: bool = True  #: whether it wants to hear of API calls
-    calls: bool = True  #: whether it wants to hear of every module call
+    ops: bool = True  #: whether it observes ops
+    api: bool = True  #: whether it observes API calls
+    calls: bool = True  #: whether it observes every module call
 
     def wants(self, event: ObservedOp) -> bool:
-        """Whether it would look at an op; asked first, since making silence costs microseconds."""
+        """Whether it would use an op; checked first, since switching modes off costs microseconds."""
         return True
 
     def op(self, event: ObservedOp) -> None:
@@ -104,8 +104,8 @@ class Observer:
     def finish(self) -> None:
         """The recording has stopped; the model is still there."""
 
-    def asked(self) -> dict[str, Any]:
-        """What it was asked for, as plain data: views tell what of it did not come about."""
+    def requested(self) -> dict[str, Any]:
+        """The options it was made with, as plain data: views report globs that matched nothing."""
         return {}
 
 
@@ -120,63 +120,63 @@ class Observers(Observer):
         self.ops = any(one.ops for one in observers)
         self.api = any(one.api for one in observers)
         self.calls = any(one.calls for one in observers)
-        if len(observers) == 1 and self._loud:  # nobody is in between, once per module call
+        if len(observers) == 1 and self._loud:  # saves a call per module call
             vars(self).update(enter=observers[0].enter, leave=observers[0].leave)
 
     def op(self, event: ObservedOp) -> None:
-        """Tell each."""
+        """Notify each."""
         for one in self._loud:
             one.op(event)
-        asking = [] if event.raised else [one for one in self._silent if one.wants(event)]
-        if asking:
-            with quiet(), no_dispatch(), below_autograd():
-                for one in asking:
+        interested = [] if event.raised else [one for one in self._silent if one.wants(event)]
+        if interested:
+            with no_torch_function(), no_dispatch(), below_autograd():
+                for one in interested:
                     one.op(event)
 
     def enter(self, call: ObservedCall) -> None:
-        """Tell each."""
+        """Notify each."""
         for one in self._loud:
             one.enter(call)
         if self._silent:
-            with quiet(), no_dispatch(), below_autograd():
+            with no_torch_function(), no_dispatch(), below_autograd():
                 for one in self._silent:
                     one.enter(call)
 
     def leave(self, call: ObservedCall) -> None:
-        """Tell each."""
+        """Notify each."""
         for one in self._loud:
             one.leave(call)
         if self._silent:
-            with quiet(), no_dispatch(), below_autograd():
+            with no_torch_function(), no_dispatch(), below_autograd():
                 for one in self._silent:
                     one.leave(call)
 
     def spied(self, spied: SpiedTensor) -> None:
-        """Tell each."""
-        with quiet(), no_dispatch(), below_autograd():
+        """Notify each."""
+        with no_torch_function(), no_dispatch(), below_autograd():
             for one in self.all:
                 one.spied(spied)
 
     def step(self) -> None:
-        """Tell each."""
+        """Notify each."""
         for one in self.all:
             one.step()
 
     def finish(self) -> None:
-        """Tell each, and the last one though the first fails."""
+        """Notify each, also after one has failed."""
         for one in self.all:
             try:
                 one.finish()
             except Exception as error:
                 self._session.fault(error)
 
-    def asked(self) -> dict[str, Any]:
-        """Of each."""
-        return {name: what for one in self.all for name, what in one.asked().items()}
+    def requested(self) -> dict[str, Any]:
+        """The options of all."""
+        return {name: options for one in self.all for name, options in one.requested().items()}
 
 
 class LiveObserver(Observer):
-    """Turns what passes through the recorder into plain events."""
+    """Turns what the recorder sees into plain events for a watcher."""
 
     silent = False
 
@@ -185,7 +185,7 @@ class LiveObserver(Observer):
         self._watcher = watcher
         self._nodes: dict[int, int] = {}  # autograd node -> stack of the op that made it
         self._newest = sequence_number()
-        self._places: dict[int, SourceFrame] = {}
+        self._frames: dict[int, SourceFrame] = {}
         self._operator = operator_names(session.stacks)
 
     def op(self, event: ObservedOp) -> None:
@@ -197,24 +197,24 @@ class LiveObserver(Observer):
             phase = "backward"
         if event.node is None:
             now = sequence_number()
-            if now > self._newest:  # else it has made no node
+            if now > self._newest:  # else the op has made no node
                 self._nodes[now - 1] = stack
                 self._newest = now
-        elif not self._of_the_user(event):
+        elif not self._is_user_code(event):
             stack = self._nodes.get(event.node, stack)
         level = "aten" if FLAVOURS[info.flavour] == "op" else "api"
         symbol = self._operator(stack, info.name) if level == "api" else None
-        with quiet():
+        with no_torch_function():
             inputs = self._metas((event.args, event.kwargs or {}))
             outputs = self._metas(event.result)
-            form, made = event.form, event.result_form
-            if form is None or made is None:
+            form, result = event.form, event.result_form
+            if form is None or result is None:
                 form = form_of(event.args, event.kwargs)
-                made = form_of((event.result,), None) if event.result is not None else Form(())
+                result = form_of((event.result,), None) if event.result is not None else Form(())
         self._watcher.op(
             LiveOpEvent(
                 symbol or info.name, level, "operator" if symbol else FLAVOURS[info.flavour], phase, form,
-                inputs, made, outputs, self._chain(stack), len(event.modules), event.raised,
+                inputs, result, outputs, self._chain(stack), len(event.modules), event.raised,
             )
         )  # fmt: skip
 
@@ -223,21 +223,21 @@ class LiveObserver(Observer):
         self._watcher.enter(self._call(call))
 
     def leave(self, call: ObservedCall) -> None:
-        """It has ended."""
+        """A module call has ended."""
         self._watcher.leave(self._call(call))
 
     def _call(self, call: ObservedCall) -> LiveCallEvent:
-        known = self._session.modules.all[call.module]
-        module = known.ref()
-        with quiet():
+        record = self._session.modules.all[call.module]
+        module = record.ref()
+        with no_torch_function():
             inputs = self._metas((call.args, call.kwargs or {}))
             outputs = self._metas(call.result)
-            made = form_of((call.result,), None) if call.result is not None else Form(())
+            result = form_of((call.result,), None) if call.result is not None else Form(())
         kind = type(module).__name__
         return LiveCallEvent(
-            known.path or kind, kind, self._session.modules.says(module), call.depth,
-            module is not None and not any(True for _ in module.children()), not known.path,
-            self._session.arguments.forms.all[call.form], inputs, made, outputs, call.raised,
+            record.path or kind, kind, self._session.modules.extra_repr(module), call.depth,
+            module is not None and not any(True for _ in module.children()), not record.path,
+            self._session.arguments.forms.all[call.form], inputs, result, outputs, call.raised,
             type(module).__module__.partition(".")[0] == "torch",
         )  # fmt: skip
 
@@ -245,22 +245,22 @@ class LiveObserver(Observer):
         values = self._session.values
         return [values.metas[values.describe(tensor)] for tensor in self._session.arguments.tensors(item, [])]
 
-    def _of_the_user(self, event: ObservedOp) -> bool:
-        """Whether the user's own code ran an op of the backward pass: it is shown where it is written."""
-        places = [(place.file, place.function) for place in reversed(self._chain(event.stack))]
-        return inside_engine(places, worker=event.worker) >= 0
+    def _is_user_code(self, event: ObservedOp) -> bool:
+        """Whether the user's own code ran an op of the backward pass: it is shown at its own line."""
+        frames = [(frame.file, frame.function) for frame in reversed(self._chain(event.stack))]
+        return engine_callback_index(frames, worker=event.worker) >= 0
 
     def _chain(self, stack: int) -> list[SourceFrame]:
-        found = []
+        frames = []
         while stack >= 0:
-            place = self._places.get(stack)
-            if place is None:
-                place = self._places[stack] = self._place(stack)
-            found.append(place)
+            frame = self._frames.get(stack)
+            if frame is None:
+                frame = self._frames[stack] = self._frame(stack)
+            frames.append(frame)
             stack = self._session.stacks.parents[stack]
-        return found[::-1]
+        return frames[::-1]
 
-    def _place(self, stack: int) -> SourceFrame:
+    def _frame(self, stack: int) -> SourceFrame:
         stacks = self._session.stacks
         code = stacks.codes[stacks.code_ids[stack]]
         at = list(code.co_positions())[stacks.instructions[stack] // 2]

@@ -1,4 +1,4 @@
-"""What is known of each operation: its name, its schema, how it is written, what it changes."""
+"""The traits of each operation: its name, its arguments, what it changes, what its result shares."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.torchapi import OpOverload, Tensor
+from sightline.trace.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 
 FUNCTION, METHOD, OPERATOR, PROPERTY, OP, OPAQUE = range(6)  # positions in data.FLAVOURS
 
@@ -43,13 +44,7 @@ _SETTERS: Final = frozenset(
 )
 
 
-#: What an expression arrives as whose left side is no tensor: ``2 - x`` as ``x.__rsub__(2)``.
-_REFLECTED: Final = {
-    "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
-    "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
-}  # fmt: skip
-
-#: What torch gives a slice that has no end: ``x[9:]``.
+#: The end that torch gives a slice without one: ``x[9:]``.
 _NO_END: Final = (1 << 63) - 1
 
 #: Views that begin where their base begins.
@@ -62,21 +57,17 @@ _KEEPS_OFFSET: Final = frozenset(
 #: Views that show every element of their base, and those of them that keep the order.
 _KEEPS_ORDER: Final = frozenset("view _unsafe_view unsqueeze squeeze detach alias _reshape_alias".split())
 _RELABELS: Final = _KEEPS_ORDER | frozenset("t transpose permute expand".split())
-#: What these make has a NaN just where their input has one, and how much is infinite can be told as well: the
+#: Ops whose result has a NaN just where their input has one, and whose infinities are known as well: the
 #: elements themselves, something bounded, a product with a plain number, a quotient, a sum.
 COPY, BOUNDED, PRODUCT, QUOTIENT, SUM = range(1, 6)
 _PRESERVES: Final = {
     "clone": COPY, "_to_copy": COPY, "_unsafe_view": COPY, "tanh": BOUNDED, "sigmoid": BOUNDED,
     "erf": BOUNDED, "mul": PRODUCT, "div": QUOTIENT, "add": SUM, "sub": SUM,
 }  # fmt: skip
-#: What these make holds whatever was in memory before.
-_UNINITIALIZED: Final = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize_ resize".split()
-)
 
 
 class OpTraits:
-    """What is true of an operation in every recording."""
+    """The properties of an operation that are the same in every recording."""
 
     __slots__ = (
         "aliases", "backward", "constant", "flavour", "function", "keeps_order", "maybe", "mirrored", "moves",
@@ -91,81 +82,81 @@ class OpTraits:
         self.mutates: tuple[int | str, ...] = ()
         #: position of the argument its result may share memory with; -1 if it never does
         self.aliases = -1
-        self.preserves = 0  #: how its result tells what is not finite in its input, if it does
+        self.preserves = 0  #: how its result shows what is not finite in its input, if it does
         self.maybe = False  #: it may also return a copy
-        self.mirrored = False  #: it is given the right side of an operator before the left one
+        self.mirrored = False  #: it takes the right side of an operator before the left one
         self.moves = False  #: its result may begin elsewhere in the storage
         self.noise = False
         self.overload = False  #: it is a dispatcher op called by name, ``torch.ops.aten.mm``
-        self.backward = False  #: runs a backward pass, and with it Python of the user's
+        self.backward = False  #: it runs a backward pass, and with it Python code of the user
         self.constant = False  #: its input was just made from Python data
-        self.slices = False  #: it takes the end of a slice, which may be that of the tensor
+        self.slices = False  #: it takes the end of a slice, which may be the end of the tensor
         self.relabels = False  #: its result is a view of every element of its input
         self.keeps_order = False  #: and in the same order
-        self.uninitialized = False  #: nobody has written what is in its result
+        self.uninitialized = False  #: its result holds whatever was in memory before
 
 
-_every_fact = attrgetter(*OpTraits.__slots__)
+_all_traits = attrgetter(*OpTraits.__slots__)
 
 
 class OpInfo(OpTraits):
-    """An operation in one recording: the facts, its number, and the forms of its calls."""
+    """An operation in one recording: its traits, its number, and the forms of its calls."""
 
     __slots__ = ("forms", "number")
 
-    def __init__(self, facts: OpTraits, number: int) -> None:
-        for name, value in zip(OpTraits.__slots__, _every_fact(facts), strict=True):
+    def __init__(self, traits: OpTraits, number: int) -> None:
+        for name, value in zip(OpTraits.__slots__, _all_traits(traits), strict=True):
             setattr(self, name, value)
         self.number = number
         self.forms: dict[Any, int] = {}
 
 
-_aten_facts: Final[dict[int, OpTraits]] = {}
+_aten_traits: Final[dict[int, OpTraits]] = {}
 
 
 def aten_traits(function: Any) -> OpTraits:
-    """Of a dispatcher op (or a higher-order one)."""
-    found = _aten_facts.get(id(function))
-    if found is None:
-        found = _aten_facts[id(function)] = _read_schema(function)
-    return found
+    """The traits of a dispatcher op (or a higher-order one)."""
+    traits = _aten_traits.get(id(function))
+    if traits is None:
+        traits = _aten_traits[id(function)] = _read_schema(function)
+    return traits
 
 
 def _read_schema(function: Any) -> OpTraits:
-    facts = OpTraits(function)
+    traits = OpTraits(function)
     if not isinstance(function, OpOverload):
-        facts.name = getattr(function, "__name__", None) or str(function)
-        return facts
+        traits.name = getattr(function, "__name__", None) or str(function)
+        return traits
     schema = function._schema
     namespace, name = schema.name.split("::")
-    facts.noise = namespace == "profiler"  # the marks torch's own optimizers leave for a profiler
+    traits.noise = namespace == "profiler"  # markers of torch's optimizers for a profiler
     overload = f".{schema.overload_name}" if schema.overload_name else ""
-    facts.name = f"{name}{overload}" if namespace == "aten" else f"{namespace}::{name}{overload}"
-    facts.mutates = tuple(
+    traits.name = f"{name}{overload}" if namespace == "aten" else f"{namespace}::{name}{overload}"
+    traits.mutates = tuple(
         argument.name if argument.kwarg_only else position
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    if any(result.alias_info is not None for result in schema.returns) and not facts.mutates:
+    if any(result.alias_info is not None for result in schema.returns) and not traits.mutates:
         shared = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
-        facts.aliases = shared[0] if shared else -1
-        facts.maybe = not function.is_view or is_composite(function)
-        facts.moves = facts.maybe or name not in _KEEPS_OFFSET
-    facts.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
-    facts.relabels, facts.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
-    facts.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
-    facts.uninitialized, facts.preserves = name in _UNINITIALIZED, _PRESERVES.get(name, 0)
-    return facts
+        traits.aliases = shared[0] if shared else -1
+        traits.maybe = not function.is_view or is_composite(function)
+        traits.moves = traits.maybe or name not in _KEEPS_OFFSET
+    traits.constant = name in ("lift_fresh", "lift", "lift_fresh_copy")
+    traits.relabels, traits.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
+    traits.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
+    traits.uninitialized, traits.preserves = name in UNINITIALIZED, _PRESERVES.get(name, 0)
+    return traits
 
 
 def without_end(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a slice; of one that goes to the end without the largest integer torch puts there.
+    """The arguments of a slice, without the largest integer that torch puts where there is no end.
 
     >>> without_end((0, 9, (1 << 63) - 1)), without_end((0, 1, (1 << 63) - 1, 2))
     ((0, 9), (0, 1, None, 2))
     """
-    found = tuple(None if type(item) is int and item == _NO_END else item for item in args)
-    return found[:-1] if found and found[-1] is None and args[-1] is not None else found
+    shown = tuple(None if type(item) is int and item == _NO_END else item for item in args)
+    return shown[:-1] if shown and shown[-1] is None and args[-1] is not None else shown
 
 
 def is_composite(function: Any) -> bool:
@@ -178,39 +169,39 @@ def is_composite(function: Any) -> bool:
 
 
 def api_traits(function: Any) -> OpTraits:
-    """Of a function, method or property as the user wrote it."""
-    facts = OpTraits(function)
+    """The traits of a function, method or property as the user wrote it."""
+    traits = OpTraits(function)
     if isinstance(function, MethodWrapperType):  # Tensor.shape.__get__
         attribute = getattr(function.__self__, "__name__", "?")
-        facts.name, facts.flavour = f"Tensor.{attribute}", PROPERTY
-        facts.noise = function.__name__ == "__set__" or attribute not in TENSOR_PROPERTIES
-        return facts
+        traits.name, traits.flavour = f"Tensor.{attribute}", PROPERTY
+        traits.noise = function.__name__ == "__set__" or attribute not in TENSOR_PROPERTIES
+        return traits
     name = getattr(function, "__name__", None) or type(function).__name__
     owner = getattr(function, "__objclass__", None)
     qualified = getattr(function, "__qualname__", name)
     if owner is not None or qualified.startswith(("Tensor.", "TensorBase.", "_TensorBase.")):
-        facts.name, facts.flavour = f"Tensor.{name}", METHOD
-        facts.noise = name in _NOISE_METHODS
-        if name in _REFLECTED:
-            facts.name, facts.flavour, facts.mirrored = _REFLECTED[name], OPERATOR, True
+        traits.name, traits.flavour = f"Tensor.{name}", METHOD
+        traits.noise = name in _NOISE_METHODS
+        if name in REFLECTED_OPERATORS:
+            traits.name, traits.flavour, traits.mirrored = REFLECTED_OPERATORS[name], OPERATOR, True
     elif isinstance(function, OpOverload) or hasattr(function, "overloads"):
-        facts.name, facts.flavour = f"torch.ops.{function}", FUNCTION
-        facts.overload = True
+        traits.name, traits.flavour = f"torch.ops.{function}", FUNCTION
+        traits.overload = True
     else:
-        facts.name, facts.flavour = _function_name(function, name), FUNCTION
-        facts.noise = name in _NOISE_FUNCTIONS
+        traits.name, traits.flavour = _function_name(function, name), FUNCTION
+        traits.noise = name in _NOISE_FUNCTIONS
     if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
-        facts.mutates = (0,)
-    facts.uninitialized = name in _UNINITIALIZED
-    facts.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-    return facts
+        traits.mutates = (0,)
+    traits.uninitialized = name in UNINITIALIZED
+    traits.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+    return traits
 
 
 def opaque_traits(key: tuple[str, Any]) -> OpTraits:
-    """Of something that nobody can look into; ``key`` is its name, and whatever tells it from others."""
-    facts = OpTraits(key)
-    facts.name, facts.flavour = key[0], OPAQUE
-    return facts
+    """The traits of an opaque operation; ``key`` is its name, and what distinguishes it from others."""
+    traits = OpTraits(key)
+    traits.name, traits.flavour = key[0], OPAQUE
+    return traits
 
 
 def _function_name(function: Any, name: str) -> str:
@@ -222,24 +213,24 @@ def _function_name(function: Any, name: str) -> str:
         return f"F.{name}"
     if getattr(torch, name, None) is function or module == "torch":
         return f"torch.{name}"
-    for place, home in (("linalg", torch.linalg), ("special", torch.special), ("fft", torch.fft)):
-        short = name.removeprefix(f"{place}_")
-        if getattr(home, short, None) is function:
-            return f"torch.{place}.{short}"
+    for namespace in ("linalg", "special", "fft"):
+        short = name.removeprefix(f"{namespace}_")
+        if getattr(getattr(torch, namespace), short, None) is function:
+            return f"torch.{namespace}.{short}"
     return f"{module}.{name}" if module else name
 
 
 _IN_C: Final = (BuiltinFunctionType, MethodDescriptorType)
-_MOST: Final = 80  #: characters of a default; longer ones are tables, not settings
+_MAX_DEFAULT: Final = 80  #: characters of a default; longer ones are tables, not settings
 
 
 def schemas_of(infos: Iterable[OpInfo]) -> dict[str, tuple[str, ...]]:
-    """For each operation the texts of its arguments; those of which nothing is known are left out."""
-    found: dict[str, tuple[str, ...]] = {}
+    """The arguments of each operation as texts; operations without known arguments are left out."""
+    schemas: dict[str, tuple[str, ...]] = {}
     for info in infos:
-        if info.name not in found and (arguments := arguments_of(info.function)):
-            found[info.name] = arguments
-    return found
+        if info.name not in schemas and (arguments := arguments_of(info.function)):
+            schemas[info.name] = arguments
+    return schemas
 
 
 def arguments_of(function: Any) -> tuple[str, ...]:
@@ -252,7 +243,7 @@ def arguments_of(function: Any) -> tuple[str, ...]:
         return _of_overload(function)
     try:
         if isinstance(function, _IN_C) and getattr(function, "__text_signature__", None) is None:
-            return _of_namesake(function.__name__)  # asking for its signature takes long to fail
+            return _of_namesake(function.__name__)  # `inspect.signature` takes long to fail
         parameters = inspect.signature(function).parameters.values()
     except Exception:  # a signature may be code of the user's
         name = getattr(function, "__name__", "")
@@ -274,7 +265,7 @@ def _of_schema(schema: Any) -> tuple[str, ...]:
 
 @cache
 def _of_namesake(name: str) -> tuple[str, ...]:
-    """Those of the dispatcher op of the same name: of ``torch.sum``, which has several, nothing."""
+    """The arguments of the dispatcher op of the same name; empty where it has several overloads."""
     packet: Any = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
     if not hasattr(packet, "overloads"):
         return ()
@@ -285,7 +276,7 @@ def _of_namesake(name: str) -> tuple[str, ...]:
 
 
 def _is_named(argument: Any) -> bool:
-    """Whether it is a dimension by name, a second form of many ops that nobody means."""
+    """Whether it is a dimension by name: many ops have such a second overload, which is hardly used."""
     return "Dimname" in str(argument.type)
 
 
@@ -300,6 +291,6 @@ def _text(parameter: inspect.Parameter) -> str:
 def _with_default(name: str, default: Any) -> str:
     try:
         text = repr(default)
-    except Exception:  # somebody else's code, run only to be shown
+    except Exception:  # code of the user, run only for display
         text = f"<{type(default).__name__}>"
-    return f"{name}={text}" if len(text) <= _MOST else f"{name}=…"
+    return f"{name}={text}" if len(text) <= _MAX_DEFAULT else f"{name}=…"

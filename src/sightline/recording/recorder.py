@@ -1,4 +1,4 @@
-"""A recording from start to stop: a session put in place, taken out, and turned into data when asked."""
+"""A recording from start to stop: a session is installed, removed, and turned into data on demand."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sightline.markers import current_step
 from sightline.options import Capture, Check, Stats
 from sightline.ranks import this_rank
 from sightline.recording import installation
-from sightline.recording.atomic import stored
+from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
 from sightline.recording.device_time import DeviceTimer
 from sightline.recording.exception_notes import exception_text, explain, fault_text
 from sightline.recording.modules import original
-from sightline.recording.native.engine import chosen, load
-from sightline.recording.nonfinite_check import Judge, NonFiniteChecker
+from sightline.recording.native.engine import load, resolve_engine
+from sightline.recording.nonfinite_check import NonFiniteChecker, NonFiniteReport
 from sightline.recording.observers import LiveObserver, Observer, Observers
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
@@ -37,24 +37,25 @@ from sightline.recording.statistics import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.stream_folder import claim, unclaim
 from sightline.recording.stream_writer import StreamWriter
-from sightline.recording.torchapi import Module, compiler, undisturbed
+from sightline.recording.torchapi import Module, compiler, without_modes
 from sightline.trace.bundle.writer import amend_info
 from sightline.trace.events import Watcher
 from sightline.trace.index import Index
 
+# At import, when all modules it marks are loaded, since it takes milliseconds: a start must not.
 hide_own_frames()
-#: Recordings that are being kept, to be finished when the interpreter ends.
-_kept: weakref.WeakSet[Recorder] = weakref.WeakSet()
+#: Recordings that are written to disk, to be finished when the interpreter exits.
+_streamed: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
-@atexit.register
+@atexit.register  # at import, so that it runs before the exit handlers of modules that were imported before
 def _finish_all() -> None:
-    for recorder in list(_kept):
+    for recorder in list(_streamed):
         recorder.stop()
 
 
 def check_model(model: Any) -> None:
-    """A model is a module or nothing."""
+    """Raise unless a model is a module or None."""
     if model is not None and not isinstance(model, Module):
         raise UsageError(
             f"sl.trace(model) takes a torch.nn.Module or nothing, not {type(model).__name__}; "
@@ -62,29 +63,29 @@ def check_model(model: Any) -> None:
         )
 
 
-def _name_here(name: str) -> str:
-    """The name of a recording; in a distributed job it says of which process."""
-    here = this_rank()
-    return name if here is None else f"{name}, rank {here.rank} of {here.world_size}"
+def _ranked_name(name: str) -> str:
+    """The name of a recording; in a distributed job with the rank of the process."""
+    process = this_rank()
+    return name if process is None else f"{name}, rank {process.rank} of {process.world_size}"
 
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """What is to be done beyond recording."""
+    """The options of a recording beyond model and level."""
 
     watcher: Watcher | None = None
     stats: Stats | None = None
     check: Check | None = None
-    judge: Judge = lambda data, check: None
+    report: NonFiniteReport = lambda data, check: None  #: the text of the first fault that `check` finds
     capture: Capture | None = None
-    folder: Path | None = None  #: where it is written while it runs
-    last: int | None = None  #: how many ops are kept
+    folder: Path | None = None  #: of ``path=``
+    last: int | None = None
     engine: str = "auto"
-    source: bool = True  #: whether the text of source files goes into the folder
-    environment: bool = True  #: and versions, host and command line
-    overwrite: bool = False  #: whether a recording that is in the folder is replaced
+    source: bool = True
+    environment: bool = True
+    overwrite: bool = False
     time: str = "host"
-    observer: Callable[[Any], Observer] | None = None  #: makes one more observer, from the session
+    observer: Callable[[SessionBase], Observer] | None = None  #: makes one more observer
 
 
 class Recorder:
@@ -92,22 +93,21 @@ class Recorder:
 
     def __init__(
         self, model: Any, level: str, name: str | None = None, compiled: str = "opaque",
-        asked: RecordingOptions | None = None,
+        options: RecordingOptions | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._level = level
-        self._name = _name_here(name or (type(original(model)).__name__ if model is not None else "trace"))
+        self._name = _ranked_name(name or (type(original(model)).__name__ if model is not None else "trace"))
         self._compiled = compiled
-        self._asked = asked or RecordingOptions()
-        self._checker: NonFiniteChecker | None = None
+        self._options = options or RecordingOptions()
         self._session: SessionBase | None = None
         self._index: Index | None = None
-        self._seen: Any = None
+        self._progress: Any = None  # of the session when the index was built
         self._stance: Any = None
         self._timer: DeviceTimer | None = None
-        self._files: list[int] = []  # the journal's, when it is claimed
-        self._makes_folder = False  # it was not there before
-        self._late: BaseException | None = None  # an observer's error, which comes out of the block
+        self._files: list[int] = []  # the descriptor of the journal, once the folder is claimed
+        self._makes_folder = False  # it did not exist before
+        self._late_error: BaseException | None = None  # an observer's error, raised at the end of the block
         self._stopped = False
         self._lock = threading.RLock()
 
@@ -115,125 +115,125 @@ class Recorder:
     def running(self) -> bool:
         return self._session is not None and self._session.running
 
-    def start(self, frame: FrameType | None, above: bool = True, stays: bool = True) -> None:
-        """Put everything in place. ``frame`` is the block's own: nothing above it changes while it runs.
+    def start(self, frame: FrameType | None, outer_frames: bool = True, is_block: bool = True) -> None:
+        """Install everything. ``frame`` is the block's own: its callers do not change while it runs.
 
-        Without ``above`` nothing above it is recorded either: it is the first of a program. Unless it
-        ``stays`` till the end it is not held, because that would keep its caller's variables alive.
+        Without ``outer_frames`` its callers are not recorded: it is the first of a program. Without
+        ``is_block`` it may return before the stop: it is not held, which would keep its variables alive.
 
-        Whatever goes wrong, an interrupt too, leaves nothing behind.
+        After an error, or an interrupt, nothing is left installed.
         """
         try:
-            self._start(frame.f_back if frame and stays else None, above)
+            self._start(frame.f_back if frame and is_block else None, outer_frames)
         except BaseException:
             self.cancel()
             raise
 
-    def _start(self, caller: FrameType | None, above: bool) -> None:
-        session = self._session = undisturbed(partial(self._session_of, caller, above))
-        session.compiled, session.time = self._compiled, self._asked.time
-        self._keep(session)
+    def _start(self, caller: FrameType | None, outer_frames: bool) -> None:
+        session = self._session = without_modes(partial(self._new_session, caller, outer_frames))
+        session.compiled, session.time = self._compiled, self._options.time
+        self._add_collaborators(session)
         if session.time == "device":
             self._timer = DeviceTimer(session.begin)
-            undisturbed(self._timer.start)
-        self._model = None  # the session knows it weakly; a kept trace keeps no model
+            without_modes(self._timer.start)
+        self._model = None  # the session has weak references: a trace must not keep the model alive
         if self._compiled == "eager":
-            stored(partial(setattr, self, "_stance"), partial(compiler.set_stance, "force_eager"))
+            store_atomically(partial(setattr, self, "_stance"), partial(compiler.set_stance, "force_eager"))
         if current_step():
             note_step(session, begins=True)
-        if session.keeper is not None:
-            _kept.add(self)
-            session.keeper.start()
+        if session.stream_writer is not None:
+            _streamed.add(self)
+            session.stream_writer.start()
         installation.install(session)
 
     def cancel(self) -> None:
-        """Undo a start; safe to call again."""
+        """Undo a start. Safe to call again."""
         session = self._session
         if self._timer is not None:
             self._timer.cancel()
         if session is not None:
-            self._take_out(session)
-            _kept.discard(self)
+            self._uninstall(session)
+            _streamed.discard(self)
             if session.captures is not None:
                 session.captures.close()
-            if session.keeper is not None:
-                session.keeper.discard()
+            if session.stream_writer is not None:
+                session.stream_writer.discard()
             session.abandon()
-        if self._asked.folder is not None:
-            unclaim(self._asked.folder, self._files)
+        if self._options.folder is not None:
+            unclaim(self._options.folder, self._files)
             if self._makes_folder:
-                with suppress(OSError):  # it is not empty, or was never made
-                    self._asked.folder.rmdir()
+                with suppress(OSError):  # not empty, or never made
+                    self._options.folder.rmdir()
         self._session = None
 
-    def _session_of(self, caller: FrameType | None, above: bool) -> SessionBase:
-        """A recording by the engine that was chosen."""
-        asked = self._asked
-        given = self._model, self._name, self._level, caller, above
-        if chosen(asked.engine) == "native":
+    def _new_session(self, caller: FrameType | None, outer_frames: bool) -> SessionBase:
+        """A session of the engine that ``engine=`` means here."""
+        options = self._options
+        args = self._model, self._name, self._level, caller, outer_frames
+        if resolve_engine(options.engine) == "native":
             from sightline.recording.native.session import NativeSession, NoSlot
 
             for attempt in (1, 2):
                 try:
-                    return NativeSession(load(), *given)
+                    return NativeSession(load(), *args)
                 except NoSlot:
                     if attempt == 1:
-                        gc.collect()  # recordings that nothing but a cycle holds have slots too
-                    elif asked.engine == "native":
+                        gc.collect()  # recordings in unreachable cycles hold slots too
+                    elif options.engine == "native":
                         raise
-        return Session(*given)
+        return Session(*args)
 
-    def _keep(self, session: SessionBase) -> None:
-        """Put observers in place, and whoever keeps what they and the session write."""
-        asked = self._asked
+    def _add_collaborators(self, session: SessionBase) -> None:
+        """Give the session its observers, and for ``path=`` and ``last=`` its stream writer."""
+        options = self._options
         file = -1
-        if asked.folder is not None:
-            self._makes_folder = not asked.folder.exists()
-            file = claim(asked.folder, asked.overwrite, self._files)
-            # The program may go to another folder, and come to its end there.
-            asked = self._asked = replace(asked, folder=asked.folder.absolute())
-        self._observe(session)
-        if asked.folder is not None or asked.last is not None:
-            session.keeper = undisturbed(
+        if options.folder is not None:
+            self._makes_folder = not options.folder.exists()
+            file = claim(options.folder, options.overwrite, self._files)
+            # Absolute: the program may change its working folder.
+            options = self._options = replace(options, folder=options.folder.absolute())
+        self._add_observers(session)
+        if options.folder is not None or options.last is not None:
+            session.stream_writer = without_modes(
                 partial(
                     StreamWriter,
                     session,
-                    asked.folder,
+                    options.folder,
                     file,
-                    asked.last,
-                    source=asked.source,
-                    environment=asked.environment,
+                    options.last,
+                    source=options.source,
+                    environment=options.environment,
                 )
             )
 
-    def _observe(self, session: Any) -> None:
-        """Have everything else done that was asked for."""
-        asked = self._asked
+    def _add_observers(self, session: SessionBase) -> None:
+        """Give the session the observers that the options ask for."""
+        options = self._options
         observers: list[Observer] = []
-        if asked.watcher is not None:
-            observers.append(LiveObserver(session, asked.watcher))
-        if asked.observer is not None:
-            observers.append(asked.observer(session))
-        if asked.capture is not None:
-            session.captures = CaptureObserver(session, asked.capture, asked.folder)
+        if options.watcher is not None:
+            observers.append(LiveObserver(session, options.watcher))
+        if options.observer is not None:
+            observers.append(options.observer(session))
+        if options.capture is not None:
+            session.captures = CaptureObserver(session, options.capture, options.folder)
             observers.append(session.captures)
-        measurer = None if asked.stats is None else StatisticsObserver(session, asked.stats)
-        if measurer is not None:
-            session.readings = session.measurer = measurer
-            observers.append(measurer)
-        if asked.check is not None:  # after the measurer, whose numbers it uses
-            self._checker = NonFiniteChecker(session, asked.check, measurer, asked.judge, build)
-            session.readings = session.check = self._checker
-            observers.append(self._checker)
+        if options.stats is not None:
+            session.statistics = StatisticsObserver(session, options.stats)
+            observers.append(session.statistics)
+        if options.check is not None:  # after the statistics, which it uses
+            session.check = NonFiniteChecker(
+                session, options.check, session.statistics, options.report, build
+            )
+            observers.append(session.check)
         if observers:
             session.observer = Observers(session, observers)
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Take everything out, and finish what was recorded; safe to call again.
+        """Remove everything installed, and finish the recording. Safe to call again.
 
-        An exception gains a note and leaves the block as it came. Whatever goes wrong here after it is a
-        fault that is noted, also what would else be raised: a program ends for one reason. An interrupt is
-        raised when all is done but what takes long: that goes on in a thread, and who calls again waits.
+        An exception gains a note and leaves the block unchanged. An error after it is counted as a fault
+        instead of raised, also one of an observer. An interrupt is raised when all is done but what takes
+        long: that goes on in a thread, and calling again waits for it.
         """
         session = self._session
         if session is None or self._stopped:
@@ -246,28 +246,28 @@ class Recorder:
             raise
 
     def _stop(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
-        """Each step can be done again, by whoever was interrupted in it."""
+        """Do the steps of a stop; each may be repeated after an interrupt."""
         try:
             try:
-                self._take_out(session)
+                self._uninstall(session)
             finally:
-                undisturbed(partial(self._finish, session, error, wait))
-            self._done(wait)
-            if self._late is not None and error is None:
-                raise self._late
+                without_modes(partial(self._finish, session, error, wait))
+            self._end(wait)
+            if self._late_error is not None and error is None:
+                raise self._late_error
         except Exception as own:
             if error is None:
                 session.fault(own)
             else:
-                self._note(session, own)
+                self._note_fault(session, own)
 
-    def _done(self, wait: bool) -> None:
-        """All is finished, unless what takes long was not waited for."""
+    def _end(self, wait: bool) -> None:
+        """Mark the recording as stopped, unless what takes long was not waited for."""
         if wait:
-            _kept.discard(self)
+            _streamed.discard(self)
             self._stopped = True
 
-    def _take_out(self, session: SessionBase) -> None:
+    def _uninstall(self, session: SessionBase) -> None:
         try:
             installation.uninstall(session)
         finally:
@@ -276,10 +276,10 @@ class Recorder:
                 self._stance = None
 
     def _finish(self, session: SessionBase, error: BaseException | None, wait: bool) -> None:
-        """After the stop: read what is still to be read, and finish what was kept."""
-        self._note_late(session)
+        """After the session is removed: read what is still unread, finish observers and stream writer."""
+        self._note_late_error(session)
         if error is None:
-            error = self._late
+            error = self._late_error
         try:
             if error is not None:
                 session.exception = exception_text(error)
@@ -292,47 +292,47 @@ class Recorder:
             if self._timer is not None:
                 session.device_work, self._timer = self._timer.stop(), None
         except Exception as own:
-            session.time = "host"  # nobody shall take what is missing for no time
+            session.time = "host"  # else the missing device times would be read as zero
             session.note_fault(own)
         try:
             session.finish()
             if session.observer is not None and wait:
                 session.observer.finish()
-            if error is None and self._checker is not None and wait:
-                self._checker.last_word()
+            if error is None and session.check is not None and wait:
+                session.check.check_at_end()
         except Exception as own:
             fault = own
             if error is not None:
-                session.note_fault(own)  # before the bundle is finished, so that it has it, too
-        if session.keeper is None:
+                session.note_fault(own)  # before the bundle is finished, so that it has the fault
+        if session.stream_writer is None:
             session.release()
-        else:  # whatever went wrong: what was kept is finished
-            session.keeper.finish(wait)
+        else:  # also after a fault
+            session.stream_writer.finish(wait)
         if fault is not None and error is None:
-            self._done(wait)
+            self._end(wait)
             raise fault
-        self._note_late(session)
+        self._note_late_error(session)
         if not wait:
             return
         if error is not None and not issubclass(type(error), NonFiniteError):
             self._explain(session, error)
 
     def _explain(self, session: SessionBase, error: BaseException) -> None:
-        """Add to an exception what the recording knows of it, and to the recording what was added."""
+        """Add a note to an exception, and the note to the recording."""
         info = self.index().raw.info
-        more = explain(session, self.index().raw, error)
-        info.update(more)
-        if session.keeper is not None and self._asked.folder is not None:
-            amend_info(self._asked.folder, more)
+        explanation = explain(session, self.index().raw, error)
+        info.update(explanation)
+        if session.stream_writer is not None and self._options.folder is not None:
+            amend_info(self._options.folder, explanation)
 
-    def _note_late(self, session: SessionBase) -> None:
-        """An error of an observer that was to stop the run, and came too late for that."""
-        late = session.not_raised()
-        if late is not None and self._late is None:
-            self._late = late
+    def _note_late_error(self, session: SessionBase) -> None:
+        """Note an observer's error that came too late to stop the run."""
+        late = session.take_pending_error()
+        if late is not None and self._late_error is None:
+            self._late_error = late
 
-    def _note(self, session: SessionBase, own: Exception) -> None:
-        """Count a fault, also where the trace has been built already."""
+    def _note_fault(self, session: SessionBase, own: Exception) -> None:
+        """Count a fault, also in a trace that has been built already."""
         session.note_fault(own)
         if self._index is not None:
             info = self._index.raw.info
@@ -340,16 +340,16 @@ class Recorder:
             info["fault_count"] += 1
 
     def index(self) -> Index:
-        """The trace so far; built when asked for, and again only if the run has gone on since."""
+        """The trace so far; built on demand, and again only if the run has gone on since."""
         with self._lock:
             session = self._session
             if session is not None:
-                seen = session.progress()
-                if self._index is None or seen != self._seen:
-                    self._index = Index(undisturbed(partial(build, session)))
-                    self._seen = seen
+                progress = session.progress()
+                if self._index is None or progress != self._progress:
+                    self._index = Index(without_modes(partial(build, session)))
+                    self._progress = progress
                 if self._stopped:
-                    self._session = None  # the columns say it all, in a third of the memory
+                    self._session = None  # the columns hold everything, in a third of the memory
             assert self._index is not None
             return self._index
 
@@ -358,7 +358,7 @@ _SEED = 0
 
 
 def run_once(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Call a model; the state of the random numbers is afterwards what it was."""
+    """Call a model, with a fixed seed; the state of the random number generators is restored."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(_SEED)
         model(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Rows of ops and module calls, and the streams they are written to: integers, and no object per row.
+"""Rows of ops and module calls, and the streams they are written to: integers, no object per row.
 
-The columns are those of `trace.assembly.layout`. `op_row` and `call_row` alone know their order, whatever a
-row stands for: an op, an API call, a compiled region, something that raised or has not ended.
+The columns are those of `trace.assembly.layout`. Every row of this engine is made by `op_row` or `call_row`:
+of an op, an API call, a compiled region, something that raised or has not ended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def call_row(
     """A module call with its outputs; ``end`` is a number in the order of ops and calls."""
     duration = now - call.start - (state.spent - call.spent)
     return [
-        C_WIDTH + len(call.inputs) + len(outputs), call.call, call.module, call.up.call, call.above,
+        C_WIDTH + len(call.inputs) + len(outputs), call.call, call.module, call.outer.call, call.stack,
         call.phase | (flags | call.mode) << FLAG_SHIFT, call.start, duration, end, call.input_form, result,
         len(call.inputs), *call.inputs, *outputs,
     ]  # fmt: skip
@@ -54,25 +54,20 @@ class Stream:
     def __init__(self) -> None:
         self._written = array("q")
         self._taken = 0
-        #: A function written in C, so that `at_once` can be given it.
+        #: A function written in C, as `run_atomically` needs.
         self.write: Callable[[list[int]], None] = self._written.fromlist
 
     def __len__(self) -> int:
-        """How many numbers were ever written."""
+        """How many numbers were ever written, taken ones included."""
         return self._taken + len(self._written)
 
-    @property
-    def held(self) -> int:
-        """How many numbers are here."""
-        return len(self._written)
-
     def numbers(self) -> NDArray[np.int64]:
-        """Everything so far. A copy: an array that is being looked at cannot grow."""
+        """Everything in it. A copy: an array cannot grow while a view of it exists."""
         return np.frombuffer(self._written[:], dtype=np.int64)
 
     def take(self) -> NDArray[np.int64]:
-        """Everything here, which is then no longer here. Rows that are written meanwhile stay."""
+        """Everything in it, which is removed from it. Rows that are written meanwhile stay."""
         taken = self._written[:]
-        del self._written[: len(taken)]  # one step, and rows are whole: nobody can write in between
+        del self._written[: len(taken)]  # one step, and rows are whole
         self._taken += len(taken)
         return np.frombuffer(taken, dtype=np.int64)

@@ -1,7 +1,7 @@
 """An aten op or an API call from just before it runs until its row is written.
 
-`modes` calls ``begin`` before it runs the function and ``end`` after it. Neither ever runs the function
-itself, and whatever goes wrong in them is a fault of the recorder that does not reach the run.
+`modes` calls ``begin`` before it runs the function and ``end`` after it. Neither runs the function itself,
+and an error in them is a fault of the recorder that does not reach the run.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from sightline.recording.operations import OpInfo, api_traits, aten_traits, with
 from sightline.recording.row_streams import op_row
 from sightline.recording.stacks import is_hidden
 from sightline.recording.thread_state import OpenOp, StackAnchor
-from sightline.recording.torchapi import Tensor, current_node, quiet, sequence_number, storage_address
+from sightline.recording.torchapi import (
+    Tensor,
+    current_node,
+    no_torch_function,
+    sequence_number,
+    storage_address,
+)
 from sightline.trace.assembly.layout import BACKWARD, INHERITED
 from sightline.trace.data import MUTATES, RAISED
 
 if TYPE_CHECKING:
     from sightline.recording.session import Session
 
-_NO_NUMBER: Final = 1 << 62  # a node that accumulates into a leaf has no sequence number, but all bits set
+_NO_NUMBER: Final = 1 << 62  # the sequence number of a node that accumulates into a leaf has all bits set
 
 
 class RunningOp:
@@ -37,21 +43,21 @@ class RunningOp:
 
     def __init__(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.session, self.args, self.kwargs = session, args, kwargs
-        self.state, self.node = session.state_here(), current_node()
+        self.state, self.node = session.current_state(), current_node()
         self.inputs: list[int] = []
 
     @classmethod
     def begin(
         cls, session: Session, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
     ) -> Self | None:
-        """What ``frame``, our handler's, is about to run; None if it is not to be recorded."""
+        """The op that ``frame``, our handler's, is about to run; None if it is not recorded."""
         entered = session.now()
         try:
             op = cls(session, args, kwargs)
             if not op.is_recorded(function, frame):
                 return None
-            session.memory.look()
-            with quiet():  # before it runs: it may change its inputs
+            session.memory.examine()
+            with no_torch_function():  # before it runs: it may change its inputs
                 op.read(frame)
                 op.form = session.arguments.read(op.info.forms, op.as_written(), kwargs, op.inputs)
             op.start = session.now()
@@ -62,21 +68,21 @@ class RunningOp:
             return None
 
     def as_written(self) -> tuple[Any, ...]:
-        """Its arguments, in the order in which the user wrote them."""
+        """The arguments in the order in which the user wrote them."""
         if self.info.mirrored:
             return self.args[::-1]
         return without_end(self.args) if self.info.slices else self.args
 
     def is_recorded(self, function: Any, frame: FrameType) -> bool:
-        """Whether it is; if so, ``info`` is set."""
+        """Whether the call is recorded; if so, ``info`` is set."""
         raise NotImplementedError
 
     def read(self, frame: FrameType) -> None:
-        """Read what must be known before its arguments are."""
+        """Read what must be known before the arguments are read."""
         raise NotImplementedError
 
     def end(self, result: Any, error: BaseException | None = None) -> None:
-        """It has returned, or raised ``error``."""
+        """The function has returned, or raised ``error``."""
         end = self.session.now()
         try:
             self.write(result, end - self.start - (self.state.spent - self.spent), error)
@@ -85,22 +91,22 @@ class RunningOp:
         except Exception as own:
             if error is None:
                 self.session.fault(own)
-            else:  # the exception of the op's own goes on, and no other
+            else:  # only the op's own exception reaches the program
                 self.session.note_fault(own)
         self.state.spent += self.session.now() - end
 
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
-        """Write its row and tell the observer."""
+        """Write the row and notify the observer."""
         raise NotImplementedError
 
     def opened(self) -> OpenOp:
-        """The part of its row that is known when it begins."""
+        """The part of the row that is known when it begins."""
         return OpenOp(self.number, self.info.number, self.form, self.stack, self.start, self.inputs)
 
     def outcome(self, result: Any, mutates: bool, error: BaseException | None) -> tuple[list[int], int, int]:
-        """The values and the form of its result, and its flags.
+        """The values and the form of the result, and the flags.
 
-        New versions of what it has changed in place are outputs even if it returns nothing.
+        New versions of what was changed in place are outputs even if nothing is returned.
         """
         values, arguments = self.session.values, self.session.arguments
         if error is not None:
@@ -108,18 +114,18 @@ class RunningOp:
         changed: list[int] = []
         if mutates:
             for tensor in arguments.at(self.info.mutates or ("out",), self.args, self.kwargs):
-                old = values.known(tensor)
-                changed.append(values.produced(tensor, self.number, -1 if old is None else old))
-        made, form = arguments.results(result, self.output)
-        unseen = [one for one in changed if one not in made]
-        return made + unseen, form, MUTATES if mutates else 0
+                old = values.find(tensor)
+                changed.append(values.add(tensor, self.number, -1 if old is None else old))
+        returned, form = arguments.results(result, self.output)
+        others = [one for one in changed if one not in returned]
+        return returned + others, form, MUTATES if mutates else 0
 
     def output(self, tensor: Any) -> int:
-        """The value of a tensor it has returned."""
+        """The value of a tensor that was returned."""
         return self.session.values.output(tensor, self.number)
 
     def notify(self, result: Any, raised: bool = False) -> None:
-        """Tell the observer, if there is one, that it has ended."""
+        """Notify the observer, if there is one, that it has ended."""
         if self.session.observer is not None:
             state, infos, node = self.state, self.session.infos, self.node
             self.session.observer.op(
@@ -137,7 +143,7 @@ class AtenOp(RunningOp):
     """An op of the dispatcher."""
 
     def is_recorded(self, function: Any, frame: FrameType) -> bool:
-        """Unless it is noise, or one of the kernels of a compiled backward pass."""
+        """Not if it is noise, or one of the kernels of a compiled backward pass."""
         session, state = self.session, self.state
         if not session.is_recorded(state, frame.f_back):
             return False
@@ -150,19 +156,19 @@ class AtenOp(RunningOp):
         return True
 
     def read(self, frame: FrameType) -> None:
-        """Where it is, and which of its inputs were made from Python data just now."""
+        """Find its stack, and register inputs that were just made from Python data."""
         session, state = self.session, self.state
         if self.node is None and state.open_op is not None:  # below an API call the stack is known,
             self.stack = state.open_op.stack  # unless the user's code runs in a backward pass
         if self.stack < 0:
             self.stack = session.stack(state, frame.f_back)
         if self.info.constant:
-            session.know_constants(self.args)
+            session.register_constants(self.args)
 
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
-        """Write its row and tell the observer."""
+        """Write the row and notify the observer."""
         session, state, node = self.session, self.state, self.node
-        with quiet():
+        with no_torch_function():
             self.number = session.next_id()
             outputs, form, flags = self.outcome(result, bool(self.info.mutates), error)
             sequence = -1 if node is None else node._sequence_nr()
@@ -177,31 +183,31 @@ class AtenOp(RunningOp):
             self.notify(result, raised=error is not None)
 
     def output(self, tensor: Any) -> int:
-        """The value of a tensor it has returned; an aten op says of itself whether that may be a view."""
+        """The value of a tensor that was returned; the schema says whether it may be a view."""
         values, info = self.session.values, self.info
-        if type(tensor) is not Tensor or values.known(tensor) is not None:
+        if type(tensor) is not Tensor or values.find(tensor) is not None:
             return values.output(tensor, self.number)
         if info.aliases < 0:
-            return values.produced(tensor, self.number, offset=0)
+            return values.add(tensor, self.number, offset=0)
         base, offset = None, None
         try:
-            shown = self.args[info.aliases]
-            tensor.stride()  # sparse and nested tensors have none, and are not followed
-            if not info.maybe or storage_address(shown) == storage_address(tensor):
-                base, offset = values.known(shown), None if info.moves else INHERITED
+            source = self.args[info.aliases]
+            tensor.stride()  # raises for sparse and nested tensors, whose storage is not tracked
+            if not info.maybe or storage_address(source) == storage_address(tensor):
+                base, offset = values.find(source), None if info.moves else INHERITED
         except (RuntimeError, NotImplementedError, AttributeError, IndexError):
-            pass  # no strides, no storage, or no tensor there
-        return values.produced(tensor, self.number, base=-1 if base is None else base, offset=offset)
+            pass  # no strides, no storage, or the argument is not a tensor
+        return values.add(tensor, self.number, base=-1 if base is None else base, offset=offset)
 
 
 class ApiCall(RunningOp):
     """A torch function, method or operator as the user wrote it."""
 
-    mark: StackAnchor | None = None  #: below which the user's code may run, in a backward pass
-    aten_count = 0  #: of the ops before it
+    anchor: StackAnchor | None = None  #: its frame may call the user's code, in a backward pass
+    aten_count = 0  #: how many aten ops the thread had run before it
 
     def is_recorded(self, function: Any, frame: FrameType) -> bool:
-        """Unless it is noise, inside another, or made by our own handler of aten ops."""
+        """Not if it is noise, inside another API call, or made by our own handler of aten ops."""
         self.info = self.session.info(api_traits, function)
         if self.info.noise or self.state.open_op is not None:
             return False
@@ -211,30 +217,32 @@ class ApiCall(RunningOp):
         return self.session.is_recorded(self.state, caller)
 
     def read(self, frame: FrameType) -> None:
-        """Where it is, and what came before it."""
+        """Find its stack and its number."""
         self.stack = self.session.stack(self.state, frame.f_back)
         self.number = self.session.next_id()
         self.aten_count = self.state.aten_count
         if self.info.backward:
-            self.mark = StackAnchor(frame, self.stack)
+            self.anchor = StackAnchor(frame, self.stack)
 
     def enter(self) -> None:
-        """It is the one that runs now."""
+        """Make it the open API call of its thread."""
         self.state.open_op = self.opened()
-        if self.mark is not None:
-            self.state.push(self.mark)
+        if self.anchor is not None:
+            self.state.push(self.anchor)
 
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
-        """Write its row and tell the observer."""
+        """Write the row and notify the observer."""
         session, state = self.session, self.state
         if not session.running:  # it was stopped inside this very call
             return
-        if self.mark is not None:
-            if session.close_inside(state, self.mark):
+        if self.anchor is not None:
+            if session.close_open_inside(state, self.anchor):
                 state.pop()
-            self.mark = None  # it has our frame, which has this call: together they would keep its tensors
-        alone = session.level == "api"  # else its aten ops have said what it changed
-        with quiet():
+            self.anchor = (
+                None  # it refers to our frame, and that to this call: a cycle that would hold tensors
+            )
+        alone = session.level == "api"  # else its aten ops have noted what it changed
+        with no_torch_function():
             outputs, form, flags = self.outcome(result, alone and self._mutates(result), error)
         phase = session.phase(state) if error is None else state.phase
         ran_ops = state.aten_count != self.aten_count
@@ -244,7 +252,7 @@ class ApiCall(RunningOp):
                 self.notify(result)
 
     def _mutates(self, result: Any) -> bool:
-        if "out" in self.kwargs and self.session.values.known(result) is None:
+        if "out" in self.kwargs and self.session.values.find(result) is None:
             return True
         return bool(self.info.mutates)
 

@@ -1,7 +1,7 @@
 """One recording of the plain engine: the tables and streams that are written while the model runs.
 
-`Session` knows nothing of how events are intercepted (`modes`, `module_calls`) and nothing of how they will
-be shown. A fault in here is caught where the event was intercepted, counted, and never reaches the run.
+`modes` and `module_calls` intercept events and call `Session`. A fault in here is caught where the event was
+intercepted, counted, and never reaches the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.atomic import at_once
+from sightline.recording.atomic import run_atomically
 from sightline.recording.calibration import HandlerOverhead, handler_overhead
 from sightline.recording.compiled_code import CompiledRegion, close_region, leave_region
 from sightline.recording.memory import Storages
@@ -29,7 +29,7 @@ from sightline.recording.stacks import Stacks
 from sightline.recording.thread_state import OpenCall, OptimizerStep, StackAnchor, ThreadState
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import KIND, Values
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END, OPTIMIZER
 from sightline.trace.data import RAISED, UNFINISHED
 
@@ -42,9 +42,11 @@ class Session(SessionBase):
     values: Values
     stacks: Stacks
     memory: Storages
+    ops: Stream
+    calls: Stream
 
     def __init__(
-        self, model: Any, name: str, level: str, caller: FrameType | None, above: bool = True
+        self, model: Any, name: str, level: str, caller: FrameType | None, outer_frames: bool = True
     ) -> None:
         super().__init__(name, level)
         self._ids = itertools.count()
@@ -56,19 +58,19 @@ class Session(SessionBase):
         self.memory = self.values.memory = Storages(self.now)
         self.arguments = Arguments(self.values, Forms())
         self.modules = Modules(model, self.values)
-        self._infos: dict[Any, OpInfo] = {}  # by how they are read, and function
+        self._infos: dict[Any, OpInfo] = {}  # by (reader, function)
         self.failure: int | None = None  #: id of the exception the last failed op raised
         base = StackAnchor(caller, -1)
-        if caller is not None and above:
-            found = self.stacks.find(caller, None, -1)
-            base.above = -1 if found is None else found
+        if caller is not None and outer_frames:
+            stack = self.stacks.find(caller, None, -1)
+            base.stack = -1 if stack is None else stack
         self._states: dict[int, ThreadState] = {}
         self.state = self._new_state(base)  #: of the thread it was started on
 
-    def state_here(self) -> ThreadState:
-        """The state of this thread; one of autograd's workers gets its own when it is first met."""
-        found = self._states.get(threading.get_ident())
-        return self._new_state(StackAnchor(None, -1)) if found is None else found
+    def current_state(self) -> ThreadState:
+        """The state of this thread; one of autograd's workers gets its own at its first event."""
+        state = self._states.get(threading.get_ident())
+        return self._new_state(StackAnchor(None, -1)) if state is None else state
 
     def _new_state(self, base: StackAnchor) -> ThreadState:
         ident = threading.get_ident()
@@ -77,12 +79,12 @@ class Session(SessionBase):
 
     @property
     def threads(self) -> int:
-        """How many threads have worked for the recording."""
+        """How many threads have run recorded code."""
         return len(self._states)
 
     @property
     def handler_overhead(self) -> HandlerOverhead:
-        """What torch adds to what passes a mode."""
+        """The time torch adds to an op or call for handing it to a mode."""
         return handler_overhead()
 
     @property
@@ -103,19 +105,19 @@ class Session(SessionBase):
         return clock() - self.begin
 
     def info(self, read: Callable[[Any], OpTraits], function: Any) -> OpInfo:
-        """What is known of an operation; it is read when the operation is first met."""
+        """The traits of an operation; they are read at its first call."""
         try:
-            found = self._infos.get((read, function))
+            info = self._infos.get((read, function))
         except TypeError:  # a callable that cannot be hashed gets a new entry each time
-            found = None
-        if found is None:
-            found = OpInfo(read(function), len(self.infos))
-            self.infos.append(found)
+            info = None
+        if info is None:
+            info = OpInfo(read(function), len(self.infos))
+            self.infos.append(info)
             with suppress(TypeError):
-                self._infos[read, function] = found
-        return found
+                self._infos[read, function] = info
+        return info
 
-    # -- where a thread is -------------------------------------------------------------------------------
+    # -- the context of a thread -------------------------------------------------------------------------
 
     def is_recorded(self, state: ThreadState, frame: FrameType | None) -> bool:
         """Whether what ``frame`` runs is recorded: not inside compiled code, and not while torch traces."""
@@ -128,30 +130,30 @@ class Session(SessionBase):
         return state.phase if current_node() is None else BACKWARD
 
     def stack(self, state: ThreadState, frame: FrameType | None) -> int:
-        """The stack of a frame; marks that are no longer on it are closed."""
-        while (found := self.stacks.find(frame, state.top.frame, state.top.above)) is None:
-            if state.top.up is None:  # the block's own caller has returned: walk to the top from now on
+        """The stack of a frame; anchors that are no longer on it are closed."""
+        while (stack := self.stacks.find(frame, state.top.frame, state.top.stack)) is None:
+            if state.top.outer is None:  # the block's own caller has returned: walk to the top from now on
                 state.top = StackAnchor(None, -1)
             else:
                 self._close_top(state, RAISED)
         if isinstance(state.top, OptimizerStep):
             state.phase = FORWARD if state.top.is_in_closure(frame) else OPTIMIZER
-        return found
+        return stack
 
-    def close_inside(self, state: ThreadState, mark: StackAnchor) -> bool:
-        """Close as raised what an exception has left open inside a mark; False if that is not there."""
-        if mark not in state.marks():
+    def close_open_inside(self, state: ThreadState, anchor: StackAnchor) -> bool:
+        """Close as raised what an exception has left open inside an anchor; False if it is closed already."""
+        if anchor not in state.anchors():
             return False
-        while state.top is not mark:
+        while state.top is not anchor:
             self._close_top(state, RAISED)
         return True
 
     def _close_top(self, state: ThreadState, flags: int) -> None:
-        """What the innermost mark stands for is over, though it has not said so."""
-        mark = state.top
-        if isinstance(mark, OpenCall):
-            self.close_call(state, mark, flags)
-        elif isinstance(mark, CompiledRegion):
+        """Close the innermost anchor, which ended without its exit hook firing."""
+        anchor = state.top
+        if isinstance(anchor, OpenCall):
+            self.close_call(state, anchor, flags)
+        elif isinstance(anchor, CompiledRegion):
             close_region(self, state)
         else:
             state.pop()
@@ -159,10 +161,10 @@ class Session(SessionBase):
     # -- module calls ------------------------------------------------------------------------------------
 
     def read_inputs(self, call: OpenCall, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """What went into a module call."""
+        """Read the arguments of a module call."""
         inputs: list[int] = []
         call.args_key = id(args)
-        form = self.arguments.read(self.arguments.known, args, kwargs, inputs)
+        form = self.arguments.read(self.arguments.form_numbers, args, kwargs, inputs)
         call.inputs, call.input_form = inputs, form
 
     def close_call(
@@ -173,10 +175,10 @@ class Session(SessionBase):
         now = self.now() if now is None else now
         self.put_function_mode_back(call)
         result = self.arguments.nothing if result is None else result
-        self.memory.look_since(call.start)
+        self.memory.examine_since(call.start)
         row = call_row(state, call, now, outputs or [], result, flags, self.next_id())
         # Written and over in one step: an interrupt in between would write it twice, or never.
-        at_once(partial(self.calls.write, row), *state.popping())
+        run_atomically(partial(self.calls.write, row), *state.pop_steps())
 
     def take_function_mode(self, call: OpenCall) -> None:
         """Take the function mode off this thread's stack, if it is on it, while a call runs."""
@@ -187,41 +189,39 @@ class Session(SessionBase):
                 return
 
     def put_function_mode_back(self, call: OpenCall) -> None:
-        """However a call ended that ran without it; a stopped session wants it no more."""
+        """Undo `take_function_mode`, however the call ended; a stopped session leaves the mode off."""
         if call.taken_mode is not None and self.running and not call.taken_mode.is_on:
             call.taken_mode.put_on()
         call.taken_mode = None
 
-    # -- what a thread does ------------------------------------------------------------------------------
-
-    def where(self) -> tuple[list[int], int]:
+    def context(self) -> tuple[list[int], int]:
         """The modules whose calls are open on this thread, outermost first, and the phase."""
-        state = self.state_here()
+        state = self.current_state()
         return [call.module for call in state.calls()], state.phase
 
-    def leave_out(self, taken: int) -> None:
-        """So many nanoseconds of what is open on this thread are no part of the run."""
+    def exclude_time(self, duration: int) -> None:
+        """Do not count so many nanoseconds in the durations of what is open on this thread."""
         state = self._states.get(threading.get_ident())
         if state is not None:
-            state.spent += taken
+            state.spent += duration
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
-        self.memory.look_at_all()
-        state = self.state_here()
+        self.memory.examine_all()
+        state = self.current_state()
         state.push(OptimizerStep(frame, self.stack(state, frame), closure))
         state.phase = OPTIMIZER
 
     def end_optimizer_step(self) -> None:
-        """It has stepped."""
-        self.memory.look_at_all()
-        state = self.state_here()
+        """The optimizer has stepped."""
+        self.memory.examine_all()
+        state = self.current_state()
         if isinstance(state.top, OptimizerStep):
             state.pop()
 
     # -- from start to stop ------------------------------------------------------------------------------
 
-    def open_rows(self) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
         now, nothing = self.now(), self.arguments.nothing
         ops: list[int] = []
@@ -243,7 +243,7 @@ class Session(SessionBase):
     def finish(self) -> None:
         """After the stop: close what is still open, and read what must be read while the model lives."""
         for state in list(self._states.values()):
-            while state.top.up is not None:
+            while state.top.outer is not None:
                 self._close_top(state, UNFINISHED)
         self.label_gradients(new=False)
         self.module_infos = self.modules.infos()
@@ -255,13 +255,13 @@ class Session(SessionBase):
 
     # -- what a tensor is that no recorded op made -------------------------------------------------------
 
-    def know_constants(self, args: tuple[Any, ...]) -> None:
-        """Tensors that were just made from Python data."""
+    def register_constants(self, args: tuple[Any, ...]) -> None:
+        """Register the tensors that were just made from Python data."""
         for tensor in self.arguments.tensors(args, []):
-            if self.values.known(tensor) is None:
-                self.values.first_sight(tensor, _CONSTANT)
+            if self.values.find(tensor) is None:
+                self.values.register(tensor, _CONSTANT)
 
     def is_of_region(self, tensor: Any) -> bool:
-        """Whether compiled code may have made a tensor: it was not there before."""
-        held = self.before_region.get(id(tensor))
-        return held is None or held() is not tensor
+        """Whether compiled code may have made a tensor: it did not exist before."""
+        reference = self.before_region.get(id(tensor))
+        return reference is None or reference() is not tensor

@@ -1,11 +1,11 @@
-"""What a recording in progress has, whichever engine records it: names, faults, steps, who takes part."""
+"""The state of a recording in progress that both engines share: names, faults, steps, observers."""
 
 from __future__ import annotations
 
 import time
 import weakref
 from types import CodeType, FrameType
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
@@ -14,16 +14,23 @@ from sightline.recording.cpu_statistics import StatisticsBuffer
 from sightline.recording.device_statistics import DeviceStatistics
 from sightline.recording.device_time import NO_WORK
 from sightline.recording.exception_notes import comes_from_a_signal, fault_text
-from sightline.recording.memory import Reading, before_and_after, read_allocators
+from sightline.recording.memory import AllocatorStatistics, before_and_after, read_allocators
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
-from sightline.recording.stacks import variable_name
+from sightline.recording.stacks import StackTrie, variable_name
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.training_log import TrainingLog
-from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
-from sightline.trace.assembly.arrays import Numbers
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, TensorRegistry
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import ModuleInfo
+
+if TYPE_CHECKING:
+    from sightline.recording.captures import CaptureObserver
+    from sightline.recording.nonfinite_check import NonFiniteChecker
+    from sightline.recording.observers import Observer
+    from sightline.recording.statistics import StatisticsObserver
+    from sightline.recording.stream_writer import StreamWriter
 
 _MAX_FAULTS: Final = 20
 #: Exceptions of observers that are meant for the program.
@@ -31,17 +38,27 @@ STOPS_THE_RUN: Final = (NonFiniteError, CaptureError)
 clock = time.perf_counter_ns
 
 
+class RowStream(Protocol):
+    """Rows that an engine writes and a snapshot reads."""
+
+    def numbers(self) -> IntArray:
+        """Everything in it, which stays in it."""
+
+    def take(self) -> IntArray:
+        """Everything in it, which is removed from it."""
+
+
 class SessionBase:
-    """The mutable state behind one `sightline.trace`, as far as engines share it."""
+    """The mutable state behind one `sightline.trace` that both engines share."""
 
     engine: ClassVar = "python"
     modules: Modules
     arguments: Arguments
-    values: Any  #: `Values`, or what stands for it
-    stacks: Any  #: `Stacks`, or what stands for it
-    ops: Any  #: streams of rows, as those of `Stream`
-    calls: Any
-    memory: Any  #: the stream of what `Storages` writes
+    values: TensorRegistry
+    stacks: StackTrie
+    ops: RowStream
+    calls: RowStream
+    memory: RowStream  #: when storages are allocated, resized and freed
 
     def __init__(self, name: str, level: str) -> None:
         self.name, self.level = name, level
@@ -49,40 +66,44 @@ class SessionBase:
         self.faults: list[str] = []
         self.fault_count = 0
         self.regions: list[int] = []  # opaque ops whose outputs are still unknown
-        self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that were there when one began
-        self.observer: Any = None  #: who is told of everything while it happens
-        self.readings: Any = None  #: who took statistics: it has ``columns()``
-        self.measurer: Any = None  #: who has asked for numbers
-        self.captures: Any = None  #: who kept tensors
-        self.check: Any = None  #: who looked for what is not finite
-        self.keeper: Any = None  #: who takes what is written away while the run goes on: it has ``data()``
+        self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that existed when a region began
+        self.observer: Observer | None = None  #: gets every event; of several, an `Observers`
+        self.statistics: StatisticsObserver | None = None  #: of ``stats=``
+        self.captures: CaptureObserver | None = None  #: of ``capture=``
+        self.check: NonFiniteChecker | None = None  #: of ``check=``
+        self.stream_writer: StreamWriter | None = None  #: of ``path=`` and ``last=``
         self.steps: list[StepMark] = []
         self.training = TrainingLog()
-        self._state_of: dict[int, int] = {}  # optimizer -> how many entries of its state were named
+        self._state_sizes: dict[int, int] = {}  # optimizer -> how many entries of its state were named
         self.node_ops: dict[int, int] = {}  #: autograd node -> the op of the last build that made it
         self.running = True
         self.module_infos: list[ModuleInfo] | None = None
         self.exception: str | None = None
         self.compiled = "opaque"
         self.time = "host"
-        self.device_work = NO_WORK  #: what devices did, once they were asked
+        self.device_work = NO_WORK  #: what devices did; set when the recording stops
         self.compilations = 0  #: how often Dynamo has compiled something meanwhile
         self.compile_time = 0  #: nanoseconds that took
         self.first_sequence = sequence_number()
         self.ended = 0
-        self._allocators: tuple[Reading, Reading | None] = (read_allocators(), None)
+        self._allocators: tuple[AllocatorStatistics, AllocatorStatistics | None] = (read_allocators(), None)
         self.begin = clock()
 
-    # -- what engines do in their own way --------------------------------------------------------------
+    @property
+    def statistics_source(self) -> NonFiniteChecker | StatisticsObserver | None:
+        """The observer whose statistics go into the trace; a check includes those of ``stats=``."""
+        return self.statistics if self.check is None else self.check
+
+    # -- what each engine does in its own way ----------------------------------------------------------
 
     @property
     def threads(self) -> int:
-        """How many threads have worked for the recording."""
+        """How many threads have run recorded code."""
         raise NotImplementedError
 
     @property
-    def passage(self) -> HandlerOverhead:
-        """What it costs just to be seen."""
+    def handler_overhead(self) -> HandlerOverhead:
+        """The time torch adds to an op or call for handing it to the recorder."""
         raise NotImplementedError
 
     @property
@@ -93,19 +114,19 @@ class SessionBase:
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``.
 
-        What runs inside a function of the code ``closure``, which it was given, is no part of its update.
+        What runs inside its ``closure``, a function of this code, is not part of the update.
         """
         raise NotImplementedError
 
     def end_optimizer_step(self) -> None:
-        """It has stepped."""
+        """The optimizer has stepped."""
         raise NotImplementedError
 
-    def leave_out(self, taken: int) -> None:
-        """So many nanoseconds of what is open on this thread are no part of the run."""
+    def exclude_time(self, duration: int) -> None:
+        """Do not count so many nanoseconds in the durations of what is open on this thread."""
         raise NotImplementedError
 
-    def where(self) -> tuple[list[int], int]:
+    def context(self) -> tuple[list[int], int]:
         """The modules whose calls are open on this thread, outermost first, and the phase."""
         raise NotImplementedError
 
@@ -113,7 +134,7 @@ class SessionBase:
         """A number in the order of ops and calls."""
         raise NotImplementedError
 
-    def open_rows(self) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
         raise NotImplementedError
 
@@ -121,22 +142,22 @@ class SessionBase:
         """After the stop: close what is still open, and read what must be read while the model lives."""
         raise NotImplementedError
 
-    def not_raised(self) -> BaseException | None:
-        """An observer's error that was to stop the run, and came too late for that."""
+    def take_pending_error(self) -> BaseException | None:
+        """An observer's error that came too late to stop the run."""
         return None
 
     def release(self) -> None:
-        """Nothing will be asked of the engine any more."""
+        """Free what the engine holds: nothing more will be read from it."""
 
     def abandon(self) -> None:
-        """It will never begin: give back what it holds."""
+        """Free what the engine holds: the recording will never begin."""
 
-    def new_deferred(self, fill: str) -> DeviceStatistics:
-        """Where numbers of tensors on devices are kept."""
+    def new_device_statistics(self, fill: str) -> DeviceStatistics:
+        """A store for the statistics of tensors on devices."""
         return DeviceStatistics(fill)
 
-    def new_readings(self) -> StatisticsBuffer:
-        """Where the numbers of tensors are kept."""
+    def new_statistics_buffer(self) -> StatisticsBuffer:
+        """A store for the statistics of tensors in CPU memory."""
         return StatisticsBuffer()
 
     def written(self) -> int:
@@ -144,11 +165,11 @@ class SessionBase:
         raise NotImplementedError
 
     def progress(self) -> tuple[int, int, bool]:
-        """What changes when anything has been recorded, or the recording has ended."""
+        """A state that differs once anything more was recorded, or the recording has ended."""
         return self.written(), 0 if self.captures is None else len(self.captures.infos), self.running
 
     def refresh(self) -> None:
-        """Bring the small tables up to date, where the engine keeps them elsewhere."""
+        """Read back the small tables that the engine keeps elsewhere."""
 
     def note_error(self, error: BaseException) -> None:
         """An exception is leaving the block."""
@@ -164,16 +185,16 @@ class SessionBase:
         named = self.modules.tensor_name(tensor)
         if named is not None:
             return KIND[named[0]], named[1], -1
-        running = self.where()[0]
-        if self.level == "none":  # the ops between modules were not watched
+        running = self.context()[0]
+        if self.level == "none":  # the ops between modules are not recorded
             return (ACTIVATION if running else INPUT), "", -1
         if self.regions and self.is_of_region(tensor):
             return ACTIVATION, "", self.regions[-1]
         if not running:
             return INPUT, "", -1
-        held_as = self.modules.attribute_name(tensor, running)
-        if held_as is not None:
-            return KIND[held_as[0]], held_as[1], -1
+        attribute = self.modules.attribute_name(tensor, running)
+        if attribute is not None:
+            return KIND[attribute[0]], attribute[1], -1
         name = variable_name(tensor)
         if name:
             return KIND["constant"], name, -1
@@ -190,27 +211,27 @@ class SessionBase:
     # -- faults ----------------------------------------------------------------------------------------
 
     def fault(self, error: BaseException) -> None:
-        """Count a fault of our own; the first ones are kept with their place.
+        """Count a fault of the recorder; the text of the first ones is kept.
 
-        What must stop the run does, and so does what a signal handler has raised for the program.
+        An error that must stop the run is raised, and so is one that a signal handler has raised.
         """
         if issubclass(type(error), STOPS_THE_RUN) or comes_from_a_signal(error):
             raise error
         self.note_fault(error)
 
     def note_fault(self, error: BaseException) -> None:
-        """Count a fault, whatever it is."""
+        """Count a fault, and raise nothing."""
         self.fault_count += 1
         if len(self.faults) < _MAX_FAULTS:
             self.faults.append(fault_text(error))
 
-    def allocator_readings(self) -> dict[str, dict[str, list[int]]]:
-        """What the allocators of devices said at the start, and say now, or said at the end."""
+    def allocator_statistics(self) -> dict[str, dict[str, list[int]]]:
+        """The allocator statistics of each device at the start, and at the end or now."""
         before, after = self._allocators
         return before_and_after(before, read_allocators() if after is None else after)
 
     def note_end(self) -> None:
-        """Nothing is recorded any more: how long it took, and what devices hold at its end."""
+        """Recording has ended: note when, and the allocator statistics at that moment."""
         self.running = False
         self.ended = self.ended or clock()
         self._allocators = (self._allocators[0], read_allocators())
@@ -219,49 +240,49 @@ class SessionBase:
         """Nanoseconds from the start to the stop, or to now."""
         return (self.ended or clock()) - self.begin
 
-    # -- names -----------------------------------------------------------------------------------------
-
-    def note_compilation(self, taken: int) -> None:
+    def note_compilation(self, duration: int) -> None:
         """Dynamo has compiled something on this thread, in so many nanoseconds."""
         self.compilations += 1
-        self.compile_time += taken
-        self.leave_out(taken)
+        self.compile_time += duration
+        self.exclude_time(duration)
 
-    def let_go(self, tensor: Any) -> Any:
-        """Hold no weak reference to a tensor, until `take_back`, which is given what this returns."""
+    # -- names -----------------------------------------------------------------------------------------
+
+    def forget(self, tensor: Any) -> Any:
+        """Drop all weak references to a tensor; what is returned restores them with `restore`."""
         self.before_region.pop(id(tensor), None)
-        return self.values.let_go(tensor), self.modules.let_go(tensor)
+        return self.values.forget(tensor), self.modules.forget(tensor)
 
-    def take_back(self, tensor: Any, known: Any) -> None:
-        """Know a tensor again, whatever it looks like by now."""
-        value, names = known
+    def restore(self, tensor: Any, entries: Any) -> None:
+        """Have a tensor the value and names that `forget` returned, whatever it looks like by now."""
+        value, names = entries
         if value is not None:
-            self.values.know_as(tensor, value)
-        self.modules.take_back(tensor, names)
+            self.values.rebind(tensor, value)
+        self.modules.restore(tensor, names)
 
     def name_spied(self, name: str, value: Any) -> None:
-        """A value that was spied on has the name it was given, unless it has one."""
+        """Give the tensors in a spied value its name, unless they have one."""
         for tensor in self.arguments.tensors(value, []):
-            known = self.values.known(tensor)
-            if known is not None:
-                self.values.names.setdefault(known, name)
+            number = self.values.find(tensor)
+            if number is not None:
+                self.values.names.setdefault(number, name)
 
     def label_gradients(self, new: bool = True) -> None:
         """Name the gradients that parameters hold now: ``fc1.weight.grad``."""
         self.modules.name_assigned()
-        held = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
-        self.values.label(((name, grad) for name, grad in held if grad is not None), "gradient", new)
+        gradients = [(f"{name}.grad", parameter.grad) for name, parameter in self.modules.parameters()]
+        self.values.label(((name, grad) for name, grad in gradients if grad is not None), "gradient", new)
 
     def label_state(self, optimizer: Any) -> None:
         """Name the tensors an optimizer keeps, ``fc1.weight.exp_avg``; once named they stay so."""
-        held = sum(map(len, optimizer.state.values()))
-        if self._state_of.get(id(optimizer)) == held:
+        count = sum(map(len, optimizer.state.values()))
+        if self._state_sizes.get(id(optimizer)) == count:
             return
-        self._state_of[id(optimizer)] = held
+        self._state_sizes[id(optimizer)] = count
         names = {id(parameter): name for name, parameter in self.modules.parameters()}
         for group in optimizer.param_groups:
             for position, parameter in enumerate(group["params"]):
                 name = names.get(id(parameter), f"parameter {position}")
                 state = optimizer.state.get(parameter, {})
-                found = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
-                self.values.label(found, "state")
+                named = ((f"{name}.{key}", item) for key, item in state.items() if isinstance(item, Tensor))
+                self.values.label(named, "state")

@@ -1,34 +1,22 @@
-"""A session as plain data: the batches and small tables that an `Assembler` takes, and the built `TraceData`.
+"""A snapshot of a session as plain data: its small tables, and the `TraceData` built from all of it.
 
-Everything that only torch knows enters the tables here: argument names, FLOPs, how a call was written.
+What only torch knows enters the tables here: argument names, FLOPs, the operator that was written.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from sightline.ranks import this_rank
+from sightline.recording.batches import whole_batch
 from sightline.recording.flops import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo, schemas_of
 from sightline.recording.source_positions import SourcePositions, operator_names
-from sightline.trace.assembly.arrays import Numbers, Rows
-from sightline.trace.assembly.batch import (
-    Batch,
-    Late,
-    Learned,
-    Operation,
-    Streams,
-    Tables,
-    no_counts,
-    no_floats,
-)
-from sightline.trace.assembly.layout import FRESH_WIDTH, V_WIDTH
+from sightline.trace.assembly.batch import LateRows, Operation, Tables
 from sightline.trace.assembly.memory_sink import assemble
 from sightline.trace.data import TraceData
 
@@ -37,27 +25,27 @@ if TYPE_CHECKING:
 
 
 class TableSnapshot:
-    """The small tables of a session, brought up to date when asked; what is in them stays as it is."""
+    """The small tables of a session; an update only adds to them."""
 
     def __init__(self, session: SessionBase) -> None:
         self._session = session
         self._infos: list[OpInfo] = []
         self._sources = SourcePositions(session.stacks)
-        written = operator_names(session.stacks)
+        operator = operator_names(session.stacks)
         metas, forms = session.values.metas, session.arguments.forms.all
         self.tables = Tables(
             flops=flops_of(self._infos, metas, forms),
-            operator=lambda stack, info: written(stack, self._infos[info].name),
+            operator=lambda stack, info: operator(stack, self._infos[info].name),
             places=self._sources.places, codes=self._sources.codes, files=self._sources.files,
             one_tensor=session.arguments.one_tensor, begin=session.begin,
-            first_sequence=session.first_sequence, aten_passage=session.passage.aten,
-            api_passage=session.passage.api,
+            first_sequence=session.first_sequence, aten_passage=session.handler_overhead.aten,
+            api_passage=session.handler_overhead.api,
             whole_ops=session.engine == "native",
-            fingerprint=bool(getattr(session.readings, "fingerprint", False)),
+            fingerprint=bool(getattr(session.statistics_source, "fingerprint", False)),
         )  # fmt: skip
 
     def update(self) -> Tables:
-        """Everything there is now."""
+        """The tables with everything that is known by now."""
         session, tables = self._session, self.tables
         session.refresh()
         for info in session.infos[len(self._infos) :]:
@@ -82,44 +70,15 @@ def tables_of(session: SessionBase) -> Tables:
 
 
 def operation_of(info: OpInfo) -> Operation:
-    """What the assembly needs to know of an operation."""
+    """An operation as the assembly needs it."""
     return Operation(
         info.name, info.flavour, info.backward, info.relabels, info.keeps_order, has_formula(info),
         needs_formula(info),
     )  # fmt: skip
 
 
-def batch_of(session: SessionBase) -> Batch:
-    """Everything the session holds; it goes on unharmed if it is still running."""
-    values = session.values
-    # Rows refer to what was written before them: first those that refer to most.
-    opened = session.open_rows()
-    ops, calls, memory = session.ops.numbers(), session.calls.numbers(), session.memory.numbers()
-    floats, counts = no_floats(), no_counts()
-    if session.readings is not None:
-        floats, counts = session.readings.columns()
-    return Batch(
-        rows=Streams(ops, calls, values.stream.numbers(), values.fresh.numbers(), floats, counts),
-        memory=memory, device=session.device_work.rows, nbytes=pairs_of(values.storage_bytes),
-        learned=learned_of(session), steps=list(session.steps),
-        captures=[] if session.captures is None else list(session.captures.infos),
-        open_ops=opened[0], open_calls=opened[1],
-    )  # fmt: skip
-
-
-def learned_of(session: SessionBase) -> list[Learned]:
-    """Kinds and names of values that became known after they were written."""
-    kinds, names = dict(session.values.kinds), dict(session.values.names)
-    return [Learned(value, kinds.get(value, -1), names.get(value, "")) for value in {**kinds, **names}]
-
-
-def pairs_of(held: dict[int, int]) -> Numbers:
-    """A dict as pairs of numbers."""
-    return np.fromiter(chain.from_iterable(list(held.items())), dtype=np.int64)
-
-
 def info_of(session: SessionBase) -> dict[str, Any]:
-    """What is said of the whole recording."""
+    """The trace's info: what is stored of the recording as a whole."""
     return {
         "name": session.name, "ops": session.level, "torch": str(torch.__version__),
         "python": platform.python_version(), "pid": os.getpid(), "duration_ns": session.elapsed(),
@@ -131,42 +90,31 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "allow": [] if session.check is None else session.check.allowed,
         "checked": 0 if session.check is None else session.check.checked,
         "left_out": 0 if session.captures is None else session.captures.left_out,
-        "allocator": session.allocator_readings(),
+        "allocator": session.allocator_statistics(),
         "time": session.time, "device_own_ns": session.device_work.own,
-        "asked": {} if session.observer is None else session.observer.asked(),
-        "training": session.training.told(),
+        "asked": {} if session.observer is None else session.observer.requested(),
+        "training": session.training.summary(),
         **({} if session.running else {"gradients": session.training.norms()}),
-        **session.modules.told(),
+        **session.modules.summary(),
         **_rank(),
     }  # fmt: skip
 
 
 def _rank() -> dict[str, int]:
     """Which process of a distributed job this is."""
-    here = this_rank()
-    if here is None:
+    process = this_rank()
+    if process is None:
         return {}
-    return {"rank": here.rank, "local_rank": here.local_rank, "world_size": here.world_size}
+    return {"rank": process.rank, "local_rank": process.local_rank, "world_size": process.world_size}
 
 
 def build(session: SessionBase) -> TraceData:
     """The recording so far. The session goes on unharmed if it is still running."""
-    if session.keeper is not None:
-        data: TraceData = session.keeper.data()
-        return data
-    batch = batch_of(session)
+    if session.stream_writer is not None:
+        return session.stream_writer.data()
+    batch = whole_batch(session)
     store = None if session.captures is None else session.captures.store()
-    made, assembler = assemble(tables_of(session), [([batch], True)], Late(absent=_absent(batch)), store)
-    if session.exception is not None:  # only its explanation asks which op made an autograd node
+    data, assembler = assemble(tables_of(session), [([batch], True)], LateRows(absent=batch.absent), store)
+    if session.exception is not None:  # only its explanation needs the op of an autograd node
         session.node_ops = assembler.node_ops()
-    return made
-
-
-def _absent(batch: Batch) -> Numbers:
-    """Values that got a number and never a row: an interrupt came in between."""
-    ids = np.concatenate([
-        Rows(batch.rows.values, V_WIDTH).ids, batch.rows.fresh.reshape(-1, FRESH_WIDTH)[:, 0],
-    ])  # fmt: skip
-    there = np.zeros(int(ids.max(initial=-1)) + 1, dtype=bool)
-    there[ids] = True
-    return np.flatnonzero(~there)
+    return data

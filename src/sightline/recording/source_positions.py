@@ -1,4 +1,4 @@
-"""From code objects and instruction offsets to lines, columns and the operators written there."""
+"""Source positions: the lines and columns of recorded stacks, and the operators written there."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any, Final
 
 import torch
 
-from sightline.recording.stacks import Stacks
+from sightline.recording.stacks import StackTrie
 from sightline.trace.assembly.batch import SourcePosition
 from sightline.trace.data import CodeInfo, FileInfo
 from sightline.trace.source_files import cell_name
 
 _Position = tuple[int | None, int | None, int | None, int | None]
-_NOWHERE: Final = (None, None, None, None)
+_NO_POSITION: Final = (None, None, None, None)
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
 class SourcePositions:
-    """Lines and columns of the stacks of a recording, worked out once for each as they come."""
+    """The lines and columns of the stacks of a recording, each computed once."""
 
-    def __init__(self, stacks: Stacks) -> None:
+    def __init__(self, stacks: StackTrie) -> None:
         self._stacks = stacks
         self.places: list[SourcePosition] = []
         self.codes: list[CodeInfo] = []
         self.files: dict[str, FileInfo] = {}
 
     def update(self) -> None:
-        """Take in what is new."""
+        """Add the stacks that are new."""
         stacks = self._stacks
-        count = len(stacks.parents)  # nodes are only ever added: what is there now is whole
+        count = len(stacks.parents)  # nodes are only ever added: these are complete
         for code in stacks.codes[len(self.codes) :]:
             self.codes.append(CodeInfo(cell_name(code.co_filename), code.co_qualname, code.co_firstlineno))
         self.files |= _files({code.file for code in self.codes} - self.files.keys())
         nodes = range(len(self.places), count)
         units = [max(stacks.instructions[node], 0) // 2 for node in nodes]
-        wanted: dict[int, set[int]] = {}
+        units_of: dict[int, set[int]] = {}
         for node, unit in zip(nodes, units, strict=True):
-            wanted.setdefault(stacks.code_ids[node], set()).add(unit)
-        found = {number: _positions(stacks.codes[number], each) for number, each in wanted.items()}
+            units_of.setdefault(stacks.code_ids[node], set()).add(unit)
+        positions = {number: _positions(stacks.codes[number], each) for number, each in units_of.items()}
         for node, unit in zip(nodes, units, strict=True):
             number = stacks.code_ids[node]
-            line, end, column, end_column = found[number][unit]
+            line, end, column, end_column = positions[number][unit]
             line = line if line is not None else self.codes[number].first_line
             self.places.append(SourcePosition(
                 stacks.parents[node], number, line, line if end is None else end,
@@ -54,30 +54,30 @@ class SourcePositions:
 
 
 def _positions(code: CodeType, units: set[int]) -> dict[int, _Position]:
-    """Where some units of a code, two bytes each, are written.
+    """The positions of some units of a code, two bytes each.
 
-    Python counts its way through the code from the start; what is passed by on the way is not kept.
+    Python decodes them one by one from the start; the others are skipped.
     """
-    positions, passed = code.co_positions(), 0
-    found: dict[int, _Position] = {}
+    every, passed = code.co_positions(), 0
+    positions: dict[int, _Position] = {}
     for unit in sorted(units):
-        found[unit] = next(islice(positions, unit - passed, None), _NOWHERE)
+        positions[unit] = next(islice(every, unit - passed, None), _NO_POSITION)
         passed = unit + 1
-    return found
+    return positions
 
 
 def _files(paths: set[str]) -> dict[str, FileInfo]:
-    found = {}
+    files = {}
     for path in paths:
         try:
             status = os.stat(path)
         except OSError:  # <stdin>, a notebook cell, a file inside a zip
             continue
-        found[path] = FileInfo(status.st_mtime_ns, status.st_size)
-    return found
+        files[path] = FileInfo(status.st_mtime_ns, status.st_size)
+    return files
 
 
-#: What each binary instruction is written as, and the methods such an expression arrives as.
+#: The symbol of each unary instruction, and the methods that such an expression calls.
 _UNARY: Final = {
     "UNARY_NEGATIVE": ("-", ("neg", "negative", "__neg__")),
     "UNARY_INVERT": ("~", ("bitwise_not", "__invert__")),
@@ -85,7 +85,7 @@ _UNARY: Final = {
     "BINARY_SUBSCR": ("[]", ("__getitem__",)),
     "STORE_SUBSCR": ("[]=", ("__setitem__",)),
 }
-#: Reflected methods that are not here are known as operators by their name alone: see `operations`.
+#: The methods that each binary operator calls; other reflected ones are operators by name: see `operations`.
 _BINARY: Final = {
     "+": ("add", "__add__", "__radd__"), "-": ("sub", "__sub__"), "*": ("mul", "__mul__", "__rmul__"),
     "/": ("div", "__div__", "__truediv__"), "//": ("floor_divide", "__floordiv__"),
@@ -101,35 +101,35 @@ _COMPARE: Final = {
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def operator_names(stacks: Stacks) -> Callable[[int, str], str | None]:
-    """A function (stack, method name) → the operator that was written there, or None for a plain call."""
+def operator_names(stacks: StackTrie) -> Callable[[int, str], str | None]:
+    """A function of a stack and a method name that returns the operator written there, or None."""
     cache: dict[tuple[int, str], str | None] = {}
 
-    def find(stack: int, name: str) -> str | None:
+    def operator_at(stack: int, name: str) -> str | None:
         key = (stack, name)
         if key not in cache:
             cache[key] = _operator(stacks, stack, name.rpartition(".")[2])
         return cache[key]
 
-    return find
+    return operator_at
 
 
-def _operator(stacks: Stacks, stack: int, method: str) -> str | None:
+def _operator(stacks: StackTrie, stack: int, method: str) -> str | None:
     while stack >= 0 and stacks.codes[stacks.code_ids[stack]].co_filename.startswith(_TORCH):
         stack = stacks.parents[stack]
     if stack < 0:
         return None
-    written, methods = _instruction(stacks.codes[stacks.code_ids[stack]], stacks.instructions[stack])
+    symbol, methods = _instruction(stacks.codes[stacks.code_ids[stack]], stacks.instructions[stack])
     if method in methods:
-        return written
-    mirrored = _MIRRORED.get(written, "")
+        return symbol
+    mirrored = _MIRRORED.get(symbol, "")
     if method in _COMPARE.get(mirrored, ()):
-        return mirrored  # ``1 < x`` arrives as ``x.gt(1)``
-    in_place = written + "="
+        return mirrored  # ``1 < x`` calls ``x.gt(1)``
+    in_place = symbol + "="
     bare = (
         method.rstrip("_") if not method.startswith("__") else "__" + method[3:] if method[2] == "i" else ""
     )
-    return in_place if written in _BINARY and bare in methods else None
+    return in_place if symbol in _BINARY and bare in methods else None
 
 
 def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:

@@ -1,9 +1,9 @@
-"""``stats=``: the numbers of every floating result, read while the tensor is there.
+"""``stats=``: the statistics of every floating result, taken right after its op.
 
-On a CPU they are read at once. On any other device they are computed there and stay there: `deferred` keeps
-them, and fetches them when the recording is over. A view that only relabels the elements of a tensor is
-not read: it has the numbers of its base, which the build gives it. Its fingerprint is another where the order
-is another, and takes a pass of its own, where that was asked for.
+On a CPU they are taken at once. On any other device they are computed and stay there: `device_statistics`
+fetches them when the recording is over. A view that only relabels the elements of a tensor is not read: it
+gets the statistics of its base when the trace is built. Where the order differs, so does the fingerprint,
+which takes a pass of its own if ``fingerprint="views"``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STRIDED: Final = torch.strided
 
 
 def measurable(tensor: Any) -> bool:
-    """Whether a tensor has numbers of its own that can be read: floating, strided, not fake, not empty."""
+    """Whether statistics of a tensor can be taken: it is floating, strided, not fake, not empty."""
     return (
         type(tensor) in PLAIN_TENSORS
         and (tensor.is_floating_point() or tensor.is_complex())
@@ -41,35 +41,37 @@ def measurable(tensor: Any) -> bool:
 
 
 class StatisticsObserver(Observer):
-    """Reads the numbers of what ops and module calls return."""
+    """Takes the statistics of what ops and module calls return."""
 
-    def __init__(self, session: SessionBase, wanted: Stats) -> None:
+    def __init__(self, session: SessionBase, options: Stats) -> None:
         self._session = session
-        self._wanted = wanted
-        self.fingerprint = bool(wanted.fingerprint)
-        self._views = wanted.fingerprint == "views"
-        self._chosen = Chosen(session, wanted.modules, wanted.ops)
-        self._parameters = wanted.parameters
+        self._options = options
+        self.fingerprint = bool(options.fingerprint)
+        self._views = options.fingerprint == "views"
+        self._selection = Selection(session, options.modules, options.ops)
+        self._parameters = options.parameters
         self._aten = session.level in ("aten", "both")
-        self.readings = session.new_readings()
-        self.ops = self.calls = not self.readings.native
+        self.buffer = session.new_statistics_buffer()
+        self.ops = self.calls = not self.buffer.native
         self.api = not self._aten
         self._rewritten: set[int] = set()  # storages that were changed through a view of them
-        self.deferred = session.new_deferred("fingerprints" if wanted.fingerprint else "numbers")
+        self.device_statistics = session.new_device_statistics(
+            "fingerprints" if options.fingerprint else "numbers"
+        )
 
     def wants(self, event: ObservedOp) -> bool:
-        """Not what an API call returns, which its ops have made, nor what shows what was read."""
+        """Not an API call, whose ops are measured, nor a view of what was measured."""
         info = event.info
-        if self.readings.native or info.uninitialized or (self._aten and info.flavour != OP):
+        if self.buffer.native or info.uninitialized or (self._aten and info.flavour != OP):
             return False
         return not info.relabels or self._is_rewritten(event.result) or (self._views and not info.keeps_order)
 
     def op(self, event: ObservedOp) -> None:
-        """Read the results of an op."""
+        """Measure the results of an op."""
         info, args, result = event.info, event.args, event.result
-        if not self._chosen(event) or (info.relabels and not self._is_read(args, result)):
+        if not self._selection(event) or (info.relabels and not self._reads_view(args, result)):
             return
-        bad = len(self.readings.bad)
+        count = len(self.buffer.nonfinite)
         if type(result) is Tensor and not info.mutates:
             self.read(result)
         else:
@@ -77,16 +79,16 @@ class StatisticsObserver(Observer):
                 self.read(tensor)
         if info.mutates:
             self._note_rewritten(event)
-        elif len(self.readings.bad) > bad:  # a parameter, or what was made before the block, may explain it
+        elif len(self.buffer.nonfinite) > count:  # a parameter, or an older tensor, may explain it
             for tensor in self._session.arguments.tensors((args, event.kwargs or {}), []):
                 self.read(tensor if tensor._base is None else tensor._base)
                 self.read(tensor)
 
-    def _is_read(self, args: tuple[Any, ...], view: Any) -> bool:
-        """Whether a view of all elements of a tensor is read all the same.
+    def _reads_view(self, args: tuple[Any, ...], view: Any) -> bool:
+        """Whether a view of all elements of a tensor is measured itself.
 
-        It is if its base has changed, or for its fingerprint: not of a parameter, which nobody has read, nor
-        of a view that shows elements more than once.
+        It is if its base has changed, or for its fingerprint: not for a parameter that is not measured, nor
+        for a view that shows elements more than once.
         """
         if self._is_rewritten(view) or not args or type(view) is not Tensor:
             return True
@@ -96,7 +98,7 @@ class StatisticsObserver(Observer):
         return not any(step == 0 and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))
 
     def _note_rewritten(self, event: ObservedOp) -> None:
-        """What was changed through a view has a new version, which nobody has read."""
+        """Note what was changed through a view: it has a new version, which was not measured."""
         for tensor in self._session.arguments.at(event.info.mutates, event.args, event.kwargs):
             if type(tensor) is Tensor and tensor._is_view():
                 self._rewritten.add(storage_address(tensor))
@@ -105,81 +107,81 @@ class StatisticsObserver(Observer):
         return bool(self._rewritten) and type(view) is Tensor and storage_address(view) in self._rewritten
 
     def enter(self, call: ObservedCall) -> None:
-        """Read what a module is given, where no op has made it."""
-        if not self._chosen.call(call):
+        """Measure the arguments of a module that no op has made."""
+        if not self._selection.call(call):
             return
         for tensor in self._session.arguments.tensors((call.args, call.kwargs or {}), []):
             self.read(tensor)
         module = self._session.modules.all[call.module].ref() if self._parameters else None
         if module is not None:
-            for held in (*module._parameters.values(), *module._buffers.values()):
-                self.read(held)
+            for parameter in (*module._parameters.values(), *module._buffers.values()):
+                self.read(parameter)
 
     def leave(self, call: ObservedCall) -> None:
-        """Read what a module returns, where ops are not seen."""
-        if self._aten or call.raised or not self._chosen.call(call):
+        """Measure the result of a module, where aten ops are not recorded."""
+        if self._aten or call.raised or not self._selection.call(call):
             return
         for tensor in self._session.arguments.tensors(call.result, []):
             self.read(tensor)
 
     def read(self, tensor: Any) -> None:
-        """Read a tensor, if it was not read before."""
+        """Take the statistics of a tensor, once."""
         if not measurable(tensor):
             return
-        value = self._session.values.known(tensor)
-        if value is None or not self.readings.first_time(value):
+        value = self._session.values.find(tensor)
+        if value is None or not self.buffer.mark_read(value):
             return
         if tensor.is_cpu:
-            self.readings.add(value, self.readings.read(tensor, self.fingerprint))
+            self.buffer.add(value, self.buffer.read(tensor, self.fingerprint))
         else:
-            self.deferred.add(value, tensor)
+            self.device_statistics.add(value, tensor)
 
-    def asked(self) -> dict[str, Any]:
-        """What is to be measured."""
-        return {"stats": {"modules": list(self._wanted.modules or ()), "ops": list(self._wanted.ops or ())}}
+    def requested(self) -> dict[str, Any]:
+        """The globs of modules and ops."""
+        return {"stats": {"modules": list(self._options.modules or ()), "ops": list(self._options.ops or ())}}
 
     def columns(self) -> Columns:
-        """Everything read so far; waits for the devices."""
-        return joined(self.readings.columns(), self.deferred.columns())
+        """All statistics so far; waits for the devices."""
+        return concatenate(self.buffer.columns(), self.device_statistics.columns())
 
     def take(self, last: bool) -> Columns:
-        """What was read, which is then no longer here; what the devices have comes with the last."""
-        taken = self.readings.take()
-        return joined(taken, self.deferred.columns()) if last else taken
+        """The new statistics, which are removed; those of devices come with the last call."""
+        taken = self.buffer.take()
+        return concatenate(taken, self.device_statistics.columns()) if last else taken
 
-    def chooses_op(self, info: OpInfo) -> bool:
-        """Whether the results of an op are measured, as far as its name tells."""
-        return self._wanted.ops is None or self._chosen.op(info)
+    def selects_op(self, info: OpInfo) -> bool:
+        """Whether the globs on ops select an op."""
+        return self._options.ops is None or self._selection.op(info)
 
-    def chooses_module(self, number: int) -> bool:
-        """Whether what runs in a module is measured."""
-        return self._chosen.module(number)
+    def selects_module(self, number: int) -> bool:
+        """Whether the globs on modules select a module."""
+        return self._selection.module(number)
 
     @property
     def native_options(self) -> tuple[int, bool, bool, bool]:
-        """How deep C++ is to look, whether at views too, at parameters, and only in certain modules."""
-        return 2 if self.fingerprint else 1, self._views, self._parameters, self.some_modules
+        """For C++: fingerprints (2) or numbers (1), and whether views, parameters, only some modules."""
+        return 2 if self.fingerprint else 1, self._views, self._parameters, self.selects_modules
 
     @property
-    def some_modules(self) -> bool:
-        """Whether only what runs in certain modules is measured."""
-        return self._wanted.modules is not None
+    def selects_modules(self) -> bool:
+        """Whether only what runs in some modules is measured."""
+        return self._options.modules is not None
 
 
-def joined(first: Columns, second: Columns) -> Columns:
-    """Rows of one and of the other."""
+def concatenate(first: Columns, second: Columns) -> Columns:
+    """The rows of both."""
     return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])
 
 
-class Chosen:
-    """Which ops and calls are meant by globs; each op and module is looked at once."""
+class Selection:
+    """The ops and calls that globs select; each op and module is matched once."""
 
     def __init__(self, session: SessionBase, modules: Any, ops: Any) -> None:
         self._session = session
         self._modules = None if modules is None else [PathPattern(glob) for glob in modules]
         self._ops = ops
-        self._known_ops: dict[int, bool] = {}
-        self._known_modules: dict[tuple[int, bool], bool] = {}
+        self._selected_ops: dict[int, bool] = {}
+        self._selected_modules: dict[tuple[int, bool], bool] = {}
 
     def __call__(self, event: ObservedOp) -> bool:
         if self._ops is not None and not self.op(event.info):
@@ -187,31 +189,31 @@ class Chosen:
         return self._modules is None or (bool(event.modules) and self.module(event.modules[-1]))
 
     def op(self, info: OpInfo) -> bool:
-        """Whether an op is meant."""
-        found = self._known_ops.get(info.number)
-        if found is None:
+        """Whether an op is selected."""
+        selected = self._selected_ops.get(info.number)
+        if selected is None:
             level = "aten" if info.flavour == OP else "api"
-            found = any(op_matches(glob, info.name, level) for glob in self._ops or ())
-            self._known_ops[info.number] = found
-        return found
+            selected = any(op_matches(glob, info.name, level) for glob in self._ops or ())
+            self._selected_ops[info.number] = selected
+        return selected
 
     def call(self, call: ObservedCall) -> bool:
-        """Whether a call is of a module that is meant."""
+        """Whether the module of a call is selected."""
         return self._modules is None or self.module(call.module)
 
     def module(self, number: int, exactly: bool = False) -> bool:
-        """Whether a module is meant, or with one of the modules that hold it; under any of its paths."""
-        found = self._known_modules.get((number, exactly))
-        if found is None:
-            known = self._session.modules.all[number]
-            paths = [segments_of(path) for path in known.aliases or (known.path,)]
-            found = any(
-                (meant.exactly(path) if exactly else meant(path))
-                for meant in self._modules or ()
+        """Whether a module is selected, or one that contains it; under any of its paths."""
+        selected = self._selected_modules.get((number, exactly))
+        if selected is None:
+            record = self._session.modules.all[number]
+            paths = [segments_of(path) for path in record.aliases or (record.path,)]
+            selected = any(
+                (pattern.exactly(path) if exactly else pattern(path))
+                for pattern in self._modules or ()
                 for path in paths
             )
-            self._known_modules[number, exactly] = found
-        return found
+            self._selected_modules[number, exactly] = selected
+        return selected
 
 
 def results_of(session: SessionBase, event: ObservedOp) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Steps: what `sightline.spy` and `sightline.step` say, and when an optimizer steps.
+"""Steps: the calls of `sightline.spy` and `sightline.step`, and the steps of optimizers.
 
-The hooks of optimizers are one pair for the whole process and both engines, under a key of their own. torch
-walks over its tables while it calls them, so a recording that begins or stops in such a hook must find them
-in place: see `standing_by`.
+One listener for the first two and one pair of optimizer hooks serve the whole process and both engines, while
+anything records. torch iterates over its hook tables while it calls them, so they must not change while a
+recording begins or stops inside such a hook: see `hold_optimizer_hooks`.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ from torch.utils.hooks import RemovableHandle
 
 from sightline import markers
 from sightline.recording.observers import SpiedTensor
-from sightline.recording.thread_state import states_here
-from sightline.recording.torchapi import optimizer_hooks, quiet
-from sightline.recording.training_log import SchedulerWatch
-from sightline.recording.values import SwapWatch
+from sightline.recording.thread_state import current_states
+from sightline.recording.torchapi import no_torch_function, optimizer_hooks
+from sightline.recording.training_log import SchedulerPatch
+from sightline.recording.values import SwapPatch
 from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
-_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+_KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
 _lock = threading.RLock()
-_swaps = SwapWatch()
-_schedulers = SchedulerWatch()
-_users: list[object] = []  # engines that record, and whoever stands by
+_swaps = SwapPatch()
+_schedulers = SchedulerPatch()
+_users: list[object] = []  # engines that record, and `hold_optimizer_hooks` blocks
 
 
-def sessions_here() -> list[SessionBase]:
+def current_sessions() -> list[SessionBase]:
     """The recordings of this thread, of either engine."""
-    plain = [state.session for state in states_here() if not state.off]
-    native = sys.modules.get("sightline.recording.native.hooks")
-    return [*plain, *(() if native is None else native.sessions.get(get_ident(), ()))]
+    plain = [state.session for state in current_states() if not state.off]
+    hooks = sys.modules.get("sightline.recording.native.hooks")
+    return [*plain, *(() if hooks is None else hooks.sessions.get(get_ident(), ()))]
 
 
 class RecorderListener:
-    """Passes on what a program says to the recordings of its thread."""
+    """Passes calls of `sl.spy` and `sl.step` on to the recordings of their thread."""
 
     def spied(self, name: str, value: Any, module: Any) -> None:
-        """A value was named."""
-        sessions = sessions_here()
+        """``sl.spy`` was called."""
+        sessions = current_sessions()
         if sessions:
             markers.check_name("spy", name)
         for session in sessions:
             try:
                 session.name_spied(name, value)
                 if session.observer is not None:
-                    session.observer.spied(SpiedTensor(name, value, module, *session.where()))
+                    session.observer.spied(SpiedTensor(name, value, module, *session.context()))
             except Exception as error:
                 session.fault(error)
 
     def stepped(self, begins: bool) -> None:
-        """A step has begun, or is about to end."""
-        for session in sessions_here():
+        """A step of ``sl.step`` has begun, or is about to end."""
+        for session in current_sessions():
             note_step(session, begins)
 
 
-markers.listeners.append(RecorderListener())
+_listener: Final = RecorderListener()
 
 
 def note_step(session: SessionBase, begins: bool) -> None:
@@ -88,29 +88,33 @@ def _mark(session: SessionBase, name: str, begins: bool) -> None:
 # -- optimizers ----------------------------------------------------------------------------------------------
 
 
-def watch_optimizers(user: object) -> None:
-    """Have the hooks of optimizers in place, until ``user`` wants them no more."""
+def install_optimizer_hooks(user: object) -> None:
+    """Install the listener and the hooks, until the last ``user`` has released them."""
     with _lock:
         if user not in _users:
             _users.append(user)
+        if _listener not in markers.listeners:
+            markers.listeners.append(_listener)
         optimizer_hooks._global_optimizer_pre_hooks[_KEY] = before_step
         optimizer_hooks._global_optimizer_post_hooks[_KEY] = after_step
         _swaps.install()
         _schedulers.install(before_schedule)
 
 
-def leave_optimizers(user: object) -> None:
-    """``user`` wants them no more."""
+def release_optimizer_hooks(user: object) -> None:
+    """A user of the hooks is done; with the last one they are removed."""
     with _lock:
         if user in _users:  # not in a forked worker
             _users.remove(user)
         if not _users:
-            forget_optimizers()
+            remove_optimizer_hooks()
 
 
-def forget_optimizers() -> None:
-    """Take the hooks out, whoever wants them."""
+def remove_optimizer_hooks() -> None:
+    """Remove the listener and the hooks, even if they have users."""
     _users.clear()
+    if _listener in markers.listeners:
+        markers.listeners.remove(_listener)
     optimizer_hooks._global_optimizer_pre_hooks.pop(_KEY, None)
     optimizer_hooks._global_optimizer_post_hooks.pop(_KEY, None)
     _swaps.remove()
@@ -118,56 +122,56 @@ def forget_optimizers() -> None:
 
 
 @contextmanager
-def standing_by() -> Iterator[None]:
-    """A stretch in which recordings may begin and stop inside a hook of an optimizer."""
+def hold_optimizer_hooks() -> Iterator[None]:
+    """A block in which recordings may begin and stop inside a hook of an optimizer."""
     token = object()
-    watch_optimizers(token)
+    install_optimizer_hooks(token)
     try:
         yield
     finally:
-        leave_optimizers(token)
+        release_optimizer_hooks(token)
 
 
-def code_of_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CodeType | None:
-    """The code of the function ``optimizer.step`` was given to compute the loss, if it was given one."""
-    given = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    while isinstance(given, partial):
-        given = given.func
-    if callable(given) and not hasattr(given, "__code__"):  # an object of a class with ``__call__``
-        given = type(given).__call__
-    code = getattr(given, "__code__", None)
+def closure_code(args: tuple[Any, ...], kwargs: dict[str, Any]) -> CodeType | None:
+    """The code of the closure that ``optimizer.step`` was called with, if there is one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    while isinstance(closure, partial):
+        closure = closure.func
+    if callable(closure) and not hasattr(closure, "__code__"):  # an object of a class with ``__call__``
+        closure = type(closure).__call__
+    code = getattr(closure, "__code__", None)
     return code if isinstance(code, CodeType) else None
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Before an optimizer's step: its phase begins."""
-    for session in sessions_here():
+    """The hook before an optimizer's step."""
+    for session in current_sessions():
         try:
-            with quiet():
+            with no_torch_function():
                 session.label_gradients()
                 session.label_state(optimizer)
-                session.training.stepping(
+                session.training.note_step(
                     optimizer,
                     session.modules,
                     sys._getframe(1),
                     session.elapsed(),
-                    closure=code_of_closure(args, kwargs) is not None,
+                    closure=closure_code(args, kwargs) is not None,
                 )
                 session.training.link(optimizer)
             _mark(session, OPTIMIZER_STEP, begins=True)
-            session.begin_optimizer_step(sys._getframe(1), code_of_closure(args, kwargs))
+            session.begin_optimizer_step(sys._getframe(1), closure_code(args, kwargs))
         except Exception as error:
             session.fault(error)
 
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """After it: the state it has made by now gets its names."""
-    for session in sessions_here():
+    """The hook after it: name the optimizer state that exists by now."""
+    for session in current_sessions():
         try:
             session.end_optimizer_step()
             _mark(session, OPTIMIZER_STEP, begins=False)
-            with quiet():
-                if code_of_closure(args, kwargs) is not None:  # which has computed the gradients
+            with no_torch_function():
+                if closure_code(args, kwargs) is not None:  # which has computed the gradients
                     session.label_gradients()
                 session.label_state(optimizer)
         except Exception as error:
@@ -175,9 +179,9 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def before_schedule(scheduler: Any, frame: FrameType) -> None:
-    """Before a scheduler sets the rates of its optimizer."""
-    for session in sessions_here():
+    """Called before a scheduler sets the rates of its optimizer."""
+    for session in current_sessions():
         try:
-            session.training.scheduled(scheduler, frame)
+            session.training.note_schedule(scheduler, frame)
         except Exception as error:
             session.fault(error)

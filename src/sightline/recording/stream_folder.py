@@ -1,7 +1,7 @@
-"""Who has a folder: the first step of a recording that is written while it runs, safe against others.
+"""The folder of a recording that is written while it runs: claimed for one process, or given up.
 
-Whoever makes the file of the journal has the folder. The file gets its name with its first frame, so that a
-journal always holds something; until then, and after it, nobody else can begin there.
+The process that creates the journal's file owns the folder. The file gets its final name with its first
+frame, so that a journal is never empty; before and after that, no other recording can begin in the folder.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Final
 
 from sightline.errors import CaptureError, UsageError
-from sightline.recording.atomic import at_once, stored
+from sightline.recording.atomic import run_atomically, store_atomically
 from sightline.trace.bundle.journal import HEAD, JOURNAL
-from sightline.trace.bundle.paths import holds_recording, make_room, refuse_recording
+from sightline.trace.bundle.paths import clear_recording, holds_recording, refuse_recording
 
 _FIX: Final = "give path= another name, or overwrite=True to replace it"
 BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
 
 
 def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None) -> int:
-    """Make the folder of a recording and the file of its journal, whose number is put into ``files``.
+    """Make the folder of a recording and the file of its journal, whose descriptor is put into ``files``.
 
-    A recording that is there is refused, or removed if a finished one is to be overwritten.
+    A folder with a recording is refused; with ``overwrite`` a finished one is removed.
     """
     files = [] if files is None else files
     if folder.exists() and not folder.is_dir():
@@ -33,7 +33,7 @@ def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None)
             f"path={str(folder)!r} is a file; a recording is written to a folder, such as run.sight."
         )
     if overwrite and holds_recording(folder):
-        make_room(folder, "give path= another name")
+        clear_recording(folder, "give path= another name")
     refuse_recording(folder, _FIX)
     others = [name for name in (os.listdir(folder) if folder.is_dir() else ()) if not name.startswith(".")]
     if others:
@@ -44,7 +44,7 @@ def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None)
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         begun = os.fspath(folder / BEGUN)
-        stored(files.append, partial(os.open, begun, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        store_atomically(files.append, partial(os.open, begun, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         raise UsageError(
             f"{folder} is where another recording begins: give path= another name, or remove the folder "
@@ -53,8 +53,8 @@ def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None)
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
-        refuse_recording(folder, _FIX)  # one that has begun since we looked
-        hold(files[0])
+        refuse_recording(folder, _FIX)  # one that has begun meanwhile
+        lock(files[0])
         os.write(files[0], HEAD)
     except OSError as error:
         unclaim(folder, files)
@@ -65,8 +65,8 @@ def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None)
     return files[0]
 
 
-def hold(file: int) -> None:
-    """Have a journal locked as long as this process lives, so that nobody repairs it meanwhile."""
+def lock(file: int) -> None:
+    """Lock a journal as long as this process lives, so that no other process repairs it meanwhile."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -87,10 +87,10 @@ def unclaim(folder: Path, files: list[int]) -> None:
         own = os.fstat(files[0])
         for name in (BEGUN, JOURNAL):
             with suppress(FileNotFoundError):
-                if os.path.samestat(own, os.stat(folder / name)):  # not that of somebody who was faster
+                if os.path.samestat(own, os.stat(folder / name)):  # not the file of another process
                     shutil.rmtree(folder / "tensors", ignore_errors=True)
                     os.unlink(folder / name)
         folder.rmdir()
-    with suppress(OSError):  # a program may have closed it
-        at_once(partial(os.close, files[0]), files.clear)
+    with suppress(OSError):  # the program may have closed it
+        run_atomically(partial(os.close, files[0]), files.clear)
     files.clear()

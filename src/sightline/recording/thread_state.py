@@ -1,8 +1,9 @@
-"""Where each thread stands: its open module calls, its open API call, its phase, and the marks on its stack.
+"""The state of each thread: its open module calls, its open API call, its phase, its stack anchors.
 
-Each thread that runs recorded code has a state of its own in each recording. A *mark* is a live frame above
-which the stack is known; it also says which call it belongs to, so that a call which ended without its hook
-(an exception in another hook, a KeyboardInterrupt) is noticed at the next event and closed.
+Each thread that runs recorded code has a state of its own in each recording. A *stack anchor* is a live frame
+whose stack is known, so that only the frames it called are walked. It belongs to a call: one that ended
+without its exit hook firing (an exception in another hook, a KeyboardInterrupt) is noticed at the next event,
+because its frame is gone, and closed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OpenOp(NamedTuple):
-    """What is known of an op, an API call or a compiled region when it begins."""
+    """The part of a row that is known when an op, an API call or a compiled region begins."""
 
     number: int  #: its id
     operation: int  #: the number of its `OpInfo`
@@ -32,25 +33,25 @@ class OpenOp(NamedTuple):
 
 
 class StackAnchor:
-    """A frame of a call in progress, and the stack of everything above it."""
+    """A frame of a call in progress, and its stack."""
 
-    def __init__(self, frame: FrameType | None, above: int) -> None:
+    def __init__(self, frame: FrameType | None, stack: int) -> None:
         self.frame = frame
-        self.above = above
-        self.call = -1  #: the innermost module call that is open here; -1 if none is
-        self.outer_phase = FORWARD  #: the phase of what runs after the call
-        self.up: StackAnchor | None = None  #: the mark outside this one
+        self.stack = stack
+        self.call = -1  #: the innermost open module call; -1 if none is
+        self.outer_phase = FORWARD  #: the phase to restore when the call ends
+        self.outer: StackAnchor | None = None
 
 
 class OptimizerStep(StackAnchor):
     """An optimizer's step in progress."""
 
-    def __init__(self, frame: FrameType | None, above: int, closure: CodeType | None) -> None:
-        super().__init__(frame, above)
-        self.closure = closure  #: of the function it was given to compute the loss
+    def __init__(self, frame: FrameType | None, stack: int, closure: CodeType | None) -> None:
+        super().__init__(frame, stack)
+        self.closure = closure  #: the code of the function that computes the loss
 
     def is_in_closure(self, frame: FrameType | None) -> bool:
-        """Whether a frame inside the step is of that function, or below it."""
+        """Whether a frame inside the step is of the closure, or called by it."""
         at = frame if self.closure is not None else None
         while at is not None and at is not self.frame:
             if at.f_code is self.closure:
@@ -62,10 +63,10 @@ class OptimizerStep(StackAnchor):
 class OpenCall(StackAnchor):
     """A module call in progress. Its number, ``call``, comes before that of the first op inside it."""
 
-    up: StackAnchor
+    outer: StackAnchor
 
-    def __init__(self, frame: FrameType, above: int, module: int, key: int, phase: int, nothing: int) -> None:
-        super().__init__(frame, above)
+    def __init__(self, frame: FrameType, stack: int, module: int, key: int, phase: int, no_form: int) -> None:
+        super().__init__(frame, stack)
         self.module = module
         self.key = key  #: id of the module object
         self.phase = phase
@@ -73,9 +74,9 @@ class OpenCall(StackAnchor):
         self.start = 0
         self.spent = 0  #: recorder time up to its start, to be left out of its duration
         self.inputs: list[int] = []
-        self.input_form = nothing  #: the form of no arguments
+        self.input_form = no_form
         self.args_key = -1  #: id of the tuple the inputs were read from; -1 until they are
-        self.taken_mode: Any = None  #: the function mode, where it is off inside the call
+        self.taken_mode: Any = None  #: the function mode, where it is off during the call
 
 
 class ThreadState:
@@ -92,46 +93,46 @@ class ThreadState:
         self.compiled_node: int | None = None  #: the compiled backward that is running
         #: what runs now is not recorded: the session has stopped, or compiled code is running
         self.off = False
-        self.top = base  #: the innermost mark
+        self.top = base  #: the innermost anchor
 
-    def push(self, mark: StackAnchor) -> None:
-        mark.up, mark.outer_phase = self.top, self.phase
-        if mark.call < 0:
-            mark.call = self.top.call
-        self.top = mark
+    def push(self, anchor: StackAnchor) -> None:
+        anchor.outer, anchor.outer_phase = self.top, self.phase
+        if anchor.call < 0:
+            anchor.call = self.top.call
+        self.top = anchor
 
     def pop(self) -> StackAnchor:
-        gone = self.top
-        assert gone.up is not None, "the mark of the block itself stays"
-        self.top, self.phase = gone.up, gone.outer_phase
-        return gone
+        ended = self.top
+        assert ended.outer is not None, "the anchor of the block itself stays"
+        self.top, self.phase = ended.outer, ended.outer_phase
+        return ended
 
-    def popping(self) -> tuple[Callable[[], object], ...]:
-        """The same as functions written in C, to be called at once with others."""
-        gone = self.top
-        assert gone.up is not None, "the mark of the block itself stays"
-        return partial(setattr, self, "top", gone.up), partial(setattr, self, "phase", gone.outer_phase)
+    def pop_steps(self) -> tuple[Callable[[], object], ...]:
+        """What `pop` does, as functions written in C for `run_atomically`."""
+        ended = self.top
+        assert ended.outer is not None, "the anchor of the block itself stays"
+        return partial(setattr, self, "top", ended.outer), partial(setattr, self, "phase", ended.outer_phase)
 
-    def marks(self) -> Iterator[StackAnchor]:
-        """From the innermost to the block's own."""
-        mark: StackAnchor | None = self.top
-        while mark is not None:
-            yield mark
-            mark = mark.up
+    def anchors(self) -> Iterator[StackAnchor]:
+        """All anchors, from the innermost to the block's own."""
+        anchor: StackAnchor | None = self.top
+        while anchor is not None:
+            yield anchor
+            anchor = anchor.outer
 
     def calls(self) -> list[OpenCall]:
         """The open module calls, outermost first."""
-        return [mark for mark in self.marks() if isinstance(mark, OpenCall)][::-1]
+        return [anchor for anchor in self.anchors() if isinstance(anchor, OpenCall)][::-1]
 
 
-#: For each thread on which a recording was started its state in each recording, in order of starting.
+#: For each thread that started recordings its state in each of them, in order of starting.
 active: Final[dict[int, list[ThreadState]]] = {}
 
 
-def states_here() -> list[ThreadState]:
-    """This thread's state in each recording; an autograd worker has those of the thread it works for."""
-    found = active.get(get_ident())
-    if found is not None:
-        return found
+def current_states() -> list[ThreadState]:
+    """This thread's state in each recording; an autograd worker takes part in those of its caller."""
+    states = active.get(get_ident())
+    if states is not None:
+        return states
     sessions = [mode.session for mode in reversed(DISPATCH_MODES.from_top()) if hasattr(mode, "session")]
-    return [session.state_here() for session in sessions if getattr(session, "running", False)]
+    return [session.current_state() for session in sessions if getattr(session, "running", False)]

@@ -1,6 +1,6 @@
-"""Every torch name the recorder stands on, private ones included, in one place.
+"""Every private torch name that the recorder uses.
 
-A name that a torch version no longer has gives one clear sentence here, and nowhere else.
+A name that a torch version lacks raises one clear sentence here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from sightline.errors import TorchMissing, UnsupportedTorch
-from sightline.recording.atomic import at_once, exhaust
+from sightline.recording.atomic import exhaust, run_atomically
 
 try:
     import torch
-except ImportError as error:  # viewing works without torch, so this is a sentence and no stack of imports
+except ImportError as error:  # viewing works without torch
     raise TorchMissing(
         "Recording needs torch, which is not installed here (looking at a saved trace does not): "
         "install torch and try again."
@@ -28,17 +28,17 @@ except ImportError as error:  # viewing works without torch, so this is a senten
 
 
 def _private(path: str) -> Any:
-    """A private torch name, or the sentence that says which one this torch lacks."""
-    found: Any = torch
+    """A private torch name; raises one sentence if this torch lacks it."""
+    item: Any = torch
     for part in path.split(".")[1:]:
         try:
-            found = getattr(found, part)
+            item = getattr(item, part)
         except AttributeError:
             raise UnsupportedTorch(
                 f"torch {torch.__version__} has no {path}, which sightline records with; "
                 "use torch 2.11 to 2.13, or a newer sightline."
             ) from None
-    return found
+    return item
 
 
 module_hooks: Any = import_module("torch.nn.modules.module")
@@ -46,7 +46,7 @@ optimizer_hooks: Any = import_module("torch.optim.optimizer")  # torch.optim hid
 DeviceContext: Any = import_module("torch.utils._device").DeviceContext
 #: A reference that does not keep a storage, and its memory, alive.
 StorageWeakRef: Any = import_module("torch.multiprocessing.reductions").StorageWeakRef
-#: Whether the storage that such a reference was made for is freed; the reference is told by its ``cdata``.
+#: Whether the storage of such a reference is freed; called with the ``cdata`` of the reference.
 expired = _private("torch.UntypedStorage._expired")
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -61,13 +61,13 @@ sequence_number = _private("torch.autograd._get_sequence_nr")
 storage_address = _private("torch._C._storage_address")
 #: int8 matrices to an int32 one, exactly.
 int_mm = _private("torch._int_mm")
-#: A stretch whose ops pass no dispatch mode, and one whose ops make no autograd nodes.
+#: A context whose ops no dispatch mode sees, and one whose ops make no autograd nodes.
 no_dispatch = _private("torch._C._DisableTorchDispatch")
 below_autograd = _private("torch._C._AutoDispatchBelowAutograd")
 #: Set while ``torch.jit.trace`` runs; reading a shape would then add to the traced graph.
 jit_tracing = _private("torch._C._get_tracing_state")
 
-#: Torch's own profiler: whether it runs, and to end it with what it has seen.
+#: Torch's own profiler: whether it runs; end it and get its events.
 profiler_enabled = _private("torch._C._autograd._profiler_enabled")
 disable_profiler = _private("torch._C._autograd._disable_profiler")
 DeviceType = _private("torch._C._autograd.DeviceType")
@@ -95,52 +95,54 @@ class ModeStack:
     push: Callable[[Any], None]
 
     def from_top(self) -> list[Any]:
-        """The modes, the one that sees an op first in front."""
+        """The modes, from the top of the stack down: the first one sees an op first."""
         return [self.at(position) for position in reversed(range(self.depth()))]
 
     def take(self, mode: Any, *then: Callable[[], object]) -> bool:
-        """Take a mode off, wherever it is on the stack; the others keep their order. False: not on it.
+        """Remove a mode, wherever it is on the stack; the others keep their order. False if it is not on it.
 
-        It is one step, in which ``then`` is called, too: an interrupt finds the stack as it was or is.
+        It is one step, in which ``then`` is called too: an interrupt comes before or after all of it.
         """
         modes = self.from_top()
-        at = next((place for place, one in enumerate(modes) if one is mode), None)
+        at = next((position for position, one in enumerate(modes) if one is mode), None)
         if at is None:
             return False
-        at_once(*[self.pop] * (at + 1), *(partial(self.push, one) for one in reversed(modes[:at])), *then)
+        run_atomically(
+            *[self.pop] * (at + 1), *(partial(self.push, one) for one in reversed(modes[:at])), *then
+        )
         return True
 
-    def set_aside(
+    def run_without(
         self, work: Callable[[], T], before: Callable[[], object] = int, after: Callable[[], object] = int
     ) -> T:
-        """Do some work without any mode on the stack; ``before`` and ``after`` are functions written in C.
+        """Run ``work`` without any mode on the stack; ``before`` and ``after`` are functions written in C.
 
-        Whatever interrupts it, and whenever, the modes are back afterwards. What puts them back is one call
-        of a function written in C, in a ``finally`` of this very function: the end of a context manager
-        written in Python is a function of its own, and an interrupt may keep that from running.
+        The modes are restored whenever an interrupt comes. One call of a function written in C restores them,
+        in a ``finally`` of this very function: the end of a context manager written in Python would be a
+        function of its own, and an interrupt may keep that from running.
         """
-        back: list[Callable[[], object]] = []
-        put_back = map(call, back)
+        restoring: list[Callable[[], object]] = []
+        restore = map(call, restoring)
         modes = self.from_top()
         left = map(call, map(itemgetter(0), zip(repeat(self.pop), iter(self.depth, 0))))
         steps: list[Callable[[], object]] = [partial(exhaust, left)]
         steps += [*(partial(self.push, mode) for mode in reversed(modes)), after]
         try:
-            at_once(partial(back.extend, steps), *[self.pop] * len(modes), before)
+            run_atomically(partial(restoring.extend, steps), *[self.pop] * len(modes), before)
             return work()
         finally:
-            exhaust(put_back)
-            # A traceback keeps this frame, which would keep our mode when the stack has let go of it.
+            exhaust(restore)
+            # A traceback holds this frame, which would hold our mode after the stack has dropped it.
             modes.clear()
             steps.clear()
-            back.clear()
+            restoring.clear()
 
 
 DISPATCH_MODES = ModeStack(dispatch_depth, dispatch_mode_at, pop_dispatch_mode, push_dispatch_mode)
 FUNCTION_MODES = ModeStack(function_depth, function_mode_at, pop_function_mode, push_function_mode)
 
-#: A context in which reading a tensor's attributes runs nobody's code: no mode, no subclass.
-quiet = _private("torch._C.DisableTorchFunction")
+#: A context in which reading a tensor's attributes runs no code of a function mode or a subclass.
+no_torch_function = _private("torch._C.DisableTorchFunction")
 
 #: ``compiler._is_compiling_flag`` is read directly on the hot path: a call of is_compiling() costs 0.1 µs.
 compiler = _private("torch.compiler")
@@ -155,8 +157,6 @@ set_guard_complete_hook = _eval_frame.set_guard_complete_hook
 is_functorch_wrapped = _private("torch._C._functorch.is_functorch_wrapped_tensor")
 functorch_unwrapped = _private("torch._C._functorch.get_unwrapped")
 
-#: The outermost of them: what ``module(x)`` calls.
-WRAPPED_CALL = Module._wrapped_call_impl.__code__
 #: Python frames torch puts between the caller of a module and its ``forward``.
 MODULE_CALL_CODES = frozenset(
     {Module._call_impl.__code__, Module._wrapped_call_impl.__code__}
@@ -177,13 +177,13 @@ def skip_in_dynamo(code: CodeType, below: bool) -> None:
 _OBSERVER = "sightline.recording.native._observer"  # where the native engine is, once it is loaded
 
 
-def undisturbed(work: Callable[[], T]) -> T:
-    """Do our own work with torch: no mode of this thread sees anything of it."""
+def without_modes(work: Callable[[], T]) -> T:
+    """Run our own code that uses torch: no mode of this thread sees its ops."""
 
-    def quietly() -> T:
-        with quiet():
+    def run() -> T:
+        with no_torch_function():
             return work()
 
     observer = sys.modules.get(_OBSERVER)
     muted = () if observer is None else (partial(observer.mute, True), partial(observer.mute, False))
-    return DISPATCH_MODES.set_aside(quietly, *muted)
+    return DISPATCH_MODES.run_without(run, *muted)

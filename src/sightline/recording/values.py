@@ -1,4 +1,4 @@
-"""Which tensor is which: identity and metadata, also when ``torch.utils.swap_tensors`` swaps two."""
+"""Values: the identity and metadata of tensors, also when ``torch.utils.swap_tensors`` swaps two."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording.atomic import at_once
+from sightline.recording.atomic import run_atomically
 from sightline.recording.memory import Storages
 from sightline.recording.row_streams import Stream
 from sightline.recording.thread_state import active
@@ -24,7 +24,7 @@ from sightline.recording.torchapi import (
     Tensor,
     functorch_unwrapped,
     is_functorch_wrapped,
-    quiet,
+    no_torch_function,
     storage_address,
 )
 from sightline.trace.assembly.layout import MOVED, V_WIDTH
@@ -52,137 +52,158 @@ class TensorRef(ref):  # type: ignore[type-arg]  # typeshed's ref takes a parame
     appearance: Any  #: what the tensor looked like when it became this value
 
 
-class KnownTensors:
-    """What both engines say of tensors, each of which finds them again in its own way."""
+class TensorRegistry:
+    """The tensors of one recording, by value; each engine has its own way to find a tensor again."""
 
-    names: dict[int, str]
-    kinds: dict[int, int]
+    stream: Any  #: rows of values
+    fresh: Any  #: the native engine's short rows of values
 
-    def known(self, tensor: Any) -> int | None:
+    def __init__(self) -> None:
+        self.metas: list[TensorMeta] = []
+        self.storage_bytes: dict[int, int] = {}  #: value -> bytes, for tensors not made in the block
+        self.names: dict[int, str] = {}  #: value -> name
+        self.kinds: dict[int, int] = {}  #: value -> kind, where it became known after the value was seen
+
+    def find(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
         raise NotImplementedError
 
-    def known_all(self, tensors: list[Any]) -> list[int | None]:
+    def find_all(self, tensors: list[Any]) -> list[int | None]:
         """The same for many."""
-        return [self.known(tensor) for tensor in tensors]
+        return [self.find(tensor) for tensor in tensors]
 
-    def let_go(self, tensor: Any) -> int | None:
-        """Hold no weak reference to a tensor; the value it was known by."""
+    def value(self, tensor: Any) -> int:
+        """The current value of a tensor; one never seen before is explained and added."""
         raise NotImplementedError
 
-    def know_as(self, tensor: Any, value: int) -> None:
-        """A tensor object is known by a value, whatever it looks like by now."""
+    def forget(self, tensor: Any) -> int | None:
+        """Drop the weak reference to a tensor; returns its value."""
         raise NotImplementedError
 
-    def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
-        """A tensor that no recorded op made: say what it is."""
+    def rebind(self, tensor: Any, value: int) -> None:
+        """Have a tensor object stand for a value, whatever it looks like by now."""
         raise NotImplementedError
 
-    def sharing(self, tensor: Any) -> int:
-        """The newest value whose memory a tensor shows; -1 if there is none."""
+    def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
+        """Add a tensor that no recorded op made, of a kind that is given or found out."""
         raise NotImplementedError
 
-    def inside(self, tensor: Any) -> int:
-        """The known value whose memory a new tensor object shows, or that a wrapper holds; else -1.
+    def describe(self, tensor: Any) -> int:
+        """The number of the metadata of any tensor."""
+        raise NotImplementedError
 
-        ``nn.Parameter(t)`` and ``t.data`` make objects that pass no op; functorch and subclasses wrap.
+    def find_storage(self, tensor: Any) -> int:
+        """The newest value in the storage of a tensor; -1 if there is none."""
+        raise NotImplementedError
+
+    def live_tensors(self) -> list[tuple[int, Any]]:
+        """Values and tensors, of the tensors that are still alive."""
+        raise NotImplementedError
+
+    def alive(self) -> NDArray[np.int64]:
+        """The values of tensors that are still alive."""
+        raise NotImplementedError
+
+    def find_base(self, tensor: Any) -> int:
+        """The value whose storage a new tensor object has, or that a wrapper holds; else -1.
+
+        ``nn.Parameter(t)`` and ``t.data`` make objects without an op; functorch and subclasses wrap.
         """
         if is_functorch_wrapped(tensor):
-            found = self.known(functorch_unwrapped(tensor))
-            return -1 if found is None else found
+            value = self.find(functorch_unwrapped(tensor))
+            return -1 if value is None else value
         flatten = getattr(type(tensor), "__tensor_flatten__", None)
         if flatten is not None:
-            parts = (self.known(getattr(tensor, name)) for name in flatten(tensor)[0])
+            parts = (self.find(getattr(tensor, name)) for name in flatten(tensor)[0])
             return next((part for part in parts if part is not None), -1)
-        return self.sharing(tensor)
+        return self.find_storage(tensor)
 
     def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
-        """Give values a kind and a name (optimizer state, gradients); with ``new`` also unknown ones."""
+        """Give tensors a kind and a name (optimizer state, gradients); with ``new``, unseen ones too."""
         named = list(tensors)
-        for (name, tensor), number in zip(named, self.known_all([one for _, one in named]), strict=True):
+        for (name, tensor), number in zip(named, self.find_all([one for _, one in named]), strict=True):
             if number is None:
                 if new:
-                    self.first_sight(tensor, KIND[kind], name)
+                    self.register(tensor, KIND[kind], name)
             else:
                 self.names[number] = name
                 self.kinds[number] = KIND[kind]
 
 
-class Values(KnownTensors):
+class Values(TensorRegistry):
     """Every tensor seen in one recording."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.stream = Stream()
-        self.fresh = Stream()  #: the native engine's short rows; this one writes none
+        self.fresh = Stream()  # stays empty
         self.ids = itertools.count()
         self.refs: dict[int, TensorRef] = {}
-        self.metas: list[TensorMeta] = []
         self.meta_ids: dict[Any, int] = {}
-        self.storage_bytes: dict[int, int] = {}  # value id -> bytes, for tensors not made in the block
-        self.names: dict[int, str] = {}  # value id -> name
-        self.kinds: dict[int, int] = {}  # value id -> kind, where it was learned after the value was seen
         self.memory: Storages | None = None
-        self._purge_at = _MIN_PURGE  # when so many tensors are known, the dead are forgotten
+        self._purge_at = _MIN_PURGE  # with more references than this, those to dead tensors are removed
         #: kind, name and producer of a tensor that no recorded op made
         self.explain: Callable[[Any], tuple[int, str, int]] = lambda tensor: (EXTERNAL, "", -1)
         self._scanned = 0
-        #: only module calls are recorded, and one is running: what it passes on needs no explanation
+        #: only module calls are recorded, and one is running: tensors between modules are not explained
         self.unexplained = False
 
-    def known(self, tensor: Any) -> int | None:
+    def find(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
-        found = self.refs.get(id(tensor))
-        return found.value if found is not None and found() is tensor else None
+        reference = self.refs.get(id(tensor))
+        return reference.value if reference is not None and reference() is tensor else None
 
-    def let_go(self, tensor: Any) -> int | None:
-        """Hold no weak reference to a tensor; the value it was known by."""
-        value = self.known(tensor)
+    def forget(self, tensor: Any) -> int | None:
+        """Drop the weak reference to a tensor; returns its value."""
+        value = self.find(tensor)
         self.refs.pop(id(tensor), None)
         return value
 
-    def know_as(self, tensor: Any, value: int) -> None:
-        """A tensor object is known by a value, whatever it looks like by now."""
-        self._know(tensor, value, ())  # like no tensor: it is looked at anew when it is next used
+    def rebind(self, tensor: Any, value: int) -> None:
+        """Have a tensor object stand for a value, whatever it looks like by now."""
+        self._bind(tensor, value, ())  # equal to no appearance: it is compared anew when it is next used
 
-    def _know(self, tensor: Any, value: int, appearance: Any) -> None:
-        held = self.refs[id(tensor)] = TensorRef(tensor)
-        held.value, held.appearance = value, appearance
+    def _bind(self, tensor: Any, value: int, appearance: Any) -> None:
+        reference = self.refs[id(tensor)] = TensorRef(tensor)
+        reference.value, reference.appearance = value, appearance
 
     def value(self, tensor: Any) -> int:
         """The current value of a tensor; one never seen before is explained and added."""
-        found = self.refs.get(id(tensor))
-        if found is None or found() is not tensor:
-            return self.first_sight(tensor)
-        return found.value if found.appearance == _appearance(tensor) else self._replaced(tensor, found)
+        reference = self.refs.get(id(tensor))
+        if reference is None or reference() is not tensor:
+            return self.register(tensor)
+        if reference.appearance == _appearance(tensor):
+            return reference.value
+        return self._add_version(tensor, reference)
 
     def output(self, tensor: Any, op: int) -> int:
-        """The value of a tensor that an op returned: a new one, unless it is known already."""
-        found = self.refs.get(id(tensor))
-        if found is None or found() is not tensor:
-            return self.produced(tensor, op)
-        if found.appearance == _appearance(tensor):
-            return found.value
+        """The value of a tensor that an op returned: a new one, unless it has been seen."""
+        reference = self.refs.get(id(tensor))
+        if reference is None or reference() is not tensor:
+            return self.add(tensor, op)
+        if reference.appearance == _appearance(tensor):
+            return reference.value
         if op < 0:
-            return self._replaced(tensor, found)
-        return self.produced(tensor, op, found.value)  # it was changed, though the op does not say so
+            return self._add_version(tensor, reference)
+        return self.add(tensor, op, reference.value)  # the op changed it, though its schema does not say so
 
-    def _replaced(self, tensor: Any, before: TensorRef) -> int:
+    def _add_version(self, tensor: Any, before: TensorRef) -> int:
         """A new version of a tensor that was given other data without an op: ``.data =``, ``module.to()``."""
-        with quiet():
+        with no_torch_function():
             now = _appearance(tensor)
             moved = not before.appearance or not now or before.appearance[0] != now[0]
-            base = self.sharing(tensor) if moved and now else -1
+            base = self.find_storage(tensor) if moved and now else -1
             flags = int(bool(tensor.requires_grad)) | (MOVED if moved and base < 0 else 0)
-            return self.produced(tensor, -1, before.value, base=base, flags=flags)
+            return self.add(tensor, -1, before.value, base=base, flags=flags)
 
-    def produced(
+    def add(
         self, tensor: Any, op: int, previous: int = -1, kind: int = ACTIVATION, base: int = -1,
         flags: int = 0, offset: int | None = None,
     ) -> int:  # fmt: skip
-        """A new value: the output of an op, or (with ``previous``) a new version made in place.
+        """Add a value: the output of an op, or (with ``previous``) a new version made in place.
 
         ``offset`` is where it begins in its storage, if the caller knows better than the tensor. Like
-        `describe` it is called where `quiet` holds: reading a shape must run nobody's code.
+        `describe` it is called inside `no_torch_function`: reading a shape must not run a mode's code.
         """
         meta = self.describe(tensor)
         address = 0
@@ -191,37 +212,40 @@ class Values(KnownTensors):
                 address, offset = storage_address(tensor), max(size_of(tensor.storage_offset()), 0)
             except (RuntimeError, NotImplementedError):  # functorch, subclasses: no storage
                 offset = 0
-            if self.metas[meta].stride is None:  # sparse and nested tensors are not followed
+            if self.metas[meta].stride is None:  # the storage of sparse and nested tensors is not tracked
                 address = offset = 0
         appearance = _appearance(tensor)
         number = next(self.ids)
         self.stream.write([V_WIDTH, number, meta, address, offset, kind, op, previous, base, flags])
-        self._know(tensor, number, appearance)  # by now there is a row: an interrupt may come in between
+        self._bind(tensor, number, appearance)  # after the row: an interrupt may come in between
         if self.memory is not None and type(tensor) in PLAIN_TENSORS:
             self.memory.note(tensor, number)
         if len(self.refs) > self._purge_at:
             self._purge()
         return number
 
-    def first_sight(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
-        """A tensor that no recorded op made: say what it is."""
-        with quiet():
+    def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
+        """Add a tensor that no recorded op made, of a kind that is given or found out."""
+        with no_torch_function():
             if self.unexplained and kind is None and type(tensor) is Tensor:
-                return self.produced(tensor, -1, offset=0)
+                return self.add(tensor, -1, offset=0)
             base = producer = -1
             if kind is None:
                 kind, name, producer = self.explain(tensor)
                 if kind in (EXTERNAL, INPUT):
-                    base = self.inside(tensor)
+                    base = self.find_base(tensor)
                     kind = kind if base < 0 else ACTIVATION
-            number = self.produced(tensor, producer, -1, kind, base, int(bool(tensor.requires_grad)))
+            number = self.add(tensor, producer, -1, kind, base, int(bool(tensor.requires_grad)))
             if name:
                 self.names[number] = name
             note_bytes(self.storage_bytes, number, tensor)
         return number
 
-    def sharing(self, tensor: Any) -> int:
-        """Looks at every living tensor, and so only while that stays cheap next to the recording itself."""
+    def find_storage(self, tensor: Any) -> int:
+        """The newest value in the storage of a tensor; -1 if there is none.
+
+        It compares all live tensors, so it gives up once that would cost more than the recording itself.
+        """
         if self._scanned > _SCAN_ALLOWANCE + 20 * (len(self.stream) // V_WIDTH):
             return -1
         self._scanned += len(self.refs)
@@ -230,13 +254,13 @@ class Values(KnownTensors):
         except RuntimeError:
             return -1
         best = -1
-        for held in list(self.refs.values()):
-            other = held()
+        for reference in list(self.refs.values()):
+            other = reference()
             try:
                 if other is None or other is tensor:
                     continue
-                if storage_address(other) == address and held.value > best:
-                    best = held.value
+                if storage_address(other) == address and reference.value > best:
+                    best = reference.value
             except RuntimeError:  # a tensor without a storage
                 continue
         return best
@@ -244,28 +268,28 @@ class Values(KnownTensors):
     def describe(self, tensor: Any) -> int:
         """The number of the metadata of any tensor."""
         key = _plain_key(tensor)
-        found = None if key is None else self.meta_ids.get(key)
-        if found is None:
+        number = None if key is None else self.meta_ids.get(key)
+        if number is None:
             key, meta = metadata_of(tensor)
-            found = self.meta_ids.get(key)
-            if found is None:
-                found = len(self.metas)
-                at_once(partial(self.metas.append, meta), partial(setitem, self.meta_ids, key, found))
-        return found
+            number = self.meta_ids.get(key)
+            if number is None:
+                number = len(self.metas)
+                run_atomically(partial(self.metas.append, meta), partial(setitem, self.meta_ids, key, number))
+        return number
 
-    def living(self) -> list[tuple[int, Any]]:
-        """Values and their tensors, of those that are still there."""
-        found = [(held.value, held()) for held in list(self.refs.values())]
-        return [(value, tensor) for value, tensor in found if tensor is not None]
+    def live_tensors(self) -> list[tuple[int, Any]]:
+        """Values and tensors, of the tensors that are still alive."""
+        pairs = [(reference.value, reference()) for reference in list(self.refs.values())]
+        return [(value, tensor) for value, tensor in pairs if tensor is not None]
 
     def alive(self) -> NDArray[np.int64]:
-        """The values of living tensors."""
-        found = [held.value for held in list(self.refs.values()) if held() is not None]
-        return np.array(found, dtype=np.int64)
+        """The values of tensors that are still alive."""
+        values = [reference.value for reference in list(self.refs.values()) if reference() is not None]
+        return np.array(values, dtype=np.int64)
 
     def _purge(self) -> None:
-        """Forget tensors that have died."""
-        for key in [key for key, found in list(self.refs.items()) if found() is None]:
+        """Remove the references to dead tensors."""
+        for key in [key for key, reference in list(self.refs.items()) if reference() is None]:
             self.refs.pop(key, None)
         self._purge_at = max(_MIN_PURGE, 2 * len(self.refs))
 
@@ -312,7 +336,7 @@ def _nested_shape(tensor: Any) -> tuple[Any, ...]:
 
 
 def _nested_elements(tensor: Any) -> int:
-    """How many elements the parts of a nested tensor have; -1 if it does not say."""
+    """How many elements the parts of a nested tensor have; -1 if unknown."""
     try:
         return size_of((tensor._values if tensor.layout == torch.jagged else tensor).numel())
     except (RuntimeError, TypeError):
@@ -320,7 +344,7 @@ def _nested_elements(tensor: Any) -> int:
 
 
 def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
-    """What tells the metadata of plain strided tensors apart, cheaply; None for any other."""
+    """A cheap key of the metadata of a plain strided tensor; None for any other."""
     if type(tensor) not in PLAIN_TENSORS or tensor._has_symbolic_sizes_strides:  # a comparison adds guards
         return None
     try:
@@ -330,7 +354,7 @@ def _plain_key(tensor: Any) -> tuple[Any, ...] | None:
 
 
 def _appearance(tensor: Any) -> tuple[Any, ...] | None:
-    """What ``.data =`` and ``module.to(…)`` change without an op: memory and layout. None: cannot be read."""
+    """What ``.data =`` and ``module.to(…)`` change without an op: memory and layout. None if unreadable."""
     key = _plain_key(tensor)
     if key is None:
         return None
@@ -340,61 +364,61 @@ def _appearance(tensor: Any) -> tuple[Any, ...] | None:
         return None
 
 
-def note_bytes(held: dict[int, int], value: int, tensor: Any) -> None:
-    """Keep the size of the storage of a tensor that was not made in the block, if it is a number."""
+def note_bytes(storage_bytes: dict[int, int], value: int, tensor: Any) -> None:
+    """Store the size of the storage of a tensor that was not made in the block, if it is a number."""
     with suppress(Exception):  # no storage: sparse, functorch, some subclasses
         nbytes = size_of(tensor.untyped_storage().nbytes())
         if nbytes >= 0:
-            held[value] = nbytes
+            storage_bytes[value] = nbytes
 
 
 def size_of(size: Any) -> int:
-    """A size as a number; a symbolic one by its hint, since converting it would add a guard; else -1."""
+    """A size as a number: of a symbolic one the hint, since converting it would add a guard; else -1."""
     if type(size) is int:
         return size
     hint = getattr(getattr(size, "node", None), "hint", None)
     return int(hint) if isinstance(hint, int) else -1
 
 
-class SwapWatch:
-    """Stands in for ``torch.utils.swap_tensors`` while anything records."""
+class SwapPatch:
+    """Replaces ``torch.utils.swap_tensors`` while anything records: it refuses weakly referenced tensors."""
 
     def __init__(self) -> None:
-        self._real: Any = None
+        self._original: Any = None
 
     def install(self) -> None:
-        """Take its place."""
+        """Put our function in."""
         if torch.utils.swap_tensors != self.swap:
-            self._real = torch.utils.swap_tensors
+            self._original = torch.utils.swap_tensors
             torch.utils.swap_tensors = self.swap
 
     def remove(self) -> None:
-        """Give it back, unless somebody has put another there since."""
+        """Put torch's function back, unless it was replaced by another since."""
         if torch.utils.swap_tensors == self.swap:
-            torch.utils.swap_tensors = self._real
+            torch.utils.swap_tensors = self._original
 
     def swap(self, t1: Any, t2: Any) -> None:
-        """Swap two tensors, of which no recording knows meanwhile."""
-        held: list[tuple[SessionBase, Any, Any]] = []
+        """Swap two tensors, to which no recording holds a weak reference meanwhile."""
+        forgotten: list[tuple[SessionBase, Any, Any]] = []
         for session in _sessions():
             for tensor in (t1, t2):
                 try:
-                    held.append((session, tensor, session.let_go(tensor)))
+                    forgotten.append((session, tensor, session.forget(tensor)))
                 except Exception as error:
                     session.note_fault(error)
         try:
-            self._real(t1, t2)
+            self._original(t1, t2)
         finally:
-            for session, tensor, known in held:
+            for session, tensor, entries in forgotten:
                 try:
-                    session.take_back(tensor, known)
+                    session.restore(tensor, entries)
                 except Exception as error:
                     session.note_fault(error)
 
 
 def _sessions() -> list[SessionBase]:
-    """Every recording of the process: any of them may know the tensors."""
+    """Every running recording of the process, of either engine."""
     plain = [state.session for states in list(active.values()) for state in states]
-    native = sys.modules.get("sightline.recording.native.hooks")
-    found = [] if native is None else [one for here in list(native.sessions.values()) for one in here]
-    return [*plain, *found]
+    hooks = sys.modules.get("sightline.recording.native.hooks")
+    native = [] if hooks is None else [one for each in list(hooks.sessions.values()) for one in each]
+    return [*plain, *native]

@@ -1,7 +1,7 @@
-"""Why an op could not run: where the size, the dtype or the device that does not fit first appears.
+"""Why an op failed: the line where a size, a dtype or a device that does not fit first appears.
 
-For the note of an exception. Each function looks at the failed op's inputs, finds the two that do not go
-together, and follows what differs back through the run to the line that made it so.
+The note of an exception shows it. Each function finds the two inputs of the failed op that do not fit each
+other, and follows what differs back through the run to the line where it first appears.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.notation import dtype_name
+from sightline.trace.op_groups import VIEWS
 from sightline.trace.rows import Op, Value
-from sightline.trace.user_frames import bare_name, placed, user_frame, written
+from sightline.trace.user_frames import api_call_of, short_name, user_frame, with_location
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
 _MATRICES: Final = {
@@ -28,13 +29,12 @@ _MATRICES: Final = {
 _CONVOLUTIONS: Final = frozenset(
     "convolution _convolution mkldnn_convolution thnn_conv2d _slow_conv2d_forward".split()
 )
-#: Ops whose results hold numbers that were there before.
-KEEPING: Final = frozenset(
-    "view _unsafe_view reshape _reshape_alias t transpose permute expand squeeze unsqueeze flatten unflatten "
-    "select slice index narrow split unbind chunk clone contiguous detach alias lift lift_fresh "
-    "lift_fresh_copy _to_copy copy_ stack cat movedim swapaxes gather index_select repeat roll".split()
+#: Ops whose results only move or copy numbers.
+_MOVING_OPS: Final = VIEWS | frozenset(
+    "flatten unflatten index narrow chunk clone contiguous lift lift_fresh lift_fresh_copy _to_copy copy_ "
+    "stack cat swapaxes gather index_select repeat roll".split()
 )
-#: What is said of errors that no tensor explains.
+#: Advice for errors that no tensor explains.
 _ONE_ROW: Final = (
     "BatchNorm has one row to take a mean over, which is often the last batch of an epoch: give the "
     "DataLoader drop_last=True, or call model.eval() first"
@@ -43,36 +43,36 @@ _ADVICE: Final = ((r"Expected more than 1 value per channel when training", _ONE
 
 
 def cause_lines(op: Op, message: str) -> list[str]:
-    """What explains that an op failed: at most a few lines, none where nothing is found."""
+    """At most a few lines that explain why an op failed; none if there is no explanation."""
     inputs = list(op.inputs)
-    for find in (_devices, _dtypes, _sizes, _numbers_said):
-        found = find(op, inputs, message)
-        if found:
-            return found
+    for explain in (_device_lines, _dtype_lines, _size_lines, _message_size_lines):
+        lines = explain(op, inputs, message)
+        if lines:
+            return lines
     return []
 
 
 def advice(message: str) -> list[str]:
-    """What helps where the message alone says what is wrong."""
+    """Advice for messages that need no look at the tensors."""
     return [text for pattern, text in _ADVICE if re.search(pattern, message)]
 
 
 # -- sizes -------------------------------------------------------------------------------------------------
 
 
-def _sizes(op: Op, inputs: list[Value], message: str) -> list[str]:
+def _size_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
     pair = _mismatch(op, inputs) if re.search(r"size|shape|dimension", message) else None
     if pair is None:
         return []
     (one, at), (other, where) = pair
-    size, wanted = one.shape[at], other.shape[where]
-    if _is_given(one) and not _is_given(other):
-        (one, at, size), (other, where, wanted) = (other, where, wanted), (one, at, size)
-    return [f"{size_text(one, at, size)}; {size_text(other, where, wanted, short=True)}"]
+    size, other_size = one.shape[at], other.shape[where]
+    if _is_lasting(one) and not _is_lasting(other):
+        (one, at, size), (other, where, other_size) = (other, where, other_size), (one, at, size)
+    return [f"{size_text(one, at, size)}; {size_text(other, where, other_size, short=True)}"]
 
 
 def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Value, int]] | None:
-    """Two inputs, and a dimension of each, that should be of one size."""
+    """Two inputs and a dimension of each that should have the same size."""
     name = op.name.partition(".")[0]
     if name in _MATRICES:
         one, other = _MATRICES[name]
@@ -83,9 +83,9 @@ def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Val
                 return (left, len(left.shape) - 1), (right, inner)
         return None
     if name in _CONVOLUTIONS and len(inputs) > 1:
-        given, weight = inputs[0], inputs[1]
-        if len(given.shape) == len(weight.shape) > 1 and given.shape[1] != weight.shape[1]:
-            return (given, 1), (weight, 1)
+        images, weight = inputs[0], inputs[1]
+        if len(images.shape) == len(weight.shape) > 1 and images.shape[1] != weight.shape[1]:
+            return (images, 1), (weight, 1)
         return None
     if name in ("cat", "stack"):
         first = inputs[0]
@@ -95,30 +95,30 @@ def _mismatch(op: Op, inputs: list[Value]) -> tuple[tuple[Value, int], tuple[Val
                     if a != b and at != _dimension(op):
                         return (each, at), (first, at)
         return None
-    for number, given in enumerate(inputs):
-        for beside in inputs[number + 1 :]:
-            for back in range(1, min(len(given.shape), len(beside.shape)) + 1):
-                sizes = given.shape[-back], beside.shape[-back]
+    for number, left in enumerate(inputs):
+        for right in inputs[number + 1 :]:
+            for back in range(1, min(len(left.shape), len(right.shape)) + 1):
+                sizes = left.shape[-back], right.shape[-back]
                 if sizes[0] != sizes[1] and 1 not in sizes:
-                    return (given, len(given.shape) - back), (beside, len(beside.shape) - back)
+                    return (left, len(left.shape) - back), (right, len(right.shape) - back)
     return None
 
 
-def _numbers_said(op: Op, inputs: list[Value], message: str) -> list[str]:
-    """Where the two sizes come from that a message names, where one of them is of no input."""
-    said = re.search(r"\((\d+)\) must match the existing size \((\d+)\)", message)
-    if said is None:
+def _message_size_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
+    """The origin of the two sizes that a message names, one of which may be of no input."""
+    match = re.search(r"\((\d+)\) must match the existing size \((\d+)\)", message)
+    if match is None:
         return []
     lines: list[str] = []
-    for size in (int(said[2]), int(said[1])):
-        found = next(((one, one.shape.index(size)) for one in _around(op, inputs) if size in one.shape), None)
-        if found is not None:
-            lines.append(size_text(*found, size, short=bool(lines)))
+    for size in (int(match[2]), int(match[1])):
+        source = next((one for one in _nearby_inputs(op, inputs) if size in one.shape), None)
+        if source is not None:
+            lines.append(size_text(source, source.shape.index(size), size, short=bool(lines)))
     return ["; ".join(lines)] if lines else []
 
 
-def _around(op: Op, inputs: list[Value]) -> Iterator[Value]:
-    """What an op was given, and what the module calls around it were, from the innermost outwards."""
+def _nearby_inputs(op: Op, inputs: list[Value]) -> Iterator[Value]:
+    """The inputs of an op, then those of the module calls around it, from the innermost outwards."""
     yield from inputs
     call = op.call
     while call is not None:
@@ -127,63 +127,63 @@ def _around(op: Op, inputs: list[Value]) -> Iterator[Value]:
 
 
 def _dimension(op: Op) -> int:
-    """The dimension along which a ``cat`` joins."""
-    found = op.args.get("dim", 0)
+    """The dimension of a ``cat``."""
+    dim = op.args.get("dim", 0)
     rank = len(op.inputs[0].shape)
-    return found % rank if type(found) is int and rank else 0
+    return dim % rank if type(dim) is int and rank else 0
 
 
-def _is_given(value: Value) -> bool:
-    """Whether a tensor was there before any op: its size is what the others should have."""
-    return _settled(value).kind in ("parameter", "buffer", "state")
+def _is_lasting(value: Value) -> bool:
+    """Whether a tensor is a weight or optimizer state, whose size the others should have."""
+    return _view_base(value).kind in ("parameter", "buffer", "state")
 
 
-def _settled(value: Value) -> Value:
-    """What a view made inside the same call is a view of."""
+def _view_base(value: Value) -> Value:
+    """The base of a view, back to a parameter or a tensor that is no view."""
     while value.base is not None and value.kind not in ("parameter", "buffer"):
         value = value.base
     return value
 
 
 def size_text(value: Value, dimension: int, size: int, short: bool = False) -> str:
-    """Where a size comes from: ``size 61 in dimension 1 first appears at unfold, net.py:17 …``."""
+    """The origin of a size: ``size 61 in dimension 1 first appears at unfold, net.py:17 …``."""
     head = f"{size}" if short else f"size {size} in dimension {dimension}"
     source, maker = first_seen(value, lambda one: size in one.shape)
     if maker is None or source.kind in ("parameter", "buffer", "state"):
-        return f"{head} is {_part_text(source, size)}{_made_text(source)}"
-    shown = written(maker)
+        return f"{head} is {_part_text(source, size)}{_creation_text(source)}"
+    shown = api_call_of(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs if one.shape))
     given = f", from {given}" if given else ""
-    return f"{head} first appears at {placed(bare_name(shown), shown, short=True)}{given}"
+    return f"{head} first appears at {with_location(short_name(shown), shown, short=True)}{given}"
 
 
 def _part_text(value: Value, size: int) -> str:
-    """Whose size it is."""
+    """The tensor that a size belongs to."""
     name = f"{value.kind} {value.name}" if value.name else f"{value.kind} {value}"
     named = f"the size of {name}" if value.kind in ("parameter", "buffer") else f"a size of {name}"
     return named if size in value.shape else name
 
 
-def _made_text(value: Value) -> str:
-    """Where a parameter was made, if the recording began before that."""
-    op = _making(value)
+def _creation_text(value: Value) -> str:
+    """The line that created a parameter, if that was recorded."""
+    op = _creator(value)
     frame = user_frame(op) if op is not None else None
     return f", made at {frame.position}" if frame is not None else ""
 
 
-def _making(value: Value) -> Op | None:
+def _creator(value: Value) -> Op | None:
     at: Value | None = value
     for _ in range(_FARTHEST):
         if at is None:
-            return _first_in(value)
+            return _storage_creator(value)
         if at.producer is not None:
             return at.producer
         at = at.previous or at.base
     return None
 
 
-def _first_in(value: Value) -> Op | None:
-    """The op that made the first tensor in the memory of a value: what ``nn.Parameter`` was given."""
+def _storage_creator(value: Value) -> Op | None:
+    """The op that made the first tensor in a value's storage: the argument of ``nn.Parameter``."""
     values = value._data.raw.values
     if value.storage < 0:
         return None
@@ -192,7 +192,7 @@ def _first_in(value: Value) -> Op | None:
 
 
 def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | None]:
-    """The earliest tensor behind a value of which something holds, and the op that made it so, if any."""
+    """The earliest ancestor of a value for which ``has`` holds without a gap, and the op that made it."""
     for _ in range(_FARTHEST):
         if value.kind in ("parameter", "buffer", "state"):
             return value, None
@@ -200,26 +200,26 @@ def first_seen(value: Value, has: Callable[[Value], bool]) -> tuple[Value, Op | 
         if maker is None:
             before = value.previous or value.base
             if before is None or not has(before):
-                return value, _named(value)
+                return value, _returning_call(value)
             value = before
             continue
-        before = next(_behind(maker, value, has), None)
-        call = written(maker)  # which may have been given what its ops have taken apart: ``linear`` flattens
+        before = next(_sources(maker, value, has), None)
+        call = api_call_of(maker)  # its inputs may differ from those of its ops: ``linear`` flattens
         if before is None and call.id != maker.id:
-            before = next(_behind(call, value, has), None)
+            before = next(_sources(call, value, has), None)
         if before is None:
             return value, maker
         value = before
     return value, value.producer
 
 
-def _named(value: Value) -> Op | None:
-    """The call that gave out a tensor which no op has made: ``torch.tensor`` of numbers."""
+def _returning_call(value: Value) -> Op | None:
+    """The call that returned a tensor which no op has made: ``torch.tensor`` of numbers."""
     return next((op for op in value.consumers if value.id in {one.id for one in op.outputs}), None)
 
 
-def _behind(maker: Op, value: Value, has: Callable[[Value], bool]) -> Iterator[Value]:
-    """The inputs of an op of which the same holds: those that flow before those that were given."""
+def _sources(maker: Op, value: Value, has: Callable[[Value], bool]) -> Iterator[Value]:
+    """The inputs of an op for which ``has`` holds: activations before parameters."""
     inputs = [one for one in maker.inputs if has(one) and one.id != value.id]
     yield from sorted(inputs, key=lambda one: one.kind in ("parameter", "buffer", "state"))
 
@@ -227,12 +227,10 @@ def _behind(maker: Op, value: Value, has: Callable[[Value], bool]) -> Iterator[V
 # -- dtypes and devices ------------------------------------------------------------------------------------
 
 
-def _dtypes(op: Op, inputs: list[Value], message: str) -> list[str]:
-    said = (
-        "dtype" in message or "scalar type" in message or "must be floating" in message or "Long" in message
-    )
-    odd = _odd_one(inputs, lambda value: value.dtype) if said else None
-    if odd is None and said:
+def _dtype_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
+    about_dtypes = re.search(r"dtype|scalar type|must be floating|Long", message)
+    odd = _odd_one(inputs, lambda value: value.dtype) if about_dtypes else None
+    if odd is None and about_dtypes:
         name = op.name.partition(".")[0]
         if name.startswith("nll_loss") and len(inputs) > 1 and not inputs[1].dtype.startswith("int"):
             line = _property_text(inputs[1], dtype_name(inputs[1].dtype), lambda one: one.dtype)
@@ -246,7 +244,7 @@ def _dtypes(op: Op, inputs: list[Value], message: str) -> list[str]:
     return [f"{line}; {dtype_name(other.dtype)} is the dtype of {_name_text(other)}"]
 
 
-def _devices(_op: Op, inputs: list[Value], _message: str) -> list[str]:
+def _device_lines(_op: Op, inputs: list[Value], _message: str) -> list[str]:
     odd = _odd_one([one for one in inputs if one.shape], lambda value: value.device)
     if odd is None:
         return []
@@ -256,11 +254,11 @@ def _devices(_op: Op, inputs: list[Value], _message: str) -> list[str]:
 
 
 def _odd_one(inputs: list[Value], of: Callable[[Value], str]) -> tuple[Value, Value] | None:
-    """An input that differs from a parameter, or from the first; and that one."""
-    known = [one for one in inputs if _is_given(one)] or inputs
+    """An input that differs from a parameter, or from the first input; and the other one."""
+    references = [one for one in inputs if _is_lasting(one)] or inputs
     for one in inputs:
-        if known and of(one) != of(known[0]):
-            return one, known[0]
+        if references and of(one) != of(references[0]):
+            return one, references[0]
     return None
 
 
@@ -268,15 +266,15 @@ def _property_text(value: Value, text: str, of: Callable[[Value], Any]) -> str:
     """``f32 first appears at Tensor.float, data.py:12 in load, from u8[2, 3]``."""
     source, maker = first_seen(value, lambda one: of(one) == of(value))
     if maker is None:
-        return f"{text} is of {_name_text(source)}{_made_text(source)}"
-    shown = written(maker)
+        return f"{text} is of {_name_text(source)}{_creation_text(source)}"
+    shown = api_call_of(maker)
     given = ", ".join(dict.fromkeys(str(one) for one in maker.inputs))
     given = f", from {given}" if given else ""
-    return f"{text} first appears at {placed(bare_name(shown), shown, short=True)}{given}"
+    return f"{text} first appears at {with_location(short_name(shown), shown, short=True)}{given}"
 
 
 def _name_text(value: Value) -> str:
-    value = _settled(value)
+    value = _view_base(value)
     return f"{value.kind} {value.name}" if value.name else f"{value.kind} {value}"
 
 
@@ -284,25 +282,25 @@ def _name_text(value: Value) -> str:
 
 
 def numbers_origin(value: Value) -> str:
-    """Where the numbers of a tensor were made, past what only moves them: ``from add, data.py:12``."""
+    """The op that computed a tensor's numbers, past ops that only move them: ``from add, data.py:12``."""
     maker: Op | None = None
     for _ in range(_FARTHEST):
         producer = value.producer
         if producer is None:
             before = value.previous or value.base
             if before is None:
-                maker = _named(value)
+                maker = _returning_call(value)
                 break
             value = before
             continue
         maker = producer
         bare = producer.name.partition(".")[0]
         sources = [one for one in producer.inputs if one.dtype == value.dtype or bare == "_to_copy"]
-        if bare not in KEEPING or not sources:
+        if bare not in _MOVING_OPS or not sources:
             break
         value = sources[-1] if bare == "copy_" else sources[0]
     if maker is None:
         name = f" {value.name}" if value.name else ""
         return f"from {value.kind}{name} {value}"
-    shown = written(maker)
-    return f"from {placed(bare_name(shown), shown, short=True)}"
+    shown = api_call_of(maker)
+    return f"from {with_location(short_name(shown), shown, short=True)}"

@@ -7,7 +7,7 @@ columns are an ``*_offsets`` array of n+1 positions into a flat array of ids.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,29 +27,29 @@ F64 = NDArray[np.float64]
 
 LEVELS: Final = ("api", "aten")
 PHASES: Final = ("forward", "backward", "recompute", "optimizer")
-#: How the user wrote an API call. Aten ops have the flavour "op"; what cannot be looked into is "opaque".
+#: How the user wrote an API call. Aten ops have the flavour "op"; regions that cannot be recorded, "opaque".
 FLAVOURS: Final = ("function", "method", "operator", "property", "op", "opaque")
 KINDS: Final = (
     "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
 )  # fmt: skip
 
-UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and nobody knows how much
+UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and has no formula
 RAISED: Final = 1  #: the op or call ended in an exception
 UNFINISHED: Final = 2  #: the recording ended before the op or call did
 MUTATES: Final = 4  #: the op changed one of its inputs in place
 TRAINING: Final = 8  #: the module that was called was in training mode
-EVALUATION: Final = 16  #: it was in evaluation mode; neither in recordings of an earlier version
+EVALUATION: Final = 16  #: it was in evaluation mode; recordings of earlier versions have neither flag
 NO_GRAD: Final = 32  #: gradients were off when it was called
 REQUIRES_GRAD: Final = 1  #: of a value
 
 
-#: Quantized dtypes several of whose elements share what torch calls an item.
+#: Quantized dtypes with several elements in what torch calls an item.
 _PACKED: Final = {"quint4x2": 2, "quint2x4": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What all tensors that look alike have in common."""
+    """Shape, dtype, device and layout, stored once for all tensors that have them in common."""
 
     shape: tuple[int, ...]  #: -1: it differs between the parts of a nested tensor, or is a symbol of any size
     stride: tuple[int, ...] | None
@@ -58,12 +58,12 @@ class TensorMeta:
     layout: str = "strided"
     itemsize: int = 4
     type: str = "Tensor"  #: the Python class, for tensor subclasses
-    elements: int = -1  #: how many there are, where the sizes do not tell: of a nested tensor
-    symbols: tuple[str, ...] = ()  #: the sizes as torch writes them, where one is no number: ``s26``, ``j1``
+    elements: int = -1  #: the number of elements of a nested tensor, which its sizes do not give
+    symbols: tuple[str, ...] = ()  #: the sizes as torch prints them, where one is a symbol: ``s26``, ``j1``
 
     @property
     def sizes(self) -> tuple[int | str, ...]:
-        """The sizes as they are shown: numbers, or symbols where torch has those."""
+        """The sizes to print: numbers, or symbols where torch has those."""
         return self.symbols or self.shape
 
     @property
@@ -78,7 +78,7 @@ class TensorMeta:
     @property
     def nbytes(self) -> int:
         """Bytes of the elements, as if stored densely."""
-        if min(self.shape, default=0) < 0 and self.elements < 0:  # recorded before they were counted
+        if min(self.shape, default=0) < 0 and self.elements < 0:  # of a recording without counts
             return 0
         return -(-self.numel * self.itemsize // _PACKED.get(self.dtype, 1))
 
@@ -88,7 +88,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class CodeInfo:
-    """A Python code object: where it is written and what it is called."""
+    """A Python code object: its file, its name and its first line."""
 
     file: str
     function: str  #: qualified name: ``Net.forward``
@@ -97,7 +97,7 @@ class CodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """How a source file looked when the trace was built, to tell later that it changed."""
+    """The state of a source file when the trace was built, to tell later whether it changed."""
 
     mtime_ns: int
     size: int
@@ -120,7 +120,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModuleInfo:
-    """A module that was called, or that holds one that was."""
+    """A module that was called, or that contains one that was."""
 
     path: str  #: relative to its root; the root's own path is ""
     aliases: tuple[str, ...]  #: every path under which a shared module is registered, the first included
@@ -132,9 +132,33 @@ class ModuleInfo:
     root: int  #: id of the root module it belongs to; its own id for a root
     parameters: tuple[ParameterInfo, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """The path, or the class name for a root."""
+        return self.path or self.type
+
+
+class TensorLists:
+    """What ops and module calls have in common: lists of the values each took and returned."""
+
+    input_offsets: I64
+    inputs: I32
+    output_offsets: I64
+    outputs: I32
+
+    def inputs_of(self, row: int) -> list[int]:
+        """Ids of the values that a row took."""
+        values: list[int] = self.inputs[self.input_offsets[row] : self.input_offsets[row + 1]].tolist()
+        return values
+
+    def outputs_of(self, row: int) -> list[int]:
+        """Ids of the values that a row returned."""
+        values: list[int] = self.outputs[self.output_offsets[row] : self.output_offsets[row + 1]].tolist()
+        return values
+
 
 @dataclass(frozen=True)
-class OpColumns:
+class OpColumns(TensorLists):
     """API calls and aten ops, in the order they began."""
 
     name: I32  #: into ``TraceData.names``
@@ -148,7 +172,7 @@ class OpColumns:
     form: I32  #: its arguments, into ``TraceData.forms``
     result: I32  #: the form of its result
     start: I64  #: ns since the recording began
-    duration: I64  #: ns of host time, the recorder's own left out
+    duration: I64  #: ns of host time, without the recorder's own
     flops: I64  #: -1 where there is no formula; `UNCOUNTED` where there should be one
     flags: I8
     thread: I8
@@ -181,7 +205,7 @@ class ValueColumns:
 
 
 @dataclass(frozen=True)
-class CallColumns:
+class CallColumns(TensorLists):
     """Module calls, in the order of entry."""
 
     module: I32
@@ -208,7 +232,7 @@ class CallColumns:
 
 @dataclass(frozen=True)
 class FrameColumns:
-    """Source positions as a trie: a row and its parents are a stack."""
+    """Source positions as a tree: a row and its parents are a stack."""
 
     parent: I32
     code: I32
@@ -223,7 +247,7 @@ class FrameColumns:
 
 @dataclass(frozen=True)
 class StatColumns:
-    """What the numbers in a tensor were like: one row for each value that was measured.
+    """Statistics of the elements of tensors: one row for each value that was measured.
 
     Minimum, maximum, mean, standard deviation and norm are over the finite elements.
     """
@@ -244,7 +268,7 @@ class StatColumns:
 
     @classmethod
     def none(cls) -> StatColumns:
-        """Nothing was measured."""
+        """No rows: nothing was measured."""
         no, none = np.zeros(0), np.zeros(0, dtype=np.int64)
         ids, bits = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint64)
         return cls(ids, no, no, no, no, no, none, none, none, bits)
@@ -252,40 +276,40 @@ class StatColumns:
 
 @dataclass(frozen=True)
 class AllocationColumns:
-    """Memory that was held: a row from when a storage is seen, or has changed its size, until it is freed.
+    """Allocated memory: a row from when a storage is seen first, or resized, until it is freed.
 
-    Storages are those that torch has: what shares memory without saying so is one of them, and a storage
-    that no recorded tensor shows is none.
+    Storages are torch's: results that share memory although torch does not say so have one each, and a
+    storage without a recorded tensor has no row.
     """
 
-    value: I32  #: the first value that showed it; -1 where that is no longer known
+    value: I32  #: the first value in it; -1 if that is unknown
     nbytes: I64
     start: I64  #: ns since the recording began
-    end: I64  #: the same; -1 where it was still held when the recording ended
+    end: I64  #: the same; -1 if it was not freed before the recording ended
 
     def __len__(self) -> int:
         return len(self.value)
 
     @classmethod
     def none(cls) -> AllocationColumns:
-        """Nobody looked: a recording of an earlier version."""
+        """No rows: a recording of an earlier version."""
         none = np.zeros(0, dtype=np.int64)
         return cls(np.zeros(0, dtype=np.int32), none, none, none)
 
 
-#: What a device does.
+#: Kinds of device work.
 WORK_KINDS: Final = ("kernel", "copy", "fill")
 
 
 @dataclass(frozen=True)
 class DeviceWorkColumns:
-    """What devices did (``time="device"``), in the order it began; times are ns since the recording began."""
+    """Work of devices (``time="device"``), in the order of start; times are ns since the recording began."""
 
     name: I32  #: into ``TraceData.names``
     kind: I8  #: into `WORK_KINDS`
     device: I8
     stream: I32
-    launch: I64  #: when the host asked for it
+    launch: I64  #: when the host launched it
     start: I64
     duration: I64
 
@@ -294,13 +318,13 @@ class DeviceWorkColumns:
 
     @classmethod
     def none(cls) -> DeviceWorkColumns:
-        """Nobody looked."""
+        """No rows: device time was not recorded."""
         ids, small = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int8)
         none = np.zeros(0, dtype=np.int64)
         return cls(ids, small, small, ids, none, none, none)
 
 
-#: As the name of a stretch, which nobody can give: an optimizer stepped in it.
+#: The name of a stretch in which an optimizer stepped; ``sl.step`` accepts no empty name.
 OPTIMIZER_STEP: Final = ""
 
 
@@ -317,29 +341,29 @@ class StepInfo:
     duration: int
 
 
-#: What a captured tensor was: of a module call, the result of an op, named by ``sl.spy``, or a gradient.
+#: What a captured tensor is: input or output of a module call, result of an op, spied, or a gradient.
 ROLES: Final = ("input", "output", "op", "spy", "gradient")
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """A tensor that was kept, and where it belongs."""
+    """A captured tensor, and where it belongs."""
 
     step: str  #: "" outside every step
     module: str  #: label of the module: its path, or the class of a root; "" outside every module
-    name: str  #: "input", "output", the op, or the name it was spied under; of a gradient with ``.grad``
-    call: int  #: which time, from 0, of this name in this module
-    slot: int  #: which tensor of it
+    name: str  #: "input", "output", the op, or its name in ``sl.spy``; a gradient's ends in ``.grad``
+    call: int  #: how many captures of this name in this module came before
+    slot: int  #: the index of the tensor in a nested value
     role: str
-    path: str  #: where in a nested value it is: ``[0]``, ``.logits``
-    value: int  #: into ``values``; -1 if none is known
-    shape: tuple[int, ...]  #: as kept
-    dtype: str  #: as kept, by torch's name
-    whole: bool = True  #: False if only a sample of its elements was kept
+    path: str  #: its path in a nested value: ``[0]``, ``.logits``
+    value: int  #: into ``values``; -1 if unknown
+    shape: tuple[int, ...]  #: as stored
+    dtype: str  #: as stored, by torch's name
+    whole: bool = True  #: False if only a sample of its elements is stored
 
     @property
     def key(self) -> str:
-        """``step0/blocks.0.attn/output/0/0``; the parts that are empty are left out."""
+        """``step0/blocks.0.attn/output/0/0``, without empty parts."""
         return "/".join((*filter(None, (self.step, self.module, self.name)), f"{self.call}/{self.slot}"))
 
 
@@ -367,3 +391,49 @@ class TraceData:
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are
     source_lines: SourceLines = field(default_factory=SourceLines)  #: the text that the frames point into
+
+
+class Reference(NamedTuple):
+    """What the ids of a column point at."""
+
+    label: str  #: for messages: ``name of op``
+    low: int  #: the smallest id: -1 where a row may refer to nothing
+    target: str | int  #: a table of `TraceData`, or the number of choices
+
+
+#: Every column of ids, by table and column.
+REFERENCES: Final[dict[tuple[str, str], Reference]] = {
+    ("ops", "name"): Reference("name of op", 0, "names"),
+    ("ops", "level"): Reference("level of op", 0, len(LEVELS)),
+    ("ops", "flavour"): Reference("flavour of op", 0, len(FLAVOURS)),
+    ("ops", "phase"): Reference("phase of op", 0, len(PHASES)),
+    ("ops", "call"): Reference("module call of op", -1, "calls"),
+    ("ops", "frame"): Reference("frame of op", -1, "frames"),
+    ("ops", "parent"): Reference("parent of op", -1, "ops"),
+    ("ops", "forward"): Reference("forward op of op", -1, "ops"),
+    ("ops", "form"): Reference("arguments of op", 0, "forms"),
+    ("ops", "result"): Reference("result of op", 0, "forms"),
+    ("ops", "inputs"): Reference("op input", 0, "values"),
+    ("ops", "outputs"): Reference("op output", 0, "values"),
+    ("values", "meta"): Reference("metadata of value", 0, "metas"),
+    ("values", "storage"): Reference("storage of value", -1, "storages"),
+    ("values", "kind"): Reference("kind of value", 0, len(KINDS)),
+    ("values", "name"): Reference("name of value", -1, "names"),
+    ("values", "producer"): Reference("producer of value", -1, "ops"),
+    ("values", "previous"): Reference("previous version of value", -1, "values"),
+    ("values", "base"): Reference("base of value", -1, "values"),
+    ("calls", "module"): Reference("module of call", 0, "modules"),
+    ("calls", "parent"): Reference("parent of call", -1, "calls"),
+    ("calls", "frame"): Reference("frame of call", -1, "frames"),
+    ("calls", "phase"): Reference("phase of call", 0, len(PHASES)),
+    ("calls", "input_form"): Reference("input form of call", -1, "forms"),
+    ("calls", "output_form"): Reference("output form of call", -1, "forms"),
+    ("calls", "inputs"): Reference("call input", 0, "values"),
+    ("calls", "outputs"): Reference("call output", 0, "values"),
+    ("frames", "parent"): Reference("parent of frame", -1, "frames"),
+    ("frames", "code"): Reference("code of frame", 0, "codes"),
+    ("stats", "value"): Reference("value of statistics", 0, "values"),
+    ("allocations", "value"): Reference("value of allocation", -1, "values"),
+    ("device_work", "name"): Reference("name of device work", 0, "names"),
+    ("device_work", "kind"): Reference("kind of device work", 0, len(WORK_KINDS)),
+}

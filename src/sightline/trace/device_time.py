@@ -1,4 +1,4 @@
-"""Which op asked for what a device did, and how much of the run a device was busy."""
+"""Device time: the op that launched each piece of device work, and how busy each device was."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ import numpy as np
 
 from sightline.trace import data as d
 
-#: Ops hold each other at most so deep, as far as it is looked for.
+#: How many ops back the op that launched a piece of work is searched.
 _DEEPEST: Final = 64
-#: Clocks differ by so many ns at most.
+#: ns by which the clocks of host and device may differ.
 _SLACK: Final = 2_000
 
 
-class Busy(NamedTuple):
-    """How one device spent the run, in ns."""
+class DeviceUsage(NamedTuple):
+    """How one device spent the run; all times in ns."""
 
     device: int
-    total: int  #: from the start of what is recorded to its end, or to the last of what the device did
+    total: int  #: from the start of the recording to its end, or to the end of the last work
     busy: int  #: something ran
-    waiting: int  #: nothing ran, and the host had not asked for what came next
-    work: int  #: what ran, added up
+    waiting: int  #: nothing ran, and the host had not launched the next work
+    work: int  #: the sum of all work
     streams: int
 
     @property
     def overlap(self) -> int:
-        """What ran while something else did, on another stream."""
+        """Time in which work ran beside other work, on another stream."""
         return max(self.work - self.busy, 0)
 
     @property
     def pending(self) -> int:
-        """Nothing ran, though the host had asked for what came next: it was on its way, or had to wait."""
+        """Time in which nothing ran though the next work was launched: it was on its way, or had to wait."""
         return max(self.total - self.busy - self.waiting, 0)
 
 
 def is_timed(data: d.TraceData) -> bool:
-    """Whether the recording has device time: it was asked for, and read at the end of the run."""
+    """Whether the recording has device time: it was requested, and read at the end of the run."""
     read = len(data.device_work) or not data.info.get("unfinished")
     return data.info.get("time") == "device" and bool(read)
 
 
-def owners(data: d.TraceData) -> d.I32:
-    """The op that asked for each piece of device work; -1 where it was none that is recorded.
+def work_owners(data: d.TraceData) -> d.I32:
+    """The op that launched each piece of device work; -1 where that was no recorded op.
 
-    The innermost op of a thread that was running when the host asked: ops of one thread hold each other, and
-    the one that began last is the innermost. Of two threads, that of the op that began last.
+    It is the innermost op that was running at the launch: ops of one thread nest, and the one that began last
+    is the innermost. With several threads it is the op that began last.
     """
     work, ops = data.device_work, data.ops
     best = np.full(len(work), -1, dtype=np.int32)
@@ -60,15 +60,15 @@ def owners(data: d.TraceData) -> d.I32:
             if not outside.any():
                 break
             at[outside] -= 1
-        found = (at >= 0) & (end[at] >= work.launch)
-        op = np.where(found, mine[at], -1)
-        later = found & ((best < 0) | (ops.start[op] > ops.start[best]))
+        inside = (at >= 0) & (end[at] >= work.launch)
+        op = np.where(inside, mine[at], -1)
+        later = inside & ((best < 0) | (ops.start[op] > ops.start[best]))
         best[later] = op[later]
     return best
 
 
 def _ends(data: d.TraceData) -> d.I64:
-    """When ops ended, at least: an API call not before the ops it ran, whose recording is not in its time."""
+    """When ops ended: an API call not before the ops it ran, whose recording is not in its duration."""
     ops = data.ops
     ends = ops.start + ops.duration + _SLACK
     inner = np.flatnonzero(ops.parent >= 0)
@@ -78,26 +78,26 @@ def _ends(data: d.TraceData) -> d.I64:
 
 
 def own_durations(data: d.TraceData, owner: d.I32) -> d.I64:
-    """What devices spent on each op itself, in ns: nothing is counted twice."""
+    """The device time of each op itself, in ns, without the ops inside it."""
     spent = np.zeros(len(data.ops), dtype=np.int64)
-    known = owner >= 0
-    np.add.at(spent, owner[known], data.device_work.duration[known])
+    has_owner = owner >= 0
+    np.add.at(spent, owner[has_owner], data.device_work.duration[has_owner])
     return spent
 
 
-def durations(data: d.TraceData, own: d.I64) -> d.I64:
-    """What devices spent on each op in ns; on an API call with the ops that it ran."""
+def inclusive_durations(data: d.TraceData, own: d.I64) -> d.I64:
+    """The device time of each op in ns; that of an API call includes the ops it ran."""
     spent, parent = own.copy(), data.ops.parent
     inner = np.flatnonzero(parent >= 0)
     np.add.at(spent, parent[inner], own[inner])
     return spent
 
 
-def busy(data: d.TraceData) -> list[Busy]:
-    """How each device spent the run; with ``last=`` the part of it that was kept."""
+def device_usage(data: d.TraceData) -> list[DeviceUsage]:
+    """How each device spent the run; with ``last=`` the recorded part of it."""
     work = data.device_work
     first = int(data.ops.start[0]) if data.info.get("dropped") and len(data.ops) else 0
-    found = []
+    usage = []
     for device in np.unique(work.device).tolist():
         mine = np.flatnonzero(work.device == device)
         start, launch = work.start[mine], work.launch[mine]
@@ -105,11 +105,11 @@ def busy(data: d.TraceData) -> list[Busy]:
         order = np.argsort(start, kind="stable")
         start, end, launch = start[order], end[order], launch[order]
         begin, last = min(first, int(start[0])), int(end.max())
-        before = np.concatenate([[begin], np.maximum.accumulate(end)[:-1]])  # the end of all that came before
+        before = np.concatenate([[begin], np.maximum.accumulate(end)[:-1]])  # the end of all work before
         idle = np.maximum(start - before, 0)
         waiting = np.clip(launch - before, 0, idle)
         until = max(int(data.info.get("duration_ns") or 0), last)
-        waited = int(waiting.sum()) + until - last  # after the last of it the host asks for nothing
+        waited = int(waiting.sum()) + until - last  # after the last work the host launches nothing
         ran, streams = last - begin - int(idle.sum()), len(np.unique(work.stream[mine]))
-        found.append(Busy(device, until - begin, ran, waited, int((end - start).sum()), streams))
-    return found
+        usage.append(DeviceUsage(device, until - begin, ran, waited, int((end - start).sum()), streams))
+    return usage

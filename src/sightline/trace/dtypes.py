@@ -1,6 +1,6 @@
-"""What torch's dtypes are made of, without torch: their size, their name in a file, their numbers in numpy.
+"""The dtypes of torch, without torch: their sizes, their names in a file, their numbers in numpy.
 
-A dtype is known by the name torch prints, without ``torch.``. One that is not known is kept as plain bytes.
+A dtype goes by the name torch prints, without ``torch.``. One that is not in the table is stored as bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Dtype:
     """How the elements of one dtype are stored."""
 
     itemsize: int
-    stored: str  #: the name in a safetensors file: one every version of the format knows
+    stored: str  #: the name in a safetensors file, one that every version of the format has
     numpy: str | None  #: the numpy dtype with the same bits, if there is one
     pair: bool = False  #: an element is two stored ones, its real and its imaginary part
 
 
 # Only names that the first readers of the format knew: a newer one would make the whole file unreadable to
-# them. What has no such name is kept as bytes, and its true dtype is in the file's metadata.
-_KNOWN: Final = {
+# them. A dtype without such a name is stored as bytes, and its own name is in the file's metadata.
+_DTYPES: Final = {
     "float64": Dtype(8, "F64", "f8"),
     "float32": Dtype(4, "F32", "f4"),
     "float16": Dtype(2, "F16", "f2"),
@@ -61,17 +61,17 @@ STORED_SIZES: Final = {
     "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
 
-#: Of each eight-bit float: its mantissa bits and its exponent bias.
+#: The mantissa bits and the exponent bias of eight-bit floats.
 _EIGHT_BIT: Final = {"float8_e4m3fn": (3, 7), "float8_e4m3fnuz": (3, 8), "float8_e5m2fnuz": (2, 16)}
 
 
 def nbytes_of(dtype: str, shape: Sequence[int]) -> int | None:
-    """Bytes of a dense tensor; None for a dtype that is not known.
+    """Bytes of a dense tensor; None for an unknown dtype.
 
     >>> nbytes_of("bfloat16", (2, 3)), nbytes_of("complex128", ()), nbytes_of("qint9", (2,))
     (12, 16, None)
     """
-    known = _KNOWN.get(dtype)
+    known = _DTYPES.get(dtype)
     return None if known is None else known.itemsize * math.prod(shape)
 
 
@@ -81,20 +81,20 @@ def stored_as(dtype: str, shape: Sequence[int], nbytes: int) -> tuple[str, tuple
     >>> stored_as("complex64", (3,), 24), stored_as("qint9", (2,), 5)
     (('F32', (3, 2)), ('U8', (5,)))
     """
-    known = _KNOWN.get(dtype)
+    known = _DTYPES.get(dtype)
     if known is None:
         return "U8", (nbytes,)
     return known.stored, (*shape, 2) if known.pair else tuple(shape)
 
 
-def bits(data: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Array:
-    """The elements as unsigned integers of their width; of sixteen bytes, as two of eight.
+def element_bits(data: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Array:
+    """The elements as unsigned integers of their width; sixteen bytes as two of eight.
 
-    >>> bits(np.array([0, 0, 128, 63], dtype=np.uint8), "float32", ())
+    >>> element_bits(np.array([0, 0, 128, 63], dtype=np.uint8), "float32", ())
     array(1065353216, dtype=uint32)
     """
     count = math.prod(shape)
-    known = _KNOWN.get(dtype)
+    known = _DTYPES.get(dtype)
     itemsize = known.itemsize if known else data.nbytes // count if count else 1
     if not known and (itemsize not in (1, 2, 4, 8) or itemsize * count != data.nbytes):
         return data
@@ -103,13 +103,13 @@ def bits(data: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Array:
     return data.view(f"u{itemsize}").reshape(shape)
 
 
-def numbers(data: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Array:
-    """The elements as numpy knows them; what it does not know is widened, exactly.
+def element_numbers(data: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Array:
+    """The elements as numpy numbers; dtypes that numpy lacks are widened without loss.
 
-    >>> numbers(np.array([128, 63], dtype=np.uint8), "bfloat16", ())
+    >>> element_numbers(np.array([128, 63], dtype=np.uint8), "bfloat16", ())
     array(1., dtype=float32)
     """
-    known = _KNOWN.get(dtype)
+    known = _DTYPES.get(dtype)
     if known is None:
         raise UsageError(f"numpy has no numbers for {dtype}; `.raw` has the bits.")
     if known.numpy is not None:
@@ -128,7 +128,7 @@ def numbers(data: NDArray[np.uint8], dtype: str, shape: Sequence[int]) -> Array:
 
 @cache
 def _eight_bit_numbers(dtype: str) -> NDArray[np.float32]:
-    """What each of the 256 patterns stands for."""
+    """The numbers of the 256 bit patterns."""
     patterns = np.arange(256)
     if dtype == "float8_e5m2":  # the upper half of a float16
         return (patterns.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
@@ -140,8 +140,8 @@ def _eight_bit_numbers(dtype: str) -> NDArray[np.float32]:
     exponent = (patterns & 127) >> mantissa_bits
     mantissa = patterns & ((1 << mantissa_bits) - 1)
     normal = np.where(exponent > 0, 1 << mantissa_bits, 0)
-    found = np.ldexp((normal + mantissa).astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
-    found = np.where(patterns >= 128, -found, found)
+    values = np.ldexp((normal + mantissa).astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
+    values = np.where(patterns >= 128, -values, values)
     # "fn" has one NaN of each sign in place of infinity; "uz" has one in place of minus zero.
-    found[[128] if dtype.endswith("uz") else [127, 255]] = np.nan
-    return np.asarray(found, dtype=np.float32)
+    values[[128] if dtype.endswith("uz") else [127, 255]] = np.nan
+    return np.asarray(values, dtype=np.float32)

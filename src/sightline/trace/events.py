@@ -1,7 +1,7 @@
-"""What happens while a model runs, as plain data: for those who watch a recording in progress.
+"""Events of a recording in progress, as plain data, for the live views.
 
-The recorder makes one event per op and two per module call, and hands them to whoever listens (the live
-views). Nothing here is kept; a finished trace has its own tables.
+The recorder makes one event per op and two per module call. Events are not stored; a finished trace has its
+own tables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LiveOpEvent:
 
 @dataclass(frozen=True, slots=True)
 class LiveCallEvent:
-    """A module call that begins, or ends."""
+    """A module call that begins or ends."""
 
     path: str  #: ``blocks.0.attn``; the class name for a root
     type: str
@@ -60,11 +60,11 @@ class LiveCallEvent:
     result: Form
     outputs: Sequence[TensorMeta] = ()
     raised: bool = False
-    library: bool = False  #: its class is one of torch's own
+    library: bool = False  #: its class is torch's own
 
 
 class Watcher(Protocol):
-    """Who listens to a recording in progress."""
+    """Receives the events of a recording in progress."""
 
     def op(self, event: LiveOpEvent) -> None: ...
     def enter(self, event: LiveCallEvent) -> None: ...

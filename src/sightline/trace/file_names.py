@@ -1,4 +1,4 @@
-"""Names for files of captured tensors: a key may hold anything, the name of a file may not."""
+"""Names of files of captured tensors: a key may hold any character, a file name may not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sightline.trace.shards import SUFFIX, UNFINISHED
 
 
 class FileNames:
-    """The names of files in one folder: checked, short enough, and never two that are one to some disk.
+    """The file names of one folder: checked, short enough, and distinct even where case is ignored.
 
     >>> names = FileNames(Path())
     >>> names.take("q.pt"), names.take("Q.pt")
@@ -21,7 +21,7 @@ class FileNames:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         self._longest = 255
         with contextlib.suppress(OSError, ValueError, AttributeError):  # not every system can say
             self._longest = os.pathconf(folder, "PC_NAME_MAX")
@@ -35,24 +35,24 @@ class FileNames:
             )
         short = name
         tries = 0
-        while len(short.encode()) > self._longest or _folded(short) in self._taken:
+        while len(short.encode()) > self._longest or _fold_case(short) in self._used:
             digest = hashlib.sha256(f"{tries}{name}".encode()).hexdigest()[:12]
             stem, dot, suffix = name.rpartition(".")
             stem, suffix = (stem, dot + suffix) if stem and len(suffix) <= 16 else (name, "")
-            kept = stem.encode()[: self._longest - len(suffix.encode()) - 13].decode(errors="ignore")
-            short = f"{kept}~{digest}{suffix}"
+            start = stem.encode()[: self._longest - len(suffix.encode()) - 13].decode(errors="ignore")
+            short = f"{start}~{digest}{suffix}"
             tries += 1
-        self._taken.add(_folded(short))
+        self._used.add(_fold_case(short))
         return short
 
 
-def _folded(name: str) -> str:
-    """A name as a disk sees it that knows no upper case and no second way to write an accent."""
+def _fold_case(name: str) -> str:
+    """A name as a file system sees it that ignores case and normalises accents."""
     return unicodedata.normalize("NFC", name).casefold()
 
 
 def file_name(key: str, suffix: str = ".pt") -> str:
-    """A key as the name of a file, for `ShardWriter.put_file`.
+    """A file name for a key, for `ShardWriter.put_file`.
 
     >>> file_name("step0/blocks.0.attn/output/0/0"), file_name("../../etc/passwd")
     ('step0~blocks.0.attn~output~0~0.pt', '_.~..~etc~passwd.pt')

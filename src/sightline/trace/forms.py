@@ -1,13 +1,13 @@
-"""The shape of a call or a result: nested plain data with a slot wherever a tensor stood.
+"""`Form`: the arguments or the result of a call as nested plain data, with a slot for each tensor.
 
-A form is stored once for all calls that look alike; the tensors of one call are the value ids that
-fill its slots, in order. Everything in a form is plain data: numbers, strings, ``None``, lists,
-tuples, dicts, and three small types for what is none of these.
+A form is stored once for all calls with the same arguments; the tensors of one call are the value ids that
+fill its slots, in order. A form holds only plain data: numbers, strings, ``None``, lists, tuples, dicts, and
+three small types for everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -32,7 +32,7 @@ SLOT: Final = Slot()
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """An argument that is no plain number or string, kept as the text it prints: ``torch.float32``."""
+    """An argument that is not plain data, stored as the text it prints: ``torch.float32``."""
 
     text: str
 
@@ -42,7 +42,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Elided:
-    """What was left out of a sequence too long to keep."""
+    """The items left out of a sequence that is too long to store."""
 
     count: int
 
@@ -76,14 +76,15 @@ class Form:
         parts += [f"{key}={_text(item, supply)}" for key, item in (self.kwargs or {}).items()]
         return ", ".join(parts)
 
-    def slots(self) -> list[str]:
-        """The key path of every slot, in order: ``[0]``, ``mask``, ``[1][0]``, ``past.key``."""
-        paths: list[str] = []
-        for index, item in enumerate(self.args):
-            paths += (f"[{index}]{tail}" for tail in _paths(item))
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """Everything that holds nothing else, with its path: ``[0]``, ``mask``, ``[1][0]``, ``past.key``."""
+        yield from leaves(self.args)
         for key, item in (self.kwargs or {}).items():
-            paths += (f"{key}{tail}" for tail in _paths(item))
-        return paths
+            yield from leaves(item, key)
+
+    def slots(self) -> list[str]:
+        """The path of every slot, in order."""
+        return [path for path, leaf in self.leaves() if leaf is SLOT]
 
     @property
     def constants(self) -> bool:
@@ -95,46 +96,66 @@ class Form:
 ONE_TENSOR: Final = Form((SLOT,))
 
 
-def _children(item: Any) -> Iterator[tuple[str, Any]] | None:
-    """The parts of a nested item with their key, or None for a leaf."""
+def leaves(item: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a nested item that holds nothing else, in order, with its path.
+
+    >>> list(leaves([SLOT, {"a": (1, 2)}]))
+    [('[0]', SLOT), ("[1]['a'][0]", 1), ("[1]['a'][1]", 2)]
+    """
     if isinstance(item, list | tuple):
-        return ((f"[{index}]", part) for index, part in enumerate(item))
+        for index, part in enumerate(item):
+            yield from leaves(part, f"{path}[{index}]")
+    elif isinstance(item, dict):
+        for key, part in item.items():
+            yield from leaves(part, f"{path}[{key!r}]")
+    elif isinstance(item, Record):
+        for key, part in item.fields.items():
+            yield from leaves(part, f"{path}.{key}")
+    else:
+        yield path, item
+
+
+def map_leaves(
+    item: Any, change: Callable[[Any], Any], record: Callable[[str, dict[str, Any]], Any] = Record
+) -> Any:
+    """A copy of a nested item with ``change`` applied to everything that holds nothing else.
+
+    ``record`` makes the copy of a `Record` from its type and its fields.
+
+    >>> map_leaves({"a": (1, [2])}, lambda leaf: leaf * 10)
+    {'a': (10, [20])}
+    """
+    if isinstance(item, list):
+        return [map_leaves(part, change, record) for part in item]
+    if isinstance(item, tuple):
+        return tuple([map_leaves(part, change, record) for part in item])
     if isinstance(item, dict):
-        return ((f"[{key!r}]", part) for key, part in item.items())
+        return {key: map_leaves(part, change, record) for key, part in item.items()}
     if isinstance(item, Record):
-        return ((f".{key}", part) for key, part in item.fields.items())
-    return None
+        return record(item.type, map_leaves(item.fields, change, record))
+    return change(item)
 
 
-def _paths(item: Any) -> Iterator[str]:
-    if item is SLOT:
-        yield ""
-        return
-    for key, part in _children(item) or ():
-        for tail in _paths(part):
-            yield key + tail
-
-
-def _listed(items: Sequence[Any], tensors: Iterator[str]) -> str:
-    """The parts of a list; of tensors that look alike and follow each other one will do: ``f32[] ×64``."""
+def _items_text(items: Sequence[Any], tensors: Iterator[str]) -> str:
+    """The items of a list; equal tensors in a row are shown once: ``f32[] ×64``."""
     texts = [_text(item, tensors) for item in items]
     if len(texts) < MANY_ALIKE:
         return ", ".join(texts)
-    with_tensors = [any(True for _ in _paths(item)) for item in items]
-    made: list[str] = []
+    with_tensors = [any(leaf is SLOT for _, leaf in leaves(item)) for item in items]
+    parts: list[str] = []
     for (text, alike), group in groupby(zip(texts, with_tensors, strict=True)):
         count = len(list(group))
-        made += [times_text(text, count)] if alike and count >= MANY_ALIKE else [text] * count
-    return ", ".join(made)
+        parts += [times_text(text, count)] if alike and count >= MANY_ALIKE else [text] * count
+    return ", ".join(parts)
 
 
 def _text(item: Any, tensors: Iterator[str]) -> str:
     if item is SLOT:
         return next(tensors, "?")
     if isinstance(item, list):
-        return f"[{_listed(item, tensors)}]"
+        return f"[{_items_text(item, tensors)}]"
     if isinstance(item, tuple):
-        inner = _listed(item, tensors)
+        inner = _items_text(item, tensors)
         return f"({inner},)" if len(item) == 1 else f"({inner})"
     if isinstance(item, dict):
         return f"{{{', '.join(f'{key}: {_text(part, tensors)}' for key, part in item.items())}}}"

@@ -1,7 +1,7 @@
-"""Who held memory when: the allocations of a recording with what each was for.
+"""The allocations of a recording, with the use of each.
 
-For whoever reckons with memory: the view, and the note of an exception that says there is none left. Sizes
-are what the allocator gives: on a CUDA device in pieces of 512 bytes.
+They are the base of the memory view and of the note of an out-of-memory error. Sizes are those of the
+allocator, which on a CUDA device rounds up to 512 bytes.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from numpy.typing import NDArray
 from sightline.trace.assembly.arrays import chain_ends
 from sightline.trace.data import I8, I32, I64, KINDS, TraceData
 
-#: What memory is for.
+#: The uses of memory.
 USES: Final = ("parameters", "gradients", "optimizer state", "activations", "other")
 PARAMETERS, GRADIENTS, STATE, ACTIVATIONS, OTHER = range(len(USES))
 _CUDA_PIECE: Final = 512
-#: Sizes and times of a damaged file are cut to what can be added up.
+#: Sizes and times of a damaged file are clipped so that sums do not overflow.
 _LARGEST: Final = 1 << 48
 _LATEST: Final = 1 << 51
-#: Ops whose result is a view of their input though their schema says it is not.
+#: Ops whose result is a view of their input although their schema does not say so.
 _SHARING: Final = ("_unsafe_view", "_unsafe_view.default")
 _KIND: Final = {name: number for number, name in enumerate(KINDS)}
 
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """A row for each piece of memory, from when it was there until it was freed.
+    """A row for each allocation, from its start until it was freed.
 
-    ``start`` and ``end`` are ns since the recording began; what was there before has start 0, what was never
-    freed ends after everything else, at ``over``.
+    ``start`` and ``end`` are ns since the recording began. Memory allocated earlier starts at 0, memory that
+    was never freed ends after everything else, at ``over``.
     """
 
-    value: I32  #: the first that showed it; -1 where that is not known
+    value: I32  #: the first value in it; -1 if unknown
     nbytes: I64
     start: I64
     end: I64
     use: I8  #: into ``USES``
     device: NDArray[Any]  #: texts
-    storage: I32  #: the number of its storage, -1 where that is not known; see `storage_roots`
+    storage: I32  #: the id of its storage, -1 if unknown; see `storage_roots`
     over: int
-    exact: bool  #: whether it was seen when storages were freed; else they end with their last use
+    exact: bool  #: whether the ends are when storages were freed; else they are the last uses
 
     def __len__(self) -> int:
         return len(self.value)
 
     def at(self, moment: int) -> NDArray[np.bool_]:
-        """Which rows are held at a moment."""
-        held: NDArray[np.bool_] = (self.start <= moment) & (moment < self.end)
-        return held
+        """Which rows are allocated at a moment."""
+        allocated: NDArray[np.bool_] = (self.start <= moment) & (moment < self.end)
+        return allocated
 
     @cached_property
     def devices(self) -> list[str]:
-        """The devices, the one that held most first."""
+        """The devices, the one with the highest peak first."""
         sizes = {name: self.peak(name).nbytes for name in sorted(set(self.device.tolist()))}
         return sorted(sizes, key=lambda name: -sizes[name])
 
     def level(self, device: str, rows: NDArray[np.bool_] | None = None) -> tuple[I64, I64]:
-        """The moments at which more or less is held on a device, and the bytes from each on."""
+        """The moments at which the memory of a device changes, and the bytes from each on."""
         chosen = self.device == device
         if rows is not None:
             chosen &= rows
@@ -73,7 +73,7 @@ class HeldMemory:
 
     def peak(self, device: str, rows: NDArray[np.bool_] | None = None,
              among: NDArray[np.bool_] | None = None) -> Peak:  # fmt: skip
-        """The first moment at which most is held; ``among`` are the rows whose beginning may be it."""
+        """The first moment with the most memory; with ``among`` only starts of these rows count."""
         moments, levels = self.level(device, rows)
         if not len(moments):
             return Peak(0, 0, -1)
@@ -87,7 +87,7 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which most was held, and the value that made it so much."""
+    """The moment with the most memory, and the value whose allocation reached it."""
 
     moment: int
     nbytes: int
@@ -95,7 +95,7 @@ class Peak:
 
 
 def held_memory(data: TraceData) -> HeldMemory:
-    """What the allocations of a recording say; empty for a recording that has none."""
+    """The allocations of a recording; empty for a recording without any."""
     rows, values = data.allocations, data.values
     value = rows.value
     known = value >= 0
@@ -113,14 +113,14 @@ def held_memory(data: TraceData) -> HeldMemory:
     if len(values):
         lasting = (use != ACTIVATIONS) & (use != OTHER) & known & (values.producer[value] < 0)
         start[lasting] = 0
-    return made_of(data, value, rows.nbytes, start, rows.end, use, device, storage, exact=True)
+    return memory_rows(data, value, rows.nbytes, start, rows.end, use, device, storage, exact=True)
 
 
-def made_of(
+def memory_rows(
     data: TraceData, value: I32, nbytes: I64, start: I64, end: I64, use: I8, device: NDArray[Any],
     storage: NDArray[Any], *, exact: bool,
 ) -> HeldMemory:  # fmt: skip
-    """Rows with their sizes as the allocator has them; an end of -1 is that of the recording."""
+    """Rows with the sizes of the allocator; an end of -1 becomes the end of the recording."""
     ended = np.clip(end, -1, _LATEST)
     duration = min(int(data.info.get("duration_ns") or 0), _LATEST)
     over = 1 + max(duration, int(ended.max(initial=0)), int(start.max(initial=0)))
@@ -134,23 +134,23 @@ def made_of(
 
 
 def storage_roots(data: TraceData) -> I64:
-    """For each storage the one whose memory it is: its own, but for results that share unsaid."""
+    """For each storage the one whose memory it uses: itself, except for results of undeclared views."""
     count = len(data.storages)
     names = [number for number, name in enumerate(data.names) if name in _SHARING]
     before = np.full(count, -1, dtype=np.int64)
     ops, values = data.ops, data.values
     for op in np.flatnonzero(np.isin(ops.name, names)).tolist() if names else ():
-        given = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]]
-        made = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]]
-        if len(given) and len(made):
-            shared, own = int(values.storage[given[0]]), int(values.storage[made[0]])
+        inputs = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]]
+        outputs = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]]
+        if len(inputs) and len(outputs):
+            shared, own = int(values.storage[inputs[0]]), int(values.storage[outputs[0]])
             if 0 <= shared < own:
                 before[own] = shared
     return chain_ends(before)
 
 
 def storage_uses(data: TraceData, roots: I64) -> I8:
-    """What each storage is for: what the last to say something of it says."""
+    """The use of each storage, from the kinds of the values in it; the last rule that fits counts."""
     values = data.values
     use = np.full(len(data.storages), OTHER, dtype=np.int8)
     has = np.flatnonzero(values.storage >= 0)
@@ -158,8 +158,8 @@ def storage_uses(data: TraceData, roots: I64) -> I8:
     kind = values.kind[has]
     first = np.full(len(use), -1, dtype=np.int64)
     first[at[::-1]] = has[::-1]
-    made = first >= 0
-    use[made] = np.where(values.kind[first[made]] == _KIND["activation"], ACTIVATIONS, OTHER)
+    used = first >= 0
+    use[used] = np.where(values.kind[first[used]] == _KIND["activation"], ACTIVATIONS, OTHER)
     named = np.array([name.endswith(".grad") for name in data.names] or [False])
     is_grad = (kind == _KIND["gradient"]) & (values.name[has] >= 0) & named[values.name[has]]
     for chosen, number in (

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from sightline.notation import call_text, numbers_text, position_text, value_text
 from sightline.trace import data as d
 from sightline.trace.forms import Form
-from sightline.trace.table import Row, Table, optional
+from sightline.trace.table import Row, Table, optional_row
 
 
 class Frame(Row):
-    """A place in the source on the way to an op: file, line, columns, function, and who called it."""
+    """A source position on the way to an op: file, line, columns, function, and the frame that called it."""
 
     __slots__ = ()
 
@@ -34,7 +34,7 @@ class Frame(Row):
 
     @property
     def code(self) -> str:
-        """The source line, stripped; empty where the source is not at hand."""
+        """The source line, stripped; empty where the source is not available."""
         return self._data.raw.source_lines.line(self.file, self.line).strip()
 
     @property
@@ -51,17 +51,17 @@ class Frame(Row):
 
     @property
     def parent(self) -> Frame | None:
-        return optional(Frame, self._data, self._data.raw.frames.parent[self.id])
+        return optional_row(Frame, self._data, self._data.raw.frames.parent[self.id])
 
     @property
     def chain(self) -> list[Frame]:
         """The frames that led here, outermost first, this one last."""
-        found: list[Frame] = []
-        at: Frame | None = self
-        while at is not None:
-            found.append(at)
-            at = at.parent
-        return found[::-1]
+        chain: list[Frame] = []
+        frame: Frame | None = self
+        while frame is not None:
+            chain.append(frame)
+            frame = frame.parent
+        return chain[::-1]
 
     @property
     def position(self) -> str:
@@ -111,7 +111,7 @@ class Module(Row):
 
     @property
     def parent(self) -> Module | None:
-        return optional(Module, self._data, self._info.parent)
+        return optional_row(Module, self._data, self._info.parent)
 
     @property
     def root(self) -> Module:
@@ -128,17 +128,17 @@ class Module(Row):
     @property
     def label(self) -> str:
         """The path, or the class name for a root."""
-        return self.path or self.type
+        return self._info.label
 
     def __repr__(self) -> str:
         return f"<Module {self.label} ({self.type})>"
 
 
-__all__ = ["Frame", "Module", "ModuleCall", "Numbers", "Op", "Step", "Value"]
+__all__ = ["Frame", "Module", "ModuleCall", "Op", "Step", "Value", "ValueNumbers"]
 
 
-class Numbers(NamedTuple):
-    """What the numbers in a tensor were like. All but the counts are over the finite elements."""
+class ValueNumbers(NamedTuple):
+    """Statistics of a tensor's elements; all but the counts are over the finite ones."""
 
     min: float
     max: float
@@ -148,7 +148,7 @@ class Numbers(NamedTuple):
     zeros: int
     nans: int
     infs: int
-    fingerprint: int  #: 64 bits; 0 where none was taken
+    fingerprint: int  #: 64 bits; 0 if it was not taken
 
     @property
     def finite(self) -> bool:
@@ -185,7 +185,7 @@ class Value(Row):
 
     @property
     def storage(self) -> int:
-        """Id of the storage; values that share memory share it. -1 where there is none."""
+        """Id of the storage, which values that share memory have in common; -1 if there is none."""
         return int(self._data.raw.values.storage[self.id])
 
     @property
@@ -208,7 +208,7 @@ class Value(Row):
 
     @property
     def producer(self) -> Op | None:
-        return optional(Op, self._data, self._data.raw.values.producer[self.id])
+        return optional_row(Op, self._data, self._data.raw.values.producer[self.id])
 
     @property
     def module(self) -> Module | None:
@@ -225,19 +225,19 @@ class Value(Row):
         return Table(self._data, Op, self._data.consumers(self.id))
 
     @property
-    def stats(self) -> Numbers | None:
-        """Minimum, maximum, mean and so on, where they were taken (``stats=True``)."""
+    def stats(self) -> ValueNumbers | None:
+        """Minimum, maximum, mean and so on, where they were measured (``stats=True``)."""
         return self._data.numbers(self.id)
 
     @property
     def previous(self) -> Value | None:
         """The value that was here before an in-place op."""
-        return optional(Value, self._data, self._data.raw.values.previous[self.id])
+        return optional_row(Value, self._data, self._data.raw.values.previous[self.id])
 
     @property
     def base(self) -> Value | None:
         """The value this one is a view of."""
-        return optional(Value, self._data, self._data.raw.values.base[self.id])
+        return optional_row(Value, self._data, self._data.raw.values.base[self.id])
 
     def __str__(self) -> str:
         return str(self.meta)
@@ -272,7 +272,7 @@ class Op(Row):
     @property
     def call(self) -> ModuleCall | None:
         """The module call it ran in; for a backward op the one of its forward op."""
-        return optional(ModuleCall, self._data, self._data.raw.ops.call[self.id])
+        return optional_row(ModuleCall, self._data, self._data.raw.ops.call[self.id])
 
     @property
     def module(self) -> Module | None:
@@ -281,17 +281,17 @@ class Op(Row):
 
     @property
     def frame(self) -> Frame | None:
-        return optional(Frame, self._data, self._data.raw.ops.frame[self.id])
+        return optional_row(Frame, self._data, self._data.raw.ops.frame[self.id])
 
     @property
     def parent(self) -> Op | None:
         """The API call an aten op came from."""
-        return optional(Op, self._data, self._data.raw.ops.parent[self.id])
+        return optional_row(Op, self._data, self._data.raw.ops.parent[self.id])
 
     @property
     def forward(self) -> Op | None:
         """The forward op a backward op belongs to."""
-        return optional(Op, self._data, self._data.raw.ops.forward[self.id])
+        return optional_row(Op, self._data, self._data.raw.ops.forward[self.id])
 
     @property
     def form(self) -> Form:
@@ -308,13 +308,11 @@ class Op(Row):
 
     @property
     def inputs(self) -> Table[Value]:
-        ops = self._data.raw.ops
-        return Table(self._data, Value, _span(ops.input_offsets, ops.inputs, self.id))
+        return Table(self._data, Value, self._data.raw.ops.inputs_of(self.id))
 
     @property
     def outputs(self) -> Table[Value]:
-        ops = self._data.raw.ops
-        return Table(self._data, Value, _span(ops.output_offsets, ops.outputs, self.id))
+        return Table(self._data, Value, self._data.raw.ops.outputs_of(self.id))
 
     @property
     def start(self) -> int:
@@ -322,14 +320,14 @@ class Op(Row):
 
     @property
     def duration(self) -> int:
-        """Host time in nanoseconds, the recorder's own left out."""
+        """Host time in nanoseconds, without the recorder's own."""
         return int(self._data.raw.ops.duration[self.id])
 
     @property
     def device_duration(self) -> int | None:
         """Nanoseconds that devices spent on it, and on the ops it ran; None without ``time="device"``."""
-        spent = self._data.device_durations
-        return None if spent is None else int(spent[self.id])
+        durations = self._data.device_durations
+        return None if durations is None else int(durations[self.id])
 
     @property
     def flops(self) -> int | None:
@@ -377,7 +375,7 @@ class ModuleCall(Row):
 
     @property
     def parent(self) -> ModuleCall | None:
-        return optional(ModuleCall, self._data, self._data.raw.calls.parent[self.id])
+        return optional_row(ModuleCall, self._data, self._data.raw.calls.parent[self.id])
 
     @property
     def depth(self) -> int:
@@ -385,7 +383,7 @@ class ModuleCall(Row):
 
     @property
     def frame(self) -> Frame | None:
-        return optional(Frame, self._data, self._data.raw.calls.frame[self.id])
+        return optional_row(Frame, self._data, self._data.raw.calls.frame[self.id])
 
     @property
     def phase(self) -> str:
@@ -401,13 +399,11 @@ class ModuleCall(Row):
 
     @property
     def inputs(self) -> Table[Value]:
-        calls = self._data.raw.calls
-        return Table(self._data, Value, _span(calls.input_offsets, calls.inputs, self.id))
+        return Table(self._data, Value, self._data.raw.calls.inputs_of(self.id))
 
     @property
     def outputs(self) -> Table[Value]:
-        calls = self._data.raw.calls
-        return Table(self._data, Value, _span(calls.output_offsets, calls.outputs, self.id))
+        return Table(self._data, Value, self._data.raw.calls.outputs_of(self.id))
 
     @property
     def ops(self) -> Table[Op]:
@@ -430,8 +426,8 @@ class ModuleCall(Row):
     @property
     def device_duration(self) -> int | None:
         """Nanoseconds that devices spent on its ops; None without ``time="device"``."""
-        spent = self._data.call_device_durations
-        return None if spent is None else int(spent[self.id])
+        durations = self._data.call_device_durations
+        return None if durations is None else int(durations[self.id])
 
     @property
     def order(self) -> int:
@@ -451,7 +447,7 @@ class ModuleCall(Row):
 
 
 class Step(Row):
-    """A stretch of the run: named, ``with sl.step("step0"):``, or a training step that was found."""
+    """A stretch of the run: named by ``with sl.step("step0"):``, or a detected training step."""
 
     __slots__ = ()
 
@@ -477,13 +473,8 @@ class Step(Row):
 
     @property
     def duration(self) -> int:
-        """Nanoseconds, the recorder's own time included."""
+        """Nanoseconds, including the recorder's own time."""
         return self._info.duration
 
     def __repr__(self) -> str:
         return f"<Step {self.name}: {len(self.ops)} ops>"
-
-
-def _span(offsets: d.I64, flat: d.I32, id: int) -> list[int]:
-    found: list[int] = flat[offsets[id] : offsets[id + 1]].tolist()
-    return found

@@ -1,7 +1,7 @@
-"""`ShardWriter`: captured tensors go to disk in a thread of their own, while the model runs on.
+"""`ShardWriter`: writes captured tensors to disk in a thread of its own, while the model runs on.
 
-What waits to be written is bounded in bytes: a disk that is too slow slows the run down, and never fills the
-memory. What fails is counted and said; nothing half-written is ever left under a name that is read.
+The queue is bounded in bytes: a disk that is too slow slows the run down instead of filling the memory.
+Failures are counted and reported; a file gets the name under which it is read only when it is complete.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MIB: Final = 1 << 20
 #: A shard is finished at this age: a killed process loses what is younger.
 SHARD_SECONDS: Final = 0.5
 _LONGEST_HEADER: Final = 4 * MIB
-#: The thread is woken for so many bytes; for fewer it waits a little: woken by each, it holds up the run.
+#: The thread is woken for so many bytes, and otherwise waits a little: waking for each tensor slows the run.
 _BATCH_BYTES: Final = 8 * MIB
 _BATCH_SECONDS: Final = 0.05
 
@@ -40,18 +40,18 @@ Data = Bytes | Callable[[], Bytes]
 class ShardWriter:
     """Writes tensors to the shards of a folder, in the background.
 
-    >>> import tempfile
-    >>> from sightline.trace.tensor_stores import ShardStore
-    >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with ShardWriter(Path(folder)) as writer:
-    ...         writer.put(info.key, "float32", (2,), np.zeros(8, dtype=np.uint8), info)
-    ...     [capture.key for capture in ShardStore(Path(folder)).captures()]
-    ['fc/output/0/0']
+        >>> import tempfile
+        >>> from sightline.trace.tensor_stores import ShardStore
+        >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with ShardWriter(Path(folder)) as writer:
+        ...         writer.put(info.key, "float32", (2,), np.zeros(8, dtype=np.uint8), info)
+        ...     [capture.key for capture in ShardStore(Path(folder)).captures()]
+        ['fc/output/0/0']
 
-    At most ``queue_bytes`` wait to be written; `put` waits while there are more, and a tensor that is larger
+    At most ``queue_bytes`` wait to be written; `put` blocks while there are more, and a larger tensor
     goes alone. With ``on_error="raise"`` the first fault is raised by the next `put`, `flush` or `close`, and
-    nothing more is written; with "report" the tensor is left out and counted in `failures`.
+        nothing more is written; with "report" the tensor is left out and counted in `failures`.
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class ShardWriter:
         _check_folder(folder)
         self._names = FileNames(folder)
         self._worker = _Worker(folder, queue_bytes, shard_bytes, stops=on_error == "raise")
-        # The thread knows only the worker, so a writer that is forgotten is collected, and closed by this;
-        # so is one that is still there when the interpreter exits.
+        # The thread refers only to the worker, so a writer without references is collected, and closed by
+        # this; so is one that is open when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._worker.close)
 
     def put(self, key: str, dtype: str, shape: Sequence[int], data: Data, info: CaptureInfo) -> None:
-        """Have a tensor written: its bytes in row-major order, or a function that returns them.
+        """Queue a tensor: its bytes in row-major order, or a function that returns them.
 
         The function is called in the writer's thread. The bytes belong to the writer until they are written.
         """
-        if not self._worker.at_home:
+        if not self._worker.in_own_process:
             return
-        if info.dtype != dtype or info.shape != tuple(shape):  # what is said here is what is written
+        if info.dtype != dtype or info.shape != tuple(shape):  # the arguments count
             info = replace(info, dtype=dtype, shape=tuple(map(int, shape)))
         if key != (own := info.key):
             raise UsageError(f"the key {key!r} is not that of its capture, {own!r}.")
@@ -90,25 +90,25 @@ class ShardWriter:
         self._worker.put(_Tensor(info, key, data, nbytes or 0))
 
     def put_file(self, name: str, write: Callable[[Path], None], nbytes: int) -> str:
-        """Have a file written by ``write(path)``, in the writer's thread; returns the name it will have.
+        """Queue a file that ``write(path)`` writes in the writer's thread; returns the name it will have.
 
-        A name that is too long, or that is another one's where upper and lower case are one, ends in a hash.
+        A name that is too long, or equal to another where case is ignored, ends in a hash.
         """
-        if not self._worker.at_home:
+        if not self._worker.in_own_process:
             return name
         name = self._names.take(name)
         self._worker.put(_File(name, write, nbytes))
         return name
 
     def flush(self) -> None:
-        """Wait until all that was put is in finished shards."""
-        if self._worker.at_home:
+        """Wait until everything queued is in finished shards."""
+        if self._worker.in_own_process:
             self._worker.flush()
 
     def close(self) -> None:
-        """Wait until all is written. Closing again does nothing."""
+        """Wait until everything is written. Closing again does nothing."""
         self._worker.close()
-        self._finalizer.detach()  # not before: whoever interrupts the wait still has it at the exit
+        self._finalizer.detach()  # only now: after an interrupt it runs at exit
         self._worker.raise_fault(again=False)
 
     @property
@@ -135,7 +135,7 @@ class ShardWriter:
         try:
             self.close()
         except CaptureError:
-            if error is None:  # never in place of the error that ended the block
+            if error is None:  # it must not replace the error that ended the block
                 raise
 
 
@@ -173,9 +173,9 @@ _Item = _Tensor | _File | _Flush
 
 
 class _Worker:
-    """The queue, the thread that empties it, and the shards that are open.
+    """The queue, the thread that empties it, and the open shards.
 
-    The queue and the counts belong to whoever holds the lock; the shards only to the thread.
+    The queue and the counts are used only under the lock, the shards only by the thread.
     """
 
     def __init__(self, folder: Path, queue_bytes: int, shard_bytes: int, *, stops: bool) -> None:
@@ -190,16 +190,16 @@ class _Worker:
         self._raised = False
         self._closing = False
         self._pid = os.getpid()
-        # Re-entrant: a collected writer is closed wherever that happens. It is taken by itself, not through
+        # Re-entrant: the collector may close a writer anywhere. It is acquired directly, not through
         # the condition, which is written in Python: an interrupt there would leave it locked for good.
         self._lock = threading.RLock()
-        self._work = threading.Condition(self._lock)  # the thread waits for it
-        self._room_made = threading.Condition(self._lock)  # who puts waits for it
+        self._work = threading.Condition(self._lock)  # the thread waits on it
+        self._space_freed = threading.Condition(self._lock)  # `put` waits on it
         self._queue: deque[_Item] = deque()
         self._queued = 0  # bytes in the queue
-        self._urgent = False  # whether the thread is to take the queue now
-        self._sleeping = False  # whether the thread waits for anything at all
-        self._held = 0  # bytes put and not yet written
+        self._urgent = False  # whether the thread should take the queue now
+        self._sleeping = False  # whether the thread waits without a timeout
+        self._unwritten = 0  # bytes queued and not yet written
         self._keys: set[str] = set()
         self._thread: threading.Thread | None = None
         self._shards: dict[int, ShardFile] = {}  # by alignment
@@ -208,39 +208,39 @@ class _Worker:
         self._room = PAGE  # for the header of the next shard
 
     @property
-    def at_home(self) -> bool:
-        """Whether this process made the writer: a forked child has no thread, and writes nothing."""
+    def in_own_process(self) -> bool:
+        """Whether this process created the writer; a forked child has no thread and writes nothing."""
         return os.getpid() == self._pid
 
     def put(self, item: _Item) -> None:
-        """Queue an item when there is room for it."""
+        """Queue an item as soon as there is room for it."""
         with self._lock:
             self._check_open()
-            while self._held and self._held + item.nbytes > self._queue_bytes:
-                self._hurry()
-                self._room_made.wait()
+            while self._unwritten and self._unwritten + item.nbytes > self._queue_bytes:
+                self._wake()
+                self._space_freed.wait()
                 self._check_open()
-            if isinstance(item, _Tensor) and self._refused(item):
+            if isinstance(item, _Tensor) and self._refuse(item):
                 return
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sightline-writer", daemon=True)
                 self._thread.start()
             self._queue.append(item)
             self._queued += item.nbytes
-            self._held += item.nbytes
+            self._unwritten += item.nbytes
             if self._queued >= self._batch_bytes or isinstance(item, _Flush):
-                self._hurry()
+                self._wake()
             elif self._sleeping:
                 self._work.notify_all()
 
-    def _hurry(self) -> None:
-        """Have the thread take the queue now."""
+    def _wake(self) -> None:
+        """Make the thread take the queue now."""
         if not self._urgent:
             self._urgent = True
             self._work.notify_all()
 
     def flush(self) -> None:
-        """Wait until the thread has come this far."""
+        """Wait until everything queued before is written."""
         if self._thread is None or self._closing:
             return
         marker = _Flush(threading.Event())
@@ -249,19 +249,19 @@ class _Worker:
         self.raise_fault()
 
     def close(self) -> None:
-        """End the thread when it has written all; no fault is raised here."""
-        if not self.at_home:
+        """End the thread after it has written everything; no fault is raised here."""
+        if not self.in_own_process:
             return
         with self._lock:
             self._closing = True
             self._work.notify_all()
-            self._room_made.notify_all()
+            self._space_freed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def raise_fault(self, *, again: bool = True) -> None:
-        """Raise the first fault, if faults are to be raised; ``again=False``: only if it never was."""
+        """Raise the first fault, if faults are raised; with ``again=False`` only if it never was."""
         if self.fault is not None and self._stops and (again or not self._raised):
             self._raised = True
             raise CaptureError(str(self.fault)) from self.fault.__cause__
@@ -271,8 +271,8 @@ class _Worker:
             raise CaptureError(f"The writer of {self._folder} is closed: no more tensors can be put into it.")
         self.raise_fault()
 
-    def _refused(self, item: _Tensor) -> bool:
-        """Whether a tensor has no name a shard could hold; it is then a failure."""
+    def _refuse(self, item: _Tensor) -> bool:
+        """Whether a tensor has a key that no shard can hold; that counts as a failure."""
         key = item.key
         if key in self._keys:
             why = "its key was used before"
@@ -294,7 +294,7 @@ class _Worker:
                 self.fault = CaptureError(f"{self._folder}: {what} could not be written: {why.rstrip('.')}.")
                 self.fault.__cause__ = error
 
-    # What follows runs in the thread.
+    # The following methods run in the thread.
 
     def _run(self) -> None:
         try:
@@ -303,17 +303,17 @@ class _Worker:
                     item = items.popleft()
                     self._handle(item)
                     nbytes = item.nbytes
-                    del item  # its bytes are free before room is given for others
+                    del item  # its bytes are freed before others may use the space
                     with self._lock:
-                        self._held -= nbytes
-                        self._room_made.notify_all()
+                        self._unwritten -= nbytes
+                        self._space_freed.notify_all()
                     self._finish_shards(older_than=SHARD_SECONDS)
                 self._finish_shards(older_than=SHARD_SECONDS)
         finally:
             self._finish_shards()
 
     def _next_batch(self) -> deque[_Item] | None:
-        """All that waits, when it is worth it or a shard is due to be finished; None at the end."""
+        """The queue, when it is long enough or a shard is due to be finished; None at the end."""
         with self._lock:
             while not self._closing and not self._urgent:
                 seconds = self._seconds_left()
@@ -327,8 +327,8 @@ class _Worker:
             return items
 
     def _seconds_left(self) -> float | None:
-        """How long what is there may wait; None if nothing is there."""
-        if self._shards:  # what comes until it is finished goes into it
+        """How long the queue and the shards may wait; None if both are empty."""
+        if self._shards:  # what is queued until then goes into them
             opened = min(shard.opened for shard in self._shards.values())
             return opened + SHARD_SECONDS - time.monotonic()
         return _BATCH_SECONDS if self._queue else None
@@ -339,14 +339,14 @@ class _Worker:
             item.done.set()
             return
         if self.fault is not None and self._stops:
-            self._fail(item.text, self.fault)  # counted; the run is about to be stopped by the first
+            self._fail(item.text, self.fault)  # only counted: the first fault stops the run
             return
         try:
             if isinstance(item, _File):
                 self._write_file(item)
             else:
                 self._write_tensor(item)
-        except BaseException as error:  # noqa: BLE001  # kept, and raised where the run can see it
+        except BaseException as error:  # noqa: BLE001  # raised in the run's thread
             self._fail(item.text, error)
 
     def _write_tensor(self, item: _Tensor) -> None:
@@ -369,7 +369,7 @@ class _Worker:
             self._finish(tensor.alignment)
 
     def _write_file(self, item: _File) -> None:
-        temporary = self._folder / f".file{UNFINISHED}"  # one at a time: there is one thread
+        temporary = self._folder / f".file{UNFINISHED}"  # one at a time: only this thread writes
         try:
             item.write(temporary)
             os.replace(temporary, self._folder / item.name)
@@ -385,11 +385,11 @@ class _Worker:
 
     def _finish(self, alignment: int) -> None:
         shard = self._shards.pop(alignment)
-        # Twice what this one needed: a flood of small tensors soon has few shards, a trickle small ones.
+        # Twice what this one needed: many small tensors soon go into few shards, few into small ones.
         self._room = min(2 * shard.header_size, _LONGEST_HEADER)
         try:
             shard.finish()
-        except BaseException as error:  # noqa: BLE001  # the thread goes on: nobody may wait for it in vain
+        except BaseException as error:  # noqa: BLE001  # the thread must go on: others wait for it
             self.written -= shard.size
             self._fail(f"the shard {shard.path.name!r}", error, count=len(shard))
 
@@ -399,17 +399,17 @@ def _has_surrogates(key: str) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """Make the folder, and refuse one that cannot be written to or that tensors are in already."""
+    """Create the folder; refuse one that cannot be written to or is not empty."""
     probe = folder / f".probe{UNFINISHED}"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
-        there = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:
         raise CaptureError(f"No tensors can be written to {folder}: {error.strerror or error}.") from error
-    if there:
-        raise CaptureError(f"{folder} already holds {there[0]!r}: tensors are written to an empty folder.")
+    if names:
+        raise CaptureError(f"{folder} already holds {names[0]!r}: tensors are written to an empty folder.")
 
 
 def _check_bytes(data: object, info: CaptureInfo) -> None:

@@ -1,8 +1,8 @@
 """One shard of captured tensors on disk: a safetensors file that also says where each tensor belongs.
 
-`ShardFile` writes one, `read_shard` reads the head of one and believes none of it unchecked. A shard is
-written under a temporary name with room left at its start for the header, so that bytes go straight to disk;
-the header is filled in last, and only then does the file get its name.
+`ShardFile` writes one, `read_shard` reads and checks the header of one. A shard is written under a temporary
+name with space reserved for the header at its start, so that tensors go straight to disk; the header is
+written last, and then the file gets its name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAGE: Final = 4096
 _HEAD: Final = f'{{"__metadata__":{{"sightline":"{VERSION}","captures":"['.encode()
 _MIDDLE: Final = b']"}'
 _TAIL: Final = b"}"
-_HEADER_SIZE: Final = 8 + len(_HEAD) + len(_MIDDLE) + len(_TAIL)  #: of a header that describes nothing
+_HEADER_SIZE: Final = 8 + len(_HEAD) + len(_MIDDLE) + len(_TAIL)  #: of a header without tensors
 _SUM: Final = b',\\"crc\\":0000000000'  #: the checksum of a tensor, in the JSON inside JSON
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(CaptureInfo))
 
@@ -57,7 +57,7 @@ def is_shard(name: str) -> bool:
 _quoted: Final = json.encoder.encode_basestring_ascii
 
 
-@lru_cache(1024, typed=True)  # captures differ in little; True is not 1
+@lru_cache(1024, typed=True)  # captures have most fields in common; True is not 1
 def _inside(value: str | bool | int | tuple[int, ...]) -> str:
     """A value as JSON inside a JSON text."""
     return _quoted(json.dumps(value, separators=(",", ":")))[1:-1]
@@ -68,13 +68,13 @@ class TensorDescription:
     """A tensor as the header of a shard will describe it."""
 
     nbytes: int
-    alignment: int  #: what the place of its bytes in the file must be a multiple of
-    entry: bytes  #: its part of the header, up to the offsets
+    alignment: int  #: the offset of its bytes in the file must be a multiple of this
+    entry: bytes  #: its entry in the header, up to the offsets
     capture: bytes  #: where it belongs, as JSON inside a JSON text
 
     @classmethod
     def of(cls, info: CaptureInfo, nbytes: int, order: int) -> TensorDescription:
-        """The description of a capture; ``order`` is its place among all, over all shards."""
+        """The description of a capture; ``order`` is its number among the captures of all shards."""
         stored, shape = stored_as(info.dtype, info.shape, nbytes)
         entry = f'{_quoted(info.key)}:{{"dtype":"{stored}","shape":{list(shape)},"data_offsets":'
         fields = [f'\\"{name}\\":{_inside(getattr(info, name))}' for name in _FIELDS]
@@ -83,41 +83,41 @@ class TensorDescription:
 
     @property
     def header_size(self) -> int:
-        """Bytes of a header that it takes at most: the offsets are not known yet."""
+        """Bytes it takes in the header at most; the offsets are not known yet."""
         return len(self.entry) + len(self.capture) + 48 + len(_SUM)
 
 
 class ShardFile:
     """A shard being written.
 
-    All its tensors have the same alignment: the format allows no gaps, and readers want none misaligned.
+    All its tensors have the same alignment, because the format allows no gaps between them.
 
     >>> import tempfile
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     shard = ShardFile(Path(folder) / shard_name(0), room=PAGE)
-    ...     shard.add(Described.of(info, 8, order=0), np.zeros(8, dtype=np.uint8))
+    ...     shard.add(TensorDescription.of(info, 8, order=0), np.zeros(8, dtype=np.uint8))
     ...     shard.finish()
     ...     [capture.key for capture in read_shard(shard.path).captures]
     ['fc/output/0/0']
     """
 
     def __init__(self, path: Path, room: int) -> None:
-        """Open it with at least ``room`` bytes for what the header says of tensors."""
+        """Open a file with at least ``room`` bytes for the tensors' entries in the header."""
         self.path = path
         self.opened = time.monotonic()
-        self.size = 0  #: bytes of whole tensors
-        self.header_size = 0  #: bytes of the header that they take
-        # Whole pages: the arrays of a mapped file are aligned.
+        self.size = 0  #: bytes of complete tensors
+        self.header_size = 0  #: bytes they take in the header
+        # Whole pages, so that the arrays of a mapped file are aligned.
         self._start = -(-(_HEADER_SIZE + room) // PAGE) * PAGE
         self._room = self._start - _HEADER_SIZE
         self._captures: list[bytes] = []
         self._entries: list[bytes] = []
         self._temporary = path.with_name(f".{path.name}{UNFINISHED}")
-        # Unbuffered: the arrays are written from where they are, and a forked child has nothing to flush.
+        # Unbuffered: arrays are written without a copy, and a forked child has nothing to flush.
         self._file = open(self._temporary, "wb", 0, opener=_private)  # noqa: SIM115  # closed by finish or discard
         try:
-            # Written, not skipped: a disk that fills up later still has the place for the header.
+            # Written, not skipped: a disk that fills up later still has space for the header.
             write_all(self._file, memoryview(bytes(self._start)))
         except BaseException:
             self.discard()
@@ -131,7 +131,7 @@ class ShardFile:
         return self.header_size + tensor.header_size <= self._room
 
     def add(self, tensor: TensorDescription, data: Bytes) -> None:
-        """Write a tensor; one that fails half-way is taken back."""
+        """Write a tensor; on an error its bytes are removed again."""
         try:
             write_all(self._file, data.reshape(-1).data)
         except BaseException:
@@ -147,7 +147,7 @@ class ShardFile:
         self.size = end
 
     def finish(self) -> None:
-        """Fill in the header and give the file its name; a shard without tensors is none."""
+        """Write the header and give the file its name; an empty shard is discarded."""
         if not self._entries:
             self.discard()
             return
@@ -156,7 +156,7 @@ class ShardFile:
         try:
             self._file.seek(0)
             write_all(self._file, memoryview(struct.pack("<Q", len(header)) + header))
-            os.fsync(self._file.fileno())  # what has its name must be there after a power cut, too
+            os.fsync(self._file.fileno())  # a named shard must be complete after a power cut too
             self._file.close()
             os.replace(self._temporary, self.path)
         except BaseException:
@@ -164,13 +164,13 @@ class ShardFile:
             raise
 
     def discard(self) -> None:
-        """Leave no trace of it."""
+        """Close and remove the temporary file."""
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
 def _private(path: str, flags: int) -> int:
-    """A file that only its owner reads."""
+    """Open a file that only its owner may read."""
     return os.open(path, flags, 0o600)
 
 
@@ -179,24 +179,24 @@ def _checksum(data: Bytes) -> int:
 
 
 def write_all(file: Any, view: memoryview) -> None:
-    """Write every byte: a raw file may take fewer at a time, as a disk that is about to be full does."""
+    """Write every byte; a raw file may take fewer at a time."""
     while view.nbytes:
         view = view[file.write(view) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What the header of a shard says, checked."""
+    """The checked header of a shard."""
 
     path: Path
-    spans: dict[str, tuple[int, int]]  #: of each key, where in the file its bytes begin and end
+    spans: dict[str, tuple[int, int]]  #: by key, where in the file its bytes begin and end
     captures: list[CaptureInfo]
-    orders: list[int]  #: of each capture, its place among all
-    sums: dict[str, int]  #: the checksum of each key's bytes; none of those that were written without
+    orders: list[int]  #: the number of each capture among all
+    sums: dict[str, int]  #: checksums by key; older shards have none
 
 
 def read_shard(path: Path) -> Shard:
-    """Read and check the header of a shard, or say in one sentence why it cannot be trusted."""
+    """Read and check the header of a shard; a damaged one raises one clear error."""
     try:
         header, start, size = _read_header(path)
         spans = _spans(header, size)
@@ -205,12 +205,12 @@ def read_shard(path: Path) -> Shard:
         raise DamagedFile(f"{path} is damaged: {why}.") from None
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
-    placed = {key: (start + begin, start + end) for key, (_, _, begin, end) in spans.items()}
-    return Shard(path, placed, captures, orders, sums)
+    absolute = {key: (start + begin, start + end) for key, (_, _, begin, end) in spans.items()}
+    return Shard(path, absolute, captures, orders, sums)
 
 
 class _Damage(Exception):
-    """What is wrong with a file, without its name."""
+    """What is wrong with a file: half a sentence, which follows its name."""
 
 
 Span = tuple[str, tuple[int, ...], int, int]  # dtype, shape, begin, end
@@ -219,7 +219,7 @@ Span = tuple[str, tuple[int, ...], int, int]  # dtype, shape, begin, end
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header, where the bytes of the tensors start, and how many there are."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise _Damage("it is not a regular file")  # opening a pipe would wait for ever
+        raise _Damage("it is not a regular file")  # opening a pipe would block
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
@@ -237,29 +237,29 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
 
 def _parse(text: bytes | str, what: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
+        return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, absurd numbers, absurd nesting
         raise _Damage(f"{what} is not valid JSON ({type(error).__name__})") from None
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    items = dict(pairs)
+    if len(items) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise _Damage(f"{_short(twice)} is there twice")
-    return found
+    return items
 
 
 def _spans(header: dict[str, Any], size: int) -> dict[str, Span]:
-    """Every tensor of the header; together they fill the file, each with as many bytes as its shape needs."""
+    """Every tensor of the header; they must fill the file, each with the bytes its shape needs."""
     spans = {key: _span(key, entry) for key, entry in header.items() if key != "__metadata__"}
     reached = 0
     for key, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if end > size:
             raise _Damage(f"{_short(key)} ends at byte {end} of {size}: the file was cut short or altered")
         if begin != reached:
-            word = "overlaps another tensor" if begin < reached else "leaves a gap before it"
-            raise _Damage(f"{_short(key)} {word}")
+            fault = "overlaps another tensor" if begin < reached else "leaves a gap before it"
+            raise _Damage(f"{_short(key)} {fault}")
         if math.prod(shape) * STORED_SIZES[dtype] != end - begin:
             raise _Damage(f"{_short(key)} has {end - begin} bytes, which do not make {dtype} of its shape")
         reached = end
@@ -283,7 +283,7 @@ def _span(key: str, entry: Any) -> Span:
 def _captures(
     header: dict[str, Any], spans: dict[str, Span]
 ) -> tuple[list[CaptureInfo], list[int], dict[str, int]]:
-    """Where each tensor belongs, from the metadata; they must agree with the tensors that are there."""
+    """The captures in the metadata, which must agree with the tensors of the file."""
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or "sightline" not in metadata:
         raise _Damage("it was not written by sightline")
@@ -295,8 +295,8 @@ def _captures(
     rows = _parse(listed, "its list of captures") if isinstance(listed, str) else None
     if not isinstance(rows, list):
         raise _Damage("it has no list of captures")
-    found = [_capture(row) for row in rows]
-    captures = [info for info, _ in found]
+    numbered = [_capture(row) for row in rows]
+    captures = [info for info, _ in numbered]
     if len(captures) != len(spans) or {info.key for info in captures} != spans.keys():
         raise _Damage("its tensors are not those of its list of captures")
     for info in captures:
@@ -309,14 +309,14 @@ def _captures(
     sums = {
         info.key: row["crc"] for info, row in zip(captures, rows, strict=True) if type(row.get("crc")) is int
     }
-    return captures, [order for _, order in found], sums
+    return captures, [order for _, order in numbered], sums
 
 
 def _capture(row: Any) -> tuple[CaptureInfo, int]:
-    """A capture and its place among all from JSON; fields that a later version added are left alone."""
+    """A capture and its number from JSON; fields that a later version added are ignored."""
     if not isinstance(row, dict) or not _is_size(row.get("order")):
         raise _Damage("its list of captures has an entry that is none")
-    given = {}
+    values = {}
     for field in dataclasses.fields(CaptureInfo):
         if field.name not in row:
             if field.default is dataclasses.MISSING:
@@ -329,8 +329,8 @@ def _capture(row: Any) -> tuple[CaptureInfo, int]:
             fits = type(value).__name__ == field.type
         if not fits:
             raise _Damage(f"a capture has the {field.name} {_short(value)}")
-        given[field.name] = value
-    info = CaptureInfo(**given)
+        values[field.name] = value
+    info = CaptureInfo(**values)
     if info.role not in ROLES:
         raise _Damage(f"a capture has the role {_short(info.role)}")
     return info, row["order"]
@@ -345,6 +345,6 @@ def _is_sizes(values: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Something out of a file for a sentence: quoted, escaped, and never long."""
+    """A value from a file, for a message: quoted, escaped and cut to a short length."""
     text = ascii(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 80 else f"{text[:80]}…"

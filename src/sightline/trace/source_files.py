@@ -1,4 +1,4 @@
-"""Whose a source file is: torch's, Python's, another installed package's, the user's, or a notebook cell."""
+"""Who owns a source file: torch, Python, another installed package or the user; names of notebook cells."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def _slashed(path: str) -> str:
 
 
 def _folders(file: str) -> tuple[str, ...]:
-    """The folder a file is in, as it was imported and as it is on the disk."""
-    found = {os.path.dirname(file), os.path.dirname(os.path.realpath(file))}
-    return tuple(_slashed(folder) + "/" for folder in found)
+    """The folder of a file, as imported and with links resolved."""
+    folders = {os.path.dirname(file), os.path.dirname(os.path.realpath(file))}
+    return tuple(_slashed(folder) + "/" for folder in folders)
 
 
 @cache
 def _torch_folders() -> tuple[str, ...]:
-    """Where torch is, if it is here; looking for it does not import it."""
+    """Where torch is installed, if it is; this does not import it."""
     try:
-        found = find_spec("torch")
+        spec = find_spec("torch")
     except (ImportError, ValueError):
         return ()
-    return () if found is None or found.origin is None else _folders(found.origin)
+    return () if spec is None or spec.origin is None else _folders(spec.origin)
 
 
 _OWN: Final = _folders(os.path.dirname(__file__))
@@ -44,7 +44,7 @@ _STANDARD: Final = _folders(os.__file__)
 
 @lru_cache(maxsize=4096)
 def inside_torch(path: str) -> str | None:
-    """The path of a file of torch's inside its package; None of any other.
+    """The path of a file of torch inside its package; None for any other file.
 
     >>> inside_torch("/venv/lib/site-packages/torch/nn/functional.py"), inside_torch("/home/me/torch/net.py")
     ('nn/functional.py', None)
@@ -53,13 +53,13 @@ def inside_torch(path: str) -> str | None:
     for folder in _torch_folders():
         if path.startswith(folder):
             return path[len(folder) :]
-    found = _TORCH.search(path)
-    return None if found is None else path[found.end() :]
+    match = _TORCH.search(path)
+    return None if match is None else path[match.end() :]
 
 
 @lru_cache(maxsize=4096)
 def torch_file(path: str) -> bool:
-    """Whether a file is torch's own, or sightline's: nothing the user wrote or calls by name.
+    """Whether a file belongs to torch or to sightline.
 
     >>> torch_file("/venv/lib/site-packages/torch/nn/modules/linear.py"), torch_file("/home/me/torch/net.py")
     (True, False)
@@ -86,36 +86,36 @@ def installed_file(path: str) -> bool:
 
 
 _INPUT: Final = re.compile(r"<ipython-input-(\d+)-\w+>")
-_files: dict[str, str] = {}  # the name of a cell -> the file that `linecache` knows
+_files: dict[str, str] = {}  # the name of a cell -> its file name in `linecache`
 
 
 def cell_name(file: str) -> str:
-    """The name of the cell that was compiled as this file; of any other file its own.
+    """The name of the cell that was compiled under this file name; any other file keeps its name.
 
     >>> cell_name("<ipython-input-2-0123456789ab>"), cell_name("net.py")
     ('In[2]', 'net.py')
     """
-    called = _called_by_ipython(file)
-    if called is None:
+    cell = _ipython_name(file)
+    if cell is None:
         return file
-    name, number = called, 1
-    while _files.setdefault(name, file) != file:  # a cell that is not in the history has a number, too
+    name, number = cell, 1
+    while _files.setdefault(name, file) != file:  # a cell that is not in the history has a number too
         number += 1
-        name = f"{called}.{number}"
+        name = f"{cell}.{number}"
     return name
 
 
 def cell_file(name: str) -> str:
-    """The file that a cell was compiled as; of any other name the name itself."""
+    """The file name that a cell was compiled under; any other name is returned unchanged."""
     return _files.get(name, name)
 
 
-def _called_by_ipython(file: str) -> str | None:
+def _ipython_name(file: str) -> str | None:
     ipython: Any = sys.modules.get("IPython")
-    with suppress(Exception):  # of another version, or not imported to its end
+    with suppress(Exception):  # another version, or still being imported
         shell = ipython and ipython.get_ipython()
-        found = shell and shell.compile.format_code_name(file)
-        if found and isinstance(found[1], str) and found[1].startswith("In["):
-            return str(found[1])
-    by_name = _INPUT.fullmatch(file)
-    return None if by_name is None else f"In[{by_name[1]}]"
+        kind_and_name = shell and shell.compile.format_code_name(file)
+        if kind_and_name and isinstance(kind_and_name[1], str) and kind_and_name[1].startswith("In["):
+            return str(kind_and_name[1])
+    match = _INPUT.fullmatch(file)
+    return None if match is None else f"In[{match[1]}]"

@@ -1,9 +1,9 @@
-"""`SourceLines`: the source text that belongs to a recording. Whoever shows or parses source reads it here.
+"""`SourceLines`: the source text that belongs to a recording; views and analyses read source only through it.
 
-A recording made in this process is read from this machine's files, through `linecache`, which also has the
-cells of a notebook. One out of a bundle has the text that was saved with it and nothing else: the names in a
-bundle come from elsewhere, so no file is opened for one, and its text is never shared with the process, where
-`inspect` and `torch.jit` would take it for the code that runs.
+The source of a recording made in this process is read from files, through `linecache`, which also has the
+cells of a notebook. A loaded recording has only the text that was saved with it: its file names come from
+another machine, so no file is opened for them, and its text is never given to `linecache`, where `inspect`
+and `torch.jit` would take it for the code that runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SourceLines", "indent_of", "syntax_tree"]
 
 _LONGEST: Final = 1000  #: characters of a line that is shown by itself
 _MOST_TEXT: Final = 1 << 20  #: characters of a file that is parsed
-_MOST_WORDS: Final = 1 << 18  #: and its names, numbers and signs: each becomes some objects of the tree
+_MOST_WORDS: Final = 1 << 18  #: its names, numbers and signs, each of which becomes objects of the tree
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
 
 
@@ -34,23 +34,23 @@ class SourceLines:
     """
 
     def __init__(self, texts: Mapping[str, str] | None = None, whole: Collection[str] | None = None) -> None:
-        #: What was saved with the recording; None for one that was made in this process.
+        #: The text that was saved with the recording; None for one made in this process.
         self.texts = texts
-        #: The files of it that are complete; of others only the lines that ran are there, blank ones between.
+        #: The files whose text is complete; others have only the lines that ran, with blank lines between.
         self.whole = frozenset((texts or ()) if whole is None else whole)
         self._split: dict[str, list[str]] = {}
 
     def lines(self, file: str) -> list[str]:
         """The lines of a file, each with its newline."""
         if self.texts is None:
-            return _lines_here(file)
-        found = self._split.get(file)
-        if found is None:
-            found = self._split[file] = _split(self.texts[file]) if file in self.texts else []
-        return found
+            return _file_lines(file)
+        lines = self._split.get(file)
+        if lines is None:
+            lines = self._split[file] = _split(self.texts[file]) if file in self.texts else []
+        return lines
 
     def line(self, file: str, number: int) -> str:
-        """One line, counted from 1; of one without end the beginning."""
+        """One line, counted from 1; a very long one is cut."""
         lines = self.lines(file)
         return lines[number - 1][:_LONGEST] if 0 < number <= len(lines) else ""
 
@@ -60,7 +60,7 @@ class SourceLines:
 
 
 def indent_of(line: str) -> int:
-    """How many bytes of white space a line begins with: columns count from before them.
+    """How many bytes of white space a line begins with; columns include them.
 
     >>> indent_of("    x = 1"), indent_of("\u3000x = 1")
     (4, 3)
@@ -69,7 +69,7 @@ def indent_of(line: str) -> int:
 
 
 def syntax_tree(text: str) -> ast.Module | None:
-    """The syntax tree of a file; None where it is no Python, or so much that its tree would fill the memory.
+    """The syntax tree of a file; None where it is not Python, or too large to be parsed.
 
     >>> type(syntax_tree("a = 1")).__name__, syntax_tree("a ="), syntax_tree("a\\n" * (1 << 20))
     ('Module', None, None)
@@ -78,18 +78,18 @@ def syntax_tree(text: str) -> ast.Module | None:
         return None
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # no Python, or too deep for the parser
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # not Python, or too deep for the parser
         return None
 
 
-def _lines_here(file: str) -> list[str]:
-    """The lines of a file of this machine as it is now; of one that has gone, what Python remembers."""
+def _file_lines(file: str) -> list[str]:
+    """The lines of a file as it is now; of one that was removed, what `linecache` has."""
     file = cell_file(file)
     try:
         if os.path.exists(file):
-            linecache.checkcache(file)  # else an edited file would keep the text it was first read with
+            linecache.checkcache(file)  # else an edited file would keep its first text
         return linecache.getlines(file)
-    except (OSError, ValueError):  # a name that cannot be one of a file
+    except (OSError, ValueError):  # not a possible file name
         return []
 
 

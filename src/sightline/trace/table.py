@@ -1,4 +1,4 @@
-"""`Table`: a sequence of light rows over columns, and what a keyword of ``table.where(…)`` asks of a row."""
+"""`Table`: a sequence of light rows over columns, and the tests behind ``table.where(…)``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from sightline.argument_checks import argument_text
-from sightline.errors import NothingMatched, UsageError
+from sightline.errors import UsageError
 from sightline.notation import dtype_name
-from sightline.patterns import path_matches
+from sightline.patterns import choices_text, module_matches, no_module_matched
 from sightline.trace.data import FLAVOURS, KINDS, LEVELS, PHASES
 
 if TYPE_CHECKING:
     from sightline.trace.index import Index
-    from sightline.trace.rows import Module
 
 
-Test = Callable[[Any], bool]
+RowTest = Callable[[Any], bool]
 
 #: The properties that only take certain values.
 CHOICES: Final = {"level": LEVELS, "phase": PHASES, "flavour": FLAVOURS, "kind": KINDS}
@@ -28,76 +27,66 @@ CHOICES: Final = {"level": LEVELS, "phase": PHASES, "flavour": FLAVOURS, "kind":
 _SHAPE: Final = re.compile(r"\s*(\w*)\s*\[([\d\s,]*)\](?:@(\S+))?\s*")
 
 
-def matcher(row: type, data: Index, name: str, wanted: Any) -> Test:
-    """The test that ``where(name=wanted)`` puts to a row; an error if no row can ever pass it."""
-    if name == "module" and isinstance(wanted, str) and (hasattr(row, "module") or hasattr(row, "producer")):
-        return _module_test(data, wanted)
+def row_test(row: type, data: Index, name: str, value: Any) -> RowTest:
+    """The test of ``where(name=value)``; an error if no row can ever pass it."""
+    if name == "module" and isinstance(value, str) and (hasattr(row, "module") or hasattr(row, "producer")):
+        return _module_test(data, value)
     if not hasattr(row, name):
         near = difflib.get_close_matches(name, [each for each in dir(row) if each[0] != "_"], 1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UsageError(f"{row.__name__} rows have no property {name!r}{hint}")
     choices = CHOICES.get(name)
-    if choices is not None and not (isinstance(wanted, str) and wanted in choices):
-        raise UsageError(f"{name}={argument_text(wanted)} is no {name}; choose {_listed(choices)}.")
+    if choices is not None and not (isinstance(value, str) and value in choices):
+        raise UsageError(f"{name}={argument_text(value)} is no {name}; choose {choices_text(choices)}.")
     if name == "shape":
-        return _shape_test(wanted)
+        return _shape_test(value)
     if name == "dtype":
-        dtype = dtype_name(str(wanted))
+        dtype = dtype_name(str(value))
         return lambda row: dtype_name(row.dtype) == dtype
-    if name == "name" and isinstance(wanted, str):
-        return lambda row: row.name == wanted or (bool(row.name) and fnmatchcase(row.name, wanted))
-    return lambda row: bool(getattr(row, name) == wanted)
+    if name == "name" and isinstance(value, str):
+        return lambda row: row.name == value or (bool(row.name) and fnmatchcase(row.name, value))
+    return lambda row: bool(getattr(row, name) == value)
 
 
-def _module_test(data: Index, pattern: str) -> Test:
-    modules = data.modules
-    matched = [_module_matches(module, pattern) for module in modules]
-    if not any(matched):
-        paths = [path for module in modules for path in module.aliases if path]
-        near = difflib.get_close_matches(pattern, paths, 3, 0.5)
-        hint = f"; did you mean {_listed(near)}?" if near else "."
-        raise NothingMatched(f"module={pattern!r} matches no module of this trace{hint}")
-    inside = {module.id for module, yes in zip(modules, matched, strict=True) if yes}
-    owned = {info.path for id in inside for info in data.raw.modules[id].parameters}
+def _module_test(data: Index, pattern: str) -> RowTest:
+    modules = data.raw.modules
+    inside = {
+        id
+        for id, module in enumerate(modules)
+        if module_matches(pattern, module) or modules[module.root].type == pattern
+    }
+    if not inside:
+        raise no_module_matched(pattern, modules)
+    owned = {info.path for id in inside for info in modules[id].parameters}
 
     def test(row: Any) -> bool:
         module = row.module if hasattr(row, "module") else row.producer and row.producer.module
-        if module is None:  # what no op made: a parameter is where its owner is
+        if module is None:  # no op made it: a parameter belongs to its owner
             return getattr(row, "kind", "") in ("parameter", "buffer") and row.name in owned
         return module.id in inside
 
     return test
 
 
-def _module_matches(module: Module, pattern: str) -> bool:
-    paths = module.aliases or (module.path,)
-    return any(path_matches(pattern, path) for path in paths) or module.root.type == pattern
-
-
-def _shape_test(wanted: Any) -> Test:
-    if isinstance(wanted, str):
-        found = _SHAPE.fullmatch(wanted)
-        if found:
-            dtype, device = dtype_name(found[1]), found[3]
-            shape = tuple(int(size) for size in found[2].replace(",", " ").split())
+def _shape_test(value: Any) -> RowTest:
+    if isinstance(value, str):
+        match = _SHAPE.fullmatch(value)
+        if match:
+            dtype, device = dtype_name(match[1]), match[3]
+            shape = tuple(int(size) for size in match[2].replace(",", " ").split())
             return lambda row: (
                 tuple(row.shape) == shape
                 and (not dtype or dtype_name(row.dtype) == dtype)
                 and (device is None or row.device == device)
             )
-    elif isinstance(wanted, list | tuple) and all(type(size) is int for size in wanted):
-        sizes = tuple(wanted)
+    elif isinstance(value, list | tuple) and all(type(size) is int for size in value):
+        sizes = tuple(value)
         return lambda row: tuple(row.shape) == sizes
-    raise UsageError(f'shape={argument_text(wanted)} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
-
-
-def _listed(names: Sequence[str]) -> str:
-    texts = [repr(name) for name in names]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+    raise UsageError(f'shape={argument_text(value)} is no shape; write (2, 8), [2, 8] or "f32[2, 8]".')
 
 
 class Row:
-    """What all rows share: they are equal when they are the same row of the same recording."""
+    """The base of all rows; two are equal when they are the same row of the same recording."""
 
     __slots__ = ("_data", "id")
 
@@ -158,20 +147,24 @@ class Table(Sequence[R], Generic[R]):
         """The rows of these ids."""
         return Table(self._data, self._row, ids)
 
-    def where(self, test: Callable[[R], bool] | None = None, **asked: Any) -> Table[R]:
-        """The rows for which ``test(row)`` holds and whose properties are the ones asked for.
+    def where(self, test: Callable[[R], bool] | None = None, **properties: Any) -> Table[R]:
+        """The rows for which ``test(row)`` holds and whose properties have these values.
 
         ``t.ops.where(level="aten", phase="backward")``, ``t.ops.where(lambda op: op.duration > 1e6)``,
         ``t.values.where(module="blocks.*.attn", shape="f32[2, 8]")``, ``t.values.where(name="*.weight")``.
         Modules and names are globs; see `sightline.trace.table`.
         """
         tests: list[Callable[[R], bool]] = [
-            matcher(self._row, self._data, name, wanted) for name, wanted in asked.items()
+            row_test(self._row, self._data, name, value) for name, value in properties.items()
         ]
         if test is not None:
-            tests.append(_a_test(test))
-        kept = [row.id for row in self if all(holds(row) for holds in tests)]
-        return Table(self._data, self._row, kept)
+            given: object = test  # a caller may ignore the annotation
+            if not callable(given) or isinstance(given, type):
+                raise UsageError(
+                    f"where({argument_text(test)}) takes a function of a row, or names: where(name=…)."
+                )
+            tests.append(test)
+        return self._of([row.id for row in self if all(test(row) for test in tests)])
 
     def __repr__(self) -> str:
         shown = ", ".join(repr(row) for row in self[:4])
@@ -179,13 +172,6 @@ class Table(Sequence[R], Generic[R]):
         return f"<{rows}: {shown}{', …' if len(self) > 4 else ''}>" if shown else f"<{rows}>"
 
 
-def optional(row: type[R], data: Index, id: Any) -> R | None:
-    """The row a column points to; None where it points to none."""
+def optional_row(row: type[R], data: Index, id: Any) -> R | None:
+    """The row that a column points to; None for -1."""
     return row(data, int(id)) if id >= 0 else None
-
-
-def _a_test(test: Any) -> Any:
-    """What `Table.where` is given as a test, unless it is none."""
-    if not callable(test) or isinstance(test, type):
-        raise UsageError(f"where({argument_text(test)}) takes a function of a row, or names: where(name=…).")
-    return test

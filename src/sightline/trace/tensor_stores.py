@@ -1,4 +1,4 @@
-"""Where the bytes of captured tensors are: in memory, or in files that are read when asked for."""
+"""Stores of the bytes of captured tensors: in memory, or in files that are read on use."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class Store(Protocol):
     """The bytes of captured tensors by key."""
 
     def read(self, key: str) -> Bytes:
-        """The elements of a tensor in row-major order, as one flat run of bytes; not to be written to."""
+        """The elements of a tensor in row-major order, as a flat read-only array of bytes."""
         ...
 
 
 class MemoryStore:
-    """Tensors kept in memory; one that is still on its way is a function that returns it, called once.
+    """Tensors in memory; one that is still being copied is a function that returns it, called once.
 
     >>> store = MemoryStore({"fc/output/0/0": np.zeros(8, dtype=np.uint8)})
     >>> store.read("fc/output/0/0").nbytes
     8
     """
 
-    def __init__(self, held: Mapping[str, Bytes | Callable[[], Bytes]]) -> None:
-        self._held = held  # not copied: while the run goes on, it grows
+    def __init__(self, tensors: Mapping[str, Bytes | Callable[[], Bytes]]) -> None:
+        self._tensors = tensors  # not copied: it grows during the run
         self._arrived: dict[str, Bytes] = {}
 
     def read(self, key: str) -> Bytes:
         """The bytes of a tensor."""
-        data = self._held.get(key)
+        data = self._tensors.get(key)
         if data is None:
             raise NotCaptured(f"No tensor is kept in memory under {key!r}.")
         if callable(data):
@@ -51,29 +51,28 @@ class MemoryStore:
                 self._arrived[key] = data()
             data = self._arrived[key]
         data = data.reshape(-1)
-        data.flags.writeable = False  # of this view: who put the bytes in may still own them
+        data.flags.writeable = False  # of this view only
         return data
 
 
 class ShardStore:
-    """Tensors in the shards of a folder; what the files say is checked before it is believed.
+    """Tensors in the shards of a folder, whose files are checked.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     ShardStore(Path(folder)).captures()
     []
 
-    The headers of all shards are read when something is first asked for, the bytes of a tensor when it is
-    read: they are mapped, and stay mapped as long as an array of them is in use. Shards that are finished
-    after the first question are not seen.
+    The headers of all shards are read on first use, the bytes of a tensor when it is read: they are mapped,
+    and stay mapped as long as an array of them is in use. Shards that are finished later are not seen.
     """
 
     def __init__(self, folder: Path, *, lenient: bool = False) -> None:
-        """With ``lenient``, shards that are damaged are left out; ``damaged()`` names them."""
+        """With ``lenient``, damaged shards are left out; ``damaged()`` names them."""
         self._folder = Path(folder)
         self._lenient = lenient
         self._damaged: list[str] = []
-        self._sound: set[str] = set()  # keys whose bytes were found to be those that were written
+        self._verified: set[str] = set()  # keys whose checksum was right
         self._mapped: weakref.WeakValueDictionary[Path, mmap.mmap] = weakref.WeakValueDictionary()
 
     def read(self, key: str) -> Bytes:
@@ -82,28 +81,28 @@ class ShardStore:
         if shard is None:
             raise NotCaptured(f"No tensor is kept in {self._folder} under {key!r}.")
         begin, end = shard.spans[key]
-        found = np.frombuffer(self._map(shard), dtype=np.uint8, count=end - begin, offset=begin)
-        if key not in self._sound:
-            if shard.sums.get(key, -1) not in (-1, zlib.crc32(found.data)):
+        data = np.frombuffer(self._map(shard), dtype=np.uint8, count=end - begin, offset=begin)
+        if key not in self._verified:
+            if shard.sums.get(key, -1) not in (-1, zlib.crc32(data.data)):
                 raise DamagedFile(f"{shard.path} is damaged: the numbers of {key[:60]!r} were altered.")
-            self._sound.add(key)
-        return found
+            self._verified.add(key)
+        return data
 
     def damaged(self) -> list[str]:
         """The names of shards that were left out."""
-        self._shards  # noqa: B018  # they are read when first asked for
+        self._shards  # noqa: B018  # reads the headers
         return list(self._damaged)
 
     def captures(self) -> list[CaptureInfo]:
         """Every tensor in the folder, in the order of capture."""
-        placed = [pair for shard in self._shards for pair in zip(shard.orders, shard.captures, strict=True)]
-        return [info for _, info in sorted(placed, key=lambda pair: pair[0])]
+        numbered = [pair for shard in self._shards for pair in zip(shard.orders, shard.captures, strict=True)]
+        return [info for _, info in sorted(numbered, key=lambda pair: pair[0])]
 
     def names(self) -> list[str]:
-        """The names of the shards; unless it is lenient, none is opened for this."""
-        return [shard.path.name for shard in self._shards] if self._lenient else self._there()
+        """The names of the shards; only a lenient store reads their headers for this."""
+        return [shard.path.name for shard in self._shards] if self._lenient else self._file_names()
 
-    def _there(self) -> list[str]:
+    def _file_names(self) -> list[str]:
         try:
             return sorted((name for name in os.listdir(self._folder) if is_shard(name)), key=_number)
         except OSError as error:
@@ -111,15 +110,15 @@ class ShardStore:
 
     @cached_property
     def _shards(self) -> list[Shard]:
-        shards = [shard for name in self._there() if (shard := self._read_shard(name)) is not None]
-        found: dict[str, Shard] = {}
+        shards = [shard for name in self._file_names() if (shard := self._read_shard(name)) is not None]
+        shard_of: dict[str, Shard] = {}
         for shard in shards:
-            twice = next((key for key in shard.spans if key in found), None)
+            twice = next((key for key in shard.spans if key in shard_of), None)
             if twice is not None:
                 raise DamagedFile(
-                    f"{shard.path} is damaged: {twice[:60]!r} is also in {found[twice].path.name}."
+                    f"{shard.path} is damaged: {twice[:60]!r} is also in {shard_of[twice].path.name}."
                 )
-            found.update(dict.fromkeys(shard.spans, shard))
+            shard_of.update(dict.fromkeys(shard.spans, shard))
         return shards
 
     def _read_shard(self, name: str) -> Shard | None:

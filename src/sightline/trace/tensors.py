@@ -1,13 +1,12 @@
-"""`Tensors`: the captured tensors of a trace, by key and by the names people know them under.
+"""`Tensors`: the captured tensors of a trace, by key and by short names.
 
-A full key means one tensor: ``step0/blocks.0.attn/output/0/0``. A short name means all calls in order: the
-name inside its module (``blocks.0.attn.q``), the module itself for what it returned (``blocks.0.attn``), or
-the name alone (``q``). Nothing is read before it is asked for.
+A full key stands for one tensor: ``step0/blocks.0.attn/output/0/0``. A short name stands for all calls in
+order: the name inside its module (``blocks.0.attn.q``), the module itself for its output (``blocks.0.attn``),
+or the name alone (``q``). A tensor is read on use.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,20 +20,20 @@ from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import DamagedFile, NotCaptured, UsageError
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
-from sightline.patterns import PathPattern, segments_of
+from sightline.patterns import PathPattern, choices_text, close_names, segments_of
 from sightline.trace.data import ROLES, CaptureInfo
-from sightline.trace.dtypes import bits, nbytes_of, numbers
+from sightline.trace.dtypes import element_bits, element_numbers, nbytes_of
 from sightline.trace.tensor_stores import Store
 
 Array = NDArray[Any]
 ToTorch = Callable[["CapturedTensor"], Any]
 
-#: The numbers of tensors up to this many elements are shown with them.
+#: A repr includes the range of the numbers for tensors up to this many elements.
 _CHEAP: Final = 1_000_000
 
 
 class CapturedTensor:
-    """One tensor that was kept, and where it belongs.
+    """One captured tensor, and where it belongs.
 
     >>> from sightline.trace.tensor_stores import MemoryStore
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
@@ -56,40 +55,40 @@ class CapturedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As kept: of a sample, how many elements."""
+        """As stored: for a sample, how many elements."""
         return self.info.shape
 
     @property
     def dtype(self) -> str:
-        """As kept, by torch's name: ``"bfloat16"``."""
+        """As stored, by torch's name: ``"bfloat16"``."""
         return self.info.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        known = nbytes_of(self.dtype, self.shape)
-        return self._data.nbytes if known is None else known
+        expected = nbytes_of(self.dtype, self.shape)
+        return self._data.nbytes if expected is None else expected
 
     @property
     def _data(self) -> NDArray[np.uint8]:
         data = self._store.read(self.key)
-        known = nbytes_of(self.dtype, self.shape)
-        if known not in (None, data.nbytes):
+        expected = nbytes_of(self.dtype, self.shape)
+        if expected not in (None, data.nbytes):
             text = tensor_text(self.shape, self.dtype)
-            raise DamagedFile(f"{self.key} has {data.nbytes} bytes, not the {known} of {text}.")
+            raise DamagedFile(f"{self.key} has {data.nbytes} bytes, not the {expected} of {text}.")
         return data
 
     @property
     def raw(self) -> Array:
         """Its bits as unsigned integers; complex128 as pairs of them."""
-        return bits(self._data, self.dtype, self.shape)
+        return element_bits(self._data, self.dtype, self.shape)
 
     def numpy(self) -> Array:
-        """Its numbers, not to be written to; bfloat16, float8 and complex32 are widened, exactly."""
-        return numbers(self._data, self.dtype, self.shape)
+        """Its numbers, read-only; bfloat16, float8 and complex32 are widened without loss."""
+        return element_numbers(self._data, self.dtype, self.shape)
 
     def torch(self) -> Any:
-        """A torch tensor of its own, with the dtype it was kept in."""
+        """A new torch tensor with the stored dtype."""
         if self._to_torch is None:
             raise UsageError("torch is not at hand here; `.numpy()` has the numbers and `.raw` the bits.")
         return self._to_torch(self)
@@ -105,7 +104,7 @@ class CapturedTensor:
 
 
 class Captures(Sequence[CapturedTensor]):
-    """Captured tensors, in the order of capture; a slice is one again.
+    """Captured tensors, in the order of capture; a slice is a `Captures` again.
 
     >>> Captures([])
     <0 captured tensors>
@@ -150,7 +149,7 @@ class Captures(Sequence[CapturedTensor]):
 
     @property
     def only(self) -> CapturedTensor:
-        """The one there is; an error if there are none or several."""
+        """The single tensor; an error if there are none or several."""
         if len(self) != 1:
             raise UsageError(
                 f"There are {len(self)} captured tensors here, not one; choose one by its place."
@@ -173,9 +172,9 @@ class Tensors(Mapping[str, Any]):
     >>> tensors["fc"][0].numpy()
     array([0., 0.], dtype=float32)
 
-    ``tensors[key]`` is a `CapturedTensor`, ``tensors[name]`` the `Captures` of that name. ``names()`` gives
-    the variable that each value was assigned to: it is asked once, when no captured name fits. ``to_torch``
-    makes a torch tensor of a captured one. ``note()`` says what was asked for and is not here.
+    ``tensors[key]`` is a `CapturedTensor`, ``tensors[name]`` the `Captures` of that name. ``names()`` returns
+    the variable that each value was assigned to; it is called once, when no captured name fits. ``to_torch``
+    converts a captured tensor to torch. ``note()`` says which requested tensors are missing.
     """
 
     def __init__(
@@ -199,23 +198,23 @@ class Tensors(Mapping[str, Any]):
         return iter(self._infos)
 
     def __getitem__(self, name: str) -> Any:
-        """One tensor by its full key, or all of a short name."""
+        """One tensor by its full key, or all tensors of a short name."""
         if not isinstance(name, str):
             raise NotCaptured(f"t.tensors[…] takes a key or a name, not {argument_text(name)}.")
         info = self._infos.get(name)
         if info is not None:
             return self._tensor(info)
-        found = self._short(name)
-        if not found:
+        infos = self._by_short_name(name)
+        if not infos:
             raise NotCaptured(f"No tensor was captured as {name!r}{self._nearest(name)}")
-        return Captures([self._tensor(info) for info in found])
+        return Captures([self._tensor(info) for info in infos])
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._infos or bool(self._short(name)))
+        return isinstance(name, str) and (name in self._infos or bool(self._by_short_name(name)))
 
     @check_arguments
     def keys(self, glob: str | None = None) -> KeysView[str]:
-        """The full keys in the order of capture; those a glob means.
+        """The full keys that match a glob, or all, in the order of capture.
 
         A glob is matched part by part between slashes, and within a part segment by segment between dots:
         ``*`` never crosses either, ``**`` is any number of parts or segments. The step may be left out, and
@@ -223,8 +222,8 @@ class Tensors(Mapping[str, Any]):
         """
         if glob is None:
             return self._infos.keys()
-        meant = KeyPattern(glob)
-        return {key: 0 for key, info in self._infos.items() if meant(info)}.keys()
+        matches = KeyPattern(glob)
+        return {key: 0 for key, info in self._infos.items() if matches(info)}.keys()
 
     @check_arguments
     def where(
@@ -236,9 +235,9 @@ class Tensors(Mapping[str, Any]):
         role: str | None = None,
         call: int | None = None,
     ) -> Captures:
-        """The tensors that fit every filter given.
+        """The tensors that fit every filter.
 
-        ``module`` is a glob over path segments, and what is inside matches, too; ``name`` and ``step`` are
+        ``module`` is a glob over path segments that also matches submodules; ``name`` and ``step`` are
         globs; ``role`` is one of "input", "output", "op", "spy" and "gradient"; ``call`` is a number from 0.
         """
         if role is not None:
@@ -259,7 +258,7 @@ class Tensors(Mapping[str, Any]):
         )
 
     def __repr__(self) -> str:
-        shown = list(dict.fromkeys(_inside(info.module, info.name) for info in self._infos.values()))
+        shown = list(dict.fromkeys(_path_in_module(info.module, info.name) for info in self._infos.values()))
         names = f": {', '.join(shown[:4])}{', …' if len(shown) > 4 else ''}" if shown else ""
         note = self._note() if self._note is not None else ""
         return f"<{_count_text(list(self._infos.values()))}{names}{note and f' ({note})'}>"
@@ -267,59 +266,62 @@ class Tensors(Mapping[str, Any]):
     def _tensor(self, info: CaptureInfo) -> CapturedTensor:
         return CapturedTensor(info, self._store, self._to_torch)
 
-    def _short(self, name: str) -> list[CaptureInfo]:
-        """What a short name means: the first reading that fits anything."""
-        found = self._by_name.get(name) or self._by_variable.get(name)
-        return found[min(found)] if found else []
+    def _by_short_name(self, name: str) -> list[CaptureInfo]:
+        """The captures of the best reading of a short name."""
+        readings = self._by_name.get(name) or self._by_variable.get(name)
+        return readings[min(readings)] if readings else []
 
     @cached_property
     def _by_name(self) -> dict[str, dict[int, list[CaptureInfo]]]:
-        """By the names they were captured under; the smaller the number, the better the reading."""
-        found: dict[str, dict[int, list[CaptureInfo]]] = {}
+        """Captures by their short names and by rank; a smaller rank is a better reading."""
+        by_name: dict[str, dict[int, list[CaptureInfo]]] = {}
         for info in self._infos.values():
-            readings = [(_inside(info.module, info.name), 0 if info.role == "spy" else 2), (info.name, 4)]
+            readings = [
+                (_path_in_module(info.module, info.name), 0 if info.role == "spy" else 2),
+                (info.name, 4),
+            ]
             if info.role == "output":
                 readings.append((info.module, 1))
             if info.name == "output.grad":
-                readings.append((_inside(info.module, "grad"), 3))
+                readings.append((_path_in_module(info.module, "grad"), 3))
             for name, rank in readings:
-                found.setdefault(name, {}).setdefault(rank, []).append(info)
-        return found
+                by_name.setdefault(name, {}).setdefault(rank, []).append(info)
+        return by_name
 
     @cached_property
     def _by_variable(self) -> dict[str, dict[int, list[CaptureInfo]]]:
-        """By the variables they were assigned to, in the module that did it or alone."""
-        found: dict[str, dict[int, list[CaptureInfo]]] = {}
-        for info, variable in self._set:
-            for name in dict.fromkeys([*(_inside(module, variable) for module in _setters(info)), variable]):
+        """Captures by the variables they were assigned to, with the module that did so or alone."""
+        by_name: dict[str, dict[int, list[CaptureInfo]]] = {}
+        for info, variable in self._assigned:
+            for name in dict.fromkeys(
+                [*(_path_in_module(module, variable) for module in _setters(info)), variable]
+            ):
                 rank = 1 if name == variable else 0
-                found.setdefault(name, {}).setdefault(rank, []).append(info)
-        return found
+                by_name.setdefault(name, {}).setdefault(rank, []).append(info)
+        return by_name
 
     @cached_property
-    def _set(self) -> list[tuple[CaptureInfo, str]]:
-        """The tensors that were assigned to a variable, each with that."""
+    def _assigned(self) -> list[tuple[CaptureInfo, str]]:
+        """The captures that were assigned to a variable, and the variable."""
         variables = self._names() if self._names is not None else {}
         infos = (info for info in self._infos.values() if info.role in ("op", "output", "spy"))
         return [(info, variables[info.value]) for info in infos if info.value in variables]
 
-    def _nearest(self, wanted: str) -> str:
-        """The end of the sentence about a name that is not there."""
-        # of those that may have set a variable the last is a module for sure, the first may be a mere list
-        set_by = [_inside(_setters(info)[-1], variable) for info, variable in self._set]
-        variables = [variable for _, variable in self._set]
-        known = [name for name in dict.fromkeys([*self._by_name, *set_by, *variables]) if name]
+    def _nearest(self, name: str) -> str:
+        """The end of the sentence about a name that was not captured."""
+        # The last candidate is certainly a module, the first may be a list.
+        set_by = [_path_in_module(_setters(info)[-1], variable) for info, variable in self._assigned]
+        variables = [variable for _, variable in self._assigned]
+        names = [each for each in dict.fromkeys([*self._by_name, *set_by, *variables]) if each]
         note = self._note() if self._note is not None else ""
-        if not known and note:
+        if not names and note:
             return f"; no tensors were captured: {note}."
-        if not known:
+        if not names:
             return "; no tensors were captured: ask for them with sl.trace(…, capture=True)."
-        near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+        near = close_names(name, names)
         if near:
-            texts = [repr(name) for name in near]
-            listed = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
-            return f"; did you mean {listed}?"
-        return f"; there are {', '.join(map(repr, known[:5]))}{', …' if len(known) > 5 else ''}."
+            return f"; did you mean {choices_text(near)}?"
+        return f"; there are {', '.join(map(repr, names[:5]))}{', …' if len(names) > 5 else ''}."
 
 
 class KeyPattern:
@@ -335,46 +337,46 @@ class KeyPattern:
         self._steps = [None if part == "**" else PathPattern(part).exactly for part in parts]
 
     def __call__(self, info: CaptureInfo) -> bool:
-        """Whether its key is meant, with its step or without; parts at the end may be left out."""
+        """Whether a key matches, with or without its step; parts at the end may be left out."""
         key = info.key
-        if self._begins(key):
+        if self._matches_start(key):
             return True
-        return bool(info.step) and self._begins(key.removeprefix(f"{info.step}/"))
+        return bool(info.step) and self._matches_start(key.removeprefix(f"{info.step}/"))
 
-    def _begins(self, key: str) -> bool:
-        """Walk over the parts at every place in the glob at once: many ``**`` cost no backtracking."""
+    def _matches_start(self, key: str) -> bool:
+        """Match all positions of the glob at once, so that many ``**`` need no backtracking."""
         end = len(self._steps)
-        places = self._skipped({0})
+        positions = self._after_stars({0})
         for part in key.split("/"):
-            if end in places:
+            if end in positions:
                 return True
             moved = set()
-            for place in places:
-                step = self._steps[place]
+            for position in positions:
+                step = self._steps[position]
                 if step is None:
-                    moved.add(place)
+                    moved.add(position)
                 elif step(part.split(".")):
-                    moved.add(place + 1)
-            places = self._skipped(moved)
-        return end in places
+                    moved.add(position + 1)
+            positions = self._after_stars(moved)
+        return end in positions
 
-    def _skipped(self, places: set[int]) -> set[int]:
-        reached = set(places)
-        for place in places:
-            while place < len(self._steps) and self._steps[place] is None:
-                place += 1
-                reached.add(place)
+    def _after_stars(self, positions: set[int]) -> set[int]:
+        reached = set(positions)
+        for position in positions:
+            while position < len(self._steps) and self._steps[position] is None:
+                position += 1
+                reached.add(position)
         return reached
 
 
-def _inside(module: str, name: str) -> str:
+def _path_in_module(module: str, name: str) -> str:
     return f"{module}.{name}" if module else name
 
 
 def _setters(info: CaptureInfo) -> list[str]:
-    """The modules whose code may have set a variable to a tensor.
+    """The modules whose code may have assigned a tensor to a variable.
 
-    What a module gave out was set by what holds it; one in a list was called by what holds the list.
+    A module's output was assigned by its parent; the parent of a module in a list is the list's parent.
     """
     if info.role != "output":
         return [info.module]
@@ -389,31 +391,31 @@ def _count_text(infos: Sequence[CaptureInfo]) -> str:
 
 
 class _Numbers:
-    """What the numbers in an array are like: of the finite ones, the range, mean and deviation."""
+    """Range, mean and standard deviation of the finite numbers of an array, and the count of others."""
 
-    def __init__(self, given: Array) -> None:
-        wide = given.astype(np.float64).reshape(-1)
+    def __init__(self, numbers: Array) -> None:
+        wide = numbers.astype(np.float64).reshape(-1)
         self.nans = int(np.isnan(wide).sum())
         self.infs = int(np.isinf(wide).sum())
         finite = wide[np.isfinite(wide)]
         nothing = math.nan
         self.min = float(finite.min()) if finite.size else nothing
         self.max = float(finite.max()) if finite.size else nothing
-        unit = max(abs(self.min), abs(self.max)) or 1.0  # the square of a double may be none
+        unit = max(abs(self.min), abs(self.max)) or 1.0  # squares may overflow
         shares = finite / unit
         self.mean = float(shares.mean()) * unit if finite.size else nothing
         self.std = float(shares.std(ddof=1)) * unit if finite.size > 1 else 0.0 if finite.size else nothing
 
 
 def _numbers_text(tensor: CapturedTensor) -> str:
-    """The range of a tensor's numbers where that is cheap; a tensor that cannot be read is shown without."""
+    """The range of a small tensor's numbers; empty for a large one or one that cannot be read."""
     if not 0 < math.prod(tensor.shape) <= _CHEAP:
         return ""
     try:
-        given = tensor.numpy()
+        numbers = tensor.numpy()
     except (DamagedFile, UsageError, OSError):
         return ""
-    if given.dtype.kind == "c":
+    if numbers.dtype.kind == "c":
         return ""
     with np.errstate(all="ignore"):
-        return f", {numbers_text(_Numbers(given))}"
+        return f", {numbers_text(_Numbers(numbers))}"

@@ -1,9 +1,9 @@
-"""The steps of a run: the stretches that `sightline.step` names, and the training steps outside of them.
+"""The steps of a run: those that `sightline.step` names, and the training steps detected outside of them.
 
 A training step ends when an optimizer has stepped; optimizers of different weights that take turns, as in a
-GAN, end one together. A step that a gradient scaler skips ends where the scaler is updated. It begins with
-what its first forward pass was made from, so that building the model, an evaluation and a log line between
-two steps are in neither.
+GAN, end one step together. A step that a gradient scaler skips ends where the scaler is updated. It begins
+with the inputs of its first forward pass, so that building the model, an evaluation and a log line between
+two steps belong to neither.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _FORWARD, _BACKWARD, _OPTIMIZER = (PHASES.index(name) for name in ("forward", "b
 _WEIGHTS = tuple(map(KINDS.index, ("parameter", "buffer", "state")))
 _PARAMETER = KINDS.index("parameter")
 _LONGEST: Final = 1 << 51  #: nanoseconds
-#: What a gradient scaler runs at the end of each step, whether the optimizer stepped or not.
+#: The op of a gradient scaler at the end of each step, whether the optimizer stepped or not.
 SCALER_UPDATE: Final = "_amp_update_scale_"
 
 
 def steps_of(index: Index) -> list[StepInfo]:
-    """Every step in order of its beginning; those that nobody named are called ``step0``, ``step1`` …"""
-    named = [_bounded(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
-    found = [StepInfo("", *span) for span in _Search(index, named).spans()]
-    every = sorted([*named, *found], key=lambda step: (step.first_op, step.first_call, step.start))
-    made, number = [], 0
-    for at, step in enumerate(every):
-        made.append(step if step.name else replace(step, name=f"step{number}"))
-        number += not holds_another(every, at)
-    return made
+    """Every step in order of its begin; detected ones are called ``step0``, ``step1`` …"""
+    named = [_clip_times(step) for step in index.raw.steps if step.name != OPTIMIZER_STEP]
+    detected = [StepInfo("", *span) for span in _StepDetector(index, named).spans()]
+    ordered = sorted([*named, *detected], key=lambda step: (step.first_op, step.first_call, step.start))
+    steps, number = [], 0
+    for at, step in enumerate(ordered):
+        steps.append(step if step.name else replace(step, name=f"step{number}"))
+        number += not contains_next(ordered, at)
+    return steps
 
 
-def innermost(steps: Sequence[StepInfo]) -> list[StepInfo]:
-    """The steps that hold no other: of epochs and the steps in them, the steps."""
-    return [step for at, step in enumerate(steps) if not holds_another(steps, at)]
+def innermost_steps(steps: Sequence[StepInfo]) -> list[StepInfo]:
+    """The steps that contain no other: of epochs and the steps in them, the steps."""
+    return [step for at, step in enumerate(steps) if not contains_next(steps, at)]
 
 
-def holds_another(steps: Sequence[StepInfo], at: int) -> bool:
-    """Whether the step that begins next does so before this one ends."""
+def contains_next(steps: Sequence[StepInfo], at: int) -> bool:
+    """Whether the next step begins before this one ends."""
     if at + 1 == len(steps):
         return False
     step, following = steps[at], steps[at + 1]
@@ -55,14 +55,10 @@ def holds_another(steps: Sequence[StepInfo], at: int) -> bool:
     return following.first_call < step.end_call
 
 
-def _bounded(step: StepInfo) -> StepInfo:
-    """A step out of a damaged file, with times that can be reckoned with."""
+def _clip_times(step: StepInfo) -> StepInfo:
+    """A step with its times clipped: those of a damaged file may be any."""
     start, duration = (min(max(time, 0), _LONGEST) for time in (step.start, step.duration))
-    return (
-        step
-        if (start, duration) == (step.start, step.duration)
-        else replace(step, start=start, duration=duration)
-    )
+    return replace(step, start=start, duration=duration)
 
 
 def _inside(first: int, end: int, steps: Sequence[StepInfo]) -> bool:
@@ -70,8 +66,8 @@ def _inside(first: int, end: int, steps: Sequence[StepInfo]) -> bool:
 
 
 @dataclass(slots=True)
-class _Ending:
-    """Where a step ends: an optimizer's step, or a scaler that has skipped one."""
+class _StepEnd:
+    """The end of a step: an optimizer's step, or the update of a scaler that skipped one."""
 
     first_op: int
     end_op: int
@@ -84,8 +80,8 @@ class _Ending:
 _Span = tuple[int, int, int, int, int, int]
 
 
-class _Search:
-    """Looks for the training steps of a recording."""
+class _StepDetector:
+    """Finds the training steps of a recording."""
 
     def __init__(self, index: Index, named: Sequence[StepInfo]) -> None:
         self._index = index
@@ -93,15 +89,15 @@ class _Search:
         self._named = named
 
     def spans(self) -> Iterator[_Span]:
-        endings = self._endings()
+        ends = self._step_ends()
         first, call = 0, 0
-        for at, ending in enumerate(endings):
+        for at, ending in enumerate(ends):
             for step in self._named:
                 if first < step.end_op <= ending.first_op:
                     first, call = step.end_op, max(call, step.end_call)
-            limit = endings[at + 1].first_op if at + 1 < len(endings) else len(self._data.ops)
+            limit = ends[at + 1].first_op if at + 1 < len(ends) else len(self._data.ops)
             if not len(self._data.ops):  # module calls alone
-                yield self._timed(0, 0, call, ending.end_call, ending.time)
+                yield self._with_times(0, 0, call, ending.end_call, ending.time)
                 call = ending.end_call
                 continue
             start = self._start(first, ending.end_op)
@@ -109,10 +105,10 @@ class _Search:
             calls = self._data.calls.first_op
             first_call = max(call, int(np.searchsorted(calls, start)))
             call = max(first_call, int(np.searchsorted(calls, end)))
-            yield self._timed(start, end, first_call, call, ending.time)
+            yield self._with_times(start, end, first_call, call, ending.time)
             first = end
 
-    def _timed(self, start: int, end: int, first_call: int, end_call: int, over: int) -> _Span:
+    def _with_times(self, start: int, end: int, first_call: int, end_call: int, over: int) -> _Span:
         ops, calls = self._data.ops, self._data.calls
         begins = [int(ops.start[start])] if end > start else []
         begins += [int(calls.start[first_call])] if end_call > first_call else []
@@ -123,29 +119,31 @@ class _Search:
 
     # -- where steps end ---------------------------------------------------------------------------------
 
-    def _endings(self) -> list[_Ending]:
-        """The ends of the steps in order; optimizers that take turns have one together."""
+    def _step_ends(self) -> list[_StepEnd]:
+        """The ends of the steps in order; optimizers that take turns share one."""
         marks = [
-            _Ending(step.first_op, step.end_op, step.end_call, step.start + step.duration)
-            for step in map(_bounded, self._data.steps)
+            _StepEnd(step.first_op, step.end_op, step.end_call, step.start + step.duration)
+            for step in map(_clip_times, self._data.steps)
             if step.name == OPTIMIZER_STEP and not _inside(step.first_op, step.end_op, self._named)
         ]
         for mark in marks:
-            mark.weights = self._changed(mark.first_op, mark.end_op)
+            mark.weights = self._weights_read(mark.first_op, mark.end_op)
         skipped = [
-            each for each in self._skipped(marks) if not _inside(each.first_op, each.end_op, self._named)
+            each
+            for each in self._skipped_steps(marks)
+            if not _inside(each.first_op, each.end_op, self._named)
         ]
-        made: list[_Ending] = []
+        merged: list[_StepEnd] = []
         for ending in sorted([*marks, *skipped], key=lambda each: each.end_op):
-            last = made[-1] if made else None
+            last = merged[-1] if merged else None
             if last is None or not last.weights or not ending.weights or last.weights & ending.weights:
-                made.append(ending)
+                merged.append(ending)
             else:
                 ending.weights |= last.weights
-                made[-1] = ending
-        return made
+                merged[-1] = ending
+        return merged
 
-    def _changed(self, first: int, end: int) -> set[int]:
+    def _weights_read(self, first: int, end: int) -> set[int]:
         """The storages of the weights that an optimizer read."""
         ops, values = self._data.ops, self._data.values
         reads = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
@@ -153,8 +151,8 @@ class _Search:
         weights = reads[(values.kind[reads] == _PARAMETER) & (readers == _OPTIMIZER)]
         return set(values.storage[weights].tolist())
 
-    def _skipped(self, marks: Sequence[_Ending]) -> Iterator[_Ending]:
-        """Updates of a gradient scaler after a backward pass that no optimizer's step followed."""
+    def _skipped_steps(self, marks: Sequence[_StepEnd]) -> Iterator[_StepEnd]:
+        """Updates of a gradient scaler after a backward pass without an optimizer's step."""
         ops = self._data.ops
         stepped = np.array([mark.end_op for mark in marks], dtype=np.int64)
         before = 0
@@ -162,11 +160,11 @@ class _Search:
             backward = (ops.phase[before:op] == _BACKWARD).any()
             if backward and not ((stepped > before) & (stepped <= op)).any():
                 call = int(np.searchsorted(self._data.calls.first_op, op))
-                yield _Ending(op, op + 1, call, int(ops.start[op] + ops.duration[op]))
+                yield _StepEnd(op, op + 1, call, int(ops.start[op] + ops.duration[op]))
             before = op
 
     def _end(self, start: int, end: int, limit: int) -> int:
-        """After an optimizer's step, what reads results of the step still belongs to it: ``loss.item()``."""
+        """The end with the ops after the optimizer that read results of the step: ``loss.item()``."""
         ops, values = self._data.ops, self._data.values
         while end < limit and ops.phase[end] == _FORWARD and ops.call[end] < 0:
             reads = ops.inputs[ops.input_offsets[end] : ops.input_offsets[end + 1]]
@@ -197,9 +195,9 @@ class _Search:
         return at
 
     def _outermost(self, op: int) -> int:
-        """The first op of the module call that an op is in, of the outermost; the op itself outside of all.
+        """The first op of the outermost module call around an op.
 
-        Of an aten op the API call it came from.
+        Outside of all calls it is the op itself, or the API call that an aten op came from.
         """
         call = int(self._data.ops.call[op])
         if call >= 0:
@@ -217,22 +215,22 @@ class _Search:
         return roots
 
     def _is_read(self, first: int, at: int, end: int) -> bool:
-        """Whether what the ops from ``first`` to before ``at`` made is read between there and ``end``."""
+        """Whether outputs of the ops from ``first`` to before ``at`` are read between there and ``end``."""
         ops, values = self._data.ops, self._data.values
-        made = ops.outputs[ops.output_offsets[first] : ops.output_offsets[at]]
-        made = made[~np.isin(values.kind[made], _WEIGHTS)]
+        outputs = ops.outputs[ops.output_offsets[first] : ops.output_offsets[at]]
+        outputs = outputs[~np.isin(values.kind[outputs], _WEIGHTS)]
         return any(
             at <= reader < end
-            for value in np.unique(made).tolist()
+            for value in np.unique(outputs).tolist()
             for reader in self._index.consumers(value)
         )
 
 
 def scaler_updates(data: TraceData) -> list[int]:
-    """The ops that update a gradient scaler: the aten ops where they were recorded."""
+    """The ops that update a gradient scaler: aten ops if they were recorded, else API calls."""
     ops = data.ops
     numbers = [number for number, name in enumerate(data.names) if name.rpartition(".")[2] == SCALER_UPDATE]
-    meant = np.isin(ops.name, numbers)
-    aten = meant & (ops.level == LEVELS.index("aten"))
-    found: list[int] = np.flatnonzero(aten if aten.any() else meant).tolist()
-    return found
+    updates = np.isin(ops.name, numbers)
+    aten = updates & (ops.level == LEVELS.index("aten"))
+    ids: list[int] = np.flatnonzero(aten if aten.any() else updates).tolist()
+    return ids

@@ -1,7 +1,6 @@
-"""The user's line of an op, whose code a frame is, and where a tensor came from, each in one line of text.
+"""The user's line of an op, the frames a reader wants to see, and ops and tensors described in one line.
 
-A frame belongs to torch, to another installed package, or to the user. Views show a chain of frames
-without those that the reader neither wrote nor asked for.
+A frame belongs to torch, to another installed package, or to the user.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ from numpy.typing import NDArray
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, TraceData
 from sightline.trace.rows import Frame, Op, Value
 from sightline.trace.source_files import installed_file, torch_file
+from sightline.trace.table import optional_row
 
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
 #: The function of torch below which the nodes of a backward pass run.
 _ENGINE: Final = "_engine_run_backward"
 
 
-def line_in_backward(data: TraceData, op: int) -> int:
+def user_frame_in_backward(data: TraceData, op: int) -> int:
     """The frame of the user's own code that ran an op during the backward pass; -1 for torch's own ops.
 
-    Such code is in the ``backward`` of an ``autograd.Function``, or in a hook of a tensor: it is on the stack
-    inside the engine, or on a thread of the engine's.
+    Such code is the ``backward`` of an ``autograd.Function`` or the hook of a tensor. It is on the stack
+    inside autograd's engine, or on one of the engine's threads.
     """
     if data.ops.phase[op] != _BACKWARD or data.ops.flavour[op] == _OPAQUE:
         return -1
@@ -37,98 +37,92 @@ def line_in_backward(data: TraceData, op: int) -> int:
         chain.append(at)
         at = int(data.frames.parent[at])
     codes = [data.codes[int(data.frames.code[frame])] for frame in chain]
-    found = inside_engine([(code.file, code.function) for code in codes], worker=data.ops.thread[op] > 0)
-    return chain[found] if found >= 0 else -1
+    stack = [(code.file, code.function) for code in codes]
+    at = engine_callback_index(stack, worker=data.ops.thread[op] > 0)
+    return chain[at] if at >= 0 else -1
 
 
-def inside_engine(places: Iterable[tuple[str, str]], *, worker: bool) -> int:
-    """Where in a stack of (file, function), innermost first, the user's code is that autograd has called.
+def engine_callback_index(stack: Iterable[tuple[str, str]], *, worker: bool) -> int:
+    """The position of the user's code that autograd called in a stack of (file, function), innermost first.
 
-    -1 where there is none. ``worker`` says that the whole stack is autograd's.
+    -1 if autograd called none. ``worker`` says that the stack is that of an autograd thread.
 
     >>> engine = ("/lib/site-packages/torch/autograd/graph.py", "_engine_run_backward")
-    >>> inside_engine([("net.py", "Root.backward"), engine, ("net.py", "main")], worker=False)
+    >>> engine_callback_index([("net.py", "Root.backward"), engine, ("net.py", "main")], worker=False)
     0
-    >>> inside_engine([engine, ("net.py", "main")], worker=False)
+    >>> engine_callback_index([engine, ("net.py", "main")], worker=False)
     -1
     """
-    found = -1
-    for at, (file, function) in enumerate(places):
+    innermost = -1
+    for at, (file, function) in enumerate(stack):
         if torch_file(file):
             if function == _ENGINE:
-                return found
-        elif found < 0:
-            found = at
-    return found if worker else -1
+                return innermost
+        elif innermost < 0:
+            innermost = at
+    return innermost if worker else -1
 
 
 def user_frame(op: Op) -> Frame | None:
-    """The innermost frame of an op that is not torch's own.
+    """The innermost frame of an op outside torch; torch's own if there is no other.
 
-    A backward op has that of its forward op, unless the user's own code ran it.
+    A backward op has the frame of its forward op, unless the user's own code ran it.
     """
-    line = line_in_backward(op._data.raw, op.id)
-    if line >= 0:
-        return Frame(op._data, line)
-    forward = op.forward if op.phase == "backward" else None
-    own = forward.frame if forward is not None and forward.frame is not None else op.frame
-    frame = own
-    while frame is not None and torch_file(frame.file):
-        frame = frame.parent
-    return frame if frame is not None else own
+    index = op._data
+    return optional_row(Frame, index, index.line_frames[index.op_frames[op.id]])
 
 
 def location_text(op: Op) -> str:
-    """``net.py:9 in Net.forward (fc1)``; empty for an op that no Python line and no module ran.
+    """``net.py:9 in Net.forward (fc1)``; empty for an op without a Python line and a module.
 
-    What the user's own code ran in the backward pass has two lines: that one, and the one of its forward op.
+    An op that the user's own code ran in the backward pass has two lines: that one, and its forward op's.
     """
-    text, forward = _line_text(op), op.forward
-    if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
+    text, forward = _frame_text(op), op.forward
+    if forward is not None and user_frame_in_backward(op._data.raw, op.id) >= 0:
         line = user_frame(forward)
         at = f" at {line.position} in {line.function}" if line is not None else ""
-        text += f", backward of {bare_name(written(forward))}{at}"
+        text += f", backward of {short_name(api_call_of(forward))}{at}"
     return text
 
 
-def _line_text(op: Op) -> str:
+def _frame_text(op: Op) -> str:
     frame, module = user_frame(op), op.module
     parts = [f"{frame.position} in {frame.function}"] if frame is not None else []
     parts += [f"({module.label})"] if module is not None else []
     return " ".join(parts)
 
 
-def placed(text: str, op: Op, *, short: bool = False) -> str:
-    """What is said about an op, followed by where it is: ``relu, net.py:8 in Net.forward (act)``."""
-    place = _line_text(op) if short else location_text(op)
-    if place.startswith("("):  # no line is known, only the module
-        return f"{text} {place}"
-    return f"{text}, {place}" if place else text
+def with_location(text: str, op: Op, *, short: bool = False) -> str:
+    """A text about an op followed by its location: ``relu, net.py:8 in Net.forward (act)``."""
+    location = _frame_text(op) if short else location_text(op)
+    if location.startswith("("):  # no line is known, only the module
+        return f"{text} {location}"
+    return f"{text}, {location}" if location else text
 
 
-def written(op: Op) -> Op:
-    """The call the user wrote that an op came from: its API call where one was recorded.
+def api_call_of(op: Op) -> Op:
+    """The API call that an op came from, or the op itself where none was recorded.
 
-    What runs inside ``loss.backward()`` was written by nobody, so a backward op stands for itself.
+    Nobody wrote what runs inside ``loss.backward()``, so a backward op stands for itself.
     """
     parent = op.parent
     return parent if parent is not None and op.phase == parent.phase != "backward" else op
 
 
-def bare_name(op: Op) -> str:
+def short_name(op: Op) -> str:
     """The name of an op without its namespace: ``relu`` for ``torch.relu``; aten names stay as they are."""
     return op.name.removeprefix("torch.").removeprefix("F.").removeprefix("Tensor.")
 
 
-def backward_of(op: Op) -> str:
-    """`` (backward of softmax)`` for a backward op the forward op of which is known, else empty.
+def backward_suffix(op: Op) -> str:
+    """`` (backward of softmax)`` for a backward op with a known forward op, else empty.
 
-    Empty too where the place of the op says so (`location_text`).
+    Also empty if `location_text` already says so.
     """
     forward = op.forward if op.phase == "backward" else None
-    if forward is not None and line_in_backward(op._data.raw, op.id) >= 0:
+    if forward is not None and user_frame_in_backward(op._data.raw, op.id) >= 0:
         return ""
-    return f" (backward of {bare_name(written(forward))})" if forward is not None else ""
+    return f" (backward of {short_name(api_call_of(forward))})" if forward is not None else ""
 
 
 def argument_names(op: Op) -> list[str]:
@@ -144,56 +138,52 @@ def _argument(path: str, schema: tuple[str, ...]) -> str:
     return (schema[int(index)] if int(index) < len(schema) else f"argument {index}") + rest
 
 
-def origin(value: Value, reader: Op) -> str:
-    """What a tensor that ``reader`` was given came from: ``relu, net.py:8 in Net.forward (act)``."""
-    # A view made inside the same call (the transpose in a linear) says less than what it is a view of.
+def origin_text(value: Value, reader: Op) -> str:
+    """Where an input of ``reader`` came from: ``relu, net.py:8 in Net.forward (act)``."""
+    # A view made inside the same call (the transpose in a linear) tells less than what it is a view of.
     while value.base is not None and (
         value.producer is None or (reader.parent is not None and value.producer.parent == reader.parent)
     ):
         value = value.base
     if value.kind in ("parameter", "buffer", "state"):
         return f"{value.kind} {value.name}"
-    maker = value.producer
-    if maker is None:
+    if value.producer is None:
         return f"{value.kind}{' ' + value.name if value.name else ''}"
-    shown = written(maker)
-    return placed(bare_name(shown) + backward_of(shown), shown, short=True)
+    call = api_call_of(value.producer)
+    return with_location(short_name(call) + backward_suffix(call), call, short=True)
 
 
-def numbers_text(value: Value) -> str:
-    """The statistics of a value, if they were taken: ``-1.2 … 3.4, mean 0.1, std 1``, or ``all NaN``."""
+def statistics_text(value: Value) -> str:
+    """The statistics of a value, empty without any: ``-1.2 … 3.4, mean 0.1, std 1``, or ``all NaN``."""
     numbers = value.stats
     if numbers is None:
         return ""
-    wrong = numbers.nans + numbers.infs
-    if wrong and wrong == max(numbers.nans, numbers.infs) >= value.meta.numel:
+    nonfinite = numbers.nans + numbers.infs
+    if nonfinite and nonfinite == max(numbers.nans, numbers.infs) >= value.meta.numel:
         name = "NaN" if numbers.nans else "Inf"
         return f"all {name}" if value.meta.numel > 1 else name
-    if wrong and (wrong >= value.meta.numel or numbers.min != numbers.min):  # none finite, or only counted
+    if nonfinite and (nonfinite >= value.meta.numel or numbers.min != numbers.min):  # or only counted
         return ", ".join(f"{n:,} {name}" for n, name in ((numbers.nans, "NaN"), (numbers.infs, "Inf")) if n)
-    if not wrong and numbers.min == numbers.max and value.meta.numel > 1:
+    if not nonfinite and numbers.min == numbers.max and value.meta.numel > 1:
         return f"all {numbers}"
     return str(numbers)
 
 
-__all__ = ["Chains", "first_own", "installed_file", "shown_frames", "torch_file"]
+def first_user_index(files: Iterable[str]) -> int:
+    """Where a chain of frames, outermost first, reaches the user's code; 0 if it never does.
 
+    What is further out is a test runner, a notebook or a thread.
 
-def first_own(files: Iterable[str]) -> int:
-    """Where a chain reaches the user's code: what is further out is a test runner, a notebook, a thread.
-
-    0 where the user has no part in it.
-
-    >>> first_own(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
+    >>> first_user_index(["/lib/python3.12/threading.py", "/home/me/net.py", "/lib/site-packages/lib/a.py"])
     1
     """
     return next((at for at, file in enumerate(files) if not installed_file(file)), 0)
 
 
-def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
-    """The frame each op, or each of those asked for, is shown under: its own, or that of its forward op.
+def op_frames(data: TraceData, ids: I64 | None = None) -> I32:
+    """The frame each op (or each of ``ids``) is shown under: its own, for a backward op its forward op's.
 
-    What the user's own code runs in the backward pass is shown under that code.
+    An op that the user's own code ran in the backward pass is shown under that code.
     """
     ops = data.ops
     if ids is None:
@@ -205,19 +195,31 @@ def shown_frames(data: TraceData, ids: I64 | None = None) -> I32:
     theirs = ops.frame[np.maximum(forward, 0)]
     linked = (forward >= 0) & (ops.phase[ids] == PHASES.index("backward")) & (theirs >= 0)
     at = np.flatnonzero(linked)
-    _, first, same = np.unique(
-        own[at].astype(np.int64) * 256 + ops.thread[ids[at]], return_index=True, return_inverse=True
-    )
-    written = [line_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
-    linked[at] = ~np.array(written, dtype=np.bool_)[same]
+    # Ops of one frame and thread have one answer.
+    keys = own[at].astype(np.int64) * 256 + ops.thread[ids[at]]
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    in_user_code = [user_frame_in_backward(data, op) >= 0 for op in ids[at[first]].tolist()]
+    linked[at] = ~np.array(in_user_code, dtype=np.bool_)[group]
     return np.where(linked, theirs, own)
 
 
-@dataclass(frozen=True)
-class Chains:
-    """The visible part of every frame's chain, worked out once per frame.
+def user_frames(data: TraceData) -> I32:
+    """For each frame the innermost one on its stack outside torch, -1 if there is none; for -1 last, -1."""
+    torch_code = np.array([torch_file(code.file) for code in data.codes] or [False], dtype=np.bool_)
+    in_torch = np.append(torch_code[data.frames.code], False)
+    parents = np.append(data.frames.parent, np.int32(-1))
+    nearest = np.append(np.arange(len(data.frames), dtype=np.int32), np.int32(-1))
+    while (climbing := in_torch[nearest]).any():
+        nearest[climbing] = parents[nearest[climbing]]
+    return nearest
 
-    ``hidden`` says which files are left out, ``hidden_frames`` which frames beside those.
+
+@dataclass(frozen=True)
+class FrameChains:
+    """The visible part of every frame's stack, derived once per frame.
+
+    ``hidden`` tells for a file whether it is left out; ``hidden_frames`` is a mask of further frames to leave
+    out.
     """
 
     data: TraceData
@@ -227,38 +229,37 @@ class Chains:
     @cached_property
     def _visible(self) -> list[bool]:
         by_code = np.array([not self.hidden(code.file) for code in self.data.codes], dtype=np.bool_)
-        visible = by_code[self.data.frames.code]
-        found: list[bool] = (
-            visible if self.hidden_frames is None else visible & ~self.hidden_frames
-        ).tolist()
-        return found
+        mask = by_code[self.data.frames.code]
+        if self.hidden_frames is not None:
+            mask &= ~self.hidden_frames
+        visible: list[bool] = mask.tolist()
+        return visible
 
     @cached_property
-    def _known(self) -> dict[int, tuple[int, ...]]:
+    def _full(self) -> dict[int, tuple[int, ...]]:
         return {-1: ()}
 
     @cached_property
-    def _began(self) -> dict[int, tuple[int, ...]]:
+    def _trimmed(self) -> dict[int, tuple[int, ...]]:
         return {}
 
     def of(self, frame: int) -> tuple[int, ...]:
         """The ids of the visible frames that led to this one, outermost first, from the user's code on."""
-        chain = self._began.get(frame)
+        chain = self._trimmed.get(frame)
         if chain is None:
-            chain = self._whole(frame)
+            chain = self._full_chain(frame)
             codes, code = self.data.codes, self.data.frames.code
-            chain = self._began[frame] = chain[first_own(codes[code[each]].file for each in chain) :]
+            chain = self._trimmed[frame] = chain[first_user_index(codes[code[each]].file for each in chain) :]
         return chain
 
-    def _whole(self, frame: int) -> tuple[int, ...]:
-        known = self._known
+    def _full_chain(self, frame: int) -> tuple[int, ...]:
+        cache = self._full
         parents, visible = self.data.frames.parent, self._visible
         path: list[int] = []
-        while frame not in known:
+        while frame not in cache:
             path.append(frame)
             frame = int(parents[frame])
-        chain = known[frame]
+        chain = cache[frame]
         for each in reversed(path):
-            chain = (*chain, each) if visible[each] else chain
-            known[each] = chain
+            chain = cache[each] = (*chain, each) if visible[each] else chain
         return chain

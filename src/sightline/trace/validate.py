@@ -1,12 +1,12 @@
-"""The invariants of a recording: `validate` proves them, or says what contradicts them.
+"""The invariants of a recording, which `validate` checks.
 
-- every table can be read, all of it: what is on disk is what was written
-- every id resolves, and every one-to-many column fits its offsets
+- every table can be read completely: what is on disk is what was written
+- every id points at a row, and every one-to-many column fits its offsets
 - module calls nest: a child lies inside its parent, in time, in ops and in order
-- order is topological: a value is made before it is read, a version comes after the one it replaces
-- every op input is explained: by a producer, or by a kind that says where it came from
-- devices did what they were asked for: never before that, and for no less than no time
-- tensors are what they can be: no kernel multiplies matrices of two dtypes, no view is on another device
+- the order is topological: a value is made before it is read, a version comes after the one it replaces
+- every op input has a producer, or a kind that says where it came from
+- device work never starts before its launch, and never has a negative duration
+- tensors are possible: no kernel multiplies matrices of two dtypes, no view is on another device
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import InvalidTrace
-from sightline.trace.data import KINDS, LEVELS, PHASES, RAISED, UNFINISHED, WORK_KINDS, TraceData
+from sightline.trace.data import KINDS, RAISED, REFERENCES, UNFINISHED, TraceData
 
 _SHOWN = 5
-#: Aten ops two of whose inputs are of one dtype and on one device: the places of these, from the end.
+#: Aten ops with two inputs that must have one dtype and one device: their positions from the end.
 _ALIKE: Final = {"mm": (-2, -1), "bmm": (-2, -1), "addmm": (-2, -1), "baddbmm": (-2, -1)}
-#: Aten ops whose output has the dtype and the device of their one tensor.
+#: Aten ops whose output has the dtype and the device of their only tensor.
 _VIEWS: Final = frozenset(
     """t transpose.int permute expand unsqueeze squeeze squeeze.dim view _unsafe_view reshape slice.Tensor
     select.int detach alias""".split()
@@ -32,7 +32,7 @@ _VIEWS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Report:
-    """What a valid recording holds.
+    """The size of a valid recording.
 
     >>> Report(ops=2, values=3, calls=1, external=0).external
     0
@@ -41,82 +41,54 @@ class Report:
     ops: int
     values: int
     calls: int
-    external: int  #: values that nothing recorded explains
+    external: int  #: values from outside the recording
 
 
-class _Checks:
+class _Faults:
     def __init__(self) -> None:
-        self.wrong: list[str] = []
+        self.texts: list[str] = []
 
-    def none(self, mask: NDArray[np.bool_], text: str) -> None:
-        """No row may have this fault; ``{}`` in the text is the first one that has."""
-        if mask.any():
-            found = np.flatnonzero(mask)
-            self.wrong.append(
-                text.format(int(found[0])) + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
-            )
+    def add(self, mask: NDArray[np.bool_], text: str) -> None:
+        """Add a fault if any row has it; ``{}`` in the text is the first such row."""
+        rows = np.flatnonzero(mask)
+        if len(rows):
+            more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+            self.texts.append(text.format(int(rows[0])) + more)
 
 
 def validate(data: TraceData) -> Report:
     """Check every invariant; raise `InvalidTrace` with the first contradictions."""
     _read_all(data)
-    checks = _Checks()
-    _references(data, checks)
-    if not checks.wrong:  # the rest reads through references
-        _nesting(data, checks)
-        _order(data, checks)
-        _explained(data, checks)
-        _possible(data, checks)
-        _asked_before_it_ran(data, checks)
-    if checks.wrong:
-        shown = "; ".join(checks.wrong[:_SHOWN])
-        more = f"; and {len(checks.wrong) - _SHOWN} more" if len(checks.wrong) > _SHOWN else ""
+    faults = _Faults()
+    _check_references(data, faults)
+    if not faults.texts:  # the rest reads through references
+        _check_nesting(data, faults)
+        _check_order(data, faults)
+        _check_producers(data, faults)
+        _check_dtypes(data, faults)
+        _check_device_work(data, faults)
+    if faults.texts:
+        shown = "; ".join(faults.texts[:_SHOWN])
+        more = f"; and {len(faults.texts) - _SHOWN} more" if len(faults.texts) > _SHOWN else ""
         raise InvalidTrace(f"This recording contradicts itself: {shown}{more}.")
     external = int((data.values.kind == KINDS.index("external")).sum())
     return Report(len(data.ops), len(data.values), len(data.calls), external)
 
 
 def _read_all(data: TraceData) -> None:
-    """Touch every column and table: of a recording on disk each is read, and checked, when first touched."""
+    """Read every column and table; a loaded recording decodes and checks each on first use."""
     for table in fields(data):
-        held = getattr(data, table.name)
-        for column in fields(held) if is_dataclass(held) else ():
-            getattr(held, column.name)
+        columns = getattr(data, table.name)
+        for column in fields(columns) if is_dataclass(columns) else ():
+            getattr(columns, column.name)
 
 
-def _references(data: TraceData, checks: _Checks) -> None:
-    ops, values, calls, frames = data.ops, data.values, data.calls, data.frames
-
-    def inside(column: NDArray[np.int32] | NDArray[np.int8], size: int, what: str, low: int = -1) -> None:
-        checks.none((column < low) | (column >= size), f"{what} {{}} points nowhere")
-
-    inside(ops.name, len(data.names), "name of op", 0)
-    inside(ops.level, len(LEVELS), "level of op", 0)
-    inside(ops.phase, len(PHASES), "phase of op", 0)
-    inside(ops.call, len(calls), "module call of op")
-    inside(ops.frame, len(frames), "frame of op")
-    inside(ops.parent, len(ops), "parent of op")
-    inside(ops.forward, len(ops), "forward op of op")
-    inside(ops.form, len(data.forms), "arguments of op", 0)
-    inside(ops.result, len(data.forms), "result of op", 0)
-    inside(ops.inputs, len(values), "op input", 0)
-    inside(ops.outputs, len(values), "op output", 0)
-    inside(values.meta, len(data.metas), "metadata of value", 0)
-    inside(values.storage, len(data.storages), "storage of value")
-    inside(values.kind, len(KINDS), "kind of value", 0)
-    inside(values.name, len(data.names), "name of value")
-    inside(values.producer, len(ops), "producer of value")
-    inside(values.previous, len(values), "previous version of value")
-    inside(values.base, len(values), "base of value")
-    inside(calls.module, len(data.modules), "module of call", 0)
-    inside(calls.parent, len(calls), "parent of call")
-    inside(calls.frame, len(frames), "frame of call")
-    inside(calls.inputs, len(values), "call input", 0)
-    inside(calls.outputs, len(values), "call output", 0)
-    inside(frames.parent, len(frames), "parent of frame")
-    inside(frames.code, len(data.codes), "code of frame", 0)
-    inside(data.device_work.name, len(data.names), "name of device work", 0)
-    inside(data.device_work.kind, len(WORK_KINDS), "kind of device work", 0)
+def _check_references(data: TraceData, faults: _Faults) -> None:
+    for (table, name), (label, low, target) in REFERENCES.items():
+        column = getattr(getattr(data, table), name)
+        size = len(getattr(data, target)) if isinstance(target, str) else target
+        faults.add((column < low) | (column >= size), f"{label} {{}} points nowhere")
+    ops, calls = data.ops, data.calls
     for what, offsets, flat, rows in (
         ("op inputs", ops.input_offsets, ops.inputs, len(ops)),
         ("op outputs", ops.output_offsets, ops.outputs, len(ops)),
@@ -129,68 +101,69 @@ def _references(data: TraceData, checks: _Checks) -> None:
             or offsets[-1] != len(flat)
             or (np.diff(offsets) < 0).any()
         ):
-            checks.wrong.append(f"the {what} do not fit their offsets")
+            faults.texts.append(f"the {what} do not fit their offsets")
 
 
-def _nesting(data: TraceData, checks: _Checks) -> None:
+def _check_nesting(data: TraceData, faults: _Faults) -> None:
     calls, ops = data.calls, data.ops
     ids = np.arange(len(calls))
-    checks.none(calls.first_op > calls.end_op, "call {} ends before it begins")
-    checks.none(calls.end_op > len(ops), "call {} ends after the last op")
-    checks.none(calls.parent >= ids, "call {} comes before its parent")
+    faults.add(calls.first_op > calls.end_op, "call {} ends before it begins")
+    faults.add(calls.end_op > len(ops), "call {} ends after the last op")
+    faults.add(calls.parent >= ids, "call {} comes before its parent")
     inner = np.flatnonzero(calls.parent >= 0)
     outer = calls.parent[inner]
     outside = (calls.first_op[inner] < calls.first_op[outer]) | (calls.end_op[inner] > calls.end_op[outer])
     late = calls.order[inner] > calls.order[outer]
-    faults = np.zeros(len(calls), dtype=bool)
-    faults[inner] = outside
-    checks.none(faults, "call {} does not lie inside its parent")
-    faults[inner] = late
-    checks.none(faults & ~(calls.flags & UNFINISHED).astype(bool), "call {} ends after its parent")
+    mask = np.zeros(len(calls), dtype=bool)
+    mask[inner] = outside
+    faults.add(mask, "call {} does not lie inside its parent")
+    mask[inner] = late
+    faults.add(mask & ~(calls.flags & UNFINISHED).astype(bool), "call {} ends after its parent")
     children = np.flatnonzero(ops.parent >= 0)
     wrong = np.zeros(len(ops), dtype=bool)
     wrong[children] = (ops.parent[children] >= children) | (ops.level[ops.parent[children]] != 0)
-    checks.none(wrong, "op {} is not inside the API call it names")
+    faults.add(wrong, "op {} is not inside the API call it names")
 
 
-def _order(data: TraceData, checks: _Checks) -> None:
+def _check_order(data: TraceData, faults: _Faults) -> None:
     ops, values = data.ops, data.values
     readers = np.repeat(np.arange(len(ops)), np.diff(ops.input_offsets))
     makers = values.producer[ops.inputs]
     late = np.zeros(len(ops), dtype=bool)
     late[readers[makers > readers]] = True
-    checks.none(late, "op {} reads a value that is made later")
+    faults.add(late, "op {} reads a value that is made later")
     ids = np.arange(len(values))
-    checks.none(values.previous >= ids, "value {} comes before the one it replaces")
-    checks.none(values.base >= ids, "value {} comes before the one it is a view of")
+    faults.add(values.previous >= ids, "value {} comes before the one it replaces")
+    faults.add(values.base >= ids, "value {} comes before the one it is a view of")
     op_ids = np.arange(len(ops))
-    checks.none(ops.forward >= op_ids, "backward op {} comes before its forward op")
+    faults.add(ops.forward >= op_ids, "backward op {} comes before its forward op")
     writers = np.repeat(op_ids, np.diff(ops.output_offsets))
     early = np.zeros(len(ops), dtype=bool)
     # An API call's outputs are made by the aten ops inside it, which come after it.
     aten = (ops.level[writers] == 1) & (values.producer[ops.outputs] > writers)
     early[writers[aten]] = True
-    checks.none(early, "op {} returns a value that is made later")
+    faults.add(early, "op {} returns a value that is made later")
 
 
-def _explained(data: TraceData, checks: _Checks) -> None:
+def _check_producers(data: TraceData, faults: _Faults) -> None:
     values = data.values
-    needs_maker = np.isin(values.kind, [KINDS.index("activation"), KINDS.index("gradient")])
-    # A named gradient may be older than the block: it was there when an optimizer first read it.
-    lost = needs_maker & (values.producer < 0) & (values.base < 0) & (values.previous < 0) & (values.name < 0)
-    if data.info.get("ops") in ("none", "api"):  # what happens between the recorded calls is not watched
+    needs_producer = np.isin(values.kind, [KINDS.index("activation"), KINDS.index("gradient")])
+    # A named gradient may be older than the block: an optimizer read it first.
+    lost = needs_producer & (values.producer < 0) & (values.base < 0)
+    lost &= (values.previous < 0) & (values.name < 0)
+    if data.info.get("ops") in ("none", "api"):  # ops between the recorded calls are missing
         return
-    checks.none(lost, "value {} is said to be made in the block, but by no op")
+    faults.add(lost, "value {} is said to be made in the block, but by no op")
 
 
-def _asked_before_it_ran(data: TraceData, checks: _Checks) -> None:
+def _check_device_work(data: TraceData, faults: _Faults) -> None:
     work = data.device_work
-    checks.none(work.duration < 0, "device work {} ends before it begins")
-    checks.none(work.launch > work.start, "device work {} begins before the host asked for it")
+    faults.add(work.duration < 0, "device work {} ends before it begins")
+    faults.add(work.launch > work.start, "device work {} begins before the host asked for it")
 
 
-def _possible(data: TraceData, checks: _Checks) -> None:
-    """Where it is certain what an op demands of its tensors, they are so. Subclasses may do as they like."""
+def _check_dtypes(data: TraceData, faults: _Faults) -> None:
+    """Plain tensors of certain ops have one dtype and one device; tensor subclasses are exempt."""
     ops, values = data.ops, data.values
     plain = np.array([one.type == "Tensor" and one.layout == "strided" for one in data.metas] or [False])
     like: dict[tuple[str, str], int] = {}
@@ -201,17 +174,17 @@ def _possible(data: TraceData, checks: _Checks) -> None:
     for number, name in enumerate(data.names):
         if name not in _ALIKE and name not in _VIEWS:
             continue
-        found = np.flatnonzero(ran & (ops.name == number))
+        rows = np.flatnonzero(ran & (ops.name == number))
         if name in _VIEWS:
-            one, made = np.diff(ops.input_offsets)[found] == 1, np.diff(ops.output_offsets)[found] == 1
-            found = found[one & made]
-            first, second = ops.inputs[ops.input_offsets[found]], ops.outputs[ops.output_offsets[found]]
+            is_single = (np.diff(ops.input_offsets)[rows] == 1) & (np.diff(ops.output_offsets)[rows] == 1)
+            rows = rows[is_single]
+            first, second = ops.inputs[ops.input_offsets[rows]], ops.outputs[ops.output_offsets[rows]]
         else:
-            found = found[np.diff(ops.input_offsets)[found] >= 2]
-            first, second = (ops.inputs[ops.input_offsets[found + 1] + place] for place in _ALIKE[name])
+            rows = rows[np.diff(ops.input_offsets)[rows] >= 2]
+            first, second = (ops.inputs[ops.input_offsets[rows + 1] + position] for position in _ALIKE[name])
         differ = kinds[values.meta[first]] != kinds[values.meta[second]]
-        wrong[found[differ & known[first] & known[second]]] = True
-    checks.none(wrong, "op {} has tensors of two dtypes or devices, which it cannot have run on")
+        wrong[rows[differ & known[first] & known[second]]] = True
+    faults.add(wrong, "op {} has tensors of two dtypes or devices, which it cannot have run on")
 
 
 __all__ = ["RAISED", "Report", "validate"]

@@ -1,7 +1,7 @@
 """``call_order()``: the module calls of a trace in the order they were entered or completed.
 
-Each line is a call, indented by how deep it ran; ``#2`` is the third call of its module. Calls of one module
-that follow each other and did the same inside are one line with ``×N``.
+Each line is a call, indented by its depth; ``#2`` is the third call of its module. Consecutive calls of one
+module with the same calls inside are one line with ``×N``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.analysis.select import Mask, Selection, listed
+from sightline.analysis.select import Mask, Selection
 from sightline.errors import UsageError
+from sightline.patterns import choices_text
 from sightline.trace.data import PHASES, RAISED, UNFINISHED, TraceData
 from sightline.views.outline import Line, Span, View, line
 
@@ -28,10 +29,10 @@ def call_order(
     trace: Trace, *, order: str = "entry", module: str | None = None, phase: str | None = None,
     depth: int | None = None, tail: int | None = None, fold: bool = True,
 ) -> View:  # fmt: skip
-    """Module calls in order; ``tail`` keeps the last lines, ``fold=False`` gives every call its line."""
+    """Module calls in order; ``tail`` keeps the last lines, ``fold=False`` gives every call a line."""
     if order not in ORDERS:
-        raise UsageError(f"order={order!r} is no order of calls; choose {listed(ORDERS)}.")
-    Selection(tail=tail)  # says what is wrong with it, if anything is
+        raise UsageError(f"order={order!r} is no order of calls; choose {choices_text(ORDERS)}.")
+    Selection(tail=tail)  # raises if it is wrong
     shown = Selection(module=module, phase=phase, depth=depth).calls(trace.index)
     lines = list(_Calls(trace.data, shown, fold).lines(completion=order == "completion"))
     if not lines:
@@ -41,7 +42,7 @@ def call_order(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Calls that are written as one: the first of them, and all."""
+    """Calls that are written as one line."""
 
     first: int
     calls: tuple[int, ...]
@@ -60,19 +61,19 @@ class _Calls:
             while parent >= 0 and not shown[parent]:
                 parent = parents[parent]
             self._children.setdefault(parent, []).append(call)
-        self._looks = self._alike()
+        self._keys = self._call_keys()
 
-    def _alike(self) -> dict[int, int]:
-        """A number for each call, equal for calls of one module with the same calls inside."""
+    def _call_keys(self) -> dict[int, int]:
+        """A key for each call, the same for calls of one module with the same calls inside."""
         calls = self._data.calls
         ended = (calls.flags & (RAISED | UNFINISHED)).tolist()
         own = list(zip(calls.module.tolist(), ended, calls.phase.tolist(), strict=True))
-        known: dict[tuple[object, ...], int] = {}
-        looks: dict[int, int] = {}
+        numbers: dict[tuple[object, ...], int] = {}
+        keys: dict[int, int] = {}
         for call in sorted((call for group in self._children.values() for call in group), reverse=True):
-            inside = tuple(looks[child] for child in self._children.get(call, ()))
-            looks[call] = known.setdefault((own[call], inside), len(known))
-        return looks
+            children = tuple(keys[child] for child in self._children.get(call, ()))
+            keys[call] = numbers.setdefault((own[call], children), len(numbers))
+        return keys
 
     def lines(self, *, completion: bool) -> Iterator[Line]:
         """The lines in order, without recursion: a model may be deeper than Python's stack."""
@@ -91,14 +92,14 @@ class _Calls:
         calls = self._children.get(parent, [])
         if not self._fold:
             return [_Run(call, (call,)) for call in calls]
-        groups = (tuple(group) for _, group in groupby(calls, key=self._looks.__getitem__))
+        groups = (tuple(group) for _, group in groupby(calls, key=self._keys.__getitem__))
         return [_Run(group[0], group) for group in groups]
 
     def _line(self, run: _Run, depth: int) -> Line:
         calls = self._data.calls
         module = self._data.modules[calls.module[run.first]]
         first, last = int(calls.index[run.first]), int(calls.index[run.calls[-1]])
-        spans = [Span(module.path or module.type, "module")]
+        spans = [Span(module.label, "module")]
         if module.path:
             spans.append(Span(f" ({module.type})", "dim"))
         spans.append(Span(f" #{first}" if first == last else f" #{first}…#{last}", "dim"))

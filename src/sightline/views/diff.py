@@ -1,4 +1,4 @@
-"""The views of a `Diff`: the verdict on one screen, the module calls in pairs, both sources side by side."""
+"""The views of a `Diff`: the verdict on one screen, pairs of module calls, both sources side by side."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from sightline.diff.module_errors import ModuleRow
-from sightline.diff.op_labels import OpLabel
-from sightline.diff.side import Side
+from sightline.diff.comparison import ModuleRow
+from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
-from sightline.views.layout import fitted
+from sightline.views.layout import fit_blocks
 from sightline.views.outline import Block, Column, Line, Span, View, cut, cut_end, grid, line, width
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 _MARGIN: Final = 11
 _WIDTH: Final = 100
-_GROWS: Final = 8  #: rows about how the error grows
-_OTHERS: Final = 3  #: further divergences that are shown
+_GROWTH_ROWS: Final = 8  #: of the table of how the error grows
+_MAX_OTHERS: Final = 3  #: how many further divergences are shown
 _BARS: Final = "▁▂▃▄▅▆▇█"
-_LEAST_EXPONENT: Final = -8.0  #: an error of this power of ten is the lowest bar
+_MIN_EXPONENT: Final = -8.0  #: an error of this power of ten is the lowest bar
 
 _VERDICTS: Final = {
     "same": ("the same, to the last bit", "title"),
@@ -41,39 +40,39 @@ _VERDICTS: Final = {
 def verdict_view(diff: Diff) -> View:
     """One screen about two runs."""
 
-    def made(room: int) -> list[Block]:
+    def fit(room: int) -> list[Block]:
         room = min(room, _WIDTH)
         return [*_head(diff, room), line(), *_answer(diff, room), *_growth(diff, room), *_facts(diff)]
 
-    return View(tuple(fitted(made(_WIDTH), _WIDTH)), fit=made)
+    return View(tuple(fit_blocks(fit(_WIDTH), _WIDTH)), fit=fit)
 
 
 def error_text(error: float) -> str:
-    """An error in two digits; a word where it is no number."""
+    """An error in two digits, or a text where it is not a number."""
     if math.isnan(error):
         return "?"
     return "sizes differ" if math.isinf(error) else f"{error:.1e}"
 
 
 def bar(error: float) -> str:
-    """An error as a sign, by its power of ten.
+    """An error as a bar, by its power of ten.
 
     >>> [bar(error) for error in (0.0, 1e-8, 1e-4, 1.0)]
     [' ', '▁', '▅', '█']
     """
     if not error > 0:
         return " "
-    share = 1.0 if math.isinf(error) else (math.log10(error) - _LEAST_EXPONENT) / -_LEAST_EXPONENT
+    share = 1.0 if math.isinf(error) else (math.log10(error) - _MIN_EXPONENT) / -_MIN_EXPONENT
     return _BARS[max(0, min(len(_BARS) - 1, round(share * (len(_BARS) - 1))))]
 
 
 def _head(diff: Diff, room: int) -> Iterator[Line]:
     for name, side in (("a", diff.comparison.a), ("b", diff.comparison.b)):
         data = side.data
-        told = [", ".join(_dtypes(side)), ", ".join(sorted({meta.device for meta in data.metas}))]
-        told.append(f"{int(side.compared.sum()):,} ops, {len(data.calls):,} module calls")
+        parts = [", ".join(_dtypes(side)), ", ".join(sorted({meta.device for meta in data.metas}))]
+        parts.append(f"{int(side.compared.sum()):,} ops, {len(data.calls):,} module calls")
         title = cut(str(data.info.get("name") or ""), room // 2)
-        yield _fact(name, (title, "title"), ("  " + " · ".join(part for part in told if part), "dim"))
+        yield _fact(name, (title, "title"), ("  " + " · ".join(part for part in parts if part), "dim"))
     yield _fact("compared", (_compared(diff), "dim"))
 
 
@@ -81,26 +80,19 @@ def _dtypes(side: Side) -> list[str]:
     """The floating dtypes of a run, the most frequent first."""
     data: TraceData = side.data
     counts: dict[str, int] = {}
-    for meta, count in zip(*_unique(data), strict=True):
+    for meta, count in zip(*np.unique(data.values.meta, return_counts=True), strict=True):
         dtype = data.metas[meta].dtype
         if "float" in dtype:
-            counts[dtype] = counts.get(dtype, 0) + count
+            counts[dtype] = counts.get(dtype, 0) + int(count)
     return [dtype_name(dtype) for dtype in sorted(counts, key=lambda each: -counts[each])][:3]
 
 
-def _unique(data: TraceData) -> tuple[list[int], list[int]]:
-    import numpy as np
-
-    metas, counts = np.unique(data.values.meta, return_counts=True)
-    return metas.tolist(), counts.tolist()
-
-
 def _compared(diff: Diff) -> str:
-    found = diff.comparison
-    ops = [int(side.compared.sum()) for side in (found.a, found.b)]
-    paired = sum(other >= 0 for other in found.alignment.ops_a)
-    calls = int((found.alignment.calls.of_a >= 0).sum())
-    by = " · by " + " and ".join(found.compared_by) if found.compared_by else ""
+    comparison = diff.comparison
+    ops = [int(side.compared.sum()) for side in (comparison.a, comparison.b)]
+    paired = sum(other >= 0 for other in comparison.alignment.ops_a)
+    calls = int((comparison.alignment.calls.of_a >= 0).sum())
+    by = " · by " + " and ".join(comparison.compared_by) if comparison.compared_by else ""
     return f"{paired:,} of {ops[0]:,} ops with {paired:,} of {ops[1]:,} · {calls:,} module calls{by}"
 
 
@@ -119,26 +111,26 @@ def _answer(diff: Diff, room: int) -> Iterator[Line]:
     yield from _sides(divergence, room)
     yield _fact("error", (_error_line(diff, divergence), ""))
     others = diff.divergences[1:]
-    for at, other in enumerate(others[:_OTHERS]):
+    for at, other in enumerate(others[:_MAX_OTHERS]):
         yield _fact("" if at else "also", (other.text, "dim"))
-    left = len(others) - _OTHERS + diff.comparison.more
+    left = len(others) - _MAX_OTHERS + diff.comparison.more
     if left > 0:
         yield _fact("", (f"… and {left} more places that are no consequence of these", "dim"))
 
 
 def _sides(divergence: Divergence, room: int) -> Iterator[Line]:
-    for name, place in (("a", divergence.reason.a), ("b", divergence.reason.b)):
-        if place is None:
+    for name, label in (("a", divergence.reason.a), ("b", divergence.reason.b)):
+        if label is None:
             yield _fact(name, ("nothing", "dim"))
             continue
-        where = cut_end(place.position or "(no source)", room // 2 - _MARGIN)
-        yield _fact(name, (f"{where}  ", "dim"), (_module(place), "module"))
-        if place.code:
-            yield line(" " * _MARGIN, (cut(place.code, room - _MARGIN), "code"))
+        where = cut_end(label.position or "(no source)", room // 2 - _MARGIN)
+        yield _fact(name, (f"{where}  ", "dim"), (_module(label), "module"))
+        if label.code:
+            yield line(" " * _MARGIN, (cut(label.code, room - _MARGIN), "code"))
 
 
-def _module(place: OpLabel) -> str:
-    return f"{place.module}  " if place.module else ""
+def _module(label: OpLabel) -> str:
+    return f"{label.module}  " if label.module else ""
 
 
 def _error_line(diff: Diff, divergence: Divergence) -> str:
@@ -158,14 +150,14 @@ def _error_line(diff: Diff, divergence: Divergence) -> str:
 
 
 def _growth(diff: Diff, room: int) -> Iterator[Block]:
-    """The error of the modules that end after the divergence, some of them, evenly."""
+    """The error of the modules that end after the divergence, evenly sampled."""
     divergence = diff.divergence
     if divergence is None:
         return
-    rows = growing(diff)
+    rows = _diverging_modules(diff)
     if len(rows) < 2:
         return
-    step = max(1, math.ceil(len(rows) / _GROWS))
+    step = max(1, math.ceil(len(rows) / _GROWTH_ROWS))
     shown = rows[::step]
     if shown[-1] is not rows[-1]:
         shown.append(rows[-1])
@@ -177,13 +169,13 @@ def _growth(diff: Diff, room: int) -> Iterator[Block]:
     )  # fmt: skip
 
 
-def growing(diff: Diff) -> list[ModuleRow]:
-    """The calls that end at or after the divergence, the outermost where they lie in each other."""
+def _diverging_modules(diff: Diff) -> list[ModuleRow]:
+    """The module calls that end after the divergence and have an error."""
     divergence = diff.divergence
-    found = diff.comparison
-    maker = found.a.producer[divergence.value_a] if divergence is not None else -1
-    ends = found.a.data.calls.end_op
-    rows = [row for row in diff.modules if ends[row.call_a] > maker and row.state is not State.UNKNOWN]
+    side = diff.comparison.a
+    producer = side.producer[divergence.value_a] if divergence is not None else -1
+    ends = side.data.calls.end_op
+    rows = [row for row in diff.modules if ends[row.call_a] > producer and row.state is not State.UNKNOWN]
     return [row for row in rows if row.state is State.DIFFERENT or row.error > 0]
 
 
@@ -191,9 +183,9 @@ def _facts(diff: Diff) -> Iterator[Block]:
     yield line()
     parameters = diff.parameters
     yield _fact("weights", (parameters.text, "" if parameters.same else "warn"))
-    for pair in parameters.of("different")[:_OTHERS]:
+    for pair in parameters.of("different")[:_MAX_OTHERS]:
         yield line(" " * _MARGIN, (f"{pair} differs by {error_text(pair.error)}", ""))
-    for name in parameters.untied[:_OTHERS]:
+    for name in parameters.untied[:_MAX_OTHERS]:
         yield line(" " * _MARGIN, (f"{name}: tied on one side only", ""))
     for at, text in enumerate(diff.comparison.harmless):
         yield _fact("" if at else "besides", (text, "dim"))
@@ -214,10 +206,10 @@ _STATES: Final = {
 
 
 def modules_view(diff: Diff) -> View:
-    """The table of a comparison, a row for each pair of calls in the order in which they ended."""
+    """The table of a comparison, a row for each pair of calls in the order they ended."""
     rows = diff.modules
 
-    def made(room: int) -> list[Block]:
+    def fit(room: int) -> list[Block]:
         if not rows:
             return [line("(no module calls to compare)")]
         plot = "".join(bar(row.error) for row in rows if row.state is not State.UNKNOWN)
@@ -228,7 +220,7 @@ def modules_view(diff: Diff) -> View:
         along = line(("along the depth  ", "dim"), (plot[: room - 17], "number"))
         return [table, line(), along]
 
-    return View(tuple(made(_WIDTH)), fit=made)
+    return View(tuple(fit(_WIDTH)), fit=fit)
 
 
 def _row(row: ModuleRow, diff: Diff, room: int) -> tuple[Span | str | tuple[str, str], ...]:
@@ -249,7 +241,7 @@ _SIGNS: Final = {State.UNKNOWN: " ", State.SAME: "=", State.CLOSE: "≈", State.
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of one side, of the other, or of both; the ops that ran on it together."""
+    """A source line of one or both sides, for all ops that ran on it."""
 
     a: OpLabel | None
     b: OpLabel | None
@@ -261,10 +253,10 @@ class _Row:
 def source_view(diff: Diff, *, everything: bool = False) -> View:
     """The lines of both runs in order, with ``=``, ``≈`` or ``≠`` between them."""
     rows = _rows(diff)
-    at = next((place for place, row in enumerate(rows) if row.first), 0)
+    at = next((number for number, row in enumerate(rows) if row.first), 0)
     shown = rows if everything else rows[max(0, at - _AROUND) : at + _AROUND]
 
-    def made(room: int) -> list[Block]:
+    def fit(room: int) -> list[Block]:
         room = min(room, _WIDTH)
         if not shown:
             return [line("(no lines to compare)")]
@@ -281,11 +273,11 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
         more = [line((f"{left} more lines: d.source(everything=True)", "dim"))] if left else []
         return [*lines, *more]
 
-    return View(tuple(made(_WIDTH)), fit=made)
+    return View(tuple(fit(_WIDTH)), fit=fit)
 
 
 def _modules(row: _Row) -> str:
-    names = list(dict.fromkeys(place.module for place in (row.a, row.b) if place is not None))
+    names = list(dict.fromkeys(label.module for label in (row.a, row.b) if label is not None))
     return " | ".join(names)
 
 
@@ -304,43 +296,43 @@ def _lines(row: _Row, half: int) -> list[Line]:
     ]  # fmt: skip
 
 
-def _text(place: OpLabel | None) -> str:
-    if place is None:
+def _text(label: OpLabel | None) -> str:
+    if label is None:
         return ""
-    number = f"{place.line:>4} " if place.line else ""
-    return f"{number}{place.code or place.name}"
+    number = f"{label.line:>4} " if label.line else ""
+    return f"{number}{label.code or label.name}"
 
 
 def _rows(diff: Diff) -> list[_Row]:
-    """Pairs and lone ops in the order of the run, those of one line taken together."""
-    found = diff.comparison
-    made = found.alignment
-    reasons = found._looking.reasons.places
+    """Pairs of ops and unpaired ops in the order of the run, those of one line in one row."""
+    comparison = diff.comparison
+    alignment = comparison.alignment
+    label_a, label_b = comparison.a.op_label, comparison.b.op_label
     divergence = diff.divergence
-    marked = {place.op for place in (divergence.reason.a,) if place} if divergence else set()
-    marked_b = {place.op for place in (divergence.reason.b,) if place} if divergence else set()
-    verdicts = {pair.a: pair.verdict for pair in found.pairs}
+    marked_a = {label.op for label in (divergence.reason.a,) if label} if divergence else set()
+    marked_b = {label.op for label in (divergence.reason.b,) if label} if divergence else set()
+    verdicts = {pair.a: pair.verdict for pair in comparison.pairs}
     rows: list[_Row] = []
-    theirs = _computing(found.b)
+    ops_b = _compared_ops(comparison.b)
     at = 0
-    for x in _computing(found.a):
-        y = made.ops_a[x]
-        while y >= 0 and at < len(theirs) and theirs[at] <= y:
-            if made.ops_b[theirs[at]] < 0:
-                _add(rows, _Row(None, reasons[1].of(theirs[at]), State.UNKNOWN, 0.0, theirs[at] in marked_b))
+    for x in _compared_ops(comparison.a):
+        y = alignment.ops_a[x]
+        while y >= 0 and at < len(ops_b) and ops_b[at] <= y:
+            if alignment.ops_b[ops_b[at]] < 0:
+                _add_row(rows, _Row(None, label_b(ops_b[at]), State.UNKNOWN, 0.0, ops_b[at] in marked_b))
             at += 1
         verdict = verdicts.get(x)
-        first = x in marked or y in marked_b
+        first = x in marked_a or y in marked_b
         state, error = (verdict.state, verdict.error) if verdict is not None else (State.UNKNOWN, 0.0)
-        _add(rows, _Row(reasons[0].of(x), reasons[1].of(y) if y >= 0 else None, state, error, first))
-    for op in theirs[at:]:
-        if made.ops_b[op] < 0:
-            _add(rows, _Row(None, reasons[1].of(op), State.UNKNOWN, 0.0, op in marked_b))
+        _add_row(rows, _Row(label_a(x), label_b(y) if y >= 0 else None, state, error, first))
+    for op in ops_b[at:]:
+        if alignment.ops_b[op] < 0:
+            _add_row(rows, _Row(None, label_b(op), State.UNKNOWN, 0.0, op in marked_b))
     return rows
 
 
-def _add(rows: list[_Row], row: _Row) -> None:
-    """Add a row, or let it join the one before where both are the same lines."""
+def _add_row(rows: list[_Row], row: _Row) -> None:
+    """Add a row, or merge it with the one before if both are of the same lines."""
     if rows and _key(rows[-1]) == _key(row):
         last = rows[-1]
         worse = max(last.state, row.state)
@@ -351,9 +343,9 @@ def _add(rows: list[_Row], row: _Row) -> None:
 
 
 def _key(row: _Row) -> tuple[object, ...]:
-    return tuple((place.file, place.line, place.module) if place else None for place in (row.a, row.b))
+    return tuple((label.file, label.line, label.module) if label else None for label in (row.a, row.b))
 
 
-def _computing(side: Side) -> list[int]:
+def _compared_ops(side: Side) -> list[int]:
     chosen: list[int] = np.flatnonzero(side.compared & ~side.layout).tolist()
     return chosen

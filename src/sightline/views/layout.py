@@ -1,4 +1,4 @@
-"""Fitting views to the screen: prose is wrapped, tables shrink or drop the columns that are missed least."""
+"""Layout for the width of the screen: prose is wrapped, tables shrink or drop their least useful columns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from sightline.views.outline import (
     printable,
     width,
 )
-from sightline.views.outline import width as columns
 from sightline.views.shapes import FULL, RESULT, SHORT, SHORTEST
 
-NARROWEST: Final = 60  #: nothing is made to fit fewer columns
+NARROWEST: Final = 60  #: views do not shrink below this
 _GAP: Final = 2  #: columns between those of a table
-_LEAST: Final = 6  #: what a text keeps where there is no room at all
+_MIN_TEXT: Final = 6  #: what a text keeps where there is no room at all
 _WORDS: Final = re.compile(r"\s*\S+|\s+")
 
 
@@ -42,19 +41,19 @@ class Cuttable(Protocol):
     def spare(self) -> int: ...
 
 
-def fitted(blocks: Iterable[Block], room: int) -> list[Block]:
-    """The blocks in ``room`` columns, as far as they can be."""
+def fit_blocks(blocks: Iterable[Block], room: int) -> list[Block]:
+    """The blocks in ``room`` columns, as far as possible."""
     room = max(room, NARROWEST)
-    made: list[Block] = []
+    result: list[Block] = []
     for block in blocks:
-        made += broken(block, room) if isinstance(block, Line) else [_fitted_grid(block, room)]
-    return made
+        result += wrap_line(block, room) if isinstance(block, Line) else [_fit_grid(block, room)]
+    return result
 
 
-def broken(block: Line, room: int) -> list[Line]:
-    """A line as several, broken between words, if it is prose and has no room.
+def wrap_line(block: Line, room: int) -> list[Line]:
+    """A line as several, broken between words, if it is prose and too long.
 
-    >>> [made.text for made in broken(Line((Span("facts one two three"),), hang=6), 12)]
+    >>> [part.text for part in wrap_line(Line((Span("facts one two three"),), hang=6), 12)]
     ['facts one', '      two', '      three']
     """
     if block.hang < 0 or width(block.text) <= room:
@@ -76,29 +75,29 @@ def broken(block: Line, room: int) -> list[Line]:
     return [*lines, Line(tuple(spans), prefix)]
 
 
-def narrowed(widths: Sequence[int], columns: Sequence[Cuttable], room: int) -> list[int]:
-    """How wide each column is in a table of ``room`` columns in all; -1 for those that are left out."""
-    made = list(widths)
+def narrow_columns(widths: Sequence[int], columns: Sequence[Cuttable], room: int) -> list[int]:
+    """The width of each column in a table of ``room`` columns in all; -1 for those that are dropped."""
+    fitted = list(widths)
     least = [
         size if column.right or not column.least else min(size, column.least)
         for size, column in zip(widths, columns, strict=True)
     ]
-    kept = list(range(len(made)))
+    kept = list(range(len(fitted)))
     while _total([least[at] for at in kept]) > room and any(columns[at].spare for at in kept):
-        gone = max(kept, key=lambda at: columns[at].spare)
-        kept.remove(gone)
-        made[gone] = -1
+        dropped = max(kept, key=lambda at: columns[at].spare)
+        kept.remove(dropped)
+        fitted[dropped] = -1
     texts = [at for at in kept if not columns[at].right]
     if texts and _total([least[at] for at in kept]) > room:
-        least = [min(size, _LEAST) for size in least]
-    over = _total([made[at] for at in kept]) - room
+        least = [min(size, _MIN_TEXT) for size in least]
+    over = _total([fitted[at] for at in kept]) - room
     while over > 0 and texts:
-        giving = max(texts, key=lambda at: made[at] - least[at])
-        if made[giving] <= least[giving]:
+        widest = max(texts, key=lambda at: fitted[at] - least[at])
+        if fitted[widest] <= least[widest]:
             break
-        made[giving] -= 1
+        fitted[widest] -= 1
         over -= 1
-    return made
+    return fitted
 
 
 def grid_width(table: Grid) -> int:
@@ -110,55 +109,55 @@ def _total(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * max(len(widths) - 1, 0)
 
 
-def _fitted_grid(table: Grid, room: int) -> Grid:
+def _fit_grid(table: Grid, room: int) -> Grid:
     widths = column_widths(table)
     if _total(widths) <= room:
         return table
-    made = narrowed(widths, table.columns, room)
-    kept = [at for at, size in enumerate(made) if size >= 0]
+    widths = narrow_columns(widths, table.columns, room)
+    kept = [at for at, size in enumerate(widths) if size >= 0]
 
     def row(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-        return tuple(_shortened(cells[at], made[at], table.columns[at].end) for at in kept)
+        return tuple(_cut_cell(cells[at], widths[at], table.columns[at].end) for at in kept)
 
-    columns = tuple(replace(table.columns[at], title=cut(table.columns[at].title, made[at])) for at in kept)
+    titles = (cut(table.columns[at].title, widths[at]) for at in kept)
+    columns = tuple(replace(table.columns[at], title=title) for at, title in zip(kept, titles, strict=True))
     return Grid(columns, tuple(map(row, table.rows)), row(table.footer) if table.footer else ())
 
 
-def _shortened(cell: Cell, room: int, end: bool) -> Cell:
-    """A cell in the room there is, with ``…`` where something is missing."""
+def _cut_cell(cell: Cell, room: int, end: bool) -> Cell:
     if cell_width(cell) <= room:
         return cell
     if isinstance(cell, Span):
         return Span((cut_end if end else cut)(cell.text, room), cell.style)
-    return shortened(cell, room)
+    return _cut_spans(cell, room)
 
 
-def shortened(spans: Sequence[Span], room: int) -> tuple[Span, ...]:
-    """Spans in the room there is, with ``…`` where something is missing."""
+def _cut_spans(spans: Sequence[Span], room: int) -> tuple[Span, ...]:
+    """Spans cut to ``room`` columns, with ``…`` where something is missing."""
     if cell_width(tuple(spans)) <= room:
         return tuple(spans)
     kept: list[Span] = []
     for span in spans:
-        wide = cell_width(span)
-        if wide >= room:  # nothing may follow without a sign that something is missing
+        size = cell_width(span)
+        if size >= room:  # the space makes `cut` add the sign that something is missing
             return (*kept, Span(cut(span.text + " ", room), span.style))
         kept.append(span)
-        room -= wide
+        room -= size
     return tuple(kept)
 
 
 _NO_LIMIT: Final = 10_000
-OPS_ROOM: Final = 40  #: op names are cut here: the longest list must not set the width of the table
+OPS_ROOM: Final = 40  #: op names are cut here, so that the longest list does not set the table's width
 _OPS_GOOD: Final = 32  #: below this, shapes are written shorter to make room for op names
-_OPS_LEAST: Final = 24  #: where room is short
-_LEAST_NAME: Final = 22  #: columns are not cut narrower than this as long as a column can go
-_LEAST_SHAPES: Final = 16
-_MISSED: Final = 4
-_LONG_NAME, _LONG_SHAPES = 28, 24  #: no column goes because of names or shapes longer than this
+_OPS_MIN: Final = 24  #: where room is short
+_MIN_NAME: Final = 22  #: names are not cut shorter than this as long as a column can be dropped
+_MIN_SHAPES: Final = 16
+_USEFUL: Final = 4  #: columns with at most this ``spare`` are dropped last
+_LONG_NAME, _LONG_SHAPES = 28, 24  #: no column is dropped for names or shapes longer than this
 
-#: The cell of a name in so much room, with the class of the module or without.
+#: The cell of a name in a number of columns, with the class of the module or without.
 Name = Callable[[int, bool], tuple[Span, ...]]
-#: The text of an exchange at some brevity, in so much room.
+#: The text of an exchange at a brevity, in a number of columns.
 Shapes = Callable[[int, int], str]
 
 
@@ -169,78 +168,78 @@ class Figures:
     title: str
     cells: Sequence[Cell]
     total: str = ""
-    spare: int = 0  #: the higher, the sooner it goes; up to ``_MISSED`` only where there is no room, 0 stays
-    name: str = ""  #: what it is called where it is not in the table, if not by its title
+    spare: int = 0  #: the higher, the sooner it is dropped; 0 stays
+    name: str = ""  #: its name in the list of dropped columns, if not its title
 
     @property
     def width(self) -> int:
-        return max(columns(self.title), columns(self.total), *(cell_width(cell) for cell in self.cells), 0)
+        return max(width(self.title), width(self.total), *(cell_width(cell) for cell in self.cells), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """A table that has room, and the names of the columns that had none."""
+class FittedTable:
+    """A table for a width, and the names of the columns that were dropped."""
 
     grid: Grid
-    left_out: tuple[str, ...]
+    dropped: tuple[str, ...]
 
 
-def fitted_columns(
+def fit_table(
     names: Sequence[Name], shapes: Sequence[Shapes], figures: Sequence[Figures], room: int | None
-) -> Fitted:
-    """The table in ``room`` columns; None for all it wants."""
+) -> FittedTable:
+    """The table in ``room`` columns; None for no limit."""
     kept = list(figures)
     if room is None:
         texts = [shape(FULL, _NO_LIMIT) for shape in shapes]
-        return _made([name(_NO_LIMIT, True) for name in names], texts, kept, figures)
-    bare = _widest([name(_OPS_LEAST, False) for name in names])
+        return _table([name(_NO_LIMIT, True) for name in names], texts, kept, figures)
+    bare = _widest([name(_OPS_MIN, False) for name in names])
     shortest = [shape(SHORTEST, _NO_LIMIT) for shape in shapes]
-    wanted = min(bare, _LONG_NAME) + min(_widest_text(shortest), _LONG_SHAPES)
-    needed = min(bare, _LEAST_NAME) + min(_widest_text(shortest), _LEAST_SHAPES)
-    for size, missed in ((wanted, _MISSED), (needed, 0)):
-        while _left(room, kept) < size and any(each.spare > missed for each in kept):
+    comfortable = min(bare, _LONG_NAME) + min(_widest_text(shortest), _LONG_SHAPES)
+    needed = min(bare, _MIN_NAME) + min(_widest_text(shortest), _MIN_SHAPES)
+    for size, useful in ((comfortable, _USEFUL), (needed, 0)):
+        while _text_room(room, kept) < size and any(each.spare > useful for each in kept):
             kept.remove(max(kept, key=lambda each: each.spare))
-    left = _left(room, kept)
+    left = _text_room(room, kept)
     whole = _widest([name(_OPS_GOOD, True) for name in names])
     for brevity in (FULL, SHORT, SHORTEST):
         texts = [shape(brevity, _NO_LIMIT) for shape in shapes]
         if whole + _widest_text(texts) <= left:
             spare = max(whole, min(left - _widest_text(texts), OPS_ROOM))
-            return _made([name(spare, True) for name in names], texts, kept, figures)
-    results = _widest_text([shape(RESULT, _NO_LIMIT) for shape in shapes])  # what came out is not cut
-    least = max(_LEAST_SHAPES, min(results, _LONG_SHAPES))
+            return _table([name(spare, True) for name in names], texts, kept, figures)
+    results = _widest_text([shape(RESULT, _NO_LIMIT) for shape in shapes])  # results are not cut
+    least = max(_MIN_SHAPES, min(results, _LONG_SHAPES))
     for_shapes = min(_widest_text(shortest), max(least, left - min(bare, _LONG_NAME)))
-    for_names = max(min(bare, _LEAST_NAME), left - for_shapes)
-    for_shapes = max(_LEAST_SHAPES, left - for_names)
+    for_names = max(min(bare, _MIN_NAME), left - for_shapes)
+    for_shapes = max(_MIN_SHAPES, left - for_names)
     texts = [shape(SHORTEST, for_shapes) for shape in shapes]
     for_names = max(for_names, left - _widest_text(texts))
-    return _made([_fitting(name, for_names) for name in names], texts, kept, figures)
+    return _table([_fit_name(name, for_names) for name in names], texts, kept, figures)
 
 
-def _left(room: int, figures: Sequence[Figures]) -> int:
+def _text_room(room: int, figures: Sequence[Figures]) -> int:
     """The columns that names and shapes have together."""
     return room - 2 - sum(2 + each.width for each in figures)
 
 
-def _fitting(name: Name, room: int) -> tuple[Span, ...]:
-    """A name with its class where both have room, else without; at last cut."""
+def _fit_name(name: Name, room: int) -> tuple[Span, ...]:
+    """A name with its class if both fit, else without; cut if that does not fit either."""
     spans = name(room, True)
-    return spans if cell_width(spans) <= room else shortened(name(room, False), room)
+    return spans if cell_width(spans) <= room else _cut_spans(name(room, False), room)
 
 
-def _made(
-    names: Sequence[Cell], shapes: Sequence[str], kept: Sequence[Figures], all: Sequence[Figures]
-) -> Fitted:
-    shaped = any(shapes)
-    titles = [Column("module", least=14), *([Column("input → output", least=12)] if shaped else [])]
+def _table(
+    names: Sequence[Cell], shapes: Sequence[str], kept: Sequence[Figures], figures: Sequence[Figures]
+) -> FittedTable:
+    has_shapes = any(shapes)
+    titles = [Column("module", least=14), *([Column("input → output", least=12)] if has_shapes else [])]
     titles += [Column(each.title, right=True) for each in kept]
     rows: list[list[Cell]] = []
     for at, name in enumerate(names):
-        cells: list[Cell] = [name, *([Span(shapes[at], "shape")] if shaped else [])]
+        cells: list[Cell] = [name, *([Span(shapes[at], "shape")] if has_shapes else [])]
         rows.append([*cells, *(each.cells[at] for each in kept)])
-    foot: list[Cell] = [Span("total", "title"), *([Span("")] if shaped else [])]
+    foot: list[Cell] = [Span("total", "title"), *([Span("")] if has_shapes else [])]
     table = grid(titles, rows, [*foot, *(Span(each.total, "title") for each in kept)])
-    return Fitted(table, tuple(each.name or each.title for each in all if each not in kept))
+    return FittedTable(table, tuple(each.name or each.title for each in figures if each not in kept))
 
 
 def _widest(cells: Sequence[Cell]) -> int:
@@ -248,4 +247,4 @@ def _widest(cells: Sequence[Cell]) -> int:
 
 
 def _widest_text(texts: Sequence[str]) -> int:
-    return max((columns(printable(text)) for text in texts), default=0)
+    return max((width(printable(text)) for text in texts), default=0)

@@ -8,10 +8,11 @@ from typing import IO, Protocol
 
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.forms import Form
-from sightline.trace.user_frames import first_own, torch_file
+from sightline.trace.source_files import torch_file
+from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.outline import Line, Printer
-from sightline.views.source_chain import ChainWriter, FrameLike, as_line, op_spans
+from sightline.views.source_chain import ChainWriter, FrameLike, entry_line, op_spans
 
 
 class LiveOp(Protocol):
@@ -50,11 +51,11 @@ class CodeOp:
 
 
 class LiveCode:
-    """Prints ops under their source lines as they come, exactly as ``t.code()`` does afterwards.
+    """Prints ops under their source lines as they run, exactly as ``t.code()`` does afterwards.
 
     >>> import sys
     >>> live = LiveCode(sys.stdout)
-    >>> live.op(OpEvent("relu", Form(()), output="f32[2]"))
+    >>> live.op(CodeOp("relu", Form(()), output="f32[2]"))
     (no Python source)
     │ # relu() -> f32[2];
     """
@@ -68,13 +69,13 @@ class LiveCode:
 
     def op(self, event: LiveOp) -> None:
         """Write one op, and the source lines that differ from the op before."""
-        chain = [place for place in event.chain if self._torch_frames or not torch_file(place.file)]
-        chain = chain[first_own(place.file for place in chain) :]
+        chain = [frame for frame in event.chain if self._torch_frames or not torch_file(frame.file)]
+        chain = chain[first_user_index(frame.file for frame in chain) :]
         content = op_spans(
             event.name, event.form.fill(event.inputs), event.output, event.phase, raised=event.raised
         )
         for entry in self._writer.op(chain, event.phase, content):
-            self._printer.write(as_line(entry))
+            self._printer.write(entry_line(entry))
         self._printer.flush()
 
 
@@ -85,7 +86,7 @@ class LiveLog:
     >>> from sightline.trace.forms import ONE_TENSOR
     >>> x = TensorMeta((2, 6), None, "float32", "cpu")
     >>> log = LiveLog()
-    >>> call = ModuleEvent("fc", "Linear", "in_features=6", 0, True, ONE_TENSOR, (x,), outputs=(x,))
+    >>> call = LogModule("fc", "Linear", "in_features=6", 0, True, ONE_TENSOR, (x,), outputs=(x,))
     >>> log.enter(call); log.exit(call)
     ● fc (Linear) (in_features: 6)
     ├─ Input: Tensor [2, 6] @ cpu
@@ -119,7 +120,7 @@ class LiveLog:
         """A module call begins: a container is printed, a leaf waits for its end."""
         if self._opens(event):
             if not self._leaves and self._shown(event):
-                event = self._placed(event)
+                event = self._shift_depth(event)
                 self._block(event.depth, self._style.opened(event))
         else:
             self._leaves += 1
@@ -128,16 +129,16 @@ class LiveLog:
         """A module call ended; ``event`` has its outputs, or the state it ended in."""
         if self._opens(event):
             if not self._leaves and self._shown(event):
-                event = self._placed(event)
+                event = self._shift_depth(event)
                 self._block(event.depth, self._style.closed(event))
             return
         self._leaves -= 1
         if not self._leaves:
-            event = self._placed(event)
+            event = self._shift_depth(event)
             self._block(event.depth, self._style.leaf(event))
 
     def op(self, event: LogOp) -> None:
-        """An operation ended; inside a leaf it is not worth a block."""
+        """An operation ended; those inside a leaf are not printed."""
         if self._leaves:
             return
         if not self._root and event.depth:
@@ -150,8 +151,8 @@ class LiveLog:
     def _shown(self, event: LogModule) -> bool:
         return self._root or event.depth > 0
 
-    def _placed(self, event: LogModule) -> LogModule:
-        """With the root left out, everything moves up by one."""
+    def _shift_depth(self, event: LogModule) -> LogModule:
+        """The event, one level up where the root is left out."""
         return replace(event, depth=event.depth - 1) if not self._root and event.depth else event
 
     def _block(self, depth: int, lines: list[Line]) -> None:
@@ -208,12 +209,12 @@ class LogWatcher:
             )  # fmt: skip
 
     def caller(self, event: LiveOpEvent) -> str:
-        """The function an operation is said to be called from: the user's innermost one."""
-        own = [place for place in event.chain if not torch_file(place.file)]
+        """The innermost function of the user's code that called an operation."""
+        own = [frame for frame in event.chain if not torch_file(frame.file)]
         return own[-1].function if own else ""
 
-    def note(self, event: LiveOpEvent) -> str:  # noqa: ARG002 — for those who have something to say
-        """What else is said of an operation."""
+    def note(self, event: LiveOpEvent) -> str:  # noqa: ARG002 — subclasses use it
+        """A remark after an operation; a subclass may return one."""
         return ""
 
     def enter(self, event: LiveCallEvent) -> None:

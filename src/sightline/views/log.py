@@ -1,7 +1,7 @@
 """``log()``: module calls and operations as blocks, in the order they ran.
 
-A call without calls inside is a leaf and one block; what runs inside it is left out unless asked for. Every
-operation outside leaves has a block: as the user wrote it, or the aten op where no API call was seen.
+A call without calls inside is a leaf and one block; what runs inside it is left out by default. Every
+operation outside leaves has a block: as the user wrote it, or the aten op where no API call was recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
-from sightline.trace.user_frames import Chains, shown_frames, torch_file
 from sightline.views.log_blocks import (
     OK,
     RAISED,
@@ -29,7 +28,18 @@ from sightline.views.log_blocks import (
     TensorText,
     tensor_block_text,
 )
-from sightline.views.log_fold import CLOSE, LEAF, OP, OPEN, REPEAT, REPEATED, Drawn, Look, Step, drawn_blocks
+from sightline.views.log_fold import (
+    CLOSE,
+    LEAF,
+    OP,
+    OPEN,
+    REPEAT,
+    REPEATED,
+    BlockKey,
+    FoldedBlock,
+    Step,
+    fold_blocks,
+)
 from sightline.views.outline import Line, Span, View, line
 from sightline.views.statistics_text import StatisticsIndex
 from sightline.views.variation import Variation, sizes_text
@@ -38,9 +48,9 @@ if TYPE_CHECKING:
     from sightline.api import Trace
 
 _FORWARD: Final = d.PHASES.index("forward")
-#: Blocks that are looked at together: what is asked of a long recording is mostly its beginning.
+#: How many blocks are folded together: often only the beginning of a long recording is read.
 _WINDOW: Final = 4096
-_NUMBERED: Final = re.compile(r"(?<![^.])\d+(?![^.])")  #: in the path of a module: its place in a list
+_NUMBERED: Final = re.compile(r"(?<![^.])\d+(?![^.])")  #: in the path of a module: its position in a list
 
 
 def log(trace: Trace, **options: Any) -> View:
@@ -54,59 +64,49 @@ def log_lines(
     title: str | None = None, tensor: TensorText = tensor_block_text, margin: str = "",
     stats: bool | None = None, fold: bool = False, everything: bool = True, more: str = SHOWS_ALL,
 ) -> Iterator[Line]:  # fmt: skip
-    """The lines of the blocks, the first before the last are made; without ``phase``, of the forward pass."""
+    """The lines of the blocks, lazily; without ``phase``, those of the forward pass."""
     selection = Selection(module, op, phase, depth, tail)
-    readings = StatisticsIndex(trace.data, stats)
-    part = None if everything or op is not None else model_part(trace.data)
-    story = _Story(trace, selection, readings, inside=inside or op is not None, root=root, part=part)
-    steps = story.steps()
+    statistics = StatisticsIndex(trace.data, stats)
+    part = None if everything or op is not None else model_part(trace.index)
+    builder = _LogBuilder(trace, selection, statistics, inside=inside or op is not None, root=root, part=part)
+    steps = builder.steps()
     first = next(steps, None)
-    told = "" if part is None else part.told(story.chosen_ops, more)
-    head = [line((f"# {told}", "dim"))] if told else []
-    if first is None and selection.given and not head:
-        given = ", ".join(f"{name}={value!r}" for name, value in selection.given.items())
-        raise NothingMatched(f"{given} matches no module call and no op outside leaf modules of this trace.")
+    excluded = "" if part is None else part.excluded_text(builder.chosen_ops, more)
+    head = [line((f"# {excluded}", "dim"))] if excluded else []
+    if first is None and selection.filters and not head:
+        filters = ", ".join(f"{name}={value!r}" for name, value in selection.filters.items())
+        raise NothingMatched(
+            f"{filters} matches no module call and no op outside leaf modules of this trace."
+        )
     if first is None and title is None:
         return iter(head or (line("(no module call and no op of a forward pass was recorded)"),))
     every: Iterator[Step] = chain([first] if first is not None else [], steps)
     if tail is not None:
         every = iter(_tail(list(every), tail))
     style = BlockStyle(tensor, margin)
-    return chain(head, _lines(story, every, style, title, fold))
+    return chain(head, _lines(builder, every, style, title, fold))
 
 
 def _lines(
-    story: _Story, steps: Iterator[Step], style: BlockStyle, title: str | None, fold: bool
+    builder: _LogBuilder, steps: Iterator[Step], style: BlockStyle, title: str | None, fold: bool
 ) -> Iterator[Line]:
-    between = _Rails(style)
+    last: int | None = None  # depth of the block before
     if title is not None:
         yield style.banner(f"TRACING {title} STARTED")
-        between.last = 0
+        last = 0
     for part in _windows(steps):
-        for drawn in drawn_blocks(part, story.look, story.loop_start, fold):
-            yield from between.before(drawn)
-            yield from story.lines(drawn, style)
+        for block in fold_blocks(part, builder.block_key, builder.loop_start, fold):
+            if last is not None and block.what != REPEATED:
+                yield style.rail(min(last, block.depth))
+            last = block.depth
+            yield from builder.lines(block, style)
     if title is not None:
         yield style.rail(0)
         yield style.banner(f"TRACING {title} COMPLETE")
 
 
-class _Rails:
-    """The lines between blocks."""
-
-    def __init__(self, style: BlockStyle) -> None:
-        self._style = style
-        self.last: int | None = None
-
-    def before(self, drawn: Drawn) -> Iterator[Line]:
-        """The line before a block, if there is one."""
-        if self.last is not None and drawn.what != REPEATED:
-            yield self._style.rail(min(self.last, drawn.depth))
-        self.last = drawn.depth
-
-
 def _windows(steps: Iterator[Step]) -> Iterator[list[Step]]:
-    """The blocks in parts that are looked at together, none of them in the middle of a container."""
+    """The steps in windows that are folded together; none ends inside a container."""
     part: list[Step] = []
     for step in steps:
         part.append(step)
@@ -118,9 +118,9 @@ def _windows(steps: Iterator[Step]) -> Iterator[list[Step]]:
 
 
 def _tail(steps: Sequence[Step], count: int) -> list[Step]:
-    """The last blocks, inside the containers that were open when the first of them came."""
-    places = [at for at, step in enumerate(steps) if step[0] in (LEAF, OP)][-count:]
-    cut = places[0] if places else 0
+    """The last blocks, inside the containers that were open before the first of them."""
+    blocks = [at for at, step in enumerate(steps) if step[0] in (LEAF, OP)][-count:]
+    cut = blocks[0] if blocks else 0
     open_: list[Step] = []
     for step in steps[:cut]:
         if step[0] == OPEN:
@@ -130,47 +130,47 @@ def _tail(steps: Sequence[Step], count: int) -> list[Step]:
     return [*open_, *steps[cut:]]
 
 
-class _Story:
-    """What happened in a trace, as steps, and the block of each step."""
+class _LogBuilder:
+    """The calls and ops of a trace as steps, and the block of each step."""
 
     def __init__(
-        self, trace: Trace, selection: Selection, readings: StatisticsIndex, *, inside: bool, root: bool,
+        self, trace: Trace, selection: Selection, statistics: StatisticsIndex, *, inside: bool, root: bool,
         part: ModelPart | None = None,
     ) -> None:  # fmt: skip
         self._index = trace.index
-        self._readings = readings
+        self._statistics = statistics
         self._data = data = trace.data
         self._phase = _FORWARD if selection.phase is None else d.PHASES.index(selection.phase)
         self._inside = inside
         self._calls = self._call_mask(selection)
         self._ops = self._op_mask(selection)
-        self.chosen_ops = self._ops.copy()  #: also those that are left out
+        self.chosen_ops = self._ops.copy()  #: with those that are not the model's
         if part is not None:
-            self._ops &= ~part.left_out
+            self._ops &= ~part.excluded
         self._shown = self._calls & (np.asarray(data.calls.parent >= 0) | root)
         self._leaf = self._leaves(selection)
         hidden = self._in_leaf()
         self._ops &= ~hidden
         self.chosen_ops &= ~hidden
-        self._chains = Chains(data, torch_file)
-        self._frames = shown_frames(data)
+        self._chains = self._index.user_chains
+        self._frames = self._index.op_frames
         self._variation = Variation(data)
         self._blocks: dict[tuple[object, ...], list[Line]] = {}
 
-    # -- which -----------------------------------------------------------------------------------
+    # -- masks -----------------------------------------------------------------------------------
 
     def _call_mask(self, selection: Selection) -> Mask:
         calls = self._data.calls
-        meant = Selection(module=selection.module, depth=selection.depth)
-        mask = meant.calls(self._index) if len(calls) else np.zeros(0, dtype=np.bool_)
+        filters = Selection(module=selection.module, depth=selection.depth)
+        mask = filters.calls(self._index) if len(calls) else np.zeros(0, dtype=np.bool_)
         chosen: Mask = mask & (calls.phase == self._phase)
         return chosen
 
     def _op_mask(self, selection: Selection) -> Mask:
-        """The ops that can have a block: outermost, of the phase asked for, matching the filters."""
-        meant = Selection(selection.module, selection.op, selection.phase, selection.depth)
+        """The ops that can have a block: outermost, of the selected phase, matching the filters."""
+        filters = Selection(selection.module, selection.op, selection.phase, selection.depth)
         try:
-            mask = meant.ops(self._index)
+            mask = filters.ops(self._index)
         except NothingMatched:
             if selection.op is not None:
                 raise
@@ -189,31 +189,31 @@ class _Story:
         inner = self._calls & (calls.parent >= 0)
         leaf[calls.parent[inner]] = False
         if self._inside:
-            holding = self._data.ops.call[self._ops]
-            leaf[holding[holding >= 0]] = False
+            with_ops = self._data.ops.call[self._ops]
+            leaf[with_ops[with_ops >= 0]] = False
         for call in np.flatnonzero(leaf & (calls.parent < 0)).tolist():  # a model without submodules
             module = self._data.modules[calls.module[call]]
             leaf[call] = module.type_module.partition(".")[0] == "torch" or selection.depth == 0
-        if selection.op is not None:  # containers of what was asked for stay, other modules go
+        if selection.op is not None:  # only modules that contain a selected op are shown
             self._shown &= ~leaf
         return leaf
 
     def _in_leaf(self) -> Mask:
         """The ops that ran inside a leaf; a backward op did not, though it belongs to one."""
-        hides = np.append(self._leaf & (self._data.calls.phase == self._phase), False)
-        return hides[self._data.ops.call]  # an op in no call has call -1: the appended entry
+        leaf = np.append(self._leaf & (self._data.calls.phase == self._phase), False)
+        return leaf[self._data.ops.call]  # call -1 reads the appended entry
 
-    # -- in which order --------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
-        """Every block in order: a container is opened, holds what ran inside it, and is closed."""
+        """Every block in order: a container is opened, contains what ran inside it, and is closed."""
         calls = self._data.calls
         firsts, ends, parents = calls.first_op.tolist(), calls.end_op.tolist(), calls.parent.tolist()
         ops = np.flatnonzero(self._ops).tolist()
         at = 0
         stack: list[int] = []  # containers that are open
 
-        def until(limit: int) -> Iterator[Step]:
+        def ops_before(limit: int) -> Iterator[Step]:
             """The ops before an op, and the ends of containers between them."""
             nonlocal at
             while at < len(ops) and ops[at] < limit:
@@ -223,36 +223,35 @@ class _Story:
                 at += 1
 
         for call in np.flatnonzero(self._shown).tolist():
-            yield from until(firsts[call])
-            while stack and not _holds(parents, stack[-1], call):
+            yield from ops_before(firsts[call])
+            while stack and not _contains(parents, stack[-1], call):
                 yield (CLOSE, stack.pop(), len(stack))
             yield (LEAF if self._leaf[call] else OPEN, call, len(stack))
             if not self._leaf[call]:
                 stack.append(call)
-        yield from until(len(self._data.ops))
+        yield from ops_before(len(self._data.ops))
         while stack:
             yield (CLOSE, stack.pop(), len(stack))
 
-    # -- what each looks like --------------------------------------------------------------------
+    # -- blocks ----------------------------------------------------------------------------------
 
-    def look(self, step: Step) -> Look:
-        """What makes blocks the same to a reader but for their numbers, the numbers, and whose it is."""
+    def block_key(self, step: Step) -> BlockKey:
+        """What the text of a step's block depends on."""
         what, id, _ = step
         if what == OP:
             frame = int(self._frames[id])
-            look, numbers = self._variation.look(id)
+            key, numbers = self._variation.op_key(id)
             call = int(self._data.ops.call[id]) if self._phase != _FORWARD else -1
-            module = self._label(call)
-            return Look((frame, look, _NUMBERED.sub("#", module)), numbers, (frame, module), frame)
+            path = self._data.modules[self._data.calls.module[call]].path if call >= 0 else ""
+            return BlockKey((frame, key, _NUMBERED.sub("#", path)), numbers, (frame, path), frame)
         calls = self._data.calls
         module = self._data.modules[calls.module[id]]
-        look, numbers = self._variation.call_look(id)
-        named = _NUMBERED.sub("#", module.path)
-        key = (look, module.type, module.extra, named, int(calls.flags[id]))
-        return Look(key, numbers, int(calls.module[id]), int(calls.frame[id]))
+        key, numbers = self._variation.call_key(id)
+        key = (key, module.type, module.extra, _NUMBERED.sub("#", module.path), int(calls.flags[id]))
+        return BlockKey(key, numbers, int(calls.module[id]), int(calls.frame[id]))
 
     def loop_start(self, frames: Sequence[int]) -> int:
-        """Where a loop begins in the source: where, line by line, it goes back the furthest."""
+        """Where the body of a loop begins in the source: after the largest step back in line numbers."""
         chains = [self._chains.of(frame) for frame in frames]
         depth = 0
         while all(len(chain) > depth + 1 for chain in chains) and len({c[depth] for c in chains}) == 1:
@@ -262,49 +261,46 @@ class _Story:
         lines = [int(self._data.frames.line[chain[depth]]) for chain in chains]
         return int(np.argmax(np.roll(lines, 1) - lines))
 
-    def _label(self, call: int) -> str:
-        return self._data.modules[self._data.calls.module[call]].path if call >= 0 else ""
-
-    def lines(self, drawn: Drawn, style: BlockStyle) -> list[Line]:
+    def lines(self, block: FoldedBlock, style: BlockStyle) -> list[Line]:
         """The lines of a block, or of the end of a bracket."""
-        if drawn.what == REPEAT:
-            return [style.repeat(drawn.depth, drawn.times)]
-        if drawn.what == REPEATED:
-            return [style.repeated(drawn.depth)]
-        if len(drawn.runs) == 1:
-            return self._known(drawn, style)
-        return self._drawn(drawn, style)
+        if block.what == REPEAT:
+            return [style.repeat(block.depth, block.times)]
+        if block.what == REPEATED:
+            return [style.repeated(block.depth)]
+        if len(block.runs) == 1:
+            return self._cached_lines(block, style)
+        return self._block_lines(block, style)
 
-    def _known(self, drawn: Drawn, style: BlockStyle) -> list[Line]:
-        """The lines of one call or op; those that look alike share them."""
-        what, id = drawn.what, drawn.runs[0]
+    def _cached_lines(self, block: FoldedBlock, style: BlockStyle) -> list[Line]:
+        """The lines of one call or op, cached for equal ones."""
+        what, id = block.what, block.runs[0]
         columns = self._data.ops if what == OP else self._data.calls
         inputs = columns.inputs[columns.input_offsets[id] : columns.input_offsets[id + 1]]
         outputs = columns.outputs[columns.output_offsets[id] : columns.output_offsets[id + 1]]
-        key: tuple[object, ...] = (what, drawn.depth, int(columns.flags[id]))
+        key: tuple[object, ...] = (what, block.depth, int(columns.flags[id]))
         for values in (inputs, outputs):
-            seen = values if self._readings else self._data.values.meta[values]
-            key = (*key, seen.tobytes())
+            shown = values if self._statistics else self._data.values.meta[values]
+            key = (*key, shown.tobytes())
         key += self._op_key(id) if what == OP else self._call_key(id)
-        known = self._blocks.get(key)
-        if known is None:
-            known = self._blocks[key] = self._drawn(drawn, style)
-        return known
+        lines = self._blocks.get(key)
+        if lines is None:
+            lines = self._blocks[key] = self._block_lines(block, style)
+        return lines
 
-    def _drawn(self, drawn: Drawn, style: BlockStyle) -> list[Line]:
-        if drawn.what == OP:
-            return style.op(self._op_event(drawn))
-        event = self._module_event(drawn)
-        return {OPEN: style.opened, CLOSE: style.closed, LEAF: style.leaf}[drawn.what](event)
+    def _block_lines(self, block: FoldedBlock, style: BlockStyle) -> list[Line]:
+        if block.what == OP:
+            return style.op(self._op_event(block))
+        event = self._module_event(block)
+        return {OPEN: style.opened, CLOSE: style.closed, LEAF: style.leaf}[block.what](event)
 
-    def _values(self, drawn: Drawn, what: str) -> list[tuple[int, ...]]:
-        """The values that went in or came out, in order; of several runs those of each."""
-        columns = self._data.ops if drawn.what == OP else self._data.calls
+    def _values(self, block: FoldedBlock, what: str) -> list[tuple[int, ...]]:
+        """The values of each "input" or "output" over all runs, in order."""
+        columns = self._data.ops if block.what == OP else self._data.calls
         flat, offsets = getattr(columns, f"{what}s"), getattr(columns, f"{what}_offsets")
-        return list(zip(*(flat[offsets[run] : offsets[run + 1]].tolist() for run in drawn.runs), strict=True))
+        return list(zip(*(flat[offsets[run] : offsets[run + 1]].tolist() for run in block.runs), strict=True))
 
     def _metas(self, values: Sequence[tuple[int, ...]]) -> list[d.TensorMeta]:
-        """What they look like; sizes that differ are ranges."""
+        """The metas of values; sizes that differ between runs are ranges."""
         return [self._meta(each) for each in values]
 
     def _meta(self, values: tuple[int, ...]) -> d.TensorMeta:
@@ -313,7 +309,7 @@ class _Story:
         first = metas[0]
         if len(metas) == 1:
             return first
-        if len({len(meta.shape) for meta in metas}) > 1:  # an optimizer does the same to weights of any rank
+        if len({len(meta.shape) for meta in metas}) > 1:  # an optimizer treats weights of any rank alike
             rank: Any = ("…",)
             return replace(first, shape=rank, symbols=())
         sizes: tuple[Any, ...] = tuple(
@@ -322,12 +318,11 @@ class _Story:
         )
         return replace(first, shape=sizes, symbols=())
 
-    def _numbers(self, values: Sequence[tuple[int, ...]]) -> list[tuple[Span, ...]]:
-        """The statistics of each, where there are any; of several runs together."""
-        if not self._readings:
+    def _statistics_spans(self, values: Sequence[tuple[int, ...]]) -> list[tuple[Span, ...]]:
+        """The statistics of each value, over all runs."""
+        if not self._statistics:
             return []
-        readings = map(self._readings.of, values)
-        return [reading.spans if reading else () for reading in readings]
+        return [each.spans if each else () for each in map(self._statistics.of, values)]
 
     def _op_key(self, op: int) -> tuple[object, ...]:
         ops = self._data.ops
@@ -338,42 +333,43 @@ class _Story:
         calls = self._data.calls
         return (int(calls.module[call]), int(calls.input_form[call]), int(calls.output_form[call]))
 
-    def _op_event(self, drawn: Drawn) -> LogOp:
-        op, ops = drawn.runs[0], self._data.ops
+    def _op_event(self, block: FoldedBlock) -> LogOp:
+        op, ops = block.runs[0], self._data.ops
         row = self._index.ops[op]
         chain = self._chains.of(int(self._frames[op]))
         function = self._index.frames[chain[-1]].function if chain else ""
         note = "" if self._phase == _FORWARD else row.phase
         if note and row.module is not None:
-            labels = (self._index.ops[run].module for run in drawn.runs)
+            labels = (self._index.ops[run].module for run in block.runs)
             note += f" of {_range_text([module.label for module in labels if module is not None])}"
         state = RAISED if row.raised else OK
-        form, result = (self._variation.form(column, drawn.runs) for column in (ops.form, ops.result))
-        inputs, outputs = self._values(drawn, "input"), self._values(drawn, "output")
+        form, result = (self._variation.form(column, block.runs) for column in (ops.form, ops.result))
+        inputs, outputs = self._values(block, "input"), self._values(block, "output")
         return LogOp(
-            row.name, row.flavour, function, drawn.depth, form, self._metas(inputs), result,
-            self._metas(outputs), state, note, self._numbers(inputs), self._numbers(outputs), drawn.times,
+            row.name, row.flavour, function, block.depth, form, self._metas(inputs), result,
+            self._metas(outputs), state, note, self._statistics_spans(inputs),
+            self._statistics_spans(outputs), block.times,
         )  # fmt: skip
 
-    def _module_event(self, drawn: Drawn) -> LogModule:
-        call, calls = drawn.runs[0], self._data.calls
+    def _module_event(self, block: FoldedBlock) -> LogModule:
+        call, calls = block.runs[0], self._data.calls
         row = self._index.module_calls[call]
         module = row.module
         state = RAISED if row.raised else UNFINISHED if row.unfinished else OK
-        modules = dict.fromkeys(calls.module[list(drawn.runs)].tolist())
+        modules = dict.fromkeys(calls.module[list(block.runs)].tolist())
         label = _range_text([self._index.modules[each].label for each in modules])
-        form, result = (self._variation.form(column, drawn.runs)
+        form, result = (self._variation.form(column, block.runs)
                         for column in (calls.input_form, calls.output_form))  # fmt: skip
-        inputs, outputs = self._values(drawn, "input"), self._values(drawn, "output")
+        inputs, outputs = self._values(block, "input"), self._values(block, "output")
         return LogModule(
-            label, module.type, module.extra, drawn.depth, bool(self._leaf[call]), form,
+            label, module.type, module.extra, block.depth, bool(self._leaf[call]), form,
             self._metas(inputs), result, self._metas(outputs), state, not module.path,
-            self._numbers(inputs), self._numbers(outputs), drawn.times,
+            self._statistics_spans(inputs), self._statistics_spans(outputs), block.times,
         )  # fmt: skip
 
 
 def _range_text(labels: Sequence[str]) -> str:
-    """Paths that differ in places of lists, as one.
+    """Paths that differ only in positions of lists, as one.
 
     >>> _range_text(["h.0.attn", "h.1.attn", "h.2.attn"])
     'h.0…2.attn'
@@ -382,7 +378,7 @@ def _range_text(labels: Sequence[str]) -> str:
     return ".".join(first if first == last else f"{first}…{last}" for first, last in ends)
 
 
-def _holds(parents: Sequence[int], outer: int, inner: int) -> bool:
+def _contains(parents: Sequence[int], outer: int, inner: int) -> bool:
     """Whether one call runs inside another."""
     while inner > outer:
         inner = parents[inner]

@@ -1,4 +1,4 @@
-"""The blocks of ``log()``: one per module call or operation, with what went in and what came out.
+"""The blocks of ``log()``: one per module call or operation, with its inputs and outputs.
 
     ● query_weights (Linear) (in_features: 6, out_features: 6)
     ├─ Input: Tensor [10, 20, 6] @ cpu
@@ -8,9 +8,9 @@
     ├─ Input: Tensor [10, 20, 6] @ cpu
     └─ Output: Tensor [10, 20, 3, 2] @ cpu
 
-A container is opened with its inputs, holds the blocks of what ran inside it, and is closed with its
+A container is opened with its inputs, contains the blocks of what ran inside it, and is closed with its
 outputs. Where statistics were taken, those of a tensor follow it. Blocks are made from plain events, so that
-a finished trace (`views.log`) and a running model (`views.live_log`) print the same.
+a finished trace (`views.log`) and a running model (`views.live`) print the same.
 """
 
 from __future__ import annotations
@@ -24,28 +24,20 @@ from typing import Final
 from sightline.notation import MANY_ALIKE, constant_text, times_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
+from sightline.trace.op_groups import BINARY_OPERATORS, REFLECTED_OPERATORS
 from sightline.views.outline import Line, Span, printable, width
 
 Tensors = Sequence[TensorMeta]
-#: The statistics of each tensor, ready to be written; empty where there are none.
-Numbers = Sequence[tuple[Span, ...]]
+#: The statistics of each tensor as spans; empty where there are none.
+StatisticsSpans = Sequence[tuple[Span, ...]]
 TensorText = Callable[[TensorMeta], str]
 
 OK: Final = ""
 RAISED: Final = "raised"
 UNFINISHED: Final = "unfinished"
 
-#: Operators with a left and a right side.
-_BINARY: Final = frozenset(
-    "+ - * / // % ** @ & | ^ << >> == != < <= > >= += -= *= /= //= %= **= @= &= |= ^= <<= >>=".split()
-)
-#: Those that arrive with their sides the other way round: ``1 - x`` as ``x.__rsub__(1)``.
-_REFLECTED: Final = {
-    "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
-    "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",
-}  # fmt: skip
 _POSITION = re.compile(r"\[\d+\]")
-_NUMBER = re.compile(r"(\d+)(?=\]?$)")  #: at the end of a label: its place in a list
+_NUMBER = re.compile(r"(\d+)(?=\]?$)")  #: at the end of a label: its position in a list
 _LOCALS: Final = "<locals>."
 
 
@@ -56,12 +48,12 @@ def tensor_block_text(meta: TensorMeta) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogModule:
-    """A module call: known at its entry but for the last four fields, which its exit fills in."""
+    """A module call; at its entry, result, outputs and state are not known yet."""
 
     path: str  #: ``blocks.0.attn``; the class name for a root
     type: str
     extra: str  #: ``in_features=6, out_features=6, bias=True``
-    depth: int  #: blocks it stands inside
+    depth: int  #: how many blocks enclose it
     leaf: bool  #: printed as one block, with nothing inside
     form: Form
     inputs: Tensors
@@ -69,9 +61,9 @@ class LogModule:
     outputs: Tensors = ()
     state: str = OK
     root: bool = False
-    input_numbers: Numbers = ()
-    output_numbers: Numbers = ()
-    times: int = 1  #: how often it ran, where several calls that look alike are one block
+    input_statistics: StatisticsSpans = ()
+    output_statistics: StatisticsSpans = ()
+    times: int = 1  #: how many equal calls the block stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +79,9 @@ class LogOp:
     result: Form = ONE_TENSOR
     outputs: Tensors = ()
     state: str = OK
-    note: str = ""  #: what else is to be said: ``backward of fc``
-    input_numbers: Numbers = ()
-    output_numbers: Numbers = ()
+    note: str = ""  #: a remark: ``backward of fc``
+    input_statistics: StatisticsSpans = ()
+    output_statistics: StatisticsSpans = ()
     times: int = 1
 
 
@@ -100,7 +92,7 @@ class _Part:
     label: str
     text: str
     style: str = ""
-    numbers: tuple[Span, ...] = ()
+    statistics: tuple[Span, ...] = ()
 
     @property
     def width(self) -> int:
@@ -109,7 +101,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class BlockStyle:
-    """How blocks are written: what a tensor looks like, and what every line starts with."""
+    """How blocks are written: the text of a tensor, and the prefix of every line."""
 
     tensor: TensorText = tensor_block_text
     margin: str = ""
@@ -123,15 +115,15 @@ class BlockStyle:
         return Line((), f"{self._inner(depth)}│")
 
     def repeat(self, depth: int, count: int) -> Line:
-        """What stands before blocks that were run again in this order."""
+        """The line before a sequence of blocks that ran several times."""
         return Line((Span(f"×{count}", "number"),), f"{self._inner(depth)}┌ ")
 
     def repeated(self, depth: int) -> Line:
-        """And after them."""
+        """The line after such a sequence."""
         return Line((), f"{self._inner(depth)}└")
 
     def opened(self, event: LogModule) -> list[Line]:
-        """The head of a container with its inputs; its children follow, one deeper."""
+        """The head of a container with its inputs; its children follow, one level deeper."""
         inputs = self._inputs(event, named=True)
         return [
             self._head(event.depth, _module_head(event)),
@@ -152,9 +144,9 @@ class BlockStyle:
 
     def op(self, event: LogOp) -> list[Line]:
         """An operation in one block."""
-        event, turned = _as_written(event)
-        binary = event.name.removeprefix("Tensor.") in _BINARY and len(event.form.args) == 2
-        parts = self._sides(event, turned) if binary else self._inputs(event, named=False)
+        event, reversed_sides = _restore_operator(event)
+        binary = event.name.removeprefix("Tensor.") in BINARY_OPERATORS and len(event.form.args) == 2
+        parts = self._sides(event, reversed_sides) if binary else self._inputs(event, named=False)
         parts += self._results(event)
         return [
             self._head(event.depth, _op_head(event, binary)),
@@ -172,7 +164,7 @@ class BlockStyle:
     def _branches(self, depth: int, parts: Sequence[_Part], *, closed: bool) -> list[Line]:
         lead = self._inner(depth)
         last = len(parts) - 1
-        column = max((part.width for part in parts if part.numbers), default=0)
+        column = max((part.width for part in parts if part.statistics), default=0)
         return [
             Line(
                 (Span(f"{part.label}: ", "dim"), Span(part.text, part.style), *_after(part, column)),
@@ -183,26 +175,24 @@ class BlockStyle:
 
     def _inputs(self, event: LogModule | LogOp, *, named: bool) -> list[_Part]:
         labels = slot_labels("Input", event.form, len(event.inputs))
-        parts = self._tensors(labels, event.inputs, event.input_numbers)
+        parts = self._tensors(labels, event.inputs, event.input_statistics)
         constants = constants_text(event.form) if named else ""  # an op has them in its head
         return [*parts, _Part("With", constants)] if constants else parts
 
-    def _tensors(self, labels: Sequence[str], metas: Tensors, numbers: Numbers) -> list[_Part]:
-        supply = iter(numbers)
-        return _gathered(
-            [
-                _Part(label, self.tensor(meta), "shape", next(supply, ()))
-                for label, meta in zip(labels, metas, strict=True)
-            ]
+    def _tensors(self, labels: Sequence[str], metas: Tensors, statistics: StatisticsSpans) -> list[_Part]:
+        supply = iter(statistics)
+        pairs = zip(labels, metas, strict=True)
+        return _merge_parts(
+            [_Part(label, self.tensor(meta), "shape", next(supply, ())) for label, meta in pairs]
         )
 
-    def _sides(self, event: LogOp, turned: bool) -> list[_Part]:
-        tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_numbers))
-        labels, parts = ("Right", "Left") if turned else ("Left", "Right"), []
+    def _sides(self, event: LogOp, reversed_sides: bool) -> list[_Part]:
+        tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_statistics))
+        labels, parts = ("Right", "Left") if reversed_sides else ("Left", "Right"), []
         for label, side in zip(labels, event.form.args, strict=True):
-            known = next(tensors, None) if side is SLOT else None
-            parts.append(replace(known, label=label) if known else _Part(label, constant_text(side)))
-        return parts[::-1] if turned else parts
+            tensor = next(tensors, None) if side is SLOT else None
+            parts.append(replace(tensor, label=label) if tensor else _Part(label, constant_text(side)))
+        return parts[::-1] if reversed_sides else parts
 
     def _results(self, event: LogModule | LogOp) -> list[_Part]:
         if event.state == RAISED:
@@ -212,40 +202,42 @@ class BlockStyle:
         if not event.outputs:
             return [_Part("Output", constants_text(event.result) or "None")]
         labels = slot_labels("Output", event.result, len(event.outputs))
-        return self._tensors(labels, event.outputs, event.output_numbers)
+        return self._tensors(labels, event.outputs, event.output_statistics)
 
 
-def _gathered(parts: list[_Part]) -> list[_Part]:
-    """The parts with those of a long list that look alike as one: ``Input 0…63: Tensor [8] @ cpu ×64``."""
+def _merge_parts(parts: list[_Part]) -> list[_Part]:
+    """The parts, with many equal ones as one: ``Input 0…63: Tensor [8] @ cpu ×64``."""
     if len(parts) < MANY_ALIKE:
         return parts
-    made: list[_Part] = []
-    for _, group in groupby(parts, key=lambda part: (part.text, part.numbers, _NUMBER.sub("", part.label))):
-        alike = list(group)
-        first, last = (_NUMBER.search(alike[at].label) for at in (0, -1))
-        if len(alike) < MANY_ALIKE or first is None or last is None:
-            made += alike
+    merged: list[_Part] = []
+    for _, group in groupby(
+        parts, key=lambda part: (part.text, part.statistics, _NUMBER.sub("", part.label))
+    ):
+        equal = list(group)
+        first, last = (_NUMBER.search(equal[at].label) for at in (0, -1))
+        if len(equal) < MANY_ALIKE or first is None or last is None:
+            merged += equal
             continue
-        label = _NUMBER.sub(f"{first[1]}…{last[1]}", alike[0].label)
-        made.append(replace(alike[0], label=label, text=times_text(alike[0].text, len(alike))))
-    return made
+        label = _NUMBER.sub(f"{first[1]}…{last[1]}", equal[0].label)
+        merged.append(replace(equal[0], label=label, text=times_text(equal[0].text, len(equal))))
+    return merged
 
 
-def _as_written(event: LogOp) -> tuple[LogOp, bool]:
-    """An operation under the operator that was written, and whether its sides are the other way round."""
-    operator = _REFLECTED.get(event.name.rpartition(".")[2])
+def _restore_operator(event: LogOp) -> tuple[LogOp, bool]:
+    """An operation under the operator in the source, and whether its sides are in reverse."""
+    operator = REFLECTED_OPERATORS.get(event.name.rpartition(".")[2])
     if operator is None or len(event.form.args) != 2:
         return event, False
     return replace(event, name=operator, flavour="operator"), True
 
 
 def _after(part: _Part, column: int) -> tuple[Span, ...]:
-    """The statistics of a tensor, those of one block below each other."""
-    return (Span(" " * (column - part.width) + "  "), *part.numbers) if part.numbers else ()
+    """The statistics of a tensor, aligned within their block."""
+    return (Span(" " * (column - part.width) + "  "), *part.statistics) if part.statistics else ()
 
 
 def slot_labels(what: str, form: Form, count: int) -> list[str]:
-    """What the tensors of a call are called: ``Input``, ``Input 0``, ``Input mask``, ``Output logits``.
+    """The labels of the tensors of a call: ``Input``, ``Input 0``, ``Input mask``, ``Output logits``.
 
     >>> slot_labels("Input", Form((SLOT,), {"mask": SLOT}), 2)
     ['Input', 'Input mask']
@@ -254,9 +246,9 @@ def slot_labels(what: str, form: Form, count: int) -> list[str]:
     """
     paths = form.slots()[:count]
     paths += [""] * (count - len(paths))
-    holding = [position for position, item in enumerate(form.args) if _holds_tensor(item)]
-    if len(holding) == 1:  # the only argument with tensors needs no number, only what is inside it
-        paths = [path.removeprefix(f"[{holding[0]}]") for path in paths]
+    with_tensors = [position for position, item in enumerate(form.args) if _holds_tensor(item)]
+    if len(with_tensors) == 1:  # the only argument with tensors needs no number, only the path inside it
+        paths = [path.removeprefix(f"[{with_tensors[0]}]") for path in paths]
     return [f"{what} {_label(path)}".rstrip() for path in paths]
 
 
@@ -271,9 +263,9 @@ def _label(path: str) -> str:
 
 
 def constants_text(form: Form, skip: int = 0) -> str:
-    """The arguments that are no tensors, as they were passed; None is not worth saying.
+    """The arguments that are no tensors, as they were passed, without None.
 
-    Nor is what torch's functions tell each other about warnings.
+    ``_stacklevel``, which torch's functions pass to each other, is left out too.
 
     >>> constants_text(Form((SLOT, 1, [SLOT, SLOT]), {"dim": -1, "out": None, "_stacklevel": 3}))
     '1, dim=-1'
@@ -338,7 +330,7 @@ def _setting(part: str) -> str:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The parts between commas that stand outside brackets."""
+    """The parts between commas outside brackets."""
     depth, start = 0, 0
     for at, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")

@@ -1,7 +1,7 @@
-"""Blocks that ran again and look alike, as one: equal layers, steps of a loop. For the log.
+"""Repeated blocks of the log as one: equal layers, steps of a loop.
 
-Blocks nest, so it is trees that are compared: a container with all it holds. What several are drawn as is a
-`Drawn` with all of them; who draws it says what differs.
+Blocks nest, so trees are compared: a container with everything inside it. Several equal blocks become one
+`FoldedBlock` with all their runs; its text shows what differs between them.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from sightline.views.variation import Varying, fold_alike
 
 OPEN, CLOSE, LEAF, OP, REPEAT, REPEATED = range(6)
 
-#: What happens, to which call or op, how deep.
+#: One of the constants above, the id of the call or op, and the depth.
 Step = tuple[int, int, int]
-#: Which of some frames, in the order they ran, a loop that runs them had better begin with.
-Beginning = Callable[[Sequence[int]], int]
+#: Takes frames in the order they ran, and returns the position of the one a loop over them begins with.
+LoopStart = Callable[[Sequence[int]], int]
 _NO_NUMBERS: Final[Varying] = ((), ())
 
 
-class Look(NamedTuple):
-    """What a call or an op looks like."""
+class BlockKey(NamedTuple):
+    """What the text of a call or an op depends on."""
 
     key: Hashable  #: without its numbers
     numbers: Varying
-    same: Hashable  #: what it is, to know it again
+    identity: Hashable  #: the same for two runs of one call or op in a loop
     frame: int  #: where it was called from
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A block, or an end of a bracket around blocks that ran again: all the calls or ops that it shows."""
+class FoldedBlock:
+    """A block with all the calls or ops it stands for, or an end of a bracket around repeated blocks."""
 
     what: int
     runs: tuple[int, ...]
     depth: int
-    times: int = 1  #: how often, where it says so
+    times: int = 1  #: how often it ran, where that is shown
 
 
 @dataclass(slots=True)
@@ -49,22 +49,22 @@ class _Tree:
     id: int
     depth: int
     children: list[_Tree] = field(default_factory=list)
-    key: int = -1  #: equal for trees that look alike but for their numbers
+    key: int = -1  #: equal for trees that differ only in numbers
     numbers: Varying = _NO_NUMBERS
-    same: Hashable = None
+    identity: Hashable = None
     frame: int = -1
 
 
-def drawn_blocks(
-    steps: Sequence[Step], look: Callable[[Step], Look], begins: Beginning, fold: bool
-) -> Iterator[Drawn]:
-    """The blocks of some steps in order; with ``fold`` those that ran again once."""
+def fold_blocks(
+    steps: Sequence[Step], key_of: Callable[[Step], BlockKey], loop_start: LoopStart, fold: bool
+) -> Iterator[FoldedBlock]:
+    """The blocks of some steps in order; with ``fold`` repeated ones only once."""
     if not fold:
-        return (Drawn(what, (id,), depth) for what, id, depth in steps)
-    return _emitted(_grown(steps, look), begins)
+        return (FoldedBlock(what, (id,), depth) for what, id, depth in steps)
+    return _blocks(_trees(steps, key_of), loop_start)
 
 
-def _grown(steps: Iterable[Step], look: Callable[[Step], Look]) -> list[_Tree]:
+def _trees(steps: Iterable[Step], key_of: Callable[[Step], BlockKey]) -> list[_Tree]:
     """The trees of blocks, each with its key."""
     top: list[_Tree] = []
     open_: list[_Tree] = []
@@ -78,64 +78,64 @@ def _grown(steps: Iterable[Step], look: Callable[[Step], Look]) -> list[_Tree]:
             if what == OPEN:
                 open_.append(tree)
                 continue
-        own, numbers, tree.same, tree.frame = look((tree.what, tree.id, tree.depth))
-        inside = tree.children
-        tree.key = keys.setdefault((tree.what, own, tuple(child.key for child in inside)), len(keys))
-        whole = [*numbers[0], *(number for child in inside for number in child.numbers[0])]
-        other = [*numbers[1], *(number for child in inside for number in child.numbers[1])]
+        own, numbers, tree.identity, tree.frame = key_of((tree.what, tree.id, tree.depth))
+        children = tree.children
+        tree.key = keys.setdefault((tree.what, own, tuple(child.key for child in children)), len(keys))
+        whole = [*numbers[0], *(number for child in children for number in child.numbers[0])]
+        other = [*numbers[1], *(number for child in children for number in child.numbers[1])]
         tree.numbers = tuple(whole), tuple(other)
     return top
 
 
-def _emitted(top: Sequence[_Tree], begins: Beginning) -> Iterator[Drawn]:
+def _blocks(top: Sequence[_Tree], loop_start: LoopStart) -> Iterator[FoldedBlock]:
     """The trees as blocks, without recursion: a model may be deeper than Python's stack."""
-    stack: list[tuple[list[_Tree], int, int] | Drawn] = []
-    stack += reversed(_folded([[tree] for tree in top], 0, begins))
+    stack: list[tuple[list[_Tree], int, int] | FoldedBlock] = []
+    stack += reversed(_fold_siblings([[tree] for tree in top], 0, loop_start))
     while stack:
         item = stack.pop()
-        if isinstance(item, Drawn):
+        if isinstance(item, FoldedBlock):
             yield item
             continue
         trees, times, deeper = item
         first, ids = trees[0], tuple(tree.id for tree in trees)
         depth = first.depth + deeper
-        yield Drawn(first.what, ids, depth, times)
+        yield FoldedBlock(first.what, ids, depth, times)
         if first.what == OPEN:
-            stack.append(Drawn(CLOSE, ids, depth))
-            inside = [list(each) for each in zip(*(tree.children for tree in trees), strict=True)]
-            stack += reversed(_folded(inside, deeper, begins))
+            stack.append(FoldedBlock(CLOSE, ids, depth))
+            children = [list(group) for group in zip(*(tree.children for tree in trees), strict=True)]
+            stack += reversed(_fold_siblings(children, deeper, loop_start))
 
 
-def _folded(
-    siblings: list[list[_Tree]], deeper: int, begins: Beginning
-) -> list[tuple[list[_Tree], int, int] | Drawn]:
-    """Blocks that stand beside each other, each already all runs of one; what is to be drawn of them."""
+def _fold_siblings(
+    siblings: list[list[_Tree]], deeper: int, loop_start: LoopStart
+) -> list[tuple[list[_Tree], int, int] | FoldedBlock]:
+    """Siblings, each a list of all runs of one block, as blocks and as groups of trees still to be opened."""
 
-    def is_loop(places: Sequence[int]) -> bool:
-        half = len(places) // 2
-        first, second = places[:half], places[half:]
-        return all(siblings[a][0].same == siblings[b][0].same for a, b in zip(first, second, strict=True))
+    def is_loop(positions: Sequence[int]) -> bool:
+        half = len(positions) // 2
+        pairs = zip(positions[:half], positions[half:], strict=True)
+        return all(siblings[a][0].identity == siblings[b][0].identity for a, b in pairs)
 
     def start(first: int, period: int) -> int:
-        return begins([siblings[at][0].frame for at in range(first, first + period)])
+        return loop_start([siblings[at][0].frame for at in range(first, first + period)])
 
-    made: list[tuple[list[_Tree], int, int] | Drawn] = []
+    blocks: list[tuple[list[_Tree], int, int] | FoldedBlock] = []
 
     def put(node: Node, shifts: list[int], times: int, deeper: int) -> None:
         if not isinstance(node, Repeat):
-            made.append(([tree for shift in shifts for tree in siblings[node + shift]], times, deeper))
+            blocks.append(([tree for shift in shifts for tree in siblings[node + shift]], times, deeper))
             return
         period = sum(map(length_of, node.body))
-        every = [shift + run * period for shift in shifts for run in range(node.count)]
+        all_shifts = [shift + run * period for shift in shifts for run in range(node.count)]
         if len(node.body) == 1 and not isinstance(node.body[0], Repeat):
-            put(node.body[0], every, node.count, deeper)
+            put(node.body[0], all_shifts, node.count, deeper)
             return
         depth = siblings[first_of(node)][0].depth + deeper
-        made.append(Drawn(REPEAT, (), depth, node.count))
+        blocks.append(FoldedBlock(REPEAT, (), depth, node.count))
         for part in node.body:
-            put(part, every, 1, deeper + 1)
-        made.append(Drawn(REPEATED, (), depth))
+            put(part, all_shifts, 1, deeper + 1)
+        blocks.append(FoldedBlock(REPEATED, (), depth))
 
     for node in fold_alike([(group[0].key, group[0].numbers) for group in siblings], is_loop, start):
         put(node, [0], 1, deeper)
-    return made
+    return blocks

@@ -1,4 +1,4 @@
-"""``t.memory()``: the peak of a run's memory, who holds it then, and the curve over time."""
+"""``t.memory()``: the peak of a run's memory, what is held then, and the curve over time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sightline.analysis.memory import Held, Share, Usage, usage_of
+from sightline.analysis.memory import MemoryUsage, PeakTensor, Share, usage_of
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, PHASES
-from sightline.trace.user_frames import backward_of, bare_name, placed, user_frame, written
-from sightline.views.layout import fitted
-from sightline.views.outline import Block, Cell, Column, Line, Span, View, grid, line, wrapped
+from sightline.trace.user_frames import api_call_of, backward_suffix, short_name, user_frame, with_location
+from sightline.views.layout import fit_blocks
+from sightline.views.outline import Block, Cell, Column, Line, Span, View, fact_lines, grid, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -31,49 +31,47 @@ _Row = list[str | Cell | tuple[str, str]]
 def memory(
     trace: Trace, module: str | None = None, phase: str | None = None, depth: int | None = None
 ) -> View:
-    """The memory of a run; ``module`` and ``phase`` choose, ``depth`` says how deep modules are named."""
-    found = usage_of(trace.index, module, phase, depth)
-    if not found or not any(usage.peak.nbytes for usage in found):
+    """The memory of a run; ``module`` and ``phase`` select, ``depth`` limits the names of modules."""
+    usages = usage_of(trace.index, module, phase, depth)
+    if not usages or not any(usage.peak.nbytes for usage in usages):
         if module is not None:
             raise NothingMatched(f"module={module!r} holds no memory in this trace.")
         return View((line(("memory  ", "dim"), "no tensor was recorded that holds memory"),))
-    first, *others = found
+    first, *others = usages
     info = trace.data.info
 
-    def made(room: int) -> list[Block]:
+    def fit(room: int) -> list[Block]:
         room = min(room, _WIDTH)
         blocks: list[Block] = [_head(first, module), *_others(others), line(), *_plot(first, room)]
         blocks += [line(), _kinds(first)]
         for title, shares in (("module", first.by_module(depth)), ("line", first.by_line())):
             blocks += [line(), _table(title, shares, first.peak.nbytes)]
         blocks += [line(), _tensors(first)]
-        notes = [*_allocator(found, info), *_notes(first, info)]
-        return [
-            *blocks,
-            line(),
-            *(each for title, told in notes for each in wrapped(title, told, _MARGIN, room)),
-        ]
+        notes = [*_allocator_notes(usages, info), *_notes(first, info)]
+        lines = (each for title, parts in notes for each in fact_lines(title, parts, _MARGIN, room))
+        return [*blocks, line(), *lines]
 
-    return View(tuple(fitted(made(_WIDTH), _WIDTH)), fit=made)
+    return View(tuple(fit_blocks(fit(_WIDTH), _WIDTH)), fit=fit)
 
 
-def _head(usage: Usage, module: str | None) -> Line:
+def _head(usage: MemoryUsage, module: str | None) -> Line:
     peak, op = usage.peak, usage.peak_op
     where = "" if usage.device == "cpu" else f" on {usage.device}"
     of = f" of {module!r}" if module is not None else ""
-    told: list[str | Span | tuple[str, str]] = [
+    parts: list[str | Span | tuple[str, str]] = [
         ("memory     ", "dim"), (f"peak {bytes_text(peak.nbytes)}", "title"), f"{of}{where}",
         (f"  at {time_text(peak.moment)} of {time_text(usage.held.over)}", "dim"),
     ]  # fmt: skip
     if op is None:
-        told.append(" · held before the block")
+        parts.append(" · held before the block")
     else:
-        made = written(op)
-        told += [f" · in {op.phase}, ", (placed(bare_name(made) + backward_of(made), made), "op")]
-    return line(*told, hang=_MARGIN)
+        call = api_call_of(op)
+        name = short_name(call) + backward_suffix(call)
+        parts += [f" · in {op.phase}, ", (with_location(name, call), "op")]
+    return line(*parts, hang=_MARGIN)
 
 
-def _others(usages: Sequence[Usage]) -> Iterator[Line]:
+def _others(usages: Sequence[MemoryUsage]) -> Iterator[Line]:
     for usage in usages:
         if usage.peak.nbytes:
             at = time_text(usage.peak.moment)
@@ -82,29 +80,26 @@ def _others(usages: Sequence[Usage]) -> Iterator[Line]:
             )
 
 
-# -- the curve ---------------------------------------------------------------------------------------------
-
-
-def _plot(usage: Usage, room: int) -> Iterator[Line]:
+def _plot(usage: MemoryUsage, room: int) -> Iterator[Line]:
     columns = max(room - _MARGIN - 2, 10)
-    most, over = usage.curve(columns)
-    top = max(int(most.max(initial=0)), 1)
-    heights = np.ceil(most * (_HEIGHT * 8) / top).astype(np.int64)
+    maxima, duration = usage.curve(columns)
+    top = max(int(maxima.max(initial=0)), 1)
+    heights = np.ceil(maxima * (_HEIGHT * 8) / top).astype(np.int64)
     for row in reversed(range(_HEIGHT)):
         label = bytes_text(top * (row + 1) / _HEIGHT) if row in (_HEIGHT - 1, _HEIGHT // 2 - 1) else ""
         cells = "".join(_LEVELS[min(max(height - 8 * row, 0), 8)] for height in heights.tolist())
         yield line((f"{label:>{_MARGIN - 1}} │", "dim"), (cells.rstrip(), "number"))
-    yield line((f"{'0':>{_MARGIN - 1}} └{_phases(usage, columns, over)}", "dim"))
+    yield line((f"{'0':>{_MARGIN - 1}} └{_phases(usage, columns, duration)}", "dim"))
 
 
-def _phases(usage: Usage, columns: int, over: int) -> str:
-    """What ran when: the names of the phases along the time axis."""
+def _phases(usage: MemoryUsage, columns: int, duration: int) -> str:
+    """The time axis, with the names of the phases along it."""
     ops = usage.index.raw.ops
     order = np.argsort(ops.start, kind="stable")
     starts: I64 = ops.start[order]
-    middles = (np.arange(columns) + 0.5) * over / columns
-    at = np.searchsorted(starts, middles, side="right") - 1
-    phases = [-1 if each < 0 else int(ops.phase[order[each]]) for each in at.tolist()]
+    middles = (np.arange(columns) + 0.5) * duration / columns
+    positions = np.searchsorted(starts, middles, side="right") - 1
+    phases = [-1 if each < 0 else int(ops.phase[order[each]]) for each in positions.tolist()]
     text = ""
     while len(text) < columns:
         phase = phases[len(text)]
@@ -116,14 +111,11 @@ def _phases(usage: Usage, columns: int, over: int) -> str:
     return text
 
 
-# -- the tables --------------------------------------------------------------------------------------------
-
-
 def _amount(nbytes: int, whole: int) -> tuple[str, str]:
     return bytes_text(nbytes), f"{nbytes / max(whole, 1):.0%}"
 
 
-def _kinds(usage: Usage) -> Block:
+def _kinds(usage: MemoryUsage) -> Block:
     whole = usage.peak.nbytes
     rows: list[_Row] = []
     for share in usage.by_kind():
@@ -149,62 +141,59 @@ def _table(title: str, shares: list[Share], whole: int) -> Block:
     return grid(columns, rows)
 
 
-def _tensors(usage: Usage) -> Block:
+def _tensors(usage: MemoryUsage) -> Block:
     rows: list[_Row] = []
-    for held in usage.largest(_LARGEST):
-        shape = str(held.value) if held.value is not None else "evicted"
-        rows.append([bytes_text(held.nbytes), (shape, "shape"), *_maker(held), (_why(held), "dim")])
+    for tensor in usage.largest(_LARGEST):
+        shape = str(tensor.value) if tensor.value is not None else "evicted"
+        rows.append([bytes_text(tensor.nbytes), (shape, "shape"), *_producer(tensor), (_why(tensor), "dim")])
     columns = [Column("largest", right=True), Column("tensor", least=12), Column("made by", least=16),
                Column("module", least=10, end=True), Column("line", least=16, end=True),
                Column("kept", least=16)]  # fmt: skip
     return grid(columns, rows)
 
 
-def _maker(held: Held) -> tuple[tuple[str, str], ...]:
-    """What made it, in which module, at which line; of what was there before its name or its kind."""
-    op = None if held.value is None else held.value.producer
-    if op is None or (held.name and held.use != "other"):
-        kind = "" if held.value is None else held.value.kind
-        return (held.name or kind, "op"), ("", ""), ("", "")
-    made, frame = written(op), user_frame(op)
-    module = "" if made.module is None else made.module.label
-    line_ = "" if frame is None else frame.position
-    return (bare_name(made) + backward_of(made), "op"), (module, "module"), (line_, "dim")
+def _producer(tensor: PeakTensor) -> tuple[tuple[str, str], ...]:
+    """The op, module and line that produced a tensor; for one without an op, its name or kind."""
+    op = None if tensor.value is None else tensor.value.producer
+    if op is None or (tensor.name and tensor.use != "other"):
+        kind = "" if tensor.value is None else tensor.value.kind
+        return (tensor.name or kind, "op"), ("", ""), ("", "")
+    call, frame = api_call_of(op), user_frame(op)
+    module = "" if call.module is None else call.module.label
+    position = "" if frame is None else frame.position
+    return (short_name(call) + backward_suffix(call), "op"), (module, "module"), (position, "dim")
 
 
-def _why(held: Held) -> str:
-    if held.use in ("parameters", "gradients", "optimizer state"):
-        return held.use.removesuffix("s")
-    return held.why if held.for_op is None else f"{held.why} {bare_name(held.for_op)}"
+def _why(tensor: PeakTensor) -> str:
+    if tensor.use in ("parameters", "gradients", "optimizer state"):
+        return tensor.use.removesuffix("s")
+    return tensor.why if tensor.for_op is None else f"{tensor.why} {short_name(tensor.for_op)}"
 
 
-# -- what is said below ------------------------------------------------------------------------------------
-
-
-def _allocator(usages: Sequence[Usage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """What the allocators of devices say of the same run."""
-    said = info.get("allocator")
+def _allocator_notes(usages: Sequence[MemoryUsage], info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """The figures of the devices' allocators for the same run."""
+    allocators = info.get("allocator")
     known = {usage.device: usage for usage in usages}
-    for device, numbers in sorted(said.items()) if isinstance(said, dict) else ():
+    for device, numbers in sorted(allocators.items()) if isinstance(allocators, dict) else ():
         (before, after), (_, reserved), (most_before, most) = (
             numbers[name] for name in ("allocated", "reserved", "most")
         )
-        told = [f"{device} allocated {bytes_text(before)} before, {bytes_text(after)} after"]
-        told.append(f"reserved {bytes_text(reserved)}")
+        parts = [f"{device} allocated {bytes_text(before)} before, {bytes_text(after)} after"]
+        parts.append(f"reserved {bytes_text(reserved)}")
         usage = known.get(device)
         if most > most_before:
-            told.append(f"most {bytes_text(most)}")
+            parts.append(f"most {bytes_text(most)}")
             unseen = max(before - usage.held_before(), 0) if usage is not None else 0
             if usage is not None and most:
                 ours = usage.peak.nbytes + unseen
                 also = f" with {bytes_text(unseen)} of others" if unseen else ""
-                told.append(f"seen here {bytes_text(ours)}{also}, {ours / most - 1:+.1%}")
+                parts.append(f"seen here {bytes_text(ours)}{also}, {ours / most - 1:+.1%}")
         else:
-            told.append(f"most {bytes_text(most)}, before the block")
-        yield "allocator", told
+            parts.append(f"most {bytes_text(most)}, before the block")
+        yield "allocator", parts
 
 
-def _notes(usage: Usage, info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def _notes(usage: MemoryUsage, info: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     if not usage.exact:
         yield "note", ["this recording does not say when storages were freed: each counts until its last use"]
     if info.get("ops") == "none":

@@ -1,4 +1,4 @@
-"""The one intermediate form of all views: lines of styled spans, and tables of them; as text and as HTML."""
+"""The intermediate form of all views: lines of styled spans, and tables of them; as text and as HTML."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-#: Each sign of the views, and what stands in for it.
-_PLAIN: Final = {
+#: The ASCII substitute of each sign in the views.
+_ASCII: Final = {
     "─": "-", "│": "|", "┊": ":", "┌": "+", "├": "+", "└": "+", "●": "*", "⋮": ":",
     "▁": "_", "▂": ".", "▃": "-", "▄": ":", "▅": "=", "▆": "+", "▇": "#", "█": "#",
     "░": ":", "▒": "+", "▓": "%", "·": ".", "…": "~", "×": "x", "±": "~", "µ": "u", "²": "2", "—": "-",
@@ -32,23 +32,23 @@ _PLAIN: Final = {
 
 @lru_cache(maxsize=16)
 def substitutes(encoding: str) -> dict[int, str]:
-    """What to put for the signs that an encoding cannot hold, for `str.translate`.
+    """The substitutes of the signs that an encoding lacks, for `str.translate`.
 
     >>> "│ 0 … 1.42".translate(substitutes("ascii")), "12 µs ─".translate(substitutes("latin-1"))
     ('| 0 ~ 1.42', '12 µs -')
     """
-    return {ord(sign): plain for sign, plain in _PLAIN.items() if not _holds(encoding, sign)}
+    return {ord(sign): plain for sign, plain in _ASCII.items() if not _can_encode(encoding, sign)}
 
 
 def known_encoding(encoding: str) -> str:
-    """An encoding as Python calls it; ASCII for one it does not know."""
+    """Python's name of an encoding; ASCII for an unknown one."""
     try:
         return codecs.lookup(encoding).name
     except LookupError:
         return "ascii"
 
 
-def _holds(encoding: str, sign: str) -> bool:
+def _can_encode(encoding: str, sign: str) -> bool:
     try:
         sign.encode(encoding)
     except UnicodeEncodeError:
@@ -56,7 +56,7 @@ def _holds(encoding: str, sign: str) -> bool:
     return True
 
 
-#: What a span means; how that looks is decided here, for the terminal (rich) and for HTML (CSS).
+#: The meaning of a span, and how it looks in the terminal (rich) and in HTML (CSS).
 STYLES: Final = {
     "": ("", ""),
     "code": ("", "color:inherit"),
@@ -75,16 +75,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u
 
 
 def printable(text: str) -> str:
-    """The text without what would move a cursor or reverse a line: control characters become ``\\x1b``."""
-    if text.isascii() and text.isprintable():  # nearly always: a table has millions of cells
+    """The text with control characters, which could move a cursor or reverse a line, as ``\\x1b``."""
+    if text.isascii() and text.isprintable():  # the fast path: a table has millions of cells
         return text
     text = text.replace("\n", "\\n").replace("\t", "    ")
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of text and what it means: a key of ``STYLES``."""
+    """A piece of text and its style, a key of ``STYLES``."""
 
     text: str
     style: str = ""
@@ -96,7 +96,7 @@ class Line:
 
     spans: tuple[Span, ...] = ()
     prefix: str = ""
-    hang: int = -1  #: columns that what has no room begins with on lines of its own; -1 leaves it long
+    hang: int = -1  #: indentation of the lines it is wrapped to; -1 for a line that is not wrapped
 
     @property
     def text(self) -> str:
@@ -108,19 +108,19 @@ class Column:
     """A column of a table."""
 
     title: str
-    right: bool = False  #: numbers are set flush right, and are never cut
-    least: int = 0  #: columns that a text keeps where it has to be cut; 0 for all of it
-    spare: int = 0  #: the higher, the sooner it goes where there is no room; 0 stays
-    end: bool = False  #: the end of a text matters more than the beginning, as of a path
+    right: bool = False  #: aligned right and never cut, for numbers
+    least: int = 0  #: how many columns a text keeps when it is cut; 0 for all of it
+    spare: int = 0  #: the higher, the sooner it is dropped for lack of room; 0 stays
+    end: bool = False  #: cut at the beginning: the end of a path matters more
 
 
-#: A cell of a table: one span, or several that are read as one text.
+#: A cell of a table: one span, or several that form one text.
 Cell = Span | tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table: columns, rows of cells, and an optional last row set off by a rule."""
+    """A table: columns, rows of cells, and an optional last row below a rule."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
@@ -139,14 +139,14 @@ def line(*parts: str | Span | tuple[str, str], prefix: str = "", hang: int = -1)
     return Line(tuple(_span(part) for part in parts), prefix, hang)
 
 
-def wrapped(title: str, told: Sequence[str], margin: int, room: int) -> list[Line]:
-    """A fact about a view in as many lines as it needs, all of it dim; none where nothing is told.
+def fact_lines(title: str, parts: Sequence[str], margin: int, room: int) -> list[Line]:
+    """A fact about a view in as many dim lines as it needs; none without parts.
 
-    >>> [made.text for made in wrapped("key", ["+N: N more", "×N: N times"], 5, 20)]
+    >>> [row.text for row in fact_lines("key", ["+N: N more", "×N: N times"], 5, 20)]
     ['key  +N: N more', '     ×N: N times']
     """
     rows: list[str] = []
-    for part in told:
+    for part in parts:
         if rows and width(f"{rows[-1]} · {part}") <= room - margin:
             rows[-1] += f" · {part}"
         else:
@@ -191,8 +191,8 @@ def cell_width(cell: Cell) -> int:
 class View:
     """A finished view: ``str(v)`` is plain text, ``v.print()`` goes to the terminal.
 
-    The text has a width of its own, 100 columns, so that it is the same everywhere; on a terminal it has the
-    width of that. ``fit`` makes the blocks for a width, where wrapping lines and cutting cells is not enough.
+    The text is 100 columns wide, so that it is the same everywhere; on a terminal it has the terminal's
+    width. ``fit`` makes the blocks for a width, where wrapping lines and cutting cells is not enough.
 
     >>> print(View((line("hello"),)))
     hello
@@ -202,19 +202,19 @@ class View:
     fit: Callable[[int], Iterable[Block]] | None = field(
         default=None, repr=False, compare=False, kw_only=True
     )
-    #: Whether it has the width that was asked for, whatever the terminal has.
+    #: Whether it keeps its width, whatever the terminal has.
     fixed: bool = field(default=False, repr=False, compare=False, kw_only=True)
 
     def within(self, room: int | None) -> Iterable[Block]:
-        """The blocks for a screen of so many columns; None where nothing has to fit."""
+        """The blocks for a screen of ``room`` columns; None for no limit."""
         if room is None or self.fixed:
             return self.blocks
         if not isinstance(room, int):
             raise UsageError(f"room={argument_text(room)} must be a number of columns, or None.")
-        from sightline.views.layout import NARROWEST, fitted
+        from sightline.views.layout import NARROWEST, fit_blocks
 
         room = max(room, NARROWEST)
-        return fitted(self.blocks if self.fit is None else self.fit(room), room)
+        return fit_blocks(self.blocks if self.fit is None else self.fit(room), room)
 
     def __str__(self) -> str:
         return "\n".join(text for block in self.blocks for text in _text(block))
@@ -234,7 +234,7 @@ class View:
     def _repr_html_(self) -> str:
         body = "".join(
             _html_lines(blocks) if lines else "".join(map(_html_table, blocks))
-            for lines, blocks in groupby(_html_part(self.blocks), lambda block: isinstance(block, Line))
+            for lines, blocks in groupby(_html_blocks(self.blocks), lambda block: isinstance(block, Line))
         )
         return (
             '<div class="sightline" style="font-family:ui-monospace,Menlo,Consolas,monospace;'
@@ -253,30 +253,30 @@ class Printer:
 
     @property
     def room(self) -> int | None:
-        """Columns there are; None where it is no terminal, and nothing has to fit."""
+        """The width of the terminal; None for a stream that is no terminal."""
         return shutil.get_terminal_size().columns if _is_terminal(self._out) else None
 
     def write(self, block: Block) -> None:
-        """Write one block; nothing in it is taken for markup."""
+        """Write one block; nothing in it is interpreted as markup."""
         if self._console is None:
             for text in _text(block):
-                self._out.write(self._held(text) + "\n")
+                self._out.write(self._encodable(text) + "\n")
             return
         from rich.text import Text
 
         for parts in _parts(block):
-            made = Text(no_wrap=True, overflow="ignore", end="\n")
+            row = Text(no_wrap=True, overflow="ignore", end="\n")
             for span in parts:
-                made.append(self._held(printable(span.text)), STYLES[span.style][0] or None)
-            self._console.print(made, soft_wrap=True)
+                row.append(self._encodable(printable(span.text)), STYLES[span.style][0] or None)
+            self._console.print(row, soft_wrap=True)
 
     def flush(self) -> None:
-        """Have it on the screen before the next op runs."""
+        """Show it before the next op runs."""
         self._out.flush()
 
-    def _held(self, text: str) -> str:
-        """The text as the stream can hold it: better a ``?`` than no view."""
-        if not self._signs or text.isascii():  # an encoding that holds all signs holds everything
+    def _encodable(self, text: str) -> str:
+        """The text in the stream's encoding: better a ``?`` than no view."""
+        if not self._signs or text.isascii():  # an encoding that has all signs has everything
             return text
         return text.translate(self._signs).encode(self._encoding, "replace").decode(self._encoding)
 
@@ -286,7 +286,7 @@ def _is_terminal(out: IO[str]) -> bool:
 
 
 def _console(out: IO[str], color: bool | None) -> Console | None:
-    """A rich console when colour is wanted; NO_COLOR and a pipe mean plain text."""
+    """A rich console for colour; None for plain text, as with NO_COLOR or in a pipe."""
     import os
 
     if color is None:
@@ -311,7 +311,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, room: int) -> str:
-    """The printable text in the room there is, with ``…`` where something is missing.
+    """The printable text in ``room`` columns, with ``…`` where something is missing.
 
     >>> cut("MultiheadAttention", 10)
     'Multihead…'
@@ -329,7 +329,7 @@ def cut(text: str, room: int) -> str:
 
 
 def cut_end(text: str, room: int) -> str:
-    """The end of the printable text in the room there is.
+    """The end of the printable text, in ``room`` columns.
 
     >>> cut_end("blocks.0.attn.qkv", 10)
     '….attn.qkv'
@@ -344,22 +344,22 @@ def _text(block: Block) -> list[str]:
 
 
 def _parts(block: Block) -> list[tuple[Span, ...]]:
-    """The lines of a block as spans, tables laid out with padding."""
+    """The lines of a block as spans; cells of a table are padded."""
     if isinstance(block, Line):
         return [(Span(block.prefix, "dim"), *block.spans)]
     head = tuple(Span(column.title, "dim") for column in block.columns)
     rows = [head, *block.rows, *([block.footer] if block.footer else [])]
     widths = column_widths(block)
     rule = (Span("─" * (sum(widths) + 2 * (len(widths) - 1)), "dim"),)
-    laid = [_laid(block.columns, widths, row) for row in rows]
-    laid.insert(1, rule)
+    lines = [_pad_row(block.columns, widths, row) for row in rows]
+    lines.insert(1, rule)
     if block.footer:
-        laid.insert(len(laid) - 1, rule)
-    return laid
+        lines.insert(len(lines) - 1, rule)
+    return lines
 
 
 def column_widths(table: Grid) -> list[int]:
-    """How wide the columns of a table are."""
+    """The widths of the columns of a table."""
     rows = [*table.rows, *([table.footer] if table.footer else [])]
     return [
         max([width(column.title), *(cell_width(row[at]) for row in rows if at < len(row))])
@@ -367,7 +367,7 @@ def column_widths(table: Grid) -> list[int]:
     ]
 
 
-def _laid(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> tuple[Span, ...]:
+def _pad_row(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell]) -> tuple[Span, ...]:
     parts: list[Span] = []
     for index, (column, size) in enumerate(zip(columns, widths, strict=True)):
         cell = row[index] if index < len(row) else Span("")
@@ -378,13 +378,13 @@ def _laid(columns: Sequence[Column], widths: Sequence[int], row: Sequence[Cell])
     return tuple(parts)
 
 
-#: Lines and rows of a page, and the characters in them: with more, a notebook is slow or does not open.
+#: Limits of a page, in lines and rows and in characters: with more, a notebook is slow or does not open.
 _HTML_LINES: Final = 4000
 _HTML_CHARACTERS: Final = 1 << 20
 
 
-def _html_part(blocks: Sequence[Block]) -> Iterator[Block]:
-    """What a page shows of a view: all of it, or the beginning and a line that says how much is left out."""
+def _html_blocks(blocks: Sequence[Block]) -> Iterator[Block]:
+    """The blocks a page shows: all, or the first and a line that says how much is left out."""
     lines = characters = 0
     for at, block in enumerate(blocks):
         room = _HTML_LINES - lines if characters <= _HTML_CHARACTERS else 0
@@ -406,24 +406,24 @@ def _rows(block: Block) -> int:
     return 1 if isinstance(block, Line) else len(block.rows)
 
 
-#: Where styles are taken out of a page, its tags still keep the indentation.
+#: If a page's styles are stripped, the tag still keeps the indentation.
 _PRE: Final = '<pre style="margin:0;padding:0;border:0;background:none;font:inherit;color:inherit">'
 
 
 def _html_lines(lines: Iterable[Any]) -> str:
-    made = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in lines)
-    return "\n".join([_PRE, *made]) + "</pre>"  # a newline after the tag is no line
+    rows = (_html_spans((Span(each.prefix, "dim"), *each.spans)) for each in lines)
+    return "\n".join([_PRE, *rows]) + "</pre>"  # HTML ignores the newline after the tag
 
 
 def _html_table(block: Any) -> str:
     cell = 'style="padding:1px 10px 1px 0;text-align:{align}{rule}"'
 
     def cells(tag: str, row: Sequence[Cell], rule: str = "") -> str:
-        made = []
+        parts = []
         for column, part in zip(block.columns, row, strict=False):
             style = cell.format(align="right" if column.right else "left", rule=rule)
-            made.append(f"<{tag} {style}>{_PRE}{_html_spans(_spans(part))}</pre></{tag}>")
-        return f"<tr>{''.join(made)}</tr>"
+            parts.append(f"<{tag} {style}>{_PRE}{_html_spans(_spans(part))}</pre></{tag}>")
+        return f"<tr>{''.join(parts)}</tr>"
 
     head = cells("th", [Span(column.title) for column in block.columns], ";border-bottom:1px solid #ccc")
     body = "".join(cells("td", row) for row in block.rows)
@@ -433,11 +433,11 @@ def _html_table(block: Any) -> str:
 
 def _html_spans(spans: Iterable[Span]) -> str:
     """The one place where text becomes HTML."""
-    made = []
+    parts = []
     for span in spans:
         if not span.text:
             continue
         text = html.escape(printable(span.text))
         css = STYLES[span.style][1]
-        made.append(f'<span style="{css}">{text}</span>' if css else text)
-    return "".join(made)
+        parts.append(f'<span style="{css}">{text}</span>' if css else text)
+    return "".join(parts)

@@ -1,8 +1,8 @@
-"""What went into module calls and what came out, in one short text: ``f32[2, 8] → f32[2, 4]``.
+"""The inputs and outputs of module calls in one short text: ``f32[2, 8] → f32[2, 4]``.
 
 Several calls are written as one: a size that differs becomes ``5…9``. Tensors inside dicts, keyword
 arguments and model outputs carry their name: ``mask=b8[2, 8]``. The table of a wide model has little
-room, so the same exchange can be written at four levels of brevity, and `key` says what the short forms mean.
+room, so an exchange can be written at four levels of brevity, and `key` explains the short forms.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from sightline.trace.index import Index
 from sightline.views.outline import cut, width
 
 ARROW: Final = " → "
-#: In full; without what the result repeats; only what the result changes; only the result.
+#: In full; without what the output repeats; only what the output changes; only the output.
 FULL, SHORT, SHORTEST, RESULT = range(4)
-#: What a short form looks like, and what it means.
+#: The pattern of each short form, and its meaning.
 _KEY: Final = (
     (re.compile(r"\+\d"), "+N: N more"),
     (re.compile(r"×\d"), "×N: N times"),
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Tensors that look alike, next to each other in a call."""
+    """Consecutive tensors of a call that are written the same."""
 
     label: str
     dtype: str
@@ -51,12 +51,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What went in and came out of calls that look alike, and how many looked different."""
+    """The inputs and outputs of equal calls, and how many calls were different."""
 
     inputs: tuple[Item, ...]
     outputs: tuple[Item, ...]
     others: int = 0
-    raised: bool = False  #: nothing came out but an exception
+    raised: bool = False  #: the call raised an exception
 
     def text(self, brevity: int = FULL) -> str:
         """The exchange in one line.
@@ -71,17 +71,17 @@ class Exchange:
         if self.raised:
             return f"{', '.join(item.text() for item in self.inputs) or '()'}{ARROW}raised{more}"
         if brevity == RESULT:
-            return f"{ARROW.lstrip()}{_few(self.outputs)}{more}"
+            return f"{ARROW.lstrip()}{_first_text(self.outputs)}{more}"
         if brevity == SHORTEST:
-            return _few(self.inputs) + ARROW + self._shortest() + more
+            return _first_text(self.inputs) + ARROW + self._shortest() + more
         inputs = ", ".join(item.text() for item in self.inputs) or "()"
         if brevity == SHORT and self.outputs and self._same:
             return f"{inputs}{ARROW}same{more}"
         outputs = ", ".join(item.text(dtype=brevity == FULL or not self._same_dtype) for item in self.outputs)
         return f"{inputs}{ARROW}{outputs or '()'}{more}"
 
-    def fitted(self, room: int, brevity: int = FULL) -> str:
-        """The longest text, of this brevity or shorter, that has room; at last only the result, cut."""
+    def fit(self, room: int, brevity: int = FULL) -> str:
+        """The longest text of this brevity or shorter that fits ``room`` columns; else the output, cut."""
         texts = [self.text(each) for each in range(brevity, RESULT + 1)]
         return next((text for text in texts if width(text) <= room), cut(texts[-1], room))
 
@@ -96,22 +96,22 @@ class Exchange:
 
     def _shortest(self) -> str:
         if not self.outputs or not self.inputs:
-            return _few(self.outputs)
+            return _first_text(self.outputs)
         if self._same:
             return "same"
-        first, given = self.outputs[0], self.inputs[0]
+        output, source = self.outputs[0], self.inputs[0]
         skip = 0
-        most = min(len(first.sizes) - 1, len(given.sizes))  # at least the last size is written
-        while skip < most and first.sizes[skip] == given.sizes[skip]:
+        most = min(len(output.sizes) - 1, len(source.sizes))  # at least the last size is written
+        while skip < most and output.sizes[skip] == source.sizes[skip]:
             skip += 1
-        if len(first.sizes) != len(given.sizes) and skip < len(given.sizes):
-            skip = 0  # nobody could tell how many sizes were left out
-        text = first.text(dtype=first.dtype != given.dtype, label=False, skip=skip)
+        if len(output.sizes) != len(source.sizes) and skip < len(source.sizes):
+            skip = 0  # a reader could not tell how many sizes were left out
+        text = output.text(dtype=output.dtype != source.dtype, label=False, skip=skip)
         return text + _rest(self.outputs)
 
 
 def key(texts: Iterable[str]) -> list[str]:
-    """What the short forms in some texts mean, for those that appear.
+    """The meanings of the short forms that appear in some texts.
 
     >>> key(["f32[2, 8] +1 → same"])
     ['+N: N more', 'same: as the input']
@@ -124,7 +124,7 @@ def _bare(item: Item) -> Item:
     return replace(item, label="", count=1)
 
 
-def _few(items: Sequence[Item]) -> str:
+def _first_text(items: Sequence[Item]) -> str:
     return items[0].text(label=False) + _rest(items) if items else "()"
 
 
@@ -134,7 +134,7 @@ def _rest(items: Sequence[Item]) -> str:
 
 
 class Exchanges:
-    """Exchanges of the module calls of one trace; what each form and meta looks like is worked out once."""
+    """Exchanges of the module calls of one trace; the labels of each form are computed once."""
 
     def __init__(self, index: Index) -> None:
         self._data: TraceData = index.raw
@@ -142,7 +142,7 @@ class Exchanges:
         self._labels: dict[int, list[str]] = {}
 
     def of(self, calls: Sequence[int]) -> Exchange:
-        """The exchange of several calls, told as one where they differ in sizes only."""
+        """The exchange of several calls, written as one where they differ only in sizes."""
         columns = self._data.calls
         kinds: dict[tuple[tuple[Item, ...], tuple[Item, ...]], None] = {}
         seen: set[tuple[object, ...]] = set()
@@ -157,7 +157,7 @@ class Exchanges:
                 kinds[self._items(forms[0], inputs.tolist()), self._items(forms[1], outputs.tolist())] = None
         if not kinds:
             return Exchange((), ())
-        merged = _merged(list(kinds))
+        merged = _merge(list(kinds))
         raised = bool(columns.flags[calls[0]] & RAISED) and not merged.outputs
         return replace(merged, raised=raised)
 
@@ -183,23 +183,23 @@ class Exchanges:
 
 
 def _label(path: str) -> str:
-    """The name a tensor goes by: that of the keyword, field or key that leads to it."""
-    found = _NAME.search(path)
-    return found[0] if found else ""
+    """The name of a tensor: the keyword, field or key that leads to it."""
+    match = _NAME.search(path)
+    return match[0] if match else ""
 
 
-def _merged(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:
+def _merge(kinds: list[tuple[tuple[Item, ...], tuple[Item, ...]]]) -> Exchange:
     shapes = {tuple((i.label, i.dtype, len(i.sizes), i.suffix, i.count) for i in (*a, *b)) for a, b in kinds}
     inputs, outputs = kinds[0]
     if len(kinds) == 1 or len(shapes) > 1 or len({len(a) for a, _ in kinds}) > 1:
         return Exchange(inputs, outputs, len(kinds) - 1)
     return Exchange(
-        tuple(_spread([kind[0][i] for kind in kinds]) for i in range(len(inputs))),
-        tuple(_spread([kind[1][i] for kind in kinds]) for i in range(len(outputs))),
+        tuple(_size_ranges([kind[0][i] for kind in kinds]) for i in range(len(inputs))),
+        tuple(_size_ranges([kind[1][i] for kind in kinds]) for i in range(len(outputs))),
     )
 
 
-def _spread(items: list[Item]) -> Item:
+def _size_ranges(items: list[Item]) -> Item:
     """One item for several of the same rank: sizes that differ become a range."""
     sizes = []
     for column in zip(*(item.sizes for item in items), strict=True):

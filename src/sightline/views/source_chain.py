@@ -1,8 +1,8 @@
-"""Ops under the chain of source lines that ran them, line by line as they come.
+"""Ops under the chain of source lines that ran them, one op at a time.
 
-`ChainWriter` holds which source lines are open and says what has to be written before the next op: only
-what differs from the op before. The finished view (`code`) and the live one (`live`) both use it, so they
-print the same lines.
+`ChainWriter` keeps the open source lines and returns what has to be written before the next op: only the
+lines that differ from those of the op before. The finished view (`code`) and the live one (`live`) both use
+it, so they print the same lines.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from sightline.notation import position_text
 from sightline.views.outline import Line, Span, printable, width
 
 ARROW: Final = "⬇️"
-_ALIGNED: Final = 72  #: numbers stand below each other, but for those of ops wider than this
-#: What an op line begins with in these phases.
+_ALIGNED: Final = 72  #: statistics are aligned, except after ops wider than this
+#: The mark of an op in these phases.
 PHASE_MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
 
 class FrameLike(Protocol):
-    """A source position: a `Frame` row, a `ChainFrame`, or whatever a recorder has at hand.
+    """A source position: a `Frame` row, a `ChainFrame`, or the recorder's own object.
 
-    It may also have ``end_line``, ``indent``, without which no expression is marked in its line, and
-    ``call``: the module call entered from this line. A line that enters another call than before is written
-    again, so that the iterations of a loop can be told apart.
+    It may also have ``end_line``; ``indent``, without which no expression is highlighted; and ``call``, the
+    module call entered from this line. A line that enters another call than before is written again, to
+    separate the iterations of a loop.
     """
 
     @property
@@ -49,29 +49,29 @@ class ChainFrame:
     file: str
     line: int
     function: str
-    code: str  #: the source line, stripped; empty where it is not at hand
+    code: str  #: the source line, stripped; empty if unknown
     columns: tuple[int, int] | None = None
-    end_line: int = -1  #: where the expression ends, if not on this line
-    call: int = -1  #: id of the module call entered from here, where one was and it matters
-    indent: int = -1  #: bytes before the code in its line, from which columns are counted; -1 if not known
+    end_line: int = -1  #: of the expression, if it does not end on this line
+    call: int = -1  #: id of the module call entered from here, or -1
+    indent: int = -1  #: bytes before the code in its line, from which columns are counted; -1 if unknown
 
 
-#: Stands in for the chain of an op that no Python code ran.
+#: The chain of an op that no Python code ran.
 NO_SOURCE: Final = ChainFrame("", 0, "", "(no Python source)")
 
 
 @dataclass(slots=True)
 class SourceLine:
-    """A source line about to be written, with the columns of the expressions that ran in it."""
+    """A source line to be written, with the columns of the expressions that ran in it."""
 
     depth: int
-    place: FrameLike
+    frame: FrameLike
     columns: list[tuple[int, int]] = field(default_factory=list)
 
     def spans(self) -> tuple[Span, ...]:
-        place = self.place
-        columns, indent = tuple(self.columns), getattr(place, "indent", -1)
-        return _source_spans(place.file, place.line, place.function, place.code, columns, indent)
+        frame = self.frame
+        columns, indent = tuple(self.columns), getattr(frame, "indent", -1)
+        return _source_spans(frame.file, frame.line, frame.function, frame.code, columns, indent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,20 @@ class Note:
 
     depth: int
     content: tuple[Span, ...]
-    numbers: tuple[Span, ...] = ()  #: the statistics of an op's result, which stand after it
-    pad: int = 0  #: columns of space before them, to have those of several ops below each other
+    statistics: tuple[Span, ...] = ()  #: of an op's result, written after it
+    pad: int = 0  #: spaces before them, to align those of several ops
 
     def spans(self) -> tuple[Span, ...]:
-        return (*self.content, Span(" " * (1 + self.pad)), *self.numbers) if self.numbers else self.content
+        if not self.statistics:
+            return self.content
+        return (*self.content, Span(" " * (1 + self.pad)), *self.statistics)
 
 
 Entry = SourceLine | Note
 
 
 class ChainWriter:
-    """Which source lines are open, and what to write before the next op."""
+    """Keeps the open source lines, and returns what to write before the next op."""
 
     def __init__(self) -> None:
         self._chain: list[FrameLike] = []
@@ -106,21 +108,18 @@ class ChainWriter:
         return len(self._chain)
 
     def shared(self, chain: Sequence[FrameLike]) -> int:
-        """How many of the open lines the chain begins with."""
+        """How many of the open lines a chain shares."""
         return shared_lines(self._chain, chain)
 
     def op(
-        self,
-        chain: Sequence[FrameLike],
-        phase: str,
-        content: tuple[Span, ...],
-        numbers: tuple[Span, ...] = (),
-    ) -> list[Entry]:
-        """The lines of one op: what differs in its chain from the one before, and the op itself."""
+        self, chain: Sequence[FrameLike], phase: str, content: tuple[Span, ...],
+        statistics: tuple[Span, ...] = (),
+    ) -> list[Entry]:  # fmt: skip
+        """The lines of one op: the part of its chain that is not open, and the op itself."""
         chain = chain or (NO_SOURCE,)
         entries = self.turn(phase)
         entries += self.descend(chain, len(chain), further=False)
-        entries.append(Note(len(chain), content, numbers))
+        entries.append(Note(len(chain), content, statistics))
         self._descended = False
         return entries
 
@@ -135,36 +134,36 @@ class ChainWriter:
     def descend(self, chain: Sequence[FrameLike], depth: int, *, further: bool) -> list[Entry]:
         """Open the first ``depth`` lines of a chain; ``further`` says that something deeper follows."""
         shared = min(self.shared(chain), depth)
-        for at, place in enumerate(chain[:shared]):
-            _add_columns(self._lines[at], place)
-            if getattr(place, "call", -1) >= 0:
-                self._chain[at] = place
+        for at, frame in enumerate(chain[:shared]):
+            _add_columns(self._lines[at], frame)
+            if getattr(frame, "call", -1) >= 0:
+                self._chain[at] = frame
         entries: list[Entry] = []
         deeper = shared < depth or further
         if shared == len(self._chain) and shared and deeper and not self._descended:
             entries.append(Note(shared, (Span(ARROW, "dim"),)))
         self.close(shared)
         for at in range(shared, depth):
-            place = chain[at]
-            line = SourceLine(at, place)
-            _add_columns(line, place)
+            frame = chain[at]
+            line = SourceLine(at, frame)
+            _add_columns(line, frame)
             entries.append(line)
             self._lines.append(line)
-            self._chain.append(place)
+            self._chain.append(frame)
             if at < depth - 1 or further:
                 entries.append(Note(at + 1, (Span(ARROW, "dim"),)))
         self._descended = further
         return entries
 
     def close(self, depth: int) -> None:
-        """Close the open lines from a depth on, so that they are written again when they come again."""
+        """Close the open lines from a depth on, so that they are written again if they run again."""
         if depth < len(self._chain):
             self._descended = True
         del self._chain[depth:], self._lines[depth:]
 
 
 def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike]) -> int:
-    """How many lines two chains have in common from the outermost in, entering the same calls."""
+    """How many outer lines two chains share, entering the same calls."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a is not b:
@@ -179,7 +178,7 @@ def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike]) -> int:
 
 def op_spans(name: str, arguments: str, outputs: str, phase: str = "forward", *, raised: bool = False,
              times: int = 1) -> tuple[Span, ...]:  # fmt: skip
-    """An op as the comment it is written as: ``# mul.Tensor(f32[2], 3) -> f32[2];``."""
+    """An op as a comment: ``# mul.Tensor(f32[2], 3) -> f32[2];``."""
     spans = [Span(f"# {PHASE_MARKS.get(phase, '')}", "dim"), Span(name, "op"), Span(f"({arguments})")]
     if raised:
         spans.append(Span(" !! raised", "error"))
@@ -192,25 +191,20 @@ def op_spans(name: str, arguments: str, outputs: str, phase: str = "forward", *,
     return tuple(spans)
 
 
-#: An entry of the view, or a line already made, with the depths of the repeats open around it.
-Placed = tuple[Entry | Line, tuple[int, ...]]
+#: An entry of the view or a finished line, with the depths of the repeats open around it.
+PlacedEntry = tuple[Entry | Line, tuple[int, ...]]
 
 
-def aligned(placed: Sequence[Placed]) -> list[Placed]:
-    """The entries with the numbers of ops that follow each other set in one column.
-
-    An op that is wider than most leaves the column alone: its numbers follow it.
-    """
-    made: list[Placed] = []
+def align_statistics(placed: Sequence[PlacedEntry]) -> list[PlacedEntry]:
+    """The entries with the statistics of consecutive ops aligned; those of very wide ops follow directly."""
+    result: list[PlacedEntry] = []
     for notes, group in groupby(placed, key=lambda item: isinstance(item[0], Note) and item[0].depth):
         entries = list(group)
-        if notes is not False:
-            entries = _in_a_column(entries)
-        made += entries
-    return made
+        result += entries if notes is False else _align(entries)
+    return result
 
 
-def _in_a_column(entries: list[Placed]) -> list[Placed]:
+def _align(entries: list[PlacedEntry]) -> list[PlacedEntry]:
     widths = [_columns(entry) if isinstance(entry, Note) else 0 for entry, _ in entries]
     column = max((wide for wide in widths if wide <= _ALIGNED), default=0)
     return [
@@ -222,17 +216,17 @@ def _in_a_column(entries: list[Placed]) -> list[Placed]:
 
 
 def _columns(note: Note) -> int:
-    """How wide an op is that has numbers after it."""
-    return sum(width(printable(span.text)) for span in note.content) if note.numbers else 0
+    """The width of an op that has statistics after it; else 0."""
+    return sum(width(printable(span.text)) for span in note.content) if note.statistics else 0
 
 
-def as_line(entry: Entry, repeats: Sequence[int] = ()) -> Line:
+def entry_line(entry: Entry, repeats: Sequence[int] = ()) -> Line:
     """An entry as a line of the outline; ``repeats`` are the depths at which a repeat is open."""
     return Line(entry.spans(), gutter(entry.depth, repeats))
 
 
 def gutter(depth: int, repeats: Sequence[int] = ()) -> str:
-    """What a line begins with: ``│ `` per open source line, ``┊ `` per open repeat.
+    """The prefix of a line: ``│ `` per open source line, ``┊ `` per open repeat.
 
     >>> gutter(2, [1])
     '│ ┊ │ '
@@ -242,11 +236,11 @@ def gutter(depth: int, repeats: Sequence[int] = ()) -> str:
     return "".join("┊ " * repeats.count(at) + ("│ " if at < depth else "") for at in range(depth + 1))
 
 
-def _add_columns(line: SourceLine, place: FrameLike) -> None:
-    columns = place.columns
+def _add_columns(line: SourceLine, frame: FrameLike) -> None:
+    columns = frame.columns
     if columns is None:
         return
-    if getattr(place, "end_line", place.line) > place.line:
+    if getattr(frame, "end_line", frame.line) > frame.line:
         columns = (columns[0], 1 << 30)  # an expression over several lines: to the end of this one
     if columns not in line.columns:
         line.columns.append(columns)
@@ -261,21 +255,21 @@ def _source_spans(
     where = Span(f"# {position_text(file, line)} in {function}:", "dim")
     if not code:
         return (where,)
-    return (*_highlighted(code, columns, indent), Span("  "), where)
+    return (*_highlight(code, columns, indent), Span("  "), where)
 
 
-def _highlighted(code: str, columns: Sequence[tuple[int, int]], indent: int) -> list[Span]:
-    """The source line with its expressions marked; columns count bytes of the line as it is in the file."""
+def _highlight(code: str, columns: Sequence[tuple[int, int]], indent: int) -> list[Span]:
+    """The source line with its expressions highlighted; columns count bytes of the line in the file."""
     if not columns or indent < 0:
         return [Span(code, "code")]
-    raw = code.encode(errors="surrogatepass")  # text out of a bundle may be odd
+    raw = code.encode(errors="surrogatepass")  # a damaged recording may hold any text
     spans: list[Span] = []
     at = 0
     for start, end in sorted(columns):
         start, end = max(start - indent, at), min(end - indent, len(raw))
         if start >= end:
             continue
-        if start == at and spans:  # next to the one before: one mark
+        if start == at and spans:  # adjacent to the one before
             spans[-1] = Span(spans[-1].text + _decoded(raw[start:end]), "mark")
         else:
             spans += [Span(_decoded(raw[at:start]), "code"), Span(_decoded(raw[start:end]), "mark")]

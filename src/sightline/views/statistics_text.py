@@ -1,7 +1,7 @@
 """The statistics of values as views write them: ``0 … 1.42, mean 0.406, std 0.467, 3 NaN``.
 
 `StatisticsIndex` looks them up, for one value or for several together; a `ValueStatistics` is written in
-full after an op, or as one cell of a table. Every view that shows statistics asks here whether there are any.
+full after an op, or as one cell of a table.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from sightline.notation import number_text
 from sightline.trace.data import TraceData
 from sightline.views.outline import Span
 
-#: NaN is always a mistake; an infinity may be meant, as in a mask.
+#: NaN is always a mistake; an infinity may be intended, as in a mask.
 WRONG: Final = (("NaN", "error"), ("Inf", "warn"))
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics:
-    """What the numbers of one value were like, or those of several taken together.
+    """The statistics of one value, or of several taken together.
 
-    >>> relu = Reading(0.0, 1.42, 0.406, 0.467, size=16)
+    >>> relu = ValueStatistics(0.0, 1.42, 0.406, 0.467, size=16)
     >>> relu.text, relu.range
     ('0 … 1.42, mean 0.406, std 0.467', '0 … 1.42')
     """
@@ -53,22 +53,22 @@ class ValueStatistics:
 
     @property
     def wrong(self) -> tuple[Span, ...]:
-        """How many elements are not finite, in spans that stand out: ``3 NaN``, ``all NaN``."""
-        made: list[Span] = []
+        """How many elements are not finite, in highlighted spans: ``3 NaN``, ``all NaN``."""
+        spans: list[Span] = []
         for (name, style), count in zip(WRONG, (self.nans, self.infs), strict=True):
             if count:
-                told = f"{count:,} {name}" if count < self.size else f"all {name}" if self.size > 1 else name
-                made += [Span(", "), Span(told, style)]
-        return tuple(made[1:])
+                text = f"{count:,} {name}" if count < self.size else f"all {name}" if self.size > 1 else name
+                spans += [Span(", "), Span(text, style)]
+        return tuple(spans[1:])
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """All of it on one line. Of several values only the range is told: their means differ."""
-        made = [Span(self.range)] if self.range else []
-        if made and self.low != self.high and self.values == 1:
-            made.append(Span(f", mean {number_text(self.mean)}, std {number_text(self.std)}", "dim"))
+        """All of it on one line. Of several values only the range is shown: their means differ."""
+        spans = [Span(self.range)] if self.range else []
+        if spans and self.low != self.high and self.values == 1:
+            spans.append(Span(f", mean {number_text(self.mean)}, std {number_text(self.std)}", "dim"))
         wrong = self.wrong
-        return (*made, Span(", "), *wrong) if made and wrong else (*made, *wrong)
+        return (*spans, Span(", "), *wrong) if spans and wrong else (*spans, *wrong)
 
     @property
     def text(self) -> str:
@@ -76,31 +76,36 @@ class ValueStatistics:
 
     @property
     def spread(self) -> tuple[str, str]:
-        """Mean and standard deviation for a narrow column, the mean no finer than the deviation is written.
+        """Mean and standard deviation for a narrow column, with the same number of decimals.
 
-        >>> Reading(0.0, 1.42, 0.406, 0.467, size=16).spread, Reading(-3, 3, 9e-9, 0.996, size=16).spread
-        (('0.41', '0.47'), ('0', '1'))
+        >>> ValueStatistics(0.0, 1.42, 0.406, 0.467, size=16).spread
+        ('0.41', '0.47')
+        >>> ValueStatistics(-3, 3, 9e-9, 0.996, size=16).spread
+        ('0', '1')
         """
         if math.isnan(self.mean):
             return ("NaN" if self.nans else "Inf" if self.infs else ""), ""
-        if self.size == 1 or not 0 < self.std < math.inf:  # a deviation of one number is none
+        if self.size == 1 or not 0 < self.std < math.inf:
             return number_text(self.mean), ""
         digits = 1 - math.floor(math.log10(self.std))
         return f"{round(self.mean, digits) + 0.0:.3g}", f"{self.std:.2g}"
 
 
 class StatisticsIndex:
-    """The statistics of a trace as far as a view shows them; false where it shows none."""
+    """The statistics that a view shows; false where it shows none.
 
-    def __init__(self, data: TraceData, wanted: bool | None = None) -> None:
-        if wanted is not None and not isinstance(wanted, bool):
-            raise UsageError(f"stats={argument_text(wanted)} must be True, False or None.")
-        if wanted and not len(data.stats):
+    ``show`` is the view's ``stats=``: None shows them where they were recorded.
+    """
+
+    def __init__(self, data: TraceData, show: bool | None = None) -> None:
+        if show is not None and not isinstance(show, bool):
+            raise UsageError(f"stats={argument_text(show)} must be True, False or None.")
+        if show and not len(data.stats):
             raise UsageError(
                 "stats=True: this trace has no statistics; record it with sl.trace(…, stats=True)."
             )
         self._data = data
-        self._shown = bool(len(data.stats)) and wanted is not False
+        self._shown = bool(len(data.stats)) and show is not False
 
     def __bool__(self) -> bool:
         return self._shown
@@ -119,18 +124,18 @@ class StatisticsIndex:
 
     def of(self, values: Iterable[int]) -> ValueStatistics | None:
         """Those of several values taken together; None where none was measured."""
-        known = [found for found in map(self.one, values) if found is not None]
-        if len(known) <= 1:
-            return known[0] if known else None
-        return _pooled(known)
+        measured = [statistics for statistics in map(self.one, values) if statistics is not None]
+        if len(measured) <= 1:
+            return measured[0] if measured else None
+        return _pooled(measured)
 
-    def of_made(self, values: Sequence[int]) -> ValueStatistics | None:
-        """Those of several values but for views, which make no numbers; of views where there is no other."""
+    def of_results(self, values: Sequence[int]) -> ValueStatistics | None:
+        """Those of several values without views, which hold no new numbers, if there are others."""
         if not self._shown:
             return None
         columns = self._data.values
-        made = [value for value in values if columns.base[value] < 0 or columns.previous[value] >= 0]
-        return self.of(made) or self.of(values)
+        own = [value for value in values if columns.base[value] < 0 or columns.previous[value] >= 0]
+        return self.of(own) or self.of(values)
 
     def _size(self, value: int) -> int:
         return self._sizes[int(self._data.values.meta[value])]
@@ -141,7 +146,7 @@ class StatisticsIndex:
 
 
 def _mean_and_deviation(parts: list[ValueStatistics], weights: list[int]) -> tuple[float, float]:
-    """Over all elements, in shares of the largest number: the square of a double may be none."""
+    """Over all elements, in units of the largest number: its square may not fit a double."""
     total = sum(weights)
     unit = max(max(abs(part.low), abs(part.high)) for part in parts) or 1.0
     means = [part.mean / unit for part in parts]
@@ -154,12 +159,12 @@ def _mean_and_deviation(parts: list[ValueStatistics], weights: list[int]) -> tup
 
 
 def _pooled(parts: list[ValueStatistics]) -> ValueStatistics:
-    """Several readings as one: the widest range, and mean and deviation over all elements."""
+    """Several statistics as one: the widest range, and mean and deviation over all elements."""
     finite = [part for part in parts if not math.isnan(part.low)]
     weights = [max(part.size - part.nans - part.infs, 0) for part in finite]
     mean = std = math.nan
     if any(weights):
-        with suppress(ArithmeticError, ValueError):  # numbers that no tensor has, out of an altered file
+        with suppress(ArithmeticError, ValueError):  # impossible numbers, from a damaged file
             mean, std = _mean_and_deviation(finite, weights)
     return ValueStatistics(
         min((part.low for part in finite), default=math.nan),

@@ -1,11 +1,10 @@
 """``summary()``: the table of what each module did and what it cost.
 
 One row per module in the order they first ran, and one row for the operations a container runs itself,
-between its submodules: nothing is left out, so the rows inside a module add up to its own numbers. What an
-earlier row has counted already, a shared parameter, stands in parentheses. Layers that follow each other and
-look alike, to the last of their submodules, share their rows, which have the sums of all of them. Where
-statistics were taken, a column has mean and deviation of what the module gave out, and one the NaN and Inf in
-it, if there are any.
+between its submodules: nothing is left out, so the rows inside a module add up to its own numbers. Shared
+parameters that an earlier row has counted stand in parentheses. Consecutive layers that are equal, to the
+last of their submodules, share their rows, which show the sums over all of them. Where statistics were
+taken, one column has mean and deviation of the module's outputs, and one the NaN and Inf in them, if any.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sightline.analysis.cost import (
     Parameters,
     compiled_text,
     cost_of,
-    not_finite,
+    nonfinite_counts,
     parameters_in,
     uncounted,
     uncounted_text,
@@ -29,15 +28,15 @@ from sightline.analysis.cost import (
 from sightline.analysis.device_use import device_use
 from sightline.analysis.scope_equality import equal_scopes
 from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
-from sightline.analysis.select import Selection, nearest
+from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
-from sightline.errors import NothingMatched, UsageError
+from sightline.errors import UsageError
 from sightline.notation import bytes_text, count_text, time_text
-from sightline.patterns import path_matches
-from sightline.trace.data import PHASES, ModuleInfo, TraceData
+from sightline.patterns import module_matches, no_module_matched
+from sightline.trace.data import PHASES, TraceData
 from sightline.trace.held_memory import held_memory
-from sightline.views.layout import OPS_ROOM, Figures, Fitted, fitted_columns
-from sightline.views.outline import Block, Cell, Line, Span, View, line, printable, wrapped
+from sightline.views.layout import OPS_ROOM, Figures, FittedTable, fit_table
+from sightline.views.outline import Block, Cell, Line, Span, View, fact_lines, line, printable
 from sightline.views.outline import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
 from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
@@ -45,15 +44,14 @@ from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatist
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-_MARGIN: Final = 12  #: columns for the titles of what stands below the table
+_MARGIN: Final = 12  #: columns for the titles of the facts below the table
 _SPREAD: Final = "mean ± std"
 _WRONG: Final = "NaN/Inf"
 _NO_LIMIT: Final = 10_000
 _SEVERAL: Final = re.compile(r"[\w.]*\d…\d+$")  #: the name of a row of several layers
-_LEAST: Final = 3  #: layers that look alike, to share their rows
+_MIN_LAYERS: Final = 3  #: how many equal layers share their rows
 
-#: Costs that come from the tally: title, column, how it is written, the phases it belongs to, and how soon it
-#: goes where there is no room for it.
+#: Columns of costs: title, column of the tally, how it is written, its phase, and its `Figures.spare`.
 _TALLIED: Final[tuple[tuple[str, str, Callable[[float], str], str, int], ...]] = (
     ("FLOPs", "flops", count_text, "forward", 5),
     ("bwd", "backward_flops", count_text, "backward", 8),
@@ -66,13 +64,13 @@ _TALLIED: Final[tuple[tuple[str, str, Callable[[float], str], str, int], ...]] =
     ("device time again", "recompute_device_time", time_text, "recompute", 6),
     ("memory", "memory", bytes_text, "forward", 7),
 )
-#: What a column of costs is called where it is not in the table.
+#: Names of columns in the list of dropped ones.
 _FULL_NAMES: Final = {
     "backward_flops": "backward FLOPs",
     "backward_time": "backward time",
     "backward_device_time": "backward device time",
 }
-#: And where the time of devices is beside it.
+#: Titles where device time is shown beside host time.
 _HOST_NAMES: Final = {"time": "host time", "recompute_time": "host time again"}
 
 
@@ -80,8 +78,8 @@ def summary(
     trace: Trace, *, module: str | None = None, depth: int | None = None, phase: str | None = None,
     width: int | None = 100, stats: bool | None = None, fold: bool = True,
 ) -> View:  # fmt: skip
-    """The cost table of a trace; ``width`` is the columns it has, None for all it wants."""
-    Selection(module=module, depth=depth, phase=phase)  # says what is wrong with a filter, if anything is
+    """The cost table of a trace; ``width`` is its limit in columns, None for no limit."""
+    Selection(module=module, depth=depth, phase=phase)  # raises if a filter is wrong
     if width is not None and (type(width) is not int or width < 1):
         raise UsageError(
             f"width={argument_text(width)} must be a whole number from 1 up, or None for no limit."
@@ -93,18 +91,18 @@ def summary(
     rows = [row for top in tops for row in table.rows(top, depth)]
     facts = table.facts(tops)
 
-    def made(room: int | None) -> list[Block]:
-        laid = table.laid_out(rows, tops, phase, room)
-        return [laid.grid, line(), *facts, *table.notes(laid, room)]
+    def fit(room: int | None) -> list[Block]:
+        fitted = table.fit(rows, tops, phase, room)
+        return [fitted.grid, line(), *facts, *table.notes(fitted, room)]
 
     if width is None:
-        return View(tuple(made(None)), fixed=True)
-    return View(tuple(made(width)), fit=lambda room: made(min(room, width)))
+        return View(tuple(fit(None)), fixed=True)
+    return View(tuple(fit(width)), fit=lambda room: fit(min(room, width)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row: the scopes it is about, several if they look alike, and whether only about their own part."""
+    """One row: its scopes, several if they are equal, and whether it shows only their own ops."""
 
     scopes: tuple[int, ...]
     own: bool
@@ -114,9 +112,9 @@ class _Row:
 class _Table:
     """The rows, columns and facts of one summary."""
 
-    def __init__(self, trace: Trace, readings: StatisticsIndex, fold: bool) -> None:
+    def __init__(self, trace: Trace, statistics: StatisticsIndex, fold: bool) -> None:
         self._data: TraceData = trace.data
-        self._readings = readings
+        self._statistics = statistics
         self._fold = fold
         self._wrong_in = ""  # the phase whose NaN and Inf are shown
         self._costs: Costs = cost_of(trace.data, trace.index.device_own)
@@ -125,7 +123,7 @@ class _Table:
         self._exchanges = Exchanges(trace.index)
         self._exchanged: dict[tuple[int, ...], Exchange] = {}
         self._own_ops = own_ops(trace.data, self._scopes)
-        self._looks = equal_scopes(trace.data, self._costs, self._own_ops) if fold else []
+        self._equal = equal_scopes(trace.data, self._costs, self._own_ops) if fold else []
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -133,43 +131,37 @@ class _Table:
         """The outermost scopes to show."""
         if module is None:
             return self._scopes.children(-1)
-        found: list[int] = []
+        tops: list[int] = []
         for id, scope in enumerate(self._scopes.rows):
-            inside = bool(found) and id < self._scopes.rows[found[-1]].end
-            if not inside and scope.module != OUTSIDE and _meant(self._data.modules[scope.module], module):
-                found.append(id)
-        if not found:
-            known = nearest(module, (path for info in self._data.modules for path in info.aliases))
-            raise NothingMatched(f"module={module!r} matches no module of this trace{known}")
-        return found
+            inside = bool(tops) and id < self._scopes.rows[tops[-1]].end
+            if inside or scope.module == OUTSIDE:
+                continue
+            if module_matches(module, self._data.modules[scope.module]):
+                tops.append(id)
+        if not tops:
+            raise no_module_matched(module, self._data.modules)
+        return tops
 
     def rows(self, top: int, depth: int | None) -> list[_Row]:
         """A scope's own row, then those of its submodules and its own ops in the order they ran."""
         rows: list[_Row] = []
-        waiting: list[tuple[tuple[int, ...], bool, str, str]]
-        waiting = [((top,), False, "", "")]  # not recursive: a model may be deeper than Python's stack
-        while waiting:
-            scopes, own, lead, inner = waiting.pop()
+        stack: list[tuple[tuple[int, ...], bool, str, str]]
+        stack = [((top,), False, "", "")]  # not recursive: a model may be deeper than Python's stack
+        while stack:
+            scopes, own, lead, inner = stack.pop()
             rows.append(_Row(scopes, own or self._scopes.rows[scopes[0]].module == OUTSIDE, lead))
             if own:
                 continue
             groups = self._groups(scopes, depth)
-            if groups == [scopes]:  # its submodules are too deep to be shown: then it stands for all of it
+            if groups == [scopes]:  # all submodules are too deep to be shown: their sum is this row
                 continue
             for group in reversed(groups):
-                last = group == groups[-1]
-                waiting.append(
-                    (
-                        group,
-                        group == scopes,
-                        inner + ("└ " if last else "├ "),
-                        inner + ("  " if last else "│ "),
-                    )
-                )
+                branch, indent = ("└ ", "  ") if group == groups[-1] else ("├ ", "│ ")
+                stack.append((group, group == scopes, inner + branch, inner + indent))
         return rows
 
     def _groups(self, scopes: tuple[int, ...], depth: int | None) -> list[tuple[int, ...]]:
-        """What scopes that look alike consist of: those of their parts that do, together."""
+        """The parts of equal scopes, with equal neighbours in one group."""
         shown = [
             part for part in self._parts(scopes[0]) if part == scopes[0] or not self._too_deep(part, depth)
         ]
@@ -179,24 +171,24 @@ class _Table:
                 groups[-1].append(part)
             else:
                 groups.append([part])
-        least = [[part] if len(group) < _LEAST else group for group in groups for part in group]
-        kept = [group for at, group in enumerate(least) if at == 0 or group != least[at - 1]]
-        # The same parts of the other scopes are as far from their beginning.
-        return [tuple(part - scopes[0] + scope for scope in scopes for part in group) for group in kept]
+        split = [[part] if len(group) < _MIN_LAYERS else group for group in groups for part in group]
+        distinct = [group for at, group in enumerate(split) if at == 0 or group != split[at - 1]]
+        # The same parts of the other scopes have the same distance from their beginning.
+        return [tuple(part - scopes[0] + scope for scope in scopes for part in group) for group in distinct]
 
     def _alike(self, one: int, other: int) -> bool:
-        """Whether two scopes differ in nothing but their numbers among their neighbours."""
+        """Whether two scopes differ only in their position in a list."""
         names = [self._data.modules[self._scopes.rows[scope].module].path for scope in (one, other)]
-        counted = all(name.rpartition(".")[2].isdigit() for name in names)
-        return bool(self._looks) and counted and self._looks[one] == self._looks[other]
+        numbered = all(name.rpartition(".")[2].isdigit() for name in names)
+        return bool(self._equal) and numbered and self._equal[one] == self._equal[other]
 
     def _parts(self, scope: int) -> list[int]:
-        """What a scope consists of, in order: its submodules, and itself for its own part."""
-        placed = [((*self._scopes.rows[child].position, 0), child) for child in self._scopes.children(scope)]
+        """The parts of a scope, in order: its submodules, and itself for its own ops."""
+        parts = [((*self._scopes.rows[child].position, 0), child) for child in self._scopes.children(scope)]
         own = self._own_ops.get(scope)
-        if placed and (own or self._costs.parameters[scope].own):
-            placed.append(((own.first if own else -1, -1, 1), scope))
-        return [part for _, part in sorted(placed)]
+        if parts and (own or self._costs.parameters[scope].own):
+            parts.append(((own.first if own else -1, -1, 1), scope))
+        return [part for _, part in sorted(parts)]
 
     def _too_deep(self, scope: int, depth: int | None) -> bool:
         path = self._data.modules[self._scopes.rows[scope].module].path
@@ -205,7 +197,7 @@ class _Table:
     # -- cells ---------------------------------------------------------------------------------
 
     def _name(self, row: _Row, room: int, whole: bool) -> tuple[Span, ...]:
-        """The first cell, ``whole`` with the class; the names of own ops take as much room as there is."""
+        """The first cell, ``whole`` with the class; the names of own ops are cut to ``room``."""
         scope = self._scopes.rows[row.scopes[0]]
         lead = Span(row.prefix, "dim")
         if row.own:
@@ -226,32 +218,32 @@ class _Table:
         return (lead, Span(name, "module"), Span(kind, "dim"), Span(shared if whole else "", "warn"))
 
     def _is_first_of_several(self, row: _Row) -> bool:
-        """Whether the scopes of a row are neighbours, and not parts of such that have one name."""
+        """Whether the scopes of a row are neighbours, not the same part of several neighbours."""
         rows = self._scopes.rows
         return len(row.scopes) > 1 and rows[row.scopes[0]].parent == rows[row.scopes[1]].parent
 
     def _calls(self, row: _Row) -> str:
-        if row.own or self._only_holds(row.scopes[0]):
+        if row.own or self._is_container(row.scopes[0]):
             return ""
         return str(sum(len(self._scopes.rows[scope].calls) for scope in row.scopes))
 
-    def _only_holds(self, scope: int) -> bool:
-        """Whether submodules of it were called and it was not, like a `ModuleList`."""
+    def _is_container(self, scope: int) -> bool:
+        """Whether its submodules were called and it was not, like a `ModuleList`."""
         rows = self._scopes.rows
         return not rows[scope].calls and any(inner.calls for inner in rows[scope : rows[scope].end])
 
     def _shapes(self, row: _Row, brevity: int, room: int) -> str:
-        if row.own or self._only_holds(row.scopes[0]):
+        if row.own or self._is_container(row.scopes[0]):
             return ""
-        calls = self._scopes.rows[row.scopes[0]].calls  # those of the others look alike
+        calls = self._scopes.rows[row.scopes[0]].calls  # those of the others are equal
         if row.scopes not in self._exchanged:
             self._exchanged[row.scopes] = self._exchanges.of(calls)
         exchange = self._exchanged[row.scopes]
         text = exchange.text(brevity) if calls else self._why_not_called(row.scopes[0])
-        return text if columns(text) <= room else exchange.fitted(room, brevity)
+        return text if columns(text) <= room else exchange.fit(room, brevity)
 
     def _why_not_called(self, scope: int) -> str:
-        """What is said instead of shapes: compiled code runs without calling the modules in it."""
+        """The text in place of shapes: compiled code runs without calling the modules in it."""
         while scope >= 0:
             own = self._own_ops.get(scope)
             if own is not None and any(name.startswith("compiled ") for name in own.counts):
@@ -273,31 +265,31 @@ class _Table:
         return count_text(trainable) if any(each.own if row.own else each.total for each in counts) else ""
 
     def _outputs(self, row: _Row) -> ValueStatistics | None:
-        """What the numbers a module gave out were like: its first measured result, over all calls."""
+        """The statistics of a module's outputs: of its first measured result, over all calls."""
         if row.own:
             return None
         calls = self._data.calls
         firsts = []
         for call in (call for scope in row.scopes for call in self._scopes.rows[scope].calls):
-            made = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
-            firsts += [value for value in made if self._readings.one(value) is not None][:1]
-        return self._readings.of(firsts)
+            outputs = calls.outputs_of(call)
+            firsts += [value for value in outputs if self._statistics.one(value) is not None][:1]
+        return self._statistics.of(firsts)
 
     # -- columns -------------------------------------------------------------------------------
 
     def _figures(self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None) -> list[Figures]:
-        """The columns of numbers that have any."""
+        """The columns of numbers that are not empty."""
         counts = parameters_in(self._data, self._scopes, tops)
-        found = []
+        figures = []
         calls = [self._calls(row) for row in rows]
         if not set(calls) <= {"", "0", "1"}:  # else the facts below say that each was called once
-            found.append(Figures("calls", _plain(calls), spare=2))
+            figures.append(Figures("calls", _plain(calls), spare=2))
         if counts.total:
             cells = [self._parameters(row) for row in rows]
-            found.append(Figures("params", _plain(cells), count_text(counts.total), spare=1))
+            figures.append(Figures("params", _plain(cells), count_text(counts.total), spare=1))
         if counts.trainable != counts.total:
             cells = [self._trainable(row) for row in rows]
-            found.append(Figures("trainable", _plain(cells), count_text(counts.trainable), spare=4))
+            figures.append(Figures("trainable", _plain(cells), count_text(counts.trainable), spare=4))
         for title, column, text, belongs, spare in _TALLIED:
             total = self._sum(column, tops)
             if total and (belongs == phase if phase else belongs != "recompute"):
@@ -306,41 +298,43 @@ class _Table:
                 cells = [text(amount) if amount else "" for amount in amounts]
                 title = _HOST_NAMES.get(column, title) if self._use else title
                 name = _FULL_NAMES.get(column, title)
-                found.append(Figures(title, _plain(cells), text(total), 0 if phase else spare, name))
-        return found + (self._statistics(rows, tops, phase) if self._readings else [])
+                figures.append(Figures(title, _plain(cells), text(total), 0 if phase else spare, name))
+        return figures + (self._statistics_figures(rows, tops, phase) if self._statistics else [])
 
-    def _statistics(self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None) -> list[Figures]:
-        """What the numbers were like: mean and deviation of outputs, and what is not finite, if anything."""
-        spreads = [reading.spread if reading else ("", "") for reading in map(self._outputs, rows)]
-        found = [Figures(_SPREAD, _in_line(spreads), spare=3)] if any(mean for mean, _ in spreads) else []
-        for each in (phase,) if phase else PHASES:  # the first that has any: it began there
-            wrong = not_finite(self._data, self._scopes, each)
-            if any(wrong.in_scopes(tops)):
+    def _statistics_figures(
+        self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None
+    ) -> list[Figures]:
+        """Mean and deviation of outputs, and how many elements are not finite, if any."""
+        spreads = [each.spread if each else ("", "") for each in map(self._outputs, rows)]
+        figures = [Figures(_SPREAD, _aligned(spreads), spare=3)] if any(mean for mean, _ in spreads) else []
+        for each in (phase,) if phase else PHASES:  # the first phase that has any: it began there
+            counts = nonfinite_counts(self._data, self._scopes, each)
+            if any(counts.in_scopes(tops)):
                 self._wrong_in = each
-                pairs = [wrong.in_scopes(row.scopes, own=row.own) for row in rows]
-                return [*found, Figures(_WRONG, [_not_finite(nans, infs) for nans, infs in pairs])]
-        return found
+                pairs = [counts.in_scopes(row.scopes, own=row.own) for row in rows]
+                return [*figures, Figures(_WRONG, [_nonfinite_cell(nans, infs) for nans, infs in pairs])]
+        return figures
 
     def _sum(self, column: str, tops: Sequence[int]) -> int:
         amounts = getattr(self._costs.total, column)
         return sum(int(amounts[top]) for top in tops)
 
-    def laid_out(
+    def fit(
         self, rows: Sequence[_Row], tops: Sequence[int], phase: str | None, room: int | None
-    ) -> Fitted:
-        """The table in the room there is."""
+    ) -> FittedTable:
+        """The table in ``room`` columns."""
         names = [partial(self._name, row) for row in rows]
         shapes = [partial(self._shapes, row) for row in rows]
-        return fitted_columns(names, shapes, self._figures(rows, tops, phase), room)
+        return fit_table(names, shapes, self._figures(rows, tops, phase), room)
 
     # -- facts ---------------------------------------------------------------------------------
 
     def facts(self, tops: Sequence[int]) -> list[Line]:
-        """What the table adds up to, in words."""
+        """The totals of the table."""
         counts = parameters_in(self._data, self._scopes, tops)
-        made = [_fact("modules", self._call_facts(tops))] if self._data.modules else []
+        lines = [_fact("modules", self._call_facts(tops))] if self._data.modules else []
         if counts.total:
-            made.append(_fact("parameters", _parameter_facts(counts)))
+            lines.append(_fact("parameters", _parameter_facts(counts)))
         flops = [("forward", "flops"), ("backward", "backward_flops"), ("recomputed", "recompute_flops")]
         times = [("forward", "time"), ("backward", "backward_time"), ("recomputed", "recompute_time")]
         on_device = [(name, column.replace("time", "device_time")) for name, column in times]
@@ -354,38 +348,41 @@ class _Table:
         for title, text, parts in kinds:
             amounts = [(name, self._sum(column, tops)) for name, column in parts]
             amounts += rest.get(title, []) if whole else []
-            told = [f"{name} {text(amount)}" for name, amount in amounts if amount]
+            texts = [f"{name} {text(amount)}" for name, amount in amounts if amount]
             missed = uncounted_text(uncounted(self._data, self._scopes, tops)) if title == "FLOPs" else ""
-            if told or missed:
-                made.append(_fact(title, told, missed))
+            if texts or missed:
+                lines.append(_fact(title, texts, missed))
         if self._use:
-            made += [_fact("device", [text]) for text in self._use.texts()]
+            lines += [_fact("device", [text]) for text in self._use.texts()]
         compiled = compiled_text(self._data)
         if compiled:
-            made.append(_fact("compiled", [f"{compiled}, which is in no other time here"]))
+            lines.append(_fact("compiled", [f"{compiled}, which is in no other time here"]))
         memory = self._sum("memory", tops)
         if memory:
-            told = [f"made by forward ops {bytes_text(memory)}", *self._peak(tops), *self._device()]
-            made.append(_fact("memory", told))
-        return made
+            texts = [f"made by forward ops {bytes_text(memory)}", *self._peak(tops), *self._device()]
+            lines.append(_fact("memory", texts))
+        return lines
 
-    def notes(self, laid: Fitted, room: int | None) -> list[Line]:
-        """What had no room, and what the short forms in the table mean."""
-        rows = [cell if isinstance(cell, tuple) else (cell,) for row in laid.grid.rows for cell in row]
+    def notes(self, table: FittedTable, room: int | None) -> list[Line]:
+        """Which columns were dropped, and what the short forms in the table mean."""
+        rows = [cell if isinstance(cell, tuple) else (cell,) for row in table.grid.rows for cell in row]
         cells = [span.text for spans in rows for span in spans if span.text]
-        told = key(cells)
+        legend = key(cells)
         if any(_SEVERAL.match(text) for text in cells):
-            told.append("0…N: layers that look alike, their sums")
+            legend.append("0…N: layers that look alike, their sums")
         if any(text.startswith("(") and text.endswith(")") for text in cells):
-            told.append("(N): counted above")
-        titles = {column.title for column in laid.grid.columns}
+            legend.append("(N): counted above")
+        titles = {column.title for column in table.grid.columns}
         if _SPREAD in titles:
-            told.append(f"{_SPREAD}: of what came out, all calls")
+            legend.append(f"{_SPREAD}: of what came out, all calls")
         if _WRONG in titles:
-            told.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
-        left_out = [", ".join(laid.left_out), "width=None shows all"] if laid.left_out else []
+            legend.append(f"{_WRONG}: in the results of {self._wrong_in} ops")
+        dropped = [", ".join(table.dropped), "width=None shows all"] if table.dropped else []
         limit = _NO_LIMIT if room is None else room
-        return [*wrapped("no room for", left_out, _MARGIN, limit), *wrapped("key", told, _MARGIN, limit)]
+        return [
+            *fact_lines("no room for", dropped, _MARGIN, limit),
+            *fact_lines("key", legend, _MARGIN, limit),
+        ]
 
     def _call_facts(self, tops: Sequence[int]) -> list[str]:
         scopes = [scope for top in tops for scope in self._scopes.rows[top : self._scopes.rows[top].end]]
@@ -395,7 +392,7 @@ class _Table:
         return [str(len({scope.module for scope in scopes if scope.calls})), f"calls {sum(counts):,}"]
 
     def _peak(self, tops: Sequence[int]) -> list[str]:
-        """The most that was held at once; of all modules together, where frees were seen."""
+        """The peak of all modules together, where the recording knows when memory was freed."""
         if not len(self._data.allocations) or list(tops) != self._scopes.children(-1):
             return []
         held = held_memory(self._data)
@@ -406,13 +403,8 @@ class _Table:
         return [f"all on {next(iter(devices))}"] if len(devices) == 1 and devices != {"cpu"} else []
 
 
-def _meant(info: ModuleInfo, pattern: str) -> bool:
-    paths = info.aliases or (info.path,)
-    return any(path_matches(pattern, path) for path in paths) or (not info.path and info.type == pattern)
-
-
 def ops_text(ops: OwnOps | None, room: int = OPS_ROOM) -> str:
-    """The names of ops with how often each ran, cut to the room: ``softmax, @ ×2, …``."""
+    """The names of ops with how often each ran, cut to ``room`` columns: ``softmax, @ ×2, …``."""
     if ops is None:
         return "own parameters"
     counts: dict[str, int] = {}
@@ -430,39 +422,39 @@ def ops_text(ops: OwnOps | None, room: int = OPS_ROOM) -> str:
 
 
 def _parameter_facts(counts: Parameters) -> list[str]:
-    told = [f"{counts.total:,} ({bytes_text(counts.bytes)})", f"trainable {counts.trainable:,}"]
+    parts = [f"{counts.total:,} ({bytes_text(counts.bytes)})", f"trainable {counts.trainable:,}"]
     if counts.trainable != counts.total:
-        told.append(f"not trainable {counts.total - counts.trainable:,}")
+        parts.append(f"not trainable {counts.total - counts.trainable:,}")
     if counts.buffers:
-        told.append(f"buffers {counts.buffers:,}")
-    return told
+        parts.append(f"buffers {counts.buffers:,}")
+    return parts
 
 
-def _fact(title: str, told: Sequence[str], warning: str = "") -> Line:
-    between = " · " if told and warning else ""
-    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(told), between, (warning, "warn"), hang=_MARGIN)
+def _fact(title: str, parts: Sequence[str], warning: str = "") -> Line:
+    between = " · " if parts and warning else ""
+    return line((f"{title:<{_MARGIN}}", "dim"), " · ".join(parts), between, (warning, "warn"), hang=_MARGIN)
 
 
-def _in_line(spreads: Sequence[tuple[str, str]]) -> list[Cell]:
+def _aligned(spreads: Sequence[tuple[str, str]]) -> list[Cell]:
     """Means and deviations with every ``±`` in one column."""
     right = max(columns(deviation) for _, deviation in spreads)
-    made: list[Cell] = []
+    cells: list[Cell] = []
     for mean, deviation in spreads:
         rest = f" ± {deviation:<{right}}" if deviation else " " * (right + 3 if right else 0)
         style = dict(WRONG).get(mean, "")
-        made.append(Span(mean + rest if mean else "", style))
-    return made
+        cells.append(Span(mean + rest if mean else "", style))
+    return cells
 
 
 def _plain(texts: Sequence[str]) -> list[Cell]:
     return [Span(text) for text in texts]
 
 
-def _not_finite(nans: int, infs: int) -> Cell:
-    """``14 NaN 3 Inf``, in spans that stand out."""
-    told = [
+def _nonfinite_cell(nans: int, infs: int) -> Cell:
+    """``14 NaN 3 Inf``, in highlighted spans."""
+    spans = [
         Span(f"{count_text(count)} {name}", style)
         for count, (name, style) in zip((nans, infs), WRONG, strict=True)
         if count
     ]
-    return (told[0], Span(" "), told[1]) if len(told) == 2 else told[0] if told else Span("")
+    return (spans[0], Span(" "), spans[1]) if len(spans) == 2 else spans[0] if spans else Span("")

@@ -1,7 +1,7 @@
 """What differs from one run of a loop to the next: sizes of a batch, a learning rate, a number that was read.
 
-`fold_alike` folds ops that are the same but for such numbers, and `Variation` writes several of them as one:
-``f32[1, 5…9, 64]``, ``lr=5e-05…4e-06``. Sizes of weights are no such numbers: layers of different widths stay
+`fold_alike` folds ops that differ only in such numbers, and `Variation` writes several of them as one:
+``f32[1, 5…9, 64]``, ``lr=5e-05…4e-06``. Sizes of weights do not count: layers of different widths stay
 apart. For the views of the code and of the log.
 """
 
@@ -14,175 +14,167 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.fold import Node, Repeat, Start, first_of, fold, length_of
-from sightline.analysis.row_groups import RowGroups, group_rows, list_numbers, list_places
+from sightline.analysis.row_groups import RowGroups, flat_positions, group_rows, list_keys
 from sightline.notation import constant_text, dtype_name, tensor_text
 from sightline.trace.data import I32, I64, KINDS, PHASES, TraceData
 from sightline.trace.forms import Form, Record, Symbol
 
-_LEAST: Final = 3  #: two runs always differ by some amount; it takes a third to see that it stays the same
+_MIN_RUNS: Final = 3  #: two runs always differ by some amount; a third shows whether it is constant
 _WEIGHTS: Final = frozenset(map(KINDS.index, ("parameter", "buffer")))
 _OPTIMIZER: Final = PHASES.index("optimizer")
 
-#: Whole numbers that differ, such as sizes; and all other ones, such as a learning rate.
+#: Integers that differ, such as sizes; and all other numbers, such as a learning rate.
 Varying = tuple[tuple[int, ...], tuple[Any, ...]]
 
 
 def fold_alike(
-    looks: Sequence[tuple[Hashable, Varying]], is_loop: Callable[[Sequence[int]], bool],
+    keys: Sequence[tuple[Hashable, Varying]], is_loop: Callable[[Sequence[int]], bool],
     start: Start | None = None,
 ) -> list[Node]:  # fmt: skip
-    """Fold what is the same but for its numbers.
+    """Fold ops that differ only in numbers.
 
-    ``looks`` has for each op what it is without them, and the numbers. A repeat in which they differ stands
-    if a loop runs its ops again (``is_loop``, asked of two runs), or if whole numbers change by the same
+    ``keys`` has for each op a key without its numbers, and the numbers. A repeat in which these differ is
+    kept if a loop runs its ops again (``is_loop``, called with two runs), or if integers change by the same
     amount from run to run.
 
-    >>> looks = [("mm", ((size,), ())) for size in (5, 6, 7, 9, 4)]
-    >>> fold_alike(looks, lambda ops: False)
+    >>> keys = [("mm", ((size,), ())) for size in (5, 6, 7, 9, 4)]
+    >>> fold_alike(keys, lambda ops: False)
     [Repeat(body=(0,), count=3), 3, 4]
-    >>> fold_alike(looks, lambda ops: True)
+    >>> fold_alike(keys, lambda ops: True)
     [Repeat(body=(0,), count=5)]
     """
-    known: dict[Varying, int] = {}
-    kinds = np.array([known.setdefault(numbers, len(known)) for _, numbers in looks], dtype=np.int64)
+    ids: dict[Varying, int] = {}
+    kinds = np.array([ids.setdefault(numbers, len(ids)) for _, numbers in keys], dtype=np.int64)
 
-    def settled(nodes: Iterable[Node]) -> list[Node]:
-        made: list[Node] = []
+    def split_repeats(nodes: Iterable[Node]) -> list[Node]:
+        result: list[Node] = []
         for node in nodes:
-            if isinstance(node, Repeat):
-                made += repeat(node)
-            else:
-                made.append(node)
-        return made
+            result += split(node) if isinstance(node, Repeat) else [node]
+        return result
 
-    def repeat(node: Repeat) -> list[Node]:
+    def split(node: Repeat) -> list[Node]:
         first, period = first_of(node), length_of(node) // node.count
         runs = kinds[first : first + node.count * period].reshape(node.count, period)
         differing = (first + np.flatnonzero((runs != runs[0]).any(axis=0))).tolist()
-        later = [run * period for run in range(node.count)]
-        whole = [[number for at in differing for number in looks[at + by][1][0]] for by in later]
-        other = [[number for at in differing for number in looks[at + by][1][1]] for by in later]
-        stretches = _stretches(np.array(whole, dtype=np.int64), other)
-        if stretches != [(0, node.count)] and is_loop(range(first, first + 2 * period)):
-            steady = _stretches(np.array(whole, dtype=np.int64), [[] for _ in later])
-            # A prompt and then token after token are two stretches; batches of any size are one.
-            stretches = steady if len(steady) <= 2 else [(0, node.count)]
-        made: list[Node] = []
-        for begin, count in stretches:
-            body = settled(_moved(part, begin * period) for part in node.body)
-            made += [Repeat(tuple(body), count)] if count > 1 else body
-        return made
+        offsets = [run * period for run in range(node.count)]
+        whole = [[number for at in differing for number in keys[at + by][1][0]] for by in offsets]
+        other = [[number for at in differing for number in keys[at + by][1][1]] for by in offsets]
+        spans = _steady_spans(np.array(whole, dtype=np.int64), other)
+        if spans != [(0, node.count)] and is_loop(range(first, first + 2 * period)):
+            steady = _steady_spans(np.array(whole, dtype=np.int64), [[] for _ in offsets])
+            # A prompt and then token after token are two spans; batches of any size are one.
+            spans = steady if len(steady) <= 2 else [(0, node.count)]
+        result: list[Node] = []
+        for begin, count in spans:
+            body = split_repeats(_shift(part, begin * period) for part in node.body)
+            result += [Repeat(tuple(body), count)] if count > 1 else body
+        return result
 
-    return settled(fold([look for look, _ in looks], start))
+    return split_repeats(fold([key for key, _ in keys], start))
 
 
-def _moved(node: Node, by: int) -> Node:
-    """The same in another run."""
+def _shift(node: Node, by: int) -> Node:
+    """The same node in a later run."""
     if isinstance(node, Repeat):
-        return Repeat(tuple(_moved(part, by) for part in node.body), node.count)
+        return Repeat(tuple(_shift(part, by) for part in node.body), node.count)
     return node + by
 
 
-def _stretches(whole: Any, other: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
-    """The rows as (first, count) of stretches that change by a constant amount; alone where none does.
+def _steady_spans(whole: Any, other: Sequence[Sequence[Any]]) -> list[tuple[int, int]]:
+    """The rows as (first, count) of spans that change by a constant amount; single rows where none do.
 
     What is in ``other`` must not change at all.
     """
     steps = np.diff(whole, axis=0)
     same = (steps[1:] == steps[:-1]).all(axis=1).tolist() if len(steps) else []
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     at = 0
     while at < len(whole):
         count = 2
         while at + count < len(whole) and same[at + count - 2]:
             count += 1
-        if at + count > len(whole) or (count < _LEAST and steps[at].any()):
+        if at + count > len(whole) or (count < _MIN_RUNS and steps[at].any()):
             count = 1
-        alike = 1
-        while alike < count and other[at + alike] == other[at]:
-            alike += 1
-        if alike < _LEAST and count > alike and steps[at].any():
-            alike = 1
-        found.append((at, alike))
-        at += alike
-    return found
+        equal = 1
+        while equal < count and other[at + equal] == other[at]:
+            equal += 1
+        if equal < _MIN_RUNS and count > equal and steps[at].any():
+            equal = 1
+        spans.append((at, equal))
+        at += equal
+    return spans
 
 
 class Variation:
-    """What the ops of a trace look like with their numbers left out, and how several are written as one."""
+    """Keys of the ops of a trace without their numbers, and the text of several ops as one."""
 
     def __init__(self, data: TraceData) -> None:
         self.data = data
         self._forms: dict[tuple[int, bool], tuple[Hashable, Varying]] = {(-1, True): ((), ((), ()))}
 
     def groups(self, ids: I64, frames: I32) -> RowGroups:
-        """Groups of ops with one frame each, that are written the same and have the same look and numbers."""
+        """Groups of ops of one frame with the same text, key and numbers."""
         ops, values = self.data.ops, self.data.values
         lists = []
         for flat, offsets in ((ops.inputs, ops.input_offsets), (ops.outputs, ops.output_offsets)):
-            places, lengths = list_places(offsets, ids)
-            held = flat[places]
-            weights = np.isin(values.kind[held], [*_WEIGHTS])
+            positions, lengths = flat_positions(offsets, ids)
+            members = flat[positions]
+            weights = np.isin(values.kind[members], [*_WEIGHTS])
             weights &= np.repeat(ops.phase[ids] != _OPTIMIZER, lengths)
-            lists.append(list_numbers(2 * values.meta[held].astype(np.int64) + weights, lengths))
+            lists.append(list_keys(2 * values.meta[members].astype(np.int64) + weights, lengths))
         columns = (ops.name, ops.phase, ops.form, ops.result, ops.flags)
         return group_rows(frames, *(column[ids] for column in columns), *lists)
 
-    def look(self, op: int) -> tuple[Hashable, Varying]:
-        """An op without its numbers, and the numbers."""
+    def op_key(self, op: int) -> tuple[Hashable, Varying]:
+        """A key of an op without its numbers, and the numbers."""
         ops, values = self.data.ops, self.data.values
-        given, (whole, other) = self._form(int(ops.form[op]), result=False)
-        made, (_, returned) = self._form(int(ops.result[op]), result=True)
+        form, (whole, other) = self._form_key(int(ops.form[op]), result=False)
+        result, (_, returned) = self._form_key(int(ops.result[op]), result=True)
         optimizer = ops.phase[op] == _OPTIMIZER
         sizes = [*whole]
         kinds: list[Hashable] = []
         for value in (*self.inputs(op), *self.outputs(op)):
             meta = self.data.metas[values.meta[value]]
             kind = meta.dtype, meta.device, meta.layout, meta.type
-            if optimizer:  # it does the same to weights of any size
+            if optimizer:  # weights of any size are treated alike
                 kinds.append(kind)
             elif values.kind[value] in _WEIGHTS:
                 kinds.append((*kind, meta.shape))
             else:
                 kinds.append((*kind, len(meta.shape)))
                 sizes += meta.shape
-        key = (int(ops.name[op]), int(ops.phase[op]), int(ops.flags[op]), given, made, tuple(kinds))
+        key = (int(ops.name[op]), int(ops.phase[op]), int(ops.flags[op]), form, result, tuple(kinds))
         return key, (tuple(sizes), (*other, *returned))
 
-    def call_look(self, call: int) -> tuple[Hashable, Varying]:
-        """A module call without the numbers in what it was given and what it returned, and those."""
+    def call_key(self, call: int) -> tuple[Hashable, Varying]:
+        """A key of a module call without the numbers in its inputs and outputs, and the numbers."""
         calls, values, metas = self.data.calls, self.data.values, self.data.metas
-        given, (whole, other) = self._form(int(calls.input_form[call]), result=False)
-        made, (_, returned) = self._form(int(calls.output_form[call]), result=True)
+        form, (whole, other) = self._form_key(int(calls.input_form[call]), result=False)
+        result, (_, returned) = self._form_key(int(calls.output_form[call]), result=True)
         kinds: list[Hashable] = []
         sizes = [*whole]
-        for flat, offsets in ((calls.inputs, calls.input_offsets), (calls.outputs, calls.output_offsets)):
-            for value in flat[offsets[call] : offsets[call + 1]].tolist():
-                meta = metas[values.meta[value]]
-                kinds.append((meta.dtype, meta.device, meta.layout, meta.type, len(meta.shape)))
-                sizes += meta.shape
-        return (given, made, tuple(kinds)), (tuple(sizes), (*other, *returned))
+        for value in (*calls.inputs_of(call), *calls.outputs_of(call)):
+            meta = metas[values.meta[value]]
+            kinds.append((meta.dtype, meta.device, meta.layout, meta.type, len(meta.shape)))
+            sizes += meta.shape
+        return (form, result, tuple(kinds)), (tuple(sizes), (*other, *returned))
 
     def inputs(self, op: int) -> list[int]:
-        """The values an op was given."""
-        ops = self.data.ops
-        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
-        return found
+        """The input values of an op."""
+        return self.data.ops.inputs_of(op)
 
     def outputs(self, op: int) -> list[int]:
-        """The values it made."""
-        ops = self.data.ops
-        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
-        return found
+        """The output values of an op."""
+        return self.data.ops.outputs_of(op)
 
     def form(self, column: Any, runs: Sequence[int]) -> Form:
         """The form of several ops as one: ``5…9`` where a number differs."""
         forms = [self.data.forms[one] for one in dict.fromkeys(int(column[op]) for op in runs)]
         args, kwargs = [form.args for form in forms], [form.kwargs for form in forms]
-        return forms[0] if len(forms) == 1 else Form(_merged(args), _merged(kwargs))
+        return forms[0] if len(forms) == 1 else Form(_merge(args), _merge(kwargs))
 
     def tensor(self, ids: Sequence[int]) -> str:
-        """Values that differ in sizes only: ``f32[1, 5…9, 64]``; of different ranks ``f32[…]``."""
+        """Values that differ only in sizes: ``f32[1, 5…9, 64]``; of different ranks ``f32[…]``."""
         metas = [self.data.metas[meta] for meta in dict.fromkeys(self.data.values.meta[list(ids)].tolist())]
         first = metas[0]
         if len({len(meta.shape) for meta in metas}) > 1:
@@ -190,22 +182,22 @@ class Variation:
         sizes = [sizes_text(column) for column in zip(*(meta.sizes for meta in metas), strict=True)]
         return tensor_text(sizes, first.dtype, first.device, first.layout)
 
-    def _form(self, form: int, result: bool) -> tuple[Hashable, Varying]:
+    def _form_key(self, form: int, result: bool) -> tuple[Hashable, Varying]:
         if form < 0:
             return (), ((), ())
         if (form, result) not in self._forms:
             whole: list[int] = []
             other: list[Any] = []
-            held = self.data.forms[form]
-            key = (_bare(held.args, whole, other), _bare(held.kwargs, whole, other))
-            # What an op returns is no size, but a number that was read.
+            arguments = self.data.forms[form]
+            key = (_key(arguments.args, whole, other), _key(arguments.kwargs, whole, other))
+            # An integer that an op returns is a number that was read, not a size.
             numbers: Varying = ((), (*whole, *other)) if result else (tuple(whole), tuple(other))
             self._forms[form, result] = (key, numbers)
         return self._forms[form, result]
 
 
-def _bare(item: Any, whole: list[int], other: list[Any]) -> Hashable:
-    """An argument with its numbers taken out and put into ``whole`` and ``other``."""
+def _key(item: Any, whole: list[int], other: list[Any]) -> Hashable:
+    """A key of an argument without its numbers, which are appended to ``whole`` and ``other``."""
     if type(item) is int and abs(item) < 1 << 62:  # the ends of open slices stay as they are
         whole.append(item)
         return "int"
@@ -213,30 +205,30 @@ def _bare(item: Any, whole: list[int], other: list[Any]) -> Hashable:
         other.append(item)
         return "float"
     if isinstance(item, list | tuple):
-        return (type(item).__name__, *(_bare(part, whole, other) for part in item))
+        return (type(item).__name__, *(_key(part, whole, other) for part in item))
     if isinstance(item, dict):
-        return tuple((key, _bare(part, whole, other)) for key, part in item.items())
+        return tuple((key, _key(part, whole, other)) for key, part in item.items())
     if isinstance(item, Record):
-        return (item.type, _bare(item.fields, whole, other))
+        return (item.type, _key(item.fields, whole, other))
     return (type(item).__name__, constant_text(item))
 
 
-def _merged(items: Sequence[Any]) -> Any:
-    """Arguments that differ in numbers only, as one."""
+def _merge(items: Sequence[Any]) -> Any:
+    """Arguments that differ only in numbers, as one."""
     one = items[0]
     if type(one) in (int, float):
         return one if len(set(items)) == 1 else Symbol(spread(items))
     if isinstance(one, list | tuple):
-        return type(one)(_merged(parts) for parts in zip(*items, strict=True))
+        return type(one)(_merge(parts) for parts in zip(*items, strict=True))
     if isinstance(one, dict):
-        return {key: _merged([item[key] for item in items]) for key in one}
+        return {key: _merge([item[key] for item in items]) for key in one}
     if isinstance(one, Record):
-        return Record(one.type, _merged([item.fields for item in items]))
+        return Record(one.type, _merge([item.fields for item in items]))
     return one
 
 
 def sizes_text(sizes: Sequence[int | str]) -> str:
-    """The sizes that one dimension had: a range of numbers, or the symbols one after the other.
+    """The sizes of one dimension: a range of numbers, or a list of symbols.
 
     >>> sizes_text([5, 9]), sizes_text(["s26", "s26", "2*s26"])
     ('5…9', 's26…2*s26')
@@ -247,7 +239,7 @@ def sizes_text(sizes: Sequence[int | str]) -> str:
 
 
 def spread(numbers: Sequence[Any], text: Callable[[Any], str] = constant_text) -> str:
-    """The first and the last of numbers that only rise or fall, else the least and the most.
+    """The first and the last of numbers that only rise or only fall, else the minimum and the maximum.
 
     >>> spread([5, 6, 9]), spread([0.3, 0.2, 0.1]), spread([8, 31, 12]), spread([4, 4])
     ('5…9', '0.3…0.1', '8…31', '4')

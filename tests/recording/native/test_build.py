@@ -25,7 +25,7 @@ from sightline.errors import NativeUnavailable, UsageError
 from sightline.recording.native import builder as compilation
 from sightline.recording.native import engine as build
 from sightline.recording.native import toolchain
-from sightline.recording.native.builder import NAME, imported, try_in_a_process
+from sightline.recording.native.builder import NAME, import_extension, try_in_a_process
 from sightline.recording.native.toolchain import Toolchain
 from tests.recording.native.stand_in import FakeCompiler, builder, mode, start_build, write_sources
 
@@ -100,7 +100,7 @@ class TestABuild:
             rf"sightline: building the native engine for torch {version}, once \(about 15 s\) … \d+ s\.\n",
             printed.err,
         )
-        module = imported(path)
+        module = import_extension(path)
         assert module.__name__ == NAME
         assert module.answer() == 42
 
@@ -186,7 +186,7 @@ class TestABuild:
         assert again.existing() is None
         assert again.failure() is None
         assert [each.name[:5] for each in again.folder.iterdir() if each.is_dir()] == ["work-"]
-        assert imported(again.build()).answer() == 42
+        assert import_extension(again.build()).answer() == 42
         assert not [each for each in again.folder.iterdir() if each.is_dir()]
 
     def test_that_is_interrupted_ends_its_compiler_and_is_not_a_failure(
@@ -275,7 +275,7 @@ class TestAFailedBuild:
         assert sentence(builder(sources, cache).build) == said
         assert fake.calls == 1
         fake.does()
-        assert imported(builder(sources, cache).build(again=True)).answer() == 42
+        assert import_extension(builder(sources, cache).build(again=True)).answer() == 42
         assert builder(sources, cache).failure() is None
 
     @needs_compiler
@@ -294,7 +294,7 @@ class TestAFailedBuild:
     ) -> None:
         body = 'case "$given" in *-Werror*) echo "error: new [-Werror=new]"; exit 1;; *) echo "new";; esac'
         fake.does(body)
-        assert imported(builder(sources, cache).build()).answer() == 42
+        assert import_extension(builder(sources, cache).build()).answer() == 42
         log = builder(sources, cache).folder / "build.log"
         assert capfd.readouterr().err.endswith(f" s, with warnings: {log}.\n")
         assert "did not compile" in sentence(builder(sources, cache, sanitize=True).build)
@@ -315,7 +315,7 @@ class TestAFailedBuild:
             "to a folder with room that can be written."
         )
         fake.does()
-        assert imported(builder(sources, cache).build()).answer() == 42
+        assert import_extension(builder(sources, cache).build()).answer() == 42
 
 
 class TestWhatIsMissing:
@@ -431,7 +431,7 @@ class TestWhereItCannotBe:
 class TestAnExtension:
     def test_that_is_cut_short(self, tmp_path: Path) -> None:
         (tmp_path / "_observer.so").write_bytes(b"no library")
-        said = sentence(lambda: imported(tmp_path / "_observer.so"))
+        said = sentence(lambda: import_extension(tmp_path / "_observer.so"))
         assert said.startswith("The native engine was built but cannot be loaded (")
         assert said.endswith("): run `sightline engine --build` to build it again.")
 
@@ -443,7 +443,7 @@ class TestAnExtension:
         self, built: Path, monkeypatch: pytest.MonkeyPatch, complaint: str, shown: str
     ) -> None:
         monkeypatch.setenv("STAND_IN", complaint)
-        assert sentence(lambda: imported(built)) == (
+        assert sentence(lambda: import_extension(built)) == (
             f"The native engine does not work with torch {torch.__version__} and Python "
             f"{sys.version.split()[0]} ({shown}); the Python engine records here."
         )
@@ -466,52 +466,52 @@ class TestTheChoice:
         monkeypatch.setattr(build, "SOURCES", sources)
 
     def test_auto_is_native_where_it_can_be_built(self) -> None:
-        assert build.chosen("auto") == build.chosen("native") == "native"
+        assert build.resolve_engine("auto") == build.resolve_engine("native") == "native"
         assert build.load().answer() == 42
         assert sys.modules[NAME] is build.load()
 
     def test_python_builds_nothing(self, fake: FakeCompiler) -> None:
-        assert build.chosen("python") == "python"
+        assert build.resolve_engine("python") == "python"
         assert fake.calls == 0
 
     def test_auto_is_python_where_it_cannot(self, fake: FakeCompiler) -> None:
         fake.does("exit 1")
-        assert build.chosen("auto") == "python"
-        assert "did not compile with fake++ 1.0" in sentence(lambda: build.chosen("native"))
+        assert build.resolve_engine("auto") == "python"
+        assert "did not compile with fake++ 1.0" in sentence(lambda: build.resolve_engine("native"))
         assert fake.calls == 1
 
     @pytest.mark.parametrize("engine", ["native", "python"])
     def test_auto_follows_the_environment(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(build.ENGINE, engine)
-        assert build.chosen("auto") == engine
-        assert build.chosen("python") == "python"
-        assert build.chosen("native") == "native"
+        assert build.resolve_engine("auto") == engine
+        assert build.resolve_engine("python") == "python"
+        assert build.resolve_engine("native") == "native"
 
     def test_native_in_the_environment_is_held_to(
         self, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fake.does("exit 1")
         monkeypatch.setenv(build.ENGINE, "native")
-        assert "did not compile" in sentence(lambda: build.chosen("auto"))
+        assert "did not compile" in sentence(lambda: build.resolve_engine("auto"))
         assert build.status().reason.startswith(
             "SIGHTLINE_ENGINE=native is set, so that nothing can be recorded. The native engine did not "
         )
 
     def test_a_wrong_word_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match=r"^engine='fast' is not a choice; engine is one of 'auto', "):
-            build.chosen("fast")
+            build.resolve_engine("fast")
         monkeypatch.setenv(build.ENGINE, "fast")
         text = r"^SIGHTLINE_ENGINE='fast' is not a choice; it is one of 'auto', 'native', 'python'\.$"
         with pytest.raises(UsageError, match=text):
-            build.chosen("auto")
-        assert build.chosen("python") == "python"
+            build.resolve_engine("auto")
+        assert build.resolve_engine("python") == "python"
 
     def test_a_fault_of_the_build_does_not_end_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise ZeroDivisionError("oh")
 
         monkeypatch.setattr(build, "_builder", fail)
-        assert build.chosen("auto") == "python"
+        assert build.resolve_engine("auto") == "python"
         assert sentence(build.load) == "The native engine cannot be built (ZeroDivisionError: oh)."
 
 

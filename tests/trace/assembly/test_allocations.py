@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sightline.trace.assembly.arrays import NONE
+from sightline.trace.assembly.arrays import EMPTY
 from sightline.trace.assembly.values import Allocations
 
 
@@ -17,8 +17,8 @@ def test_a_value_whose_op_still_runs_is_waited_for() -> None:
     held = Allocations()
     rows = np.array([7, 64, 10, 7, -1, 12])
     assert columns(held.add(rows, values=7, last=False)) == [[], [], [], []]
-    assert columns(held.add(NONE, values=8, last=False)) == [[7], [64], [10], [12]]
-    assert columns(held.add(NONE, values=8, last=True)) == [[], [], [], []]
+    assert columns(held.add(EMPTY, values=8, last=False)) == [[7], [64], [10], [12]]
+    assert columns(held.add(EMPTY, values=8, last=True)) == [[], [], [], []]
 
 
 def test_of_a_killed_process_it_never_comes() -> None:

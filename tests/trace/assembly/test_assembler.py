@@ -16,10 +16,10 @@ from sightline.recording import installation
 from sightline.recording.atomic import exhaust
 from sightline.recording.batches import BatchCutter
 from sightline.recording.snapshot import tables_of
-from sightline.recording.torchapi import undisturbed
-from sightline.trace.assembly.batch import Batch, Late, Tables
+from sightline.recording.torchapi import without_modes
+from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.memory_sink import assemble
-from sightline.trace.assembly.ring import evicted, merged
+from sightline.trace.assembly.ring import keep_last, merge_batches
 from sightline.trace.validate import validate
 from tests.recording.streams import awkward, differences, session_of
 
@@ -50,9 +50,9 @@ def recorded(work: Callable[[], Any], seed: int, chance: float, **asked: Any) ->
     finally:
         sys.setprofile(None)
         installation.uninstall(session)
-    undisturbed(session.finish)
+    without_modes(session.finish)
     if session.observer is not None:
-        undisturbed(session.observer.finish)
+        without_modes(session.observer.finish)
     return tables_of(session), [*cuts.batches, cuts.cutter.cut(last=True)]
 
 
@@ -82,15 +82,15 @@ def test_batches_say_what_one_piece_says(run: str, chance: float) -> None:
     model, work = made()
     tables, batches = recorded(work, seed=1, chance=chance, model=model, **asked)
     assert len(batches) > 2
-    whole, _ = assemble(tables, [([merged(batches)], True)], Late())
+    whole, _ = assemble(tables, [([merge_batches(batches)], True)], LateRows())
     validate(whole)
-    late = Late.of(batches)
+    late = LateRows.of(batches)
     alone, _ = assemble(tables, [([batch], batch is batches[-1]) for batch in batches], late)
     assert differences(whole, alone, set()) == []
     pairs = [batches[at : at + 2] for at in range(0, len(batches), 2)]
     paired, assembler = assemble(tables, [(pair, pair is pairs[-1]) for pair in pairs], late)
     assert differences(whole, paired, set()) == []
-    assert len(assembler._living) < len(whole.values)
+    assert len(assembler._live) < len(whole.values)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -102,7 +102,7 @@ def test_every_beginning_is_a_valid_recording(run: str) -> None:
     for end in range(1, len(batches)):
         some = batches[:end]
         parts = [([batch], batch is some[-1]) for batch in some]
-        data, _ = assemble(tables, parts, Late.of(some))
+        data, _ = assemble(tables, parts, LateRows.of(some))
         assert validate(data).external == 0
         ops.append(len(data.ops))
     assert ops[-1] > ops[0] or run == "none"
@@ -114,9 +114,9 @@ def test_the_last_ops_are_a_valid_recording(run: str, count: int) -> None:
     made, asked = RUNS[run]
     model, work = made()
     tables, batches = recorded(work, seed=3, chance=0.05, model=model, **asked)
-    whole, _ = assemble(tables, [([merged(batches)], True)], Late())
-    batch, dropped = evicted(merged(batches), count)
-    data, _ = assemble(tables, [([batch], True)], Late(), sparse=True)
+    whole, _ = assemble(tables, [([merge_batches(batches)], True)], LateRows())
+    batch, dropped = keep_last(merge_batches(batches), count)
+    data, _ = assemble(tables, [([batch], True)], LateRows(), sparse=True)
     validate(data)
     rows, kept = (whole.ops, data.ops) if len(whole.ops) else (whole.calls, data.calls)
     assert dropped == max(len(rows) - count, 0)

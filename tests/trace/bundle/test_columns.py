@@ -64,9 +64,9 @@ def forged(way: int, width: int, payload: bytes, rows: int, *, deflate: bool = T
         (b"", "cut short"),
         (b"12345", "cut short"),
         (forged(PLAIN, 1, bytes(4), 5), "altered"),
-        (forged(9, 1, bytes(4), 4), "unknown way"),
-        (forged(PLAIN, 3, bytes(12), 4), "unknown way"),
-        (forged(PLAIN, 0, b"", 4), "unknown way"),
+        (forged(9, 1, bytes(4), 4), "unknown encoding"),
+        (forged(PLAIN, 3, bytes(12), 4), "unknown encoding"),
+        (forged(PLAIN, 0, b"", 4), "unknown encoding"),
         (forged(PLAIN, 1, bytes(3), 4), "4 rows"),
         (forged(PLAIN, 1, bytes(5), 4), "4 rows"),
         (forged(PLAIN, 1, bytes(100 << 20), 4), "4 rows"),  # a bomb: no more than five bytes are unpacked
@@ -74,7 +74,7 @@ def forged(way: int, width: int, payload: bytes, rows: int, *, deflate: bool = T
         (forged(PLAIN, 8, b"\xff" * 32, 4), "too large"),
         (forged(DELTA, 8, b"\xff" * 32, 4), "too large"),
         (forged(ROW, 8, b"\xf0" * 32, 4), "too large"),
-        (forged(BITS, 1, bytes(4), 4), "not that of its numbers"),
+        (forged(BITS, 1, bytes(4), 4), "encoding for other numbers"),
     ],
 )
 def test_chunks_that_lie_are_refused(chunk: bytes, why: str) -> None:

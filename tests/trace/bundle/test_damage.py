@@ -275,7 +275,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "bad utf-8": (
         sql("UPDATE names SET data = CAST(x'ff22' AS TEXT) WHERE id = 0"), "UTF-8|damaged"
     ),
-    "number": (text("names", 0, "1"), "no texts"),
+    "number": (text("names", 0, "1"), "not all texts"),
     "no json": (text("forms", 0, "{"), "not valid JSON"),
     "deep json": (text("forms", 0, "[" * 50_000), "not valid JSON"),
     "deep form": (text("forms", 0, "[[" + "[" * 200 + "]" * 200 + "],null]"), "too deep"),
@@ -292,7 +292,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "shard that is none": (text("shards", 0, "null"), "no name of a shard"),
     "shard twice": (text("shards", 1, '"000000.safetensors"'), "no name of a shard"),
     "shard elsewhere": (text("shards", 0, '"../../../etc/passwd"'), "no name of a shard"),
-    "info": (sql("UPDATE facts SET data = '[1]' WHERE name = 'info'"), "'info' is none"),
+    "info": (sql("UPDATE facts SET data = '[1]' WHERE name = 'info'"), "'info' is malformed"),
     "fault count": (
         sql("""UPDATE facts SET data = '{"d":[["fault_count","many"]]}' WHERE name = 'info'"""
         ),
@@ -302,7 +302,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
         sql("UPDATE sources SET data = ?", zlib.compress(bytes(200 << 20))),
         "source 0 cannot be read",
     ),
-    "source size": (sql("UPDATE sources SET size = 99999999999"), "source 0 is none"),
+    "source size": (sql("UPDATE sources SET size = 99999999999"), "source 0 is malformed"),
     "escape codes": (text("forms", 0, "\x1b[31mred\x07"), "not valid JSON"),
 }  # fmt: skip
 

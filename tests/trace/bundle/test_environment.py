@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline.trace.bundle import load, save
-from sightline.trace.bundle.environment import MASK, masked, masked_text
+from sightline.trace.bundle.environment import MASK, mask_arguments, mask_secrets
 from tests.builders import make_trace
 
 SECRET = "hunter2butLonger"
@@ -29,7 +29,7 @@ SECRET = "hunter2butLonger"
     ],
 )  # fmt: skip
 def test_secrets_are_masked(arguments: list[str]) -> None:
-    found = masked(["train.py", *arguments, "--lr", "0.1"])
+    found = mask_arguments(["train.py", *arguments, "--lr", "0.1"])
     assert not any("hunter2" in argument for argument in found)
     assert any(MASK in argument for argument in found)
     assert found[0] == "train.py"
@@ -46,8 +46,8 @@ def test_secrets_are_masked(arguments: list[str]) -> None:
      "wJalrXUtnFEMI7K7MDENGbPxRfiCYEXAMPLEKEY12"],
 )  # fmt: skip
 def test_what_looks_like_a_key_is_masked_wherever_it_is(key: str) -> None:
-    assert masked([key]) == [MASK]
-    assert key not in masked_text(f"run with {key}, please")
+    assert mask_arguments([key]) == [MASK]
+    assert key not in mask_secrets(f"run with {key}, please")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_looks_like_a_key_is_masked_wherever_it_is(key: str) -> None:
      "runs/2024-11-05/resnet50-imagenet-lr0.1-bs256/checkpoint-100000", "internationalization_configuration"],
 )  # fmt: skip
 def test_plain_arguments_stay(argument: str) -> None:
-    assert masked([argument]) == [argument]
+    assert mask_arguments([argument]) == [argument]
 
 
 def test_the_command_line_in_a_bundle_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,11 @@ def test_half_of_no_random_words_are_shown() -> None:
     alphabets = (string.ascii_letters + string.digits, string.ascii_letters, string.hexdigits.lower()[:16])
     for alphabet, length in zip(alphabets, (24, 32, 40), strict=True):
         words = ["".join(chance.choice(alphabet) for _ in range(length)) for _ in range(300)]
-        assert sum(masked_text(word) != MASK for word in words) <= 15
+        assert sum(mask_secrets(word) != MASK for word in words) <= 15
     keys = [base64.b64encode(chance.randbytes(30)).decode() for _ in range(300)]
-    assert sum(any(part in masked_text(key) for part in (key[:12], key[-12:])) for key in keys) <= 15
+    assert sum(any(part in mask_secrets(key) for part in (key[:12], key[-12:])) for key in keys) <= 15
 
 
 def test_a_long_argument_takes_no_time() -> None:
     for text in ("a" * 50_000, "a1B" * 20_000, "a://" * 12_000, "key=" * 12_000, "token" * 10_000):
-        assert len(masked_text(text)) < 20_000  # it took half a minute
+        assert len(mask_secrets(text)) < 20_000  # it took half a minute

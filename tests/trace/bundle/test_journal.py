@@ -87,7 +87,7 @@ HOSTILE: dict[str, tuple[list[bytes], str]] = {
     ),
     "a value made of itself": (
         [encode(Batch(Streams(values=np.array([10, 0, 0, 0, 0, 5, -1, 0, 0, 0]))), {}, INFO)],
-        "comes before the one it is made of",
+        "comes before its base or previous version",
     ),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""What looks wrong in a run: `find` looks for every kind of problem that `CHECKS` lists.
+"""What looks wrong in a run: `find` runs every check of `CHECKS`.
 
-A check is silent where it cannot be sure: it is better to miss a problem than to cry over a healthy model.
+A check stays silent where it cannot be sure: missing a problem is better than a false alarm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sightline.analysis.problems.losses import (
     targets_out_of_range,
 )
 from sightline.analysis.problems.numbers import dead_layer, first_non_finite
-from sightline.analysis.problems.problem import Check, Confidence, Problem, Severity, merged
+from sightline.analysis.problems.problem import Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.recomputation import computed_again
 from sightline.analysis.problems.run_modes import (
     dropout_in_evaluation,
@@ -93,40 +93,40 @@ CHECKS: Final[tuple[Check, ...]] = (
     matched_nothing,
 )
 KINDS: Final = tuple(dict.fromkeys(check.kind for check in CHECKS))
-#: What is said of a recording whose process ended before it did.
+#: Shown for a recording whose process was killed.
 CUT_SHORT: Final = "the process ended before the recording did: what it did last may be missing"
 
 
 def find(index: Index) -> list[Problem]:
     """Everything that looks wrong, the most serious first, then in the order of the run."""
-    facts = ProblemContext(index)
-    return merged(facts, ((check, finding) for check in CHECKS for finding in check.find(facts)))
+    context = ProblemContext(index)
+    return merge_findings(context, ((check, finding) for check in CHECKS for finding in check.find(context)))
 
 
 def not_looked_at(index: Index) -> list[str]:
-    """What a recording has too little in it to tell, each with what would tell it."""
-    facts = ProblemContext(index)
-    told = [CUT_SHORT] if facts.data.info.get("unfinished") else []
-    if not len(facts.data.ops) and not len(facts.data.calls):
-        return [*told, "nothing was recorded, so nothing was looked at"]
-    if not facts.aten.any():
-        told.append('aten ops were not recorded: ops="both" finds most of what there is to find')
-    elif not (facts.data.ops.phase == BACKWARD).any():
-        told.append("no backward pass ran: with one, parameters without a gradient are found")
-    elif not facts.complete:
-        told.append("parts of the run are not known: parameters without a gradient were not looked for")
-    if not len(facts.data.stats) and "stats" not in (facts.data.info.get("asked") or ()):
-        told.append(
+    """What this recording holds too little to check, each with the option that would record it."""
+    context = ProblemContext(index)
+    notes = [CUT_SHORT] if context.data.info.get("unfinished") else []
+    if not len(context.data.ops) and not len(context.data.calls):
+        return [*notes, "nothing was recorded, so nothing was looked at"]
+    if not context.aten.any():
+        notes.append('aten ops were not recorded: ops="both" finds most of what there is to find')
+    elif not (context.data.ops.phase == BACKWARD).any():
+        notes.append("no backward pass ran: with one, parameters without a gradient are found")
+    elif not context.complete:
+        notes.append("parts of the run are not known: parameters without a gradient were not looked for")
+    if not len(context.data.stats) and "stats" not in (context.data.info.get("asked") or ()):
+        notes.append(
             "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
             "leave out everything, targets out of range"
         )
-    if facts.aten.any() and not facts.derived(LoopRecord).steps:
-        told.append("no optimizer stepped: with steps, mistakes of the training loop are found")
-    return told
+    if context.aten.any() and not context.derived(LoopRecord).steps:
+        notes.append("no optimizer stepped: with steps, mistakes of the training loop are found")
+    return notes
 
 
 def looked_for() -> str:
-    """What the checks look for, in a sentence's length."""
+    """What the checks look for, in one sentence."""
     return (
         f"{len(KINDS)} kinds: numbers that are not finite, gradients, losses and their targets, the training "
         "loop, modes, shapes, precision, activations, weights, kept graphs, repeated work, reads by the host"

@@ -1,4 +1,4 @@
-"""Activations that pass nothing on, wherever they are written: dead, saturated, or masked as a whole."""
+"""Activations that pass nothing on: dead, saturated, or masked as a whole."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import RANDOM, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.problem import Finding, Severity, check, group_by_line, op_finding
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
 
-_LEAST: Final = 32  #: elements; fewer may be alike by chance
+_MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
 RECTIFIERS: Final = frozenset(
     "relu relu_ threshold threshold_ hardtanh hardtanh_ clamp_min clamp_min_".split()
 )
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
-_NEAR: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
+_TOLERANCE: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
 _MASKS: Final = frozenset("masked_fill masked_fill_ where".split())
-#: How low a number must be to say that something is left out.
-_LEFT_OUT: Final = -1e4
+_MASK_LEVEL: Final = -1e4  #: a mask fills with a number at most this
 
 
 @check(
@@ -29,53 +28,32 @@ _LEFT_OUT: Final = -1e4
     "Nothing passes through it, and no gradient comes back to revive it. Look at the bias and the scale of "
     "what comes before, and at the learning rate.",
 )
-def dead_activation(facts: ProblemContext) -> Iterator[Finding]:
-    """A rectifier that gives zero for every element in every call, though what it is given varies."""
-    stats = facts.data.stats
-    for ops in _by_line(facts, RECTIFIERS):
-        rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
-        large = all(facts.meta(facts.outputs(op)[0]).numel >= _LEAST for op, _ in rows)
-        if rows and large and all(row >= 0 and _is_zero(facts, op, row) for op, row in rows):
-            op = rows[0][0]
-            given = _measured_input(facts, op)
-            if given < 0 or not _weights_vary(facts, op):
-                continue
-            high = number_text(float(stats.max[given]))
-            title = (
-                f"{facts.written(op)} gives zero for all {facts.meta(facts.outputs(op)[0])} in {len(rows)} "
-                f"of "
-                f"{len(rows)} calls: the largest it is given is {high}"
-            )
-            yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
+def dead_activation(context: ProblemContext) -> Iterator[Finding]:
+    """A rectifier that gives zero for every element in every call, though its input varies."""
+    for ops in _measured_lines(context, RECTIFIERS):
+        op, row = ops[0], _input_row(context, ops[0])
+        if all(_is_zero(context, each) for each in ops) and not _starts_at_zero(context, op):
+            high = number_text(float(context.data.stats.max[row]))
+            what = f"gives zero for all {context.meta(context.outputs(op)[0])}"
+            yield _finding(context, ops, what, f": the largest it is given is {high}")
 
 
-def _is_zero(facts: ProblemContext, op: int, row: int) -> bool:
-    stats = facts.data.stats
-    given = _measured_input(facts, op)
-    varied = given >= 0 and stats.min[given] < stats.max[given]
-    return bool(varied and stats.min[row] == 0 and stats.max[row] == 0 and not stats.nans[row])
+def _is_zero(context: ProblemContext, op: int) -> bool:
+    stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
+    varies = input_row >= 0 and stats.min[input_row] < stats.max[input_row]
+    return bool(varies and stats.min[row] == 0 and stats.max[row] == 0 and not stats.nans[row])
 
 
-def _measured_input(facts: ProblemContext, op: int) -> int:
-    """The row of the numbers of what an op was given; of what an in-place op changed, those before."""
-    given = facts.inputs(op)
-    if not given:
-        return -1
-    row = facts.stat(given[0])
-    base = int(facts.data.values.base[given[0]])
-    return row if row >= 0 or base < 0 else facts.stat(base)
-
-
-def _weights_vary(facts: ProblemContext, op: int) -> bool:
-    """Whether nothing just before an op is zero on purpose: a layer that starts at zero."""
-    stats = facts.data.stats
-    maker = facts.producer(facts.inputs(op)[0])
-    for value in facts.inputs(maker) if maker >= 0 else ():
-        row = facts.stat(value)
-        if facts.data.values.kind[value] == KINDS.index("parameter") and row >= 0:
-            if len(facts.meta(value).shape) > 1 and stats.min[row] == stats.max[row]:
-                return False
-    return True
+def _starts_at_zero(context: ProblemContext, op: int) -> bool:
+    """Whether the layer before an op has a constant weight: some are initialised to zero on purpose."""
+    stats = context.data.stats
+    producer = context.producer(context.inputs(op)[0])
+    for value in context.inputs(producer) if producer >= 0 else ():
+        row = context.stat(value)
+        if context.data.values.kind[value] == KINDS.index("parameter") and row >= 0:
+            if len(context.meta(value).shape) > 1 and stats.min[row] == stats.max[row]:
+                return True
+    return False
 
 
 @check(
@@ -84,54 +62,30 @@ def _weights_vary(facts: ProblemContext, op: int) -> bool:
     "At its bound it is flat: no gradient passes. Scale what comes in (inputs to about 1, weights by their "
     "fan-in), or normalise before it.",
 )
-def saturated_activation(facts: ProblemContext) -> Iterator[Finding]:
+def saturated_activation(context: ProblemContext) -> Iterator[Finding]:
     """A tanh or sigmoid that is at one of its bounds for every element in every call."""
-    stats = facts.data.stats
-    for ops in _by_line(facts, _BOUNDED):
-        rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
-        if not rows or any(row < 0 for _, row in rows):
-            continue
-        op = rows[0][0]
-        counts = [facts.meta(facts.outputs(each)[0]).numel for each, _ in rows]
-        if min(counts) < _LEAST or not all(_is_flat(facts, each, at) for each, at in rows):
-            continue
-        given = _measured_input(facts, op)
-        low, high = (
-            (number_text(float(bound[given])) for bound in (stats.min, stats.max))
-            if given >= 0
-            else ("?", "?")
-        )
-        title = (
-            f"{facts.written(op)} is at its bound for all {facts.meta(facts.outputs(op)[0])} in "
-            f"{len(rows)} of "
-            f"{len(rows)} calls: it is given {low} … {high}"
-        )
-        yield Finding(title, facts.module(op), int(facts.frames[op]), op, facts.outputs(op)[0])
+    stats = context.data.stats
+    for ops in _measured_lines(context, _BOUNDED):
+        if all(_is_saturated(context, op) for op in ops):
+            op, row = ops[0], _input_row(context, ops[0])
+            bounds = (stats.min, stats.max)
+            low, high = (number_text(float(bound[row])) if row >= 0 else "?" for bound in bounds)
+            what = f"is at its bound for all {context.meta(context.outputs(op)[0])}"
+            yield _finding(context, ops, what, f": it is given {low} … {high}")
 
 
-def _is_flat(facts: ProblemContext, op: int, row: int) -> bool:
-    """Whether all numbers are at a bound: of tanh 1 - x² is 0 there, of a sigmoid x - x²."""
-    stats = facts.data.stats
+def _is_saturated(context: ProblemContext, op: int) -> bool:
+    """Whether all numbers are at a bound, where 1 - x² of a tanh and x - x² of a sigmoid are 0."""
+    stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
     if stats.nans[row] or stats.infs[row]:
         return False
-    given = _measured_input(facts, op)
-    if given >= 0 and (stats.infs[given] or stats.nans[given] or stats.min[given] == stats.max[given]):
+    if input_row >= 0 and (
+        stats.infs[input_row] or stats.nans[input_row] or stats.min[input_row] == stats.max[input_row]
+    ):
         return False
-    count = facts.meta(facts.outputs(op)[0]).numel
-    squares = float(stats.l2[row]) ** 2 / count
-    rest = 1 - squares if facts.name(op).startswith("tanh") else float(stats.mean[row]) - squares
-    return abs(rest) < _NEAR
-
-
-def _by_line(facts: ProblemContext, names: frozenset[str]) -> list[list[int]]:
-    """The ops of these names inside module calls, by line and module."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    if not len(facts.data.stats):
-        return []
-    inside = facts.forward & facts.named(names) & (facts.data.ops.call >= 0)
-    for op in np.flatnonzero(inside).tolist():
-        groups.setdefault((facts.visible(int(facts.frames[op])), facts.module(op)), []).append(op)
-    return list(groups.values())
+    squares = float(stats.l2[row]) ** 2 / context.meta(context.outputs(op)[0]).numel
+    rest = 1 - squares if context.name(op).startswith("tanh") else float(stats.mean[row]) - squares
+    return abs(rest) < _TOLERANCE
 
 
 @check(
@@ -140,28 +94,55 @@ def _by_line(facts: ProblemContext, names: frozenset[str]) -> list[list[int]]:
     "After a softmax everything counts alike, or is NaN. Look at the sense of the mask (is True kept, or "
     "left out?) and at its shape.",
 )
-def masks_everything(facts: ProblemContext) -> Iterator[Finding]:
+def masks_everything(context: ProblemContext) -> Iterator[Finding]:
     """A mask leaves out every element, in every call of its line."""
-    stats = facts.data.stats
-    for ops in _by_line(facts, _MASKS):
-        rows = [(op, facts.stat(facts.outputs(op)[0])) for op in ops if facts.outputs(op)]
-        if rows and all(row >= 0 and _leaves_out_all(facts, op, row) for op, row in rows):
-            op, row = rows[0]
-            value = facts.outputs(op)[0]
+    stats = context.data.stats
+    for ops in _measured_lines(context, _MASKS):
+        if all(_masks_all(context, op) for op in ops):
+            row = _output_row(context, ops[0])
             level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
-            times = f"{len(rows)} of {len(rows)} calls"
-            title = f"{facts.written(op)} masks all {facts.meta(value)} with {level} in {times}"
-            yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
+            what = f"masks all {context.meta(context.outputs(ops[0])[0])} with {level}"
+            yield _finding(context, ops, what)
 
 
-def _leaves_out_all(facts: ProblemContext, op: int, row: int) -> bool:
-    """Whether a result is one very low number throughout, and what it was made of was not."""
-    stats = facts.data.stats
-    value = facts.outputs(op)[0]
-    count = facts.meta(value).numel
-    if count < _LEAST or facts.named(RANDOM)[op]:
+def _masks_all(context: ProblemContext, op: int) -> bool:
+    """Whether a result is one very low number throughout, though an input of its shape varies."""
+    stats, row, value = context.data.stats, _output_row(context, op), context.outputs(op)[0]
+    if context.named(RANDOM)[op]:
         return False
-    given = [facts.stat(one) for one in facts.inputs(op) if facts.meta(one).shape == facts.meta(value).shape]
-    varied = any(at >= 0 and stats.min[at] < stats.max[at] for at in given)
-    low = stats.infs[row] == count or (not stats.infs[row] and stats.min[row] == stats.max[row] <= _LEFT_OUT)
-    return bool(varied and low and not stats.nans[row])
+    count, shape = context.meta(value).numel, context.meta(value).shape
+    inputs = [context.stat(each) for each in context.inputs(op) if context.meta(each).shape == shape]
+    varies = any(at >= 0 and stats.min[at] < stats.max[at] for at in inputs)
+    constant = not stats.infs[row] and stats.min[row] == stats.max[row] <= _MASK_LEVEL
+    return bool(varies and (stats.infs[row] == count or constant) and not stats.nans[row])
+
+
+def _measured_lines(context: ProblemContext, names: frozenset[str]) -> Iterator[list[int]]:
+    """The ops of these names inside module calls, by line and module, where all results are measured."""
+    if not len(context.data.stats):
+        return
+    inside = context.forward & context.named(names) & (context.data.ops.call >= 0)
+    for group in group_by_line(context, np.flatnonzero(inside).tolist(), context.module):
+        ops = [op for op in group if context.outputs(op)]
+        large = all(context.meta(context.outputs(op)[0]).numel >= _MIN_ELEMENTS for op in ops)
+        if ops and large and all(_output_row(context, op) >= 0 for op in ops):
+            yield ops
+
+
+def _output_row(context: ProblemContext, op: int) -> int:
+    """The row of the statistics of an op's first output, or -1."""
+    return context.stat(context.outputs(op)[0])
+
+
+def _input_row(context: ProblemContext, op: int) -> int:
+    """The row of the statistics of an op's first input, or of the tensor it is a view of; -1 without."""
+    inputs = context.inputs(op)
+    if not inputs:
+        return -1
+    row, base = context.stat(inputs[0]), int(context.data.values.base[inputs[0]])
+    return row if row >= 0 or base < 0 else context.stat(base)
+
+
+def _finding(context: ProblemContext, ops: list[int], what: str, cause: str = "") -> Finding:
+    title = f"{context.written(ops[0])} {what} in {len(ops)} of {len(ops)} calls{cause}"
+    return op_finding(context, title, ops[0], context.outputs(ops[0])[0])

@@ -1,7 +1,7 @@
-"""What the checks look up: columns by op, value and tensor, derived once per recording.
+"""`ProblemContext`: what the checks look up by op, value and module, derived once per recording.
 
-Checks work on the finest ops there are: aten ops, which alone say exactly what ran. Where only API calls or
-module calls were recorded, most of them have nothing to look at and stay silent.
+Checks look at aten ops, which alone tell exactly what ran. Where only API calls or module calls were
+recorded, most checks report nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.notation import position_text
 from sightline.trace.data import (
     FLAVOURS,
     I32,
@@ -27,7 +26,7 @@ from sightline.trace.data import (
     TraceData,
 )
 from sightline.trace.index import Index
-from sightline.trace.user_frames import Chains, installed_file, shown_frames, torch_file
+from sightline.trace.source_files import installed_file
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")
@@ -61,20 +60,14 @@ class ProblemContext:
         self.data: TraceData = index.raw
         self._derived: dict[Callable[[ProblemContext], Any], Any] = {}
 
-    def derived(self, make: Callable[[ProblemContext], T]) -> T:
-        """What several checks derive from a recording, made once."""
-        if make not in self._derived:
-            self._derived[make] = make(self)
-        made: T = self._derived[make]
-        return made
+    def derived(self, derive: Callable[[ProblemContext], T]) -> T:
+        """What ``derive`` returns for this recording, computed once for all checks."""
+        if derive not in self._derived:
+            self._derived[derive] = derive(self)
+        result: T = self._derived[derive]
+        return result
 
     # -- ops -------------------------------------------------------------------------------------
-
-    @cached_property
-    def finest(self) -> Mask:
-        """Aten ops, or API calls where there are no others; those that raised included."""
-        aten: Mask = self.data.ops.level == _ATEN
-        return aten if aten.any() else ~aten
 
     @cached_property
     def ended(self) -> Mask:
@@ -110,19 +103,15 @@ class ProblemContext:
         return self.bare_names[int(self.data.ops.name[op])]
 
     def written(self, op: int) -> str:
-        """The API call an op came from as it is written, or the op's own name where that is not known."""
+        """The name of the API call an op came from, or the op's own name where none was recorded."""
         parent = int(self.data.ops.parent[op])
         return self.data.names[int(self.data.ops.name[parent if parent >= 0 else op])]
 
     def inputs(self, op: int) -> list[int]:
-        ops = self.data.ops
-        found: list[int] = ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.inputs_of(op)
 
     def outputs(self, op: int) -> list[int]:
-        ops = self.data.ops
-        found: list[int] = ops.outputs[ops.output_offsets[op] : ops.output_offsets[op + 1]].tolist()
-        return found
+        return self.data.ops.outputs_of(op)
 
     def users(self, value: int) -> list[int]:
         """The aten ops that read a value in the forward pass."""
@@ -135,17 +124,17 @@ class ProblemContext:
         return np.repeat(np.arange(len(ops)), np.diff(ops.input_offsets))
 
     def any_input(self, tensors: Mask) -> Mask:
-        """The ops one of whose inputs is such a tensor; ``tensors`` is a mask over values."""
-        found = np.zeros(len(self.data.ops), dtype=np.bool_)
-        found[self.readers[tensors[self.data.ops.inputs]]] = True
-        return found
+        """The ops that read any of these tensors; ``tensors`` is a mask over values."""
+        mask = np.zeros(len(self.data.ops), dtype=np.bool_)
+        mask[self.readers[tensors[self.data.ops.inputs]]] = True
+        return mask
 
     # -- values ------------------------------------------------------------------------------------
 
     def of_meta(self, test: Callable[[TensorMeta], bool]) -> Mask:
-        """Which values look so; asked once per kind of tensor."""
-        answers = np.array([test(meta) for meta in self.data.metas] or [False], dtype=np.bool_)
-        return answers[self.data.values.meta]
+        """Which values have metadata that passes a test, which runs once per kind of tensor."""
+        passed = np.array([test(meta) for meta in self.data.metas] or [False], dtype=np.bool_)
+        return passed[self.data.values.meta]
 
     def meta(self, value: int) -> TensorMeta:
         return self.data.metas[int(self.data.values.meta[value])]
@@ -158,35 +147,21 @@ class ProblemContext:
 
     @cached_property
     def low(self) -> Mask:
-        """Values of low precision with at least one dimension: those that take part in type promotion."""
+        """Values of low precision with at least one dimension: those that decide type promotion."""
         return self.of_meta(lambda meta: meta.dtype in _LOW and bool(meta.shape))
 
     @cached_property
     def floating(self) -> Mask:
-        """Values that a gradient, a NaN or an infinity can be in."""
+        """Values that can hold a gradient, a NaN or an infinity."""
         return self.of_meta(lambda meta: meta.dtype.startswith(("float", "bfloat", "complex")))
-
-    @cached_property
-    def made(self) -> tuple[list[int], list[int]]:
-        """Values by the op that made them, those changed along with its outputs included: offsets, ids."""
-        producer = self.data.values.producer
-        held = np.flatnonzero(producer >= 0)
-        order = held[np.argsort(producer[held], kind="stable")]
-        counts = np.bincount(producer[held], minlength=len(self.data.ops))
-        return [0, *np.cumsum(counts).tolist()], order.tolist()
 
     def results(self, op: int) -> list[int]:
         """What an op made: its outputs, and the new versions of tensors that share their memory."""
-        offsets, ids = self.made
-        return ids[offsets[op] : offsets[op + 1]]
+        return self.index.values_made_by(op)
 
     def stat(self, value: int) -> int:
-        """The row of a value's numbers, or -1."""
-        return self._stat_rows.get(value, -1)
-
-    @cached_property
-    def _stat_rows(self) -> dict[int, int]:
-        return {value: row for row, value in enumerate(self.data.stats.value.tolist())}
+        """The row of a value in the table of statistics, or -1."""
+        return self.index.stat_row(value)
 
     def args(self, op: int) -> list[Any]:
         """The plain arguments of an op, by position and by name; tensors are left out."""
@@ -197,9 +172,9 @@ class ProblemContext:
 
     @cached_property
     def complete(self) -> bool:
-        """Whether all that ran is known, so that what is missing did not happen.
+        """Whether everything that ran was recorded, so that what is missing did not happen.
 
-        Not so in a snapshot, after a crash, where ops were evicted or lost, or inside a compiled region.
+        False for a snapshot, after a crash, where ops were evicted or lost, and with a compiled region.
         """
         data = self.data
         info = data.info
@@ -208,50 +183,43 @@ class ProblemContext:
         evicted = (data.values.kind == KINDS.index("evicted")).any()
         return not (cut_short or opaque or evicted or info.get("exception") or info.get("fault_count"))
 
-    # -- places ------------------------------------------------------------------------------------
+    # -- source lines and modules --------------------------------------------------------------------
 
     @cached_property
     def frames(self) -> I32:
-        """The frame each op is shown under; a backward op's is that of its forward op."""
-        return shown_frames(self.data)
-
-    @cached_property
-    def _chains(self) -> Chains:
-        return Chains(self.data, torch_file)
+        """The frame each op is shown under: its own, for a backward op its forward op's."""
+        return self.index.op_frames
 
     def visible(self, frame: int) -> int:
-        """The innermost frame that is not torch's own, or -1."""
-        chain = self._chains.of(frame) if frame >= 0 else ()
-        return chain[-1] if chain else -1
+        """The innermost frame outside torch, or -1."""
+        return int(self.index.user_frames[frame])
 
     def place(self, frame: int) -> str:
-        """The line a frame stands for: ``net.py:9 in Net.forward``."""
+        """The line of a frame outside torch: ``net.py:9 in Net.forward``; empty if there is none."""
         shown = self.visible(frame)
         if shown < 0:
             return ""
-        code = self.data.codes[int(self.data.frames.code[shown])]
-        return f"{position_text(code.file, int(self.data.frames.line[shown]))} in {code.function}"
+        row = self.index.frames[shown]
+        return f"{row.position} in {row.function}"
 
     def own_place(self, frame: int) -> str:
-        """The innermost line of the user's own code, if `place` is one of a library; else empty."""
-        chain = self._chains.of(frame) if frame >= 0 else ()
-        codes, code = self.data.codes, self.data.frames.code
-        own = next((at for at in reversed(chain) if not installed_file(codes[int(code[at])].file)), -1)
+        """The innermost line of the user's own code where `place` is one of a library; else empty."""
+        chain = self.index.user_chains.of(frame)
+        frames = self.index.frames
+        own = next((at for at in reversed(chain) if not installed_file(frames[at].file)), -1)
         return self.place(own) if chain and own not in (-1, chain[-1]) else ""
 
     def is_own(self, op: int) -> bool:
         """Whether an op was written in the user's own code: not in torch or another package."""
-        frame = int(self.data.ops.frame[op])
-        return frame >= 0 and not installed_file(self.data.codes[int(self.data.frames.code[frame])].file)
+        frame = self.index.ops[op].frame
+        return frame is not None and not installed_file(frame.file)
 
     def module(self, op: int) -> int:
         """The module an op ran in, or -1."""
-        call = int(self.data.ops.call[op])
-        return int(self.data.calls.module[call]) if call >= 0 else -1
+        return int(self.index.op_modules[op])
 
     def module_label(self, module: int) -> str:
-        info = self.data.modules[module]
-        return info.path or info.type
+        return self.data.modules[module].label
 
     def module_type(self, module: int) -> str:
         return self.data.modules[module].type if module >= 0 else ""

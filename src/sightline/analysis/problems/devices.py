@@ -1,4 +1,4 @@
-"""Problems of where tensors are: waits for a device, several devices in one op, copies in every forward."""
+"""Devices: waits for one, several of them in one op, copies in every forward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
 from sightline.trace.data import KINDS, RAISED
 from sightline.trace.forms import Form
 
@@ -34,36 +34,42 @@ _MASKED: Final = "the shape of x[mask] depends on the data"
     "On a GPU each one waits until the device has caught up, so that it runs dry in every forward: keep it a "
     "tensor (torch.where, clamp, x.max()), or read it outside the model.",
 )
-def waits_for_device(facts: ProblemContext) -> Iterator[Finding]:
+def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
     """Inside a module call the host reads a number, or needs a shape that depends on the data.
 
-    Of tensors on a CPU nobody waits for these; there only lines of the user's own are told.
+    On a CPU this costs nothing; there, only lines of the user's own code are reported.
     """
-    away = _away(facts)
-    boolean = facts.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
-    here = facts.forward & (facts.data.ops.call >= 0)
-    awaited = here & facts.named(frozenset(_AWAITED))
-    masked = here & facts.named(frozenset({"index"})) & _mask_index(facts, boolean) & facts.any_input(away)
-    home = ~facts.of_meta(lambda meta: meta.device != "cpu")
-    read_back = here & facts.named(_COPIES) & _any_output(facts, home) & facts.any_input(away)
+    remote = _on_device(context)
+    boolean = context.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
+    inside = context.forward & (context.data.ops.call >= 0)
+    awaited = inside & context.named(frozenset(_AWAITED))
+    masked = (
+        inside
+        & context.named(frozenset({"index"}))
+        & _mask_index(context, boolean)
+        & context.any_input(remote)
+    )
+    on_cpu = context.of_meta(lambda meta: meta.device == "cpu")
+    read_back = inside & context.named(_COPIES) & _any_output(context, on_cpu) & context.any_input(remote)
     for op in np.flatnonzero(awaited | masked | read_back).tolist():
-        if read_back[op] and _is_asynchronous(facts.data.forms[int(facts.data.ops.form[op])]):
+        if read_back[op] and _is_asynchronous(context.data.forms[int(context.data.ops.form[op])]):
             continue
-        source = next((value for value in facts.inputs(op) if away[value]), -1)
-        if source < 0 and (not facts.is_own(op) or not _is_model(facts, op)):
+        source = next((value for value in context.inputs(op) if remote[value]), -1)
+        if source < 0 and (not context.is_own(op) or not _reads_activation(context, op)):
             continue
-        source = source if source >= 0 else facts.inputs(op)[0]
+        source = source if source >= 0 else context.inputs(op)[0]
         reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
-        title = f"{facts.written(op)} of {facts.meta(source)}: {_AWAITED.get(facts.name(op), reason)}"
-        yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
+        title = f"{context.written(op)} of {context.meta(source)}: {_AWAITED.get(context.name(op), reason)}"
+        yield op_finding(context, title, op, source)
 
 
-def _is_model(facts: ProblemContext, op: int) -> bool:
-    """Whether an op reads floating numbers that a model computed: not a mask, an index, or a counter."""
-    given = facts.inputs(op)
-    maker = facts.producer(given[0]) if given else -1
-    return maker >= 0 and (
-        bool(facts.floating[given[0]]) or any(facts.floating[one] for one in facts.inputs(maker))
+def _reads_activation(context: ProblemContext, op: int) -> bool:
+    """Whether an op reads floating-point results of a model: not a mask, an index, or a counter."""
+    inputs = context.inputs(op)
+    producer = context.producer(inputs[0]) if inputs else -1
+    return producer >= 0 and (
+        bool(context.floating[inputs[0]])
+        or any(context.floating[value] for value in context.inputs(producer))
     )
 
 
@@ -72,15 +78,15 @@ def _is_model(facts: ProblemContext, op: int) -> bool:
     Severity.ERROR,
     "An op works on one device: move its tensors there, or make them there.",
 )
-def mixed_devices(facts: ProblemContext) -> Iterator[Finding]:
-    """An op failed that was given tensors on several devices."""
-    data = facts.data
-    failed = _mixed(facts) & ((data.ops.flags & RAISED) != 0)
+def mixed_devices(context: ProblemContext) -> Iterator[Finding]:
+    """An op with inputs on several devices failed."""
+    data = context.data
+    failed = _mixed(context) & ((data.ops.flags & RAISED) != 0)
     inner = data.ops.parent[failed]
     failed[inner[inner >= 0]] = False  # an API call fails with the aten op inside it
     for op in np.flatnonzero(failed).tolist():
-        title = f"{data.names[data.ops.name[op]]} failed on tensors of {_devices(facts, op)}"
-        yield Finding(title, facts.module(op), int(facts.frames[op]), op)
+        title = f"{data.names[data.ops.name[op]]} failed on tensors of {_devices(context, op)}"
+        yield op_finding(context, title, op)
 
 
 @check(
@@ -89,77 +95,79 @@ def mixed_devices(facts: ProblemContext) -> Iterator[Finding]:
     "The same copy is made in every forward; make the tensor on the device it is used on, or keep it there "
     "as a buffer.",
 )
-def copied_to_device(facts: ProblemContext) -> Iterator[Finding]:
+def copied_to_device(context: ProblemContext) -> Iterator[Finding]:
     """Inside a module call a tensor is copied to a device, though the model does not live on both.
 
-    Some ops do so themselves: an index on the CPU is accepted, and copied.
+    Some ops copy by themselves: an index on the CPU is accepted.
     """
-    if not _away(facts).any():
+    if not _on_device(context).any():
         return
-    homes = _homes(facts)
-    inside = facts.forward & (facts.data.ops.call >= 0)
-    copies = facts.named(_COPIES)
-    for op in np.flatnonzero(inside & (copies | _mixed(facts))).tolist():
-        given, made = facts.inputs(op), facts.outputs(op)
-        goal = facts.meta(made[0]).device if made else "cpu"
-        source = next((value for value in given[::-1] if facts.meta(value).device != goal), -1)
-        if source < 0 or goal in ("cpu", "meta"):  # a copy to the CPU is a wait: see host-sync
+    parameter_devices = _parameter_devices(context)
+    inside = context.forward & (context.data.ops.call >= 0)
+    copies = context.named(_COPIES)
+    for op in np.flatnonzero(inside & (copies | _mixed(context))).tolist():
+        inputs, outputs = context.inputs(op), context.outputs(op)
+        target = context.meta(outputs[0]).device if outputs else "cpu"
+        source = next((value for value in inputs[::-1] if context.meta(value).device != target), -1)
+        if source < 0 or target in ("cpu", "meta"):  # a copy to the CPU is a wait: see host-sync
             continue
-        meta = facts.meta(source)
-        if meta.device != "meta" and not {meta.device, goal} <= homes and (meta.shape or copies[op]):
-            title = f"{facts.written(op)} copies {meta} to {goal}"
-            yield Finding(title, facts.module(op), int(facts.frames[op]), op, source)
+        meta = context.meta(source)
+        if (
+            meta.device != "meta"
+            and not {meta.device, target} <= parameter_devices
+            and (meta.shape or copies[op])
+        ):
+            yield op_finding(context, f"{context.written(op)} copies {meta} to {target}", op, source)
 
 
-def _mixed(facts: ProblemContext) -> Mask:
-    """Ops with inputs on several devices; scalars may be anywhere."""
-    data = facts.data
+def _mixed(context: ProblemContext) -> Mask:
+    """Ops with inputs on several devices, scalars aside."""
+    data = context.data
     devices = sorted({meta.device for meta in data.metas})
     numbers = np.array([devices.index(meta.device) if meta.shape else -1 for meta in data.metas] or [-1])
     of_input = numbers[data.values.meta][data.ops.inputs]
-    placed = of_input >= 0
+    has_shape = of_input >= 0
     lowest, highest = np.full(len(data.ops), len(devices)), np.full(len(data.ops), -1)
-    np.minimum.at(lowest, facts.readers[placed], of_input[placed])
-    np.maximum.at(highest, facts.readers[placed], of_input[placed])
+    np.minimum.at(lowest, context.readers[has_shape], of_input[has_shape])
+    np.maximum.at(highest, context.readers[has_shape], of_input[has_shape])
     mask: Mask = highest > lowest
     return mask & (highest >= 0)
 
 
-def _away(facts: ProblemContext) -> Mask:
+def _on_device(context: ProblemContext) -> Mask:
     """Tensors on a device the host has to wait for."""
-    return facts.of_meta(lambda meta: meta.device not in ("cpu", "meta"))
+    return context.of_meta(lambda meta: meta.device not in ("cpu", "meta"))
 
 
-def _homes(facts: ProblemContext) -> set[str]:
-    """The devices that hold parameters."""
-    values = facts.data.values
-    found = np.unique(values.meta[values.kind == KINDS.index("parameter")])
-    return {facts.data.metas[meta].device for meta in found.tolist()}
+def _parameter_devices(context: ProblemContext) -> set[str]:
+    values = context.data.values
+    metas = np.unique(values.meta[values.kind == KINDS.index("parameter")])
+    return {context.data.metas[meta].device for meta in metas.tolist()}
 
 
-def _mask_index(facts: ProblemContext, boolean: Mask) -> Mask:
-    """Ops with a mask after their first input."""
-    ops = facts.data.ops
+def _mask_index(context: ProblemContext, boolean: Mask) -> Mask:
+    """Ops with a boolean tensor after their first input."""
+    ops = context.data.ops
     later = np.ones(len(ops.inputs), dtype=np.bool_)
     later[ops.input_offsets[:-1][np.diff(ops.input_offsets) > 0]] = False
-    found = np.zeros(len(ops), dtype=np.bool_)
-    found[facts.readers[later & boolean[ops.inputs]]] = True
-    return found
+    mask = np.zeros(len(ops), dtype=np.bool_)
+    mask[context.readers[later & boolean[ops.inputs]]] = True
+    return mask
 
 
-def _any_output(facts: ProblemContext, tensors: Mask) -> Mask:
-    ops = facts.data.ops
-    found = np.zeros(len(ops), dtype=np.bool_)
+def _any_output(context: ProblemContext, tensors: Mask) -> Mask:
+    ops = context.data.ops
+    mask = np.zeros(len(ops), dtype=np.bool_)
     writers = np.repeat(np.arange(len(ops)), np.diff(ops.output_offsets))
-    found[writers[tensors[ops.outputs]]] = True
-    return found
+    mask[writers[tensors[ops.outputs]]] = True
+    return mask
 
 
 def _is_asynchronous(form: Form) -> bool:
     return bool((form.kwargs or {}).get("non_blocking"))
 
 
-def _devices(facts: ProblemContext, op: int) -> str:
-    metas = [meta for meta in map(facts.meta, facts.inputs(op)) if meta.shape]
-    given = ", ".join(dict.fromkeys(map(str, metas)))
-    return f"{' and '.join(dict.fromkeys(meta.device for meta in metas))}: {given}"
+def _devices(context: ProblemContext, op: int) -> str:
+    metas = [meta for meta in map(context.meta, context.inputs(op)) if meta.shape]
+    inputs = ", ".join(dict.fromkeys(map(str, metas)))
+    return f"{' and '.join(dict.fromkeys(meta.device for meta in metas))}: {inputs}"

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, ProblemContext
-from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, op_finding, op_line
 from sightline.trace.data import MUTATES
 
 _ACTIVATIONS: Final = frozenset(
@@ -16,7 +16,7 @@ _ACTIVATIONS: Final = frozenset(
     "clamp_min_ mish_ gelu_ hardsigmoid_".split()
 )
 _JOINS: Final = frozenset("add add_ sub cat".split())
-_FARTHEST: Final = 200  #: ops that a branch is followed for
+_MAX_OPS: Final = 200  #: how many ops a branch is followed for
 
 
 @check(
@@ -26,58 +26,54 @@ _FARTHEST: Final = 200  #: ops that a branch is followed for
     "keep a clone for the skip.",
     Confidence.LIKELY,
 )
-def changed_before_skip(facts: ProblemContext) -> Iterator[Finding]:
-    """A module changes its input by an activation in place, and later adds it to what it made of it."""
-    data = facts.data
-    calls = data.calls
-    chosen = (
-        facts.forward & facts.named(_ACTIVATIONS) & (data.ops.call >= 0) & ((data.ops.flags & MUTATES) != 0)
-    )
-    for op in np.flatnonzero(chosen).tolist():
-        before, after = next(iter(facts.inputs(op)), -1), next(iter(facts.outputs(op)), -1)
-        call = _owner(facts, op, before)
+def changed_before_skip(context: ProblemContext) -> Iterator[Finding]:
+    """A module changes its input by an activation in place, and later adds it to its own result."""
+    ops, calls = context.data.ops, context.data.calls
+    in_place = context.forward & context.named(_ACTIVATIONS) & ((ops.flags & MUTATES) != 0)
+    for op in np.flatnonzero(in_place & (ops.call >= 0)).tolist():
+        before, after = next(iter(context.inputs(op)), -1), next(iter(context.outputs(op)), -1)
+        call = _owner(context, op, before)
         if before < 0 or after < 0 or call < 0:
             continue
         end = int(calls.end_op[call])
-        joins = [user for user in facts.users(after) if user < end and facts.name(user) in _JOINS]
+        joins = [user for user in context.users(after) if user < end and context.name(user) in _JOINS]
         for join in joins:
-            others = [value for value in facts.inputs(join) if value != after]
-            if others and all(_comes_from(facts, value, after, op) for value in others[:1]):
+            others = [value for value in context.inputs(join) if value != after]
+            if others and all(_comes_from(context, value, after, op) for value in others[:1]):
                 title = (
-                    f"{facts.written(op)} changes {facts.meta(before)} in place, which "
-                    f"{facts.place(int(facts.frames[join]))} adds as the skip connection"
+                    f"{context.written(op)} changes {context.meta(before)} in place, which "
+                    f"{op_line(context, join)} adds as the skip connection"
                 )
-                yield Finding(title, facts.module(op), int(facts.frames[op]), op, before)
+                yield op_finding(context, title, op, before)
                 break
 
 
-def _owner(facts: ProblemContext, op: int, value: int) -> int:
-    """The outermost call around an op that was given a tensor, and did not make it; -1 if there is none.
+def _owner(context: ProblemContext, op: int, value: int) -> int:
+    """The outermost call around an op that has a tensor among its inputs; -1 without one.
 
-    A module that is an activation itself is given its input to change it: what counts is the one around it.
+    A call of at most two ops is the activation module itself, whose job is to change its input.
     """
-    calls = facts.data.calls
-    found, at = -1, int(facts.data.ops.call[op])
-    while at >= 0:
-        given = calls.inputs[calls.input_offsets[at] : calls.input_offsets[at + 1]].tolist()
-        if value not in given:
+    calls = context.data.calls
+    owner, call = -1, int(context.data.ops.call[op])
+    while call >= 0:
+        if value not in calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]].tolist():
             break
-        found, at = at, int(calls.parent[at])
-    inside = found >= 0 and int(calls.end_op[found]) - int(calls.first_op[found]) > 2
-    return found if inside else -1
+        owner, call = call, int(calls.parent[call])
+    large = owner >= 0 and int(calls.end_op[owner]) - int(calls.first_op[owner]) > 2
+    return owner if large else -1
 
 
-def _comes_from(facts: ProblemContext, value: int, source: int, after: int) -> bool:
-    """Whether a value was made of another, through a layer with weights."""
-    front = [(value, False)]
-    for _ in range(_FARTHEST):
-        if not front:
+def _comes_from(context: ProblemContext, value: int, source: int, after: int) -> bool:
+    """Whether a value was computed from another after an op, through a layer with weights."""
+    stack = [(value, False)]
+    for _ in range(_MAX_OPS):
+        if not stack:
             return False
-        each, weighted = front.pop()
+        each, weighted = stack.pop()
         if each == source:
             return weighted
-        maker = facts.producer(each)
-        if maker > after:
-            layer = weighted or facts.name(maker) in MATMULS or "conv" in facts.name(maker)
-            front += [(one, layer) for one in facts.inputs(maker)]
+        producer = context.producer(each)
+        if producer > after:
+            layer = weighted or context.name(producer) in MATMULS or "conv" in context.name(producer)
+            stack += [(one, layer) for one in context.inputs(producer)]
     return False

@@ -1,4 +1,4 @@
-"""Graphs that outlive their step: a sum of losses, a list of tensors that still have their history."""
+"""Autograd graphs that outlive their step: a sum of losses, a list of tensors that keep their graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.problem import Finding, Severity, check, group_by_line, op_finding
 from sightline.notation import bytes_text
 from sightline.trace.data import REQUIRES_GRAD
 
@@ -24,39 +24,40 @@ _LEAST_STEPS: Final = 3
     "The graph of every step is kept for as long as the sum is, and memory grows with the steps. Add "
     "loss.item(), or loss.detach().",
 )
-def graph_grows(facts: ProblemContext) -> Iterator[Finding]:
-    """A sum over the steps of a loop that drags the graph of each step along."""
-    record = facts.derived(LoopRecord)
+def graph_grows(context: ProblemContext) -> Iterator[Finding]:
+    """A sum over the steps of a loop that keeps the graph of each step alive."""
+    record = context.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
     if len(steps) < _LEAST_STEPS:
         return
-    data = facts.data
-    wants = (data.values.flags & REQUIRES_GRAD) != 0
-    crossed: dict[tuple[int, str], list[int]] = {}
-    depth: dict[int, int] = {}
-    for op in np.flatnonzero(facts.forward & facts.named(_SUMS) & (data.ops.call < 0)).tolist():
-        made = facts.outputs(op)
-        if not made or not wants[made[0]] or facts.meta(made[0]).numel != 1:
+    data = context.data
+    has_graph = (data.values.flags & REQUIRES_GRAD) != 0
+    sums: list[int] = []
+    depth: dict[int, int] = {}  # of each sum: how many steps it reaches back
+    for op in np.flatnonzero(context.forward & context.named(_SUMS) & (data.ops.call < 0)).tolist():
+        outputs = context.outputs(op)
+        if not outputs or not has_graph[outputs[0]] or context.meta(outputs[0]).numel != 1:
             continue
+        excluded = (-1, bisect_right(steps, op))
         old = [
-            one
-            for one in facts.inputs(op)
-            if wants[one] and _step(facts, steps, one) not in (-1, bisect_right(steps, op))
+            value
+            for value in context.inputs(op)
+            if has_graph[value] and _step(context, steps, value) not in excluded
         ]
         if old:
-            depth[made[0]] = 1 + max(depth.get(one, 0) for one in old)
-            crossed.setdefault((int(facts.visible(int(facts.frames[op]))), facts.name(op)), []).append(op)
-    for ops in crossed.values():
-        longest = max(depth[facts.outputs(op)[0]] for op in ops)
+            depth[outputs[0]] = 1 + max(depth.get(value, 0) for value in old)
+            sums.append(op)
+    for ops in group_by_line(context, sums, context.name):
+        longest = max(depth[context.outputs(op)[0]] for op in ops)
         if longest >= _LEAST_STEPS - 1:
-            title = f"{facts.written(ops[0])} sums up what still has its graph, over {longest + 1} steps"
-            yield Finding(title, -1, int(facts.frames[ops[0]]), ops[0], facts.outputs(ops[0])[0])
+            title = f"{context.written(ops[0])} sums up what still has its graph, over {longest + 1} steps"
+            yield Finding(title, -1, int(context.frames[ops[0]]), ops[0], context.outputs(ops[0])[0])
 
 
-def _step(facts: ProblemContext, steps: list[int], value: int) -> int:
+def _step(context: ProblemContext, steps: list[int], value: int) -> int:
     """Between which steps a value was made; -1 where no op made it."""
-    maker = facts.producer(value)
-    return bisect_right(steps, maker) if maker >= 0 else -1
+    producer = context.producer(value)
+    return bisect_right(steps, producer) if producer >= 0 else -1
 
 
 @check(
@@ -65,56 +66,55 @@ def _step(facts: ProblemContext, steps: list[int], value: int) -> int:
     "Something holds on to it, and with it to the graph of every step: memory grows. Keep tensor.detach(), "
     "or a number, tensor.item().",
 )
-def graph_kept(facts: ProblemContext) -> Iterator[Finding]:
+def graph_kept(context: ProblemContext) -> Iterator[Finding]:
     """A tensor with its graph, made at one line in every step, and each is still held at the end."""
-    record = facts.derived(LoopRecord)
+    record = context.derived(LoopRecord)
     steps = sorted(step.position for step in record.steps)
-    rows = facts.data.allocations
-    if len(steps) < _LEAST_STEPS + 1 or not len(rows) or facts.data.info.get("last"):
+    rows = context.data.allocations
+    if len(steps) < _LEAST_STEPS + 1 or not len(rows) or context.data.info.get("last"):
         return
-    data = facts.data
-    wants = (data.values.flags & REQUIRES_GRAD) != 0
+    data = context.data
+    has_graph = (data.values.flags & REQUIRES_GRAD) != 0
     starts = data.ops.start
-    shown = _without_graph(facts)
+    detached = _detached_storages(context)
     kept: dict[tuple[int, str], dict[int, int]] = {}
     for value, end in zip(rows.value.tolist(), rows.end.tolist(), strict=True):
-        maker = facts.producer(value) if value >= 0 else -1
-        if (
-            maker < 0
-            or not wants[value]
-            or data.ops.phase[maker] != FORWARD
-            or facts.kind(value) != "activation"
-        ):
+        producer = context.producer(value) if value >= 0 else -1
+        if producer < 0 or not has_graph[value] or context.kind(value) != "activation":
             continue
-        if int(data.values.storage[value]) in shown:  # whoever holds it may hold no graph
+        if data.ops.phase[producer] != FORWARD:
+            continue
+        if int(data.values.storage[value]) in detached:  # a tensor without a graph may keep it alive
             continue
         freed = len(steps) if end < 0 else bisect_right(steps, int(np.searchsorted(starts, end)))
         if freed >= len(steps):  # after the last step, or never
-            line = facts.visible(int(facts.frames[maker])), facts.name(maker)
-            kept.setdefault(line, {})[bisect_right(steps, maker)] = value
+            line = context.visible(int(context.frames[producer])), context.name(producer)
+            kept.setdefault(line, {})[bisect_right(steps, producer)] = value
     for by_step in kept.values():
         if len(by_step) >= len(steps) - 1 and all(step in by_step for step in range(1, len(steps) - 1)):
             value = by_step[min(by_step)]
-            op = facts.producer(value)
-            size = bytes_text(facts.meta(value).nbytes)
+            op = context.producer(value)
+            size = bytes_text(context.meta(value).nbytes)
             title = (
-                f"{facts.meta(value)} ({size}) of {facts.written(op)} is kept with its graph in "
+                f"{context.meta(value)} ({size}) of {context.written(op)} is kept with its graph in "
                 f"{len(by_step)} steps"
             )
-            yield Finding(title, facts.module(op), int(facts.frames[op]), op, value)
-            return  # what it was made of is held by the same graph
+            yield op_finding(context, title, op, value)
+            return  # the same graph keeps its inputs alive
 
 
-def _without_graph(facts: ProblemContext) -> set[int]:
-    """The storages that are also shown by a tensor without a graph: ``loss.detach()``."""
-    values = facts.data.values
+def _detached_storages(context: ProblemContext) -> set[int]:
+    """The storages that a tensor without a graph shares: ``loss.detach()``."""
+    values = context.data.values
     views = np.flatnonzero((values.base >= 0) & ((values.flags & REQUIRES_GRAD) == 0))
-    return {int(values.storage[view]) for view in views.tolist() if _is_written(facts, facts.producer(view))}
+    return {
+        int(values.storage[view]) for view in views.tolist() if _is_written(context, context.producer(view))
+    }
 
 
-def _is_written(facts: ProblemContext, op: int) -> bool:
-    """Whether the user asked for a view: not autograd, which detaches what it saves."""
+def _is_written(context: ProblemContext, op: int) -> bool:
+    """Whether the user's code made a view: autograd itself detaches what it saves."""
     if op < 0:
         return True
-    saves = facts.name(op) == "detach" and "detach" not in facts.written(op)
-    return bool(facts.data.ops.phase[op] == FORWARD) and not saves
+    saves = context.name(op) == "detach" and "detach" not in context.written(op)
+    return bool(context.data.ops.phase[op] == FORWARD) and not saves

@@ -1,6 +1,6 @@
-"""What a recording says of the training loop: optimizers, their steps, schedulers, norms of gradients.
+"""The training loop of a recording: optimizers, their steps, schedulers, norms of gradients.
 
-It is read with care: a file may say anything, and what is not as it should be is left out.
+A recording's file may be damaged or hostile: entries of the wrong form are left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.notation import position_text
-from sightline.trace.data import KINDS
+from sightline.trace.data import KINDS, TraceData
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class OptimizerRecord:
 
     type: str
     parameters: int
-    names: frozenset[str]  #: of the parameters it holds, as far as they are known
-    foreign: int  #: how many with a gradient are of no module that was seen
+    names: frozenset[str]  #: of the parameters it holds, as far as they belong to a recorded module
+    foreign: int  #: how many parameters with a gradient belong to none
     count: int  #: how often it stepped
     place: str
     called: str
@@ -49,138 +49,141 @@ class ScheduleRecord:
     optimizer: int  #: -1 for one that has not stepped
     steps: int
     early: bool  #: it stepped before its optimizer did
-    made: str  #: where; empty if it was there before
-    stepped: str
+    created_at: str  #: the source line; empty if it was created before the recording
+    stepped_at: str
 
 
 class LoopRecord:
     """The training loop of a recording."""
 
-    def __init__(self, facts: ProblemContext) -> None:
-        self._facts = facts
-        told = facts.data.info.get("training")
-        self._told: dict[str, Any] = told if isinstance(told, dict) else {}
+    def __init__(self, context: ProblemContext) -> None:
+        self._context = context
+        info = context.data.info.get("training")
+        self._info: dict[str, Any] = info if isinstance(info, dict) else {}
 
     @cached_property
     def optimizers(self) -> list[OptimizerRecord]:
-        found = []
-        for one in self._rows("optimizers", dict):
-            names = one.get("names")
-            found.append(
+        records = []
+        for row in self._rows("optimizers", dict):
+            names = row.get("names")
+            records.append(
                 OptimizerRecord(
-                    str(one.get("type")), _whole(one.get("parameters")),
+                    str(row.get("type")), _int(row.get("parameters")),
                     frozenset(map(str, names if isinstance(names, list) else ())),
-                    _whole(one.get("foreign", 0)),
-                    _whole(one.get("steps")), *places_of(one.get("place")),
+                    _int(row.get("foreign", 0)),
+                    _int(row.get("steps")), *_lines(row.get("place")),
                 )
             )  # fmt: skip
-        return found
+        return records
 
     @cached_property
     def steps(self) -> list[StepRecord]:
-        starts = self._facts.data.ops.start
-        found = []
+        starts = self._context.data.ops.start
+        records = []
         for row in self._rows("steps", list):
             if len(row) == 5 and all(type(number) is int for number in row[:3]):
                 if 0 <= row[0] < len(self.optimizers):
                     at = int(np.searchsorted(starts, row[1]))
-                    found.append(StepRecord(row[0], at, row[2], _rate(row[3]), _rate(row[4])))
-        return found
+                    records.append(StepRecord(row[0], at, row[2], _rate(row[3]), _rate(row[4])))
+        return records
 
     @cached_property
     def schedulers(self) -> list[ScheduleRecord]:
         return [
             ScheduleRecord(
-                str(one.get("type")), _whole(one.get("optimizer")), _whole(one.get("steps")),
-                one.get("early") is True, places_of(one.get("made"))[-1] or places_of(one.get("made"))[0],
-                places_of(one.get("place"))[-1] or places_of(one.get("place"))[0],
+                str(row.get("type")), _int(row.get("optimizer")), _int(row.get("steps")),
+                row.get("early") is True, _user_line(row.get("made")), _user_line(row.get("place")),
             )
-            for one in self._rows("schedulers", dict)
+            for row in self._rows("schedulers", dict)
         ]  # fmt: skip
 
-    def of(self, optimizer: int) -> list[StepRecord]:
+    def steps_of(self, optimizer: int) -> list[StepRecord]:
         """The steps of one optimizer."""
         return [step for step in self.steps if step.optimizer == optimizer]
 
     @cached_property
-    def held(self) -> frozenset[str]:
-        """Every parameter that an optimizer holds, under all names it has."""
-        names = frozenset().union(*(one.names for one in self.optimizers))
-        return frozenset().union(
-            names, *(paths for paths in self.aliases.values() if not paths.isdisjoint(names))
-        )
+    def optimized(self) -> frozenset[str]:
+        """Every parameter that an optimizer holds, under all its names."""
+        names = frozenset().union(*(optimizer.names for optimizer in self.optimizers))
+        return names.union(*(paths for paths in self.aliases.values() if not paths.isdisjoint(names)))
 
     @cached_property
     def aliases(self) -> dict[int, set[str]]:
         """Every name of every parameter, by its key."""
-        found: dict[int, set[str]] = {}
-        for module in self._facts.data.modules:
-            for info in module.parameters:
-                if not info.buffer:
-                    names = found.setdefault(info.key, {info.path})
-                    names.update(f"{alias}.{info.name}" if alias else info.name for alias in module.aliases)
-        return found
+        return parameter_aliases(self._context.data)
 
     @cached_property
     def gradients(self) -> dict[str, list[int]]:
         """The values of the gradients of each parameter, by its name."""
-        data = self._facts.data
+        data = self._context.data
         named = np.flatnonzero((data.values.kind == KINDS.index("gradient")) & (data.values.name >= 0))
-        found: dict[str, list[int]] = {}
+        gradients: dict[str, list[int]] = {}
         for value in named.tolist():
             name = data.names[int(data.values.name[value])]
             if name.endswith(".grad"):
-                found.setdefault(name.removesuffix(".grad"), []).append(value)
-        return found
+                gradients.setdefault(name.removesuffix(".grad"), []).append(value)
+        return gradients
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """Names of parameters as the model lists them."""
-        place: dict[str, int] = {}
+        ranks: dict[str, int] = {}
         for paths in self.aliases.values():
-            at = len(place)
-            place |= dict.fromkeys(paths, at)
-        return sorted(names, key=lambda name: place.get(name, len(place)))
+            ranks |= dict.fromkeys(paths, len(ranks))
+        return sorted(names, key=lambda name: ranks.get(name, len(ranks)))
 
     @cached_property
     def backward(self) -> list[int]:
         """The ops of backward passes."""
-        found: list[int] = np.flatnonzero(
-            self._facts.aten & (self._facts.data.ops.phase == BACKWARD)
-        ).tolist()
-        return found
+        mask = self._context.aten & (self._context.data.ops.phase == BACKWARD)
+        ops: list[int] = np.flatnonzero(mask).tolist()
+        return ops
 
     def norms(self) -> list[dict[str, float]]:
         """The norms of gradients by parameter, for each step in which they were taken."""
-        found: dict[int, dict[str, float]] = {}
-        told = self._facts.data.info.get("gradients")
-        for row in told if isinstance(told, list) else ():
-            if (
-                isinstance(row, list | tuple)
-                and len(row) == 3
-                and all(isinstance(one, list) for one in row[1:])
-            ):
-                norms = found.setdefault(_whole(row[0]), {})
+        by_step: dict[int, dict[str, float]] = {}
+        rows = self._context.data.info.get("gradients")
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, list | tuple) or len(row) != 3:
+                continue
+            if all(isinstance(column, list) for column in row[1:]):
+                norms = by_step.setdefault(_int(row[0]), {})
                 for name, norm in zip(row[1], row[2], strict=False):
                     if type(norm) is float:
                         norms[str(name)] = norm
-        return list(found.values())
+        return list(by_step.values())
 
     def _rows(self, name: str, kind: type) -> list[Any]:
-        told = self._told.get(name)
-        return [one for one in told if isinstance(one, kind)] if isinstance(told, list) else []
+        rows = self._info.get(name)
+        return [row for row in rows if isinstance(row, kind)] if isinstance(rows, list) else []
 
 
-def places_of(told: Any) -> tuple[str, str]:
-    """A line as the views write it, and the user's own line if that one is a library's."""
+def parameter_aliases(data: TraceData, buffers: bool = False) -> dict[int, set[str]]:
+    """Every name of every parameter, by its key: tied ones have several."""
+    aliases: dict[int, set[str]] = {}
+    for module in data.modules:
+        for info in module.parameters:
+            if buffers or not info.buffer:
+                names = aliases.setdefault(info.key, {info.path})
+                names.update(f"{alias}.{info.name}" if alias else info.name for alias in module.aliases)
+    return aliases
+
+
+def _lines(position: Any) -> tuple[str, str]:
+    """A source line as the views write it, and the user's own line if that one is a library's."""
     texts = []
     for at in (0, 3):
-        part = told[at : at + 3] if isinstance(told, list) else []
-        fits = len(part) == 3 and type(part[1]) is int
-        texts.append(f"{position_text(str(part[0]), part[1])} in {part[2]}" if fits else "")
+        part = position[at : at + 3] if isinstance(position, list) else []
+        valid = len(part) == 3 and type(part[1]) is int
+        texts.append(f"{position_text(str(part[0]), part[1])} in {part[2]}" if valid else "")
     return texts[0], texts[1]
 
 
-def _whole(number: Any) -> int:
+def _user_line(position: Any) -> str:
+    line, own = _lines(position)
+    return own or line
+
+
+def _int(number: Any) -> int:
     return number if type(number) is int else -1
 
 

@@ -1,8 +1,8 @@
-"""What a problem is, what a check is, and how repeats of one problem become one entry."""
+"""Problems, the checks that find them, and how repeats of one problem become one entry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from sightline.analysis.problems.context import ProblemContext
 
 
-#: The kind that comes before all others: what ended the run.
+_NAMED: Final = 3  #: how many names a title lists
+#: The kind that is listed before all others: what ended the run.
 FIRST: Final = "failure"
 
 
 class Severity(IntEnum):
-    """How bad it is: results are wrong, something does not take part, or time is lost."""
+    """How serious a problem is: time is lost, something does not take part, or results are wrong."""
 
     NOTE = 1
     WARNING = 2
@@ -28,7 +29,7 @@ class Severity(IntEnum):
 
 
 class Confidence(IntEnum):
-    """How sure it is: there is one reading of what was seen, or another is possible, or it is a guess."""
+    """How sure a check is: a guess, the likely explanation, or the only possible one."""
 
     GUESS = 1
     LIKELY = 2
@@ -56,7 +57,7 @@ class Problem:
     count: int = 1  #: how often, at the same line in modules of the same class
     confidence: Confidence = Confidence.CERTAIN
     called: str = ""  #: the user's own line, where ``place`` is one of a library
-    detail: str = ""  #: what more is known of it: the note of an exception
+    detail: str = ""  #: more about it: the note of an exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,10 @@ class Finding:
     op: int = -1
     value: int = -1
     parameter: str = ""
-    place: str = ""  #: where no frame is known
+    place: str = ""  #: the source line, where there is no frame
     called: str = ""
     detail: str = ""
-    confidence: Confidence | None = None  #: where it is not that of its check
+    confidence: Confidence | None = None  #: where it differs from that of its check
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +97,75 @@ def check(
     return lambda find: Check(kind, severity, why, find, confidence)
 
 
-def merged(facts: ProblemContext, found: Iterable[tuple[Check, Finding]]) -> list[Problem]:
+def op_finding(context: ProblemContext, title: str, op: int, value: int = -1) -> Finding:
+    """A finding about an op, at its line and in its module."""
+    return Finding(title, context.module(op), int(context.frames[op]), op, value)
+
+
+def op_line(context: ProblemContext, op: int) -> str:
+    """The source line of an op: ``net.py:9 in Net.forward``; empty where none is known."""
+    return context.place(int(context.frames[op]))
+
+
+def group_by_line(
+    context: ProblemContext, ops: Iterable[int], key: Callable[[int], Hashable]
+) -> list[list[int]]:
+    """Ops of the same source line and key together, in the order of the run."""
+    groups: dict[tuple[int, Hashable], list[int]] = {}
+    for op in ops:
+        groups.setdefault((context.visible(int(context.frames[op])), key(op)), []).append(op)
+    return list(groups.values())
+
+
+def first_call(context: ProblemContext, module: int) -> int:
+    """The first call of a module, or -1."""
+    return next(iter(context.index.calls_of_module.get(module, ())), -1)
+
+
+def call_frame(context: ProblemContext, call: int) -> int:
+    """The frame a module was called from; -1 for no call."""
+    return int(context.data.calls.frame[call]) if call >= 0 else -1
+
+
+def names_text(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are.
+
+    >>> names_text(["a", "b"]), names_text(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c and 1 more')
+    """
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
+
+
+def merge_findings(context: ProblemContext, findings: Iterable[tuple[Check, Finding]]) -> list[Problem]:
     """One problem for all findings of a kind at one line in modules of one class; the most serious first."""
     groups: dict[tuple[str, ...], list[tuple[Check, Finding]]] = {}
-    for each, finding in found:
-        where = finding.place or facts.place(finding.frame)
-        key = (each.kind, where, facts.module_type(finding.module))
-        # Without a line there is nothing that says two findings are one.
-        groups.setdefault(key if where else (*key, finding.title), []).append((each, finding))
-    ordered = sorted(groups.values(), key=lambda group: _position(facts, group))
-    made = [_problem(facts, group) for group in ordered]
-    return sorted(made, key=lambda one: (one.kind != FIRST, -one.severity, -one.confidence))
+    for check, finding in findings:
+        line = finding.place or context.place(finding.frame)
+        key = (check.kind, line, context.module_type(finding.module))
+        # Without a line, only findings with the same title are the same problem.
+        groups.setdefault(key if line else (*key, finding.title), []).append((check, finding))
+    ordered = sorted(groups.values(), key=lambda group: _position(context, group))
+    problems = [_problem(context, group) for group in ordered]
+    return sorted(problems, key=lambda one: (one.kind != FIRST, -one.severity, -one.confidence))
 
 
-def _position(facts: ProblemContext, group: list[tuple[Check, Finding]]) -> int:
-    """Where in the run it first showed; what has no op is told after what has."""
-    return min((finding.op for _, finding in group if finding.op >= 0), default=len(facts.data.ops))
+def _position(context: ProblemContext, group: list[tuple[Check, Finding]]) -> int:
+    """The first op of a group; findings without an op come last."""
+    return min((finding.op for _, finding in group if finding.op >= 0), default=len(context.data.ops))
 
 
-def _problem(facts: ProblemContext, group: list[tuple[Check, Finding]]) -> Problem:
-    each, first = group[0]
+def _problem(context: ProblemContext, group: list[tuple[Check, Finding]]) -> Problem:
+    check, first = group[0]
     modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
-    labels = [facts.module_label(module) for module in modules]
+    labels = [context.module_label(module) for module in modules]
     return Problem(
-        kind=each.kind, severity=each.severity, title=first.title, why=each.why,
-        module=_label(labels), modules=tuple(facts.data.modules[module].path for module in modules),
-        place=first.place or facts.place(first.frame), op=_known(first.op), value=_known(first.value),
-        parameter=first.parameter or None, count=len(group),
-        confidence=each.confidence if first.confidence is None else first.confidence,
-        called=first.called or ("" if first.place else facts.own_place(first.frame)), detail=first.detail,
+        kind=check.kind, severity=check.severity, title=first.title, why=check.why,
+        module=_label(labels), modules=tuple(context.data.modules[module].path for module in modules),
+        place=first.place or context.place(first.frame), op=_id_or_none(first.op),
+        value=_id_or_none(first.value), parameter=first.parameter or None, count=len(group),
+        confidence=check.confidence if first.confidence is None else first.confidence,
+        called=first.called or ("" if first.place else context.own_place(first.frame)), detail=first.detail,
     )  # fmt: skip
 
 
@@ -137,5 +178,5 @@ def _label(labels: list[str]) -> str:
     return f"{labels[0]} … {labels[-1]}" if len(labels) > 2 else ", ".join(labels)
 
 
-def _known(id: int) -> int | None:
+def _id_or_none(id: int) -> int | None:
     return id if id >= 0 else None

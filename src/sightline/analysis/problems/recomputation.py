@@ -1,4 +1,4 @@
-"""Work that is done twice: the same op on the very same tensors, inside one call of the model."""
+"""Work that is done twice: the same op on the same tensors, inside one call of the model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import RANDOM, Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
 from sightline.notation import bytes_text, count_text
-from sightline.trace.data import I64, MUTATES
+from sightline.trace.data import MUTATES
 
 _WORTH_NAMING: Final = 0.01  #: of the FLOPs, or of the time, of the forward pass
-_LEAST_BYTES: Final = 1 << 20  #: of a result that has no FLOPs: below this its time is mostly overhead
-#: Recurrent kernels drop out between their layers by an argument of their own.
+_MIN_BYTES: Final = 1 << 20  #: of a result that has no FLOPs: below this its time is mostly overhead
+#: Recurrent kernels take a dropout between their layers as an argument.
 _MAYBE_RANDOM: Final = RANDOM | frozenset("lstm gru rnn_tanh rnn_relu mkldnn_rnn_layer _cudnn_rnn".split())
 
 
@@ -23,104 +23,101 @@ _MAYBE_RANDOM: Final = RANDOM | frozenset("lstm gru rnn_tanh rnn_relu mkldnn_rnn
     Severity.NOTE,
     "The result is known already; keep it instead of computing it a second time.",
 )
-def computed_again(facts: ProblemContext) -> Iterator[Finding]:
-    """Inside one call of the model, an op runs again on the very same tensors, and that costs something.
+def computed_again(context: ProblemContext) -> Iterator[Finding]:
+    """Inside one call of the model, an op runs again on the same tensors, at a cost worth naming.
 
-    A module that did nothing new in a whole call is named instead of the ops inside it.
+    A module call that did nothing new is reported as a whole, instead of the ops inside it.
     """
-    again = _repeated(facts)
+    again = _repeated(context)
     if not again.any():
         return
-    ops = facts.data.ops
+    ops = context.data.ops
     flops = np.maximum(ops.flops, 0)
-    every_flop, every_ns = int(flops[facts.forward].sum()), int(ops.duration[facts.forward].sum())
-    for call, members in _by_cause(facts, again).items():
+    total_flops, total_time = int(flops[context.forward].sum()), int(ops.duration[context.forward].sum())
+    for (call, *_), members in _by_cause(context, again).items():
         spent, time = int(flops[members].sum()), int(ops.duration[members].sum())
-        made = max(sum(facts.meta(value).nbytes for value in facts.outputs(op)) for op in members)
-        slow = time >= _WORTH_NAMING * every_ns and made >= _LEAST_BYTES
-        if slow or (spent and spent >= _WORTH_NAMING * every_flop):
-            cost = f"{count_text(spent)} FLOPs" if spent else bytes_text(made)
-            yield _finding(facts, call[0], members, cost)
+        size = max(sum(context.meta(value).nbytes for value in context.outputs(op)) for op in members)
+        slow = time >= _WORTH_NAMING * total_time and size >= _MIN_BYTES
+        if slow or (spent and spent >= _WORTH_NAMING * total_flops):
+            cost = f"{count_text(spent)} FLOPs" if spent else bytes_text(size)
+            yield _finding(context, call, members, cost)
 
 
-def _finding(facts: ProblemContext, call: int, members: list[int], cost: str) -> Finding:
-    calls = facts.data.calls
+def _finding(context: ProblemContext, call: int, members: list[int], cost: str) -> Finding:
+    calls = context.data.calls
     if call >= 0:
         module = int(calls.module[call])
-        title = f"{facts.module_type(module)} is called again on the same inputs ({cost})"
+        title = f"{context.module_type(module)} is called again on the same inputs ({cost})"
         return Finding(title, module, int(calls.frame[call]), members[0])
-    op = max(members, key=lambda op: (int(facts.data.ops.flops[op]), int(facts.data.ops.duration[op])))
-    given = ", ".join(str(facts.meta(value)) for value in facts.inputs(op)[:3])
-    title = f"{facts.written(op)} runs again on the same {given} ({cost})"
-    return Finding(title, facts.module(op), int(facts.frames[op]), op)
+    op = max(members, key=lambda op: (int(context.data.ops.flops[op]), int(context.data.ops.duration[op])))
+    inputs = ", ".join(str(context.meta(value)) for value in context.inputs(op)[:3])
+    return op_finding(context, f"{context.written(op)} runs again on the same {inputs} ({cost})", op)
 
 
-def _by_cause(facts: ProblemContext, again: Mask) -> dict[tuple[int, int, int], list[int]]:
+def _by_cause(context: ProblemContext, again: Mask) -> dict[tuple[int, int, int], list[int]]:
     """The repeated ops by the outermost call that repeats as a whole, or by their line and module."""
-    whole = _whole_calls(facts, again)
-    parents, op_call = facts.data.calls.parent.tolist(), facts.data.ops.call
+    whole = _whole_calls(context, again)
+    parents, op_call = context.data.calls.parent.tolist(), context.data.ops.call
     groups: dict[tuple[int, int, int], list[int]] = {}
     for op in np.flatnonzero(again).tolist():
         cause, at = -1, int(op_call[op])
         while at >= 0 and whole[at]:
             cause, at = at, parents[at]
-        line = (-1, -1) if cause >= 0 else (facts.visible(int(facts.frames[op])), facts.module(op))
+        line = (-1, -1) if cause >= 0 else (context.visible(int(context.frames[op])), context.module(op))
         groups.setdefault((cause, *line), []).append(op)
     return groups
 
 
-def _whole_calls(facts: ProblemContext, again: Mask) -> Mask:
-    """The calls in which all work was done before."""
-    calls = facts.data.calls
-    work = facts.forward & ~_makes_views(facts) & (np.diff(facts.data.ops.input_offsets) > 0)
-    done, all_work = _running(again), _running(work)
+def _whole_calls(context: ProblemContext, again: Mask) -> Mask:
+    """The calls that only repeat earlier work."""
+    calls = context.data.calls
+    work = context.forward & ~_makes_views(context) & (np.diff(context.data.ops.input_offsets) > 0)
+    done, all_work = (np.concatenate([[0], np.cumsum(mask)]) for mask in (again, work))
     inside = all_work[calls.end_op] - all_work[calls.first_op]
     mask: Mask = (inside > 0) & (done[calls.end_op] - done[calls.first_op] == inside)
     return mask
 
 
-def _running(mask: Mask) -> I64:
-    return np.concatenate([[0], np.cumsum(mask)]).astype(np.int64)
-
-
-def _makes_views(facts: ProblemContext) -> Mask:
+def _makes_views(context: ProblemContext) -> Mask:
     """Ops whose first output is a view: they cost nothing."""
-    ops = facts.data.ops
-    some = np.flatnonzero(np.diff(ops.output_offsets) > 0)
-    found = np.zeros(len(ops), dtype=np.bool_)
-    found[some] = facts.data.values.base[ops.outputs[ops.output_offsets[some]]] >= 0
-    return found
+    ops = context.data.ops
+    with_output = np.flatnonzero(np.diff(ops.output_offsets) > 0)
+    mask = np.zeros(len(ops), dtype=np.bool_)
+    mask[with_output] = context.data.values.base[ops.outputs[ops.output_offsets[with_output]]] >= 0
+    return mask
 
 
-def _repeated(facts: ProblemContext) -> Mask:
+def _repeated(context: ProblemContext) -> Mask:
     """Which ops repeat an earlier one of the same outermost call, views and random ops left out.
 
-    Results of equal ops on equal tensors are equal in turn, so a layer that transposes its weight anew is
-    recognised. A tensor changed in place is a new value, so that equal ids are equal contents.
+    Results of equal ops on equal tensors count as equal, so a layer that transposes its weight again is
+    recognised. A tensor changed in place is a new value, so equal ids mean equal contents.
     """
-    data = facts.data
+    data = context.data
     ops = data.ops
-    fixed = facts.forward & (ops.call >= 0) & ((ops.flags & MUTATES) == 0) & ~facts.named(_MAYBE_RANDOM)
-    fixed &= (np.diff(ops.input_offsets) > 0) & ~_drops_out(facts)
+    deterministic = (
+        context.forward & (ops.call >= 0) & ((ops.flags & MUTATES) == 0) & ~context.named(_MAYBE_RANDOM)
+    )
+    deterministic &= (np.diff(ops.input_offsets) > 0) & ~_drops_out(context)
     names, forms, calls = ops.name.tolist(), ops.form.tolist(), ops.call.tolist()
-    starts, ends, given = ops.input_offsets[:-1].tolist(), ops.input_offsets[1:].tolist(), ops.inputs.tolist()
+    starts, ends, inputs = (
+        ops.input_offsets[:-1].tolist(),
+        ops.input_offsets[1:].tolist(),
+        ops.inputs.tolist(),
+    )
     tops = _outermost(data.calls.parent.tolist())
     same = list(range(len(data.values)))
     first: dict[tuple[int, ...], int] = {}
     again = np.zeros(len(ops), dtype=np.bool_)
-    for op in np.flatnonzero(fixed).tolist():
-        key = (
-            tops[calls[op]],
-            names[op],
-            forms[op],
-            *[same[value] for value in given[starts[op] : ends[op]]],
-        )
+    for op in np.flatnonzero(deterministic).tolist():
+        tensors = [same[value] for value in inputs[starts[op] : ends[op]]]
+        key = (tops[calls[op]], names[op], forms[op], *tensors)
         earlier = first.setdefault(key, op)
         if earlier != op:
             again[op] = True
-            for one, other in zip(facts.outputs(earlier), facts.outputs(op), strict=False):
+            for one, other in zip(context.outputs(earlier), context.outputs(op), strict=False):
                 same[other] = same[one]
-    return again & ~_makes_views(facts)
+    return again & ~_makes_views(context)
 
 
 def _outermost(parents: list[int]) -> list[int]:
@@ -130,9 +127,9 @@ def _outermost(parents: list[int]) -> list[int]:
     return tops
 
 
-def _drops_out(facts: ProblemContext) -> Mask:
+def _drops_out(context: ProblemContext) -> Mask:
     """Fused attention with a dropout probability among its arguments."""
-    attention = [id for id, name in enumerate(facts.bare_names) if "scaled_dot_product" in name]
-    drops = [any(type(arg) is float and arg for arg in form.args) for form in facts.data.forms]
-    mask: Mask = np.isin(facts.data.ops.name, attention) & np.array(drops or [False])[facts.data.ops.form]
+    attention = [id for id, name in enumerate(context.bare_names) if "scaled_dot_product" in name]
+    drops = [any(type(arg) is float and arg for arg in form.args) for form in context.data.forms]
+    mask: Mask = np.isin(context.data.ops.name, attention) & np.array(drops or [False])[context.data.ops.form]
     return mask

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import FORWARD, ProblemContext
+from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, op_finding
 from sightline.analysis.problems.training import Training
 from sightline.trace.data import EVALUATION, NO_GRAD, TRAINING
 
@@ -18,65 +18,59 @@ _NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batc
 _DROPS: Final = frozenset("native_dropout _fused_dropout dropout bernoulli_ bernoulli".split())
 
 
-class Modes:
-    """What each call of a model from outside did: dropped out, took statistics of the batch."""
+class RunModes:
+    """The calls of models from outside, and which ops in them dropped out or normalised by the batch."""
 
-    def __init__(self, facts: ProblemContext) -> None:
-        self._facts = facts
-        calls = facts.data.calls
+    def __init__(self, context: ProblemContext) -> None:
+        self._context = context
+        calls = context.data.calls
         self.tops: list[int] = np.flatnonzero((calls.parent < 0) & (calls.phase == FORWARD)).tolist()
-        self.drops = np.flatnonzero(_drops(facts))
-        self.norms = np.flatnonzero(_norms(facts))
+        self.drops = np.flatnonzero(_drops(context))
+        self.norms = np.flatnonzero(_norms(context))
 
     def active(self, call: int) -> tuple[list[int], list[int]]:
         """The ops of a call that drop out, and those that take statistics of the batch."""
-        calls = self._facts.data.calls
+        calls = self._context.data.calls
         first, end = int(calls.first_op[call]), int(calls.end_op[call])
-        one, other = (rows[(rows >= first) & (rows < end)].tolist() for rows in (self.drops, self.norms))
-        return one, other
+        drops, norms = (rows[(rows >= first) & (rows < end)].tolist() for rows in (self.drops, self.norms))
+        return drops, norms
 
     def sensitive(self, root: int) -> list[int]:
         """The modules below a root that are different in training: dropout that drops, batch norms."""
-        modules = self._facts.data.modules
-        found = []
-        for id, info in enumerate(modules):
-            if info.root == modules[root].root and _is_sensitive(info.type, info.extra):
-                found.append(id)
-        return found
+        modules = self._context.data.modules
+        top = modules[root].root
+        return [
+            id for id, info in enumerate(modules) if info.root == top and _is_sensitive(info.type, info.extra)
+        ]
 
 
 def _is_sensitive(type: str, extra: str) -> bool:
     if "BatchNorm" in type:
         return "track_running_stats=False" not in extra
-    return (
-        "Dropout" in type and "p=" in extra and not extra.startswith("p=0.0") and not extra.startswith("p=0,")
-    )
+    return "Dropout" in type and "p=" in extra and not extra.startswith(("p=0.0", "p=0,"))
 
 
-def _drops(facts: ProblemContext) -> np.ndarray:
-    """Ops that drop elements out: random ones inside a call of a dropout."""
-    data = facts.data
-    parents = data.ops.parent
-    written = np.array(["dropout" in name for name in data.names] or [False], dtype=np.bool_)
-    of_dropout = np.where(parents >= 0, written[data.ops.name[np.maximum(parents, 0)]], False)
-    types = np.array([("drop" in info.type.lower()) for info in data.modules] or [False], dtype=np.bool_)
-    home = np.where(
-        data.ops.call >= 0, data.calls.module[np.maximum(data.ops.call, 0)] if len(data.calls) else 0, 0
-    )
-    in_dropout = (data.ops.call >= 0) & types[home]
-    return facts.forward & facts.named(_DROPS) & (of_dropout | in_dropout)
+def _drops(context: ProblemContext) -> Mask:
+    """Ops that drop elements out: random ones inside a dropout function or module."""
+    data = context.data
+    parents, calls = data.ops.parent, data.ops.call
+    names = np.array(["dropout" in name for name in data.names] or [False], dtype=np.bool_)
+    in_function = (parents >= 0) & names[data.ops.name[np.maximum(parents, 0)]]
+    types = np.array(["drop" in info.type.lower() for info in data.modules] or [False], dtype=np.bool_)
+    modules = data.calls.module[np.maximum(calls, 0)] if len(data.calls) else 0
+    in_module = (calls >= 0) & types[np.where(calls >= 0, modules, 0)]
+    return context.forward & context.named(_DROPS) & (in_function | in_module)
 
 
-def _norms(facts: ProblemContext) -> np.ndarray:
-    """Batch norms that normalise by the batch; instance norms, which borrow the op, are none."""
-    found = facts.forward & facts.named(_NORMS)
-    for op in np.flatnonzero(found).tolist():
-        module = facts.module(op)
-        written = facts.written(op)
-        found[op] = any(arg is True for arg in facts.args(op)) and (
-            "batch_norm" in written or "BatchNorm" in facts.module_type(module)
-        ) and "instance" not in written  # fmt: skip
-    return found
+def _norms(context: ProblemContext) -> Mask:
+    """Batch norms that normalise by the batch; instance norms use the same op and are left out."""
+    mask = context.forward & context.named(_NORMS)
+    for op in np.flatnonzero(mask).tolist():
+        name = context.written(op)
+        batch_norm = "batch_norm" in name or "BatchNorm" in context.module_type(context.module(op))
+        training = any(arg is True for arg in context.args(op))
+        mask[op] = training and batch_norm and "instance" not in name
+    return mask
 
 
 @check(
@@ -85,33 +79,33 @@ def _norms(facts: ProblemContext) -> np.ndarray:
     "Results are worse than the model's own, and batch norms learn from what they are tested on. Call "
     "model.eval() before, and model.train() after.",
 )
-def training_mode_in_evaluation(facts: ProblemContext) -> Iterator[Finding]:
-    """A model that is trained is run without gradients, still in training mode, and nothing learns of it."""
-    record, modes = facts.derived(LoopRecord), facts.derived(Modes)
+def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
+    """A trained model runs without gradients in training mode, and its results are not trained on."""
+    record, modes = context.derived(LoopRecord), context.derived(RunModes)
     if not record.steps:
         return
-    calls, first = facts.data.calls, min(step.position for step in record.steps)
-    leads = facts.derived(Training).leads
+    calls, first = context.data.calls, min(step.position for step in record.steps)
+    leads = context.derived(Training).leads
     for call in modes.tops:
         flags = int(calls.flags[call])
         if not (flags & NO_GRAD and flags & TRAINING) or int(calls.first_op[call]) < first:
             continue
         drops, norms = modes.active(call)
-        outputs = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
-        used = any(
-            int(facts.index.consumers(value)[0]) >= 0 for value in outputs if facts.index.consumers(value)
-        )
+        outputs = _outputs(context, call)
+        used = any(len(context.index.consumers(value)) for value in outputs)
         if not (drops or norms) or not used or any(leads[value] for value in outputs):
             continue
         root = int(calls.module[call])
-        if not _is_trained(facts, record, root):
+        if not _is_trained(context, record, root):
             continue
         did = [
             f"{len(rows)} {what}"
             for rows, what in ((drops, "dropouts drop"), (norms, "batch norms use the batch"))
             if rows
         ]
-        title = f"{facts.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
+        title = (
+            f"{context.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
+        )
         yield Finding(title, root, int(calls.frame[call]), (drops or norms)[0])
 
 
@@ -121,57 +115,56 @@ def training_mode_in_evaluation(facts: ProblemContext) -> Iterator[Finding]:
     "Dropout does nothing and batch norms learn no statistics. Call model.train() before the training steps, "
     "also after every evaluation.",
 )
-def evaluation_mode_in_training(facts: ProblemContext) -> Iterator[Finding]:
+def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
     """A model in evaluation mode whose parameters an optimizer then changes."""
-    record, modes = facts.derived(LoopRecord), facts.derived(Modes)
+    record, modes = context.derived(LoopRecord), context.derived(RunModes)
     if not record.steps:
         return
-    calls = facts.data.calls
-    leads = facts.derived(Training).leads
+    calls = context.data.calls
+    leads = context.derived(Training).leads
     by_root: dict[int, list[int]] = {}
     for call in modes.tops:
-        outputs = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
-        if not int(calls.flags[call]) & NO_GRAD and any(leads[value] for value in outputs):
+        if not int(calls.flags[call]) & NO_GRAD and any(leads[value] for value in _outputs(context, call)):
             by_root.setdefault(int(calls.module[call]), []).append(call)
     last = max(step.position for step in record.steps)
     for root, trained in by_root.items():
         evaluated = [
             call for call in trained if int(calls.flags[call]) & EVALUATION and calls.first_op[call] < last
         ]
-        other = [call for call in trained if int(calls.flags[call]) & TRAINING]
+        training = [call for call in trained if int(calls.flags[call]) & TRAINING]
         sensitive = modes.sensitive(root)
-        if not evaluated or not sensitive or not _is_trained(facts, record, root):
+        if not evaluated or not sensitive or not _is_trained(context, record, root):
             continue
-        if any(_trains(facts, call, set(sensitive)) for call in evaluated):
-            continue  # some of it is trained as it should be: the rest is frozen on purpose
-        names = sorted({facts.module_type(module) for module in sensitive})
-        since = " since an evaluation" if other and other[0] < evaluated[0] else ""
-        off = " and ".join(names)
-        title = f"{facts.module_type(root)} is trained in evaluation mode{since}: its {off} are off"
+        if any(_trains(context, call, set(sensitive)) for call in evaluated):
+            continue  # some modules are in training mode, so the others are frozen on purpose
+        off = " and ".join(sorted({context.module_type(module) for module in sensitive}))
+        since = " since an evaluation" if training and training[0] < evaluated[0] else ""
+        title = f"{context.module_type(root)} is trained in evaluation mode{since}: its {off} are off"
+        frame, op = int(calls.frame[evaluated[0]]), int(calls.first_op[evaluated[0]])
         confidence = Confidence.CERTAIN if since else Confidence.LIKELY
-        yield Finding(
-            title,
-            root,
-            int(calls.frame[evaluated[0]]),
-            int(calls.first_op[evaluated[0]]),
-            confidence=confidence,
-        )
+        yield Finding(title, root, frame, op, confidence=confidence)
 
 
-def _trains(facts: ProblemContext, call: int, sensitive: set[int]) -> bool:
+def _outputs(context: ProblemContext, call: int) -> list[int]:
+    calls = context.data.calls
+    outputs: list[int] = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+    return outputs
+
+
+def _trains(context: ProblemContext, call: int, sensitive: set[int]) -> bool:
     """Whether one of these modules is in training mode inside a call."""
-    calls = facts.data.calls
+    calls = context.data.calls
     first, end = int(calls.first_op[call]), int(calls.end_op[call])
     inside = (calls.first_op >= first) & (calls.end_op <= end) & ((calls.flags & TRAINING) != 0)
     return not sensitive.isdisjoint(calls.module[inside].tolist())
 
 
-def _is_trained(facts: ProblemContext, record: LoopRecord, root: int) -> bool:
+def _is_trained(context: ProblemContext, record: LoopRecord, root: int) -> bool:
     """Whether an optimizer holds parameters of a model."""
-    top = facts.data.modules[root].root
+    top = context.data.modules[root].root
     return any(
-        info.path in record.held
-        for module in facts.data.modules
+        info.path in record.optimized
+        for module in context.data.modules
         if module.root == top
         for info in module.parameters
     )
@@ -182,14 +175,12 @@ def _is_trained(facts: ProblemContext, record: LoopRecord, root: int) -> bool:
     Severity.WARNING,
     "Two runs on the same input differ. Write F.dropout(x, p, training=self.training), or use nn.Dropout.",
 )
-def dropout_in_evaluation(facts: ProblemContext) -> Iterator[Finding]:
+def dropout_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
     """Dropout drops inside a module that is in evaluation mode."""
-    calls, ops = facts.data.calls, facts.data.ops
-    for op in facts.derived(Modes).drops.tolist():
+    calls, ops = context.data.calls, context.data.ops
+    for op in context.derived(RunModes).drops.tolist():
         call = int(ops.call[op])
         if call < 0 or not int(calls.flags[call]) & EVALUATION:
             continue
-        title = (
-            f"{facts.written(op)} drops, though {facts.module_type(facts.module(op))} is in evaluation mode"
-        )
-        yield Finding(title, facts.module(op), int(facts.frames[op]), op)
+        module = context.module_type(context.module(op))
+        yield op_finding(context, f"{context.written(op)} drops, though {module} is in evaluation mode", op)

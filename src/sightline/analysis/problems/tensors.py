@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check
-from sightline.trace.user_frames import torch_file
+from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.trace.source_files import torch_file
 
 _ARITHMETIC: Final = frozenset("add sub rsub mul div".split())
 _LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
@@ -17,12 +17,9 @@ _LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
 _TOWARDS_LOSS: Final = (
     _ARITHMETIC | _LOSSES | frozenset("pow abs neg exp log log1p sqrt square mean sum".split())
 )
-_FARTHEST: Final = 24  #: how many ops a value is followed for, there and back
+_MAX_OPS: Final = 24  #: how many ops a value is followed for, forward or back
 
 Shape = tuple[int, ...]
-
-
-# -- broadcast ---------------------------------------------------------------------------------------------
 
 
 @check(
@@ -31,77 +28,81 @@ Shape = tuple[int, ...]
     "Every row is compared with every other row instead of its own, so the loss runs but does not measure "
     "the error; give both operands the same shape.",
 )
-def broadcast_in_a_loss(facts: ProblemContext) -> Iterator[Finding]:
+def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
     """``[B, 1]`` meets ``[B]``, gives ``[B, B]``, and that is reduced to one number.
 
-    Outer products and pairwise distances are written on purpose: their column is made by ``None``,
-    ``unsqueeze``, ``view`` or ``keepdim``, and their matrix is used as one. Here the column came as it is out
-    of a layer or the data, and the matrix is only averaged.
+    In outer products and pairwise distances the column is made by ``None``, ``unsqueeze``, ``view`` or
+    ``keepdim``, and the matrix is used as one. Here the column comes straight from a layer or the data, and
+    the matrix is only averaged.
     """
-    for op in _of_two_ranks(facts):
-        pair = [_before_expand(facts, op, value) for value in facts.inputs(op)[:2]]
-        column, row = sorted(pair, key=lambda value: -len(facts.meta(value).shape))
-        grown = _grown(facts.meta(column).shape, facts.meta(row).shape)
-        if grown is None or not _is_plain_column(facts, column) or not _becomes_loss(facts, op):
+    for op in _unequal_ranks(context):
+        pair = [_before_expand(context, op, value) for value in context.inputs(op)[:2]]
+        column, row = sorted(pair, key=lambda value: -len(context.meta(value).shape))
+        broadcast = _broadcast_shape(context.meta(column).shape, context.meta(row).shape)
+        if broadcast is None or not _is_plain_column(context, column) or not _becomes_loss(context, op):
             continue
-        operands = " and ".join(str(facts.meta(value)) for value in pair)
-        title = f"{facts.written(op)} of {operands} broadcasts both to {list(grown)}, which becomes a loss"
-        yield Finding(title, facts.module(op), int(facts.frames[op]), op, column)
+        operands = " and ".join(str(context.meta(value)) for value in pair)
+        title = (
+            f"{context.written(op)} of {operands} broadcasts both to {list(broadcast)}, which becomes a loss"
+        )
+        yield op_finding(context, title, op, column)
 
 
-def _of_two_ranks(facts: ProblemContext) -> list[int]:
+def _unequal_ranks(context: ProblemContext) -> list[int]:
     """Arithmetic on two tensors of unequal ranks, or that were made equal by expanding both."""
-    ops, values = facts.data.ops, facts.data.values
-    some = facts.forward & facts.named(_ARITHMETIC | _LOSSES) & (np.diff(ops.input_offsets) >= 2)
-    chosen = np.flatnonzero(some)
+    ops, values = context.data.ops, context.data.values
+    binary = context.forward & context.named(_ARITHMETIC | _LOSSES) & (np.diff(ops.input_offsets) >= 2)
+    chosen = np.flatnonzero(binary)
     one, other = (ops.inputs[ops.input_offsets[chosen] + at] for at in (0, 1))
-    ranks = np.array([len(meta.shape) for meta in facts.data.metas] or [0])[values.meta]
-    expands = np.append(facts.named(frozenset({"expand"})), False)  # what no op made has producer -1
+    ranks = np.array([len(meta.shape) for meta in context.data.metas] or [0])[values.meta]
+    expands = np.append(context.named(frozenset({"expand"})), False)  # producer -1 reads the appended entry
     expanded = expands[values.producer[one]] & expands[values.producer[other]]
-    found: list[int] = chosen[(ranks[one] != ranks[other]) | expanded].tolist()
-    return found
+    unequal: list[int] = chosen[(ranks[one] != ranks[other]) | expanded].tolist()
+    return unequal
 
 
-def _grown(column: Shape, row: Shape) -> Shape | None:
+def _broadcast_shape(column: Shape, row: Shape) -> Shape | None:
     """The shape that two broadcast to, if one has an extra size 1 and both grow.
 
-    >>> _grown((8, 1), (8,)), _grown((8, 1), (8, 1)), _grown((1, 8), (8,)), _grown((8, 1), ())
-    ((8, 8), None, None, None)
+    >>> [_broadcast_shape((8, 1), row) for row in ((8,), (8, 1), ())], _broadcast_shape((1, 8), (8,))
+    ([(8, 8), None, None], None)
     """
     if len(column) != len(row) + 1 or not row:
         return None
     if not any(size == 1 and column[:at] + column[at + 1 :] == row for at, size in enumerate(column)):
         return None
     padded = (1, *row)
-    grown = tuple(max(pair) for pair in zip(column, padded, strict=True))
-    return grown if grown != column and grown != padded else None
+    broadcast = tuple(max(pair) for pair in zip(column, padded, strict=True))
+    return broadcast if broadcast != column and broadcast != padded else None
 
 
-def _before_expand(facts: ProblemContext, op: int, value: int) -> int:
+def _before_expand(context: ProblemContext, op: int, value: int) -> int:
     """The tensor as the user gave it: torch's own losses expand both operands before they subtract."""
-    maker = facts.producer(value)
-    if maker < 0 or facts.name(maker) != "expand":
+    producer = context.producer(value)
+    if producer < 0 or context.name(producer) != "expand":
         return value
-    parents, frames = facts.data.ops.parent, facts.data.ops.frame
-    together = parents[maker] == parents[op] if parents[op] >= 0 else _in_torch(facts, int(frames[maker]))
-    return facts.inputs(maker)[0] if together else value
+    parents, frames = context.data.ops.parent, context.data.ops.frame
+    together = (
+        parents[producer] == parents[op] if parents[op] >= 0 else _in_torch(context, int(frames[producer]))
+    )
+    return context.inputs(producer)[0] if together else value
 
 
-def _in_torch(facts: ProblemContext, frame: int) -> bool:
-    return frame >= 0 and torch_file(facts.data.codes[int(facts.data.frames.code[frame])].file)
+def _in_torch(context: ProblemContext, frame: int) -> bool:
+    return frame >= 0 and torch_file(context.data.codes[int(context.data.frames.code[frame])].file)
 
 
-def _is_plain_column(facts: ProblemContext, value: int) -> bool:
-    """Whether a tensor has its size 1 from a layer or from the data, and nobody put it there."""
-    for _ in range(_FARTHEST):
-        maker, shape = facts.producer(value), facts.meta(value).shape
-        if maker < 0:
-            return facts.kind(value) == "input"
-        if facts.name(maker) in MATMULS | RANDOM:
+def _is_plain_column(context: ProblemContext, value: int) -> bool:
+    """Whether a tensor has its size 1 from a layer or from the data, not from a reshape."""
+    for _ in range(_MAX_OPS):
+        producer, shape = context.producer(value), context.meta(value).shape
+        if producer < 0:
+            return context.kind(value) == "input"
+        if context.name(producer) in MATMULS | RANDOM:
             return True
-        sources = facts.inputs(maker)
-        same = [source for source in sources if facts.meta(source).shape == shape]
-        flattened = [source for source in sources[:1] if _flattens(facts.meta(source).shape, shape)]
+        sources = context.inputs(producer)
+        same = [source for source in sources if context.meta(source).shape == shape]
+        flattened = [source for source in sources[:1] if _flattens(context.meta(source).shape, shape)]
         if not same and not flattened:
             return False
         value = (same or flattened)[0]
@@ -113,19 +114,17 @@ def _flattens(before: Shape, after: Shape) -> bool:
     return len(before) > len(after) and np.prod(before) == np.prod(after) and before[: len(after)] == after
 
 
-def _becomes_loss(facts: ProblemContext, op: int) -> bool:
-    """Whether the result is worked on elementwise and summed up to one number."""
+def _becomes_loss(context: ProblemContext, op: int) -> bool:
+    """Whether the result goes through elementwise ops and is reduced to one number."""
     front = [op]
-    for _ in range(_FARTHEST):
-        made = [value for each in front for value in facts.outputs(each)]
-        if any(not facts.meta(value).shape for value in made):
+    for _ in range(_MAX_OPS):
+        outputs = [value for each in front for value in context.outputs(each)]
+        if any(not context.meta(value).shape for value in outputs):
             return True
-        front = list(dict.fromkeys(user for value in made for user in facts.users(value)))
-        front = [user for user in front if facts.name(user).removesuffix("_") in _TOWARDS_LOSS]
+        front = list(dict.fromkeys(user for value in outputs for user in context.users(value)))
+        front = [user for user in front if context.name(user).removesuffix("_") in _TOWARDS_LOSS]
     return False
 
-
-# -- upcast ------------------------------------------------------------------------------------------------
 
 _PROMOTING: Final = _ARITHMETIC | frozenset("where maximum minimum addcmul addcdiv lerp cat stack".split())
 
@@ -136,75 +135,79 @@ _PROMOTING: Final = _ARITHMETIC | frozenset("where maximum minimum addcmul addcd
     "From here on the model computes in float32, with twice the memory and a fraction of the speed; cast the "
     "float32 tensor once, where it is made.",
 )
-def accidental_upcast(facts: ProblemContext) -> Iterator[Finding]:
+def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
     """In a model of low precision a float32 tensor is mixed in, and a matmul further on is fed the result.
 
-    A cast that is written (``.float()``, ``.to(x.dtype)``) is meant, before and after; so is all float32 work
-    that never meets a matmul again, such as a norm, a softmax or a loss.
+    An explicit cast (``.float()``, ``.to(x.dtype)``) is intended, before and after; so is float32 work whose
+    result never reaches a matmul, such as a norm, a softmax or a loss.
     """
-    if not _is_low_precision(facts):
+    if not _is_low_precision(context):
         return
-    single = facts.of_meta(lambda meta: meta.dtype == "float32" and bool(meta.shape))
-    mixed = facts.any_input(facts.low) & facts.any_input(single)
-    candidates = np.flatnonzero(facts.forward & facts.named(_PROMOTING) & mixed & (facts.data.ops.call >= 0))
+    single = context.of_meta(lambda meta: meta.dtype == "float32" and bool(meta.shape))
+    mixed = context.any_input(context.low) & context.any_input(single)
+    candidates = np.flatnonzero(
+        context.forward & context.named(_PROMOTING) & mixed & (context.data.ops.call >= 0)
+    )
     if not len(candidates):
         return
-    cast, fed = _made_of_low(facts), _feeds_matmul(facts, single)
+    from_low, feeds = _computed_from_low(context), _feeds_matmul(context, single)
     for op in candidates.tolist():
-        given, made = facts.inputs(op), facts.outputs(op)
-        other = next(value for value in given if single[value])
-        if made and single[made[0]] and fed[made[0]] and not cast[other]:
-            low = next(value for value in given if facts.low[value])
+        inputs, outputs = context.inputs(op), context.outputs(op)
+        other = next(value for value in inputs if single[value])
+        if outputs and single[outputs[0]] and feeds[outputs[0]] and not from_low[other]:
+            low = next(value for value in inputs if context.low[value])
             title = (
-                f"{facts.written(op)} mixes {facts.meta(low)} with {_origin(facts, other)} and gives "
-                f"{facts.meta(made[0])}, which feeds a matmul"
+                f"{context.written(op)} mixes {context.meta(low)} with {_origin(context, other)} and gives "
+                f"{context.meta(outputs[0])}, which feeds a matmul"
             )
-            yield Finding(title, facts.module(op), int(facts.frames[op]), op, other)
+            yield op_finding(context, title, op, other)
 
 
-def _is_low_precision(facts: ProblemContext) -> bool:
+def _is_low_precision(context: ProblemContext) -> bool:
     """Whether most parameters of the model are bf16 or f16; under autocast alone they are float32."""
     sizes = {"low": 0, "other": 0}
     seen: set[int] = set()
-    for info in (info for module in facts.data.modules for info in module.parameters if not info.buffer):
+    for info in (info for module in context.data.modules for info in module.parameters if not info.buffer):
         if info.key not in seen:
             seen.add(info.key)
             sizes["low" if info.dtype in ("bfloat16", "float16") else "other"] += info.numel
     return sizes["low"] > sizes["other"]
 
 
-def _made_of_low(facts: ProblemContext) -> list[bool]:
-    """Of every value: whether one of low precision is behind it. If it is float32, that was asked for."""
-    found = [False] * len(facts.data.values)
-    low = facts.low.tolist()
-    for op in np.flatnonzero(facts.forward).tolist():
-        if any(low[value] or found[value] for value in facts.inputs(op)):
-            for value in facts.results(op):
-                found[value] = True
-    return found
+def _computed_from_low(context: ProblemContext) -> list[bool]:
+    """Of every value: whether it was computed from one of low precision, so that float32 is a cast."""
+    from_low = [False] * len(context.data.values)
+    low = context.low.tolist()
+    for op in np.flatnonzero(context.forward).tolist():
+        if any(low[value] or from_low[value] for value in context.inputs(op)):
+            for value in context.results(op):
+                from_low[value] = True
+    return from_low
 
 
-def _feeds_matmul(facts: ProblemContext, single: Mask) -> list[bool]:
-    """Of every value: whether float32 made of it reaches a matmul, as it is or cast by autocast."""
-    found = [False] * len(facts.data.values)
-    matmul, kept = facts.named(MATMULS).tolist(), single.tolist()
-    for op in np.flatnonzero(facts.forward)[::-1].tolist():
-        ahead = any(found[value] for value in facts.results(op) if kept[value])
-        if matmul[op] or ahead or _is_autocast(facts, op):
-            for value in facts.inputs(op):
-                found[value] = True
-    return found
+def _feeds_matmul(context: ProblemContext, single: Mask) -> list[bool]:
+    """Of every value: whether float32 computed from it reaches a matmul, as it is or cast by autocast."""
+    feeds = [False] * len(context.data.values)
+    matmul, is_single = context.named(MATMULS).tolist(), single.tolist()
+    for op in np.flatnonzero(context.forward)[::-1].tolist():
+        ahead = any(feeds[value] for value in context.results(op) if is_single[value])
+        if matmul[op] or ahead or _is_autocast(context, op):
+            for value in context.inputs(op):
+                feeds[value] = True
+    return feeds
 
 
-def _is_autocast(facts: ProblemContext, op: int) -> bool:
-    """Whether an op casts to low precision inside an API call that multiplies: autocast did that."""
-    parent = int(facts.data.ops.parent[op])
-    if parent < 0 or facts.name(op) != "_to_copy" or not any(facts.low[value] for value in facts.outputs(op)):
+def _is_autocast(context: ProblemContext, op: int) -> bool:
+    """Whether an op is a cast to low precision by autocast: inside an API call that runs a matmul."""
+    parent = int(context.data.ops.parent[op])
+    if parent < 0 or context.name(op) != "_to_copy":
         return False
-    return any(facts.name(child) in MATMULS for child in facts.index.children(parent))
+    if not any(context.low[value] for value in context.outputs(op)):
+        return False
+    return any(context.name(child) in MATMULS for child in context.index.children(parent))
 
 
-def _origin(facts: ProblemContext, value: int) -> str:
+def _origin(context: ProblemContext, value: int) -> str:
     """A tensor, with its name where it is a parameter, buffer or constant."""
-    name = facts.index.name(facts.data.values.name[value])
-    return f"{facts.meta(value)} ({facts.kind(value)} {name})" if name else str(facts.meta(value))
+    name = context.index.name(context.data.values.name[value])
+    return f"{context.meta(value)} ({context.kind(value)} {name})" if name else str(context.meta(value))

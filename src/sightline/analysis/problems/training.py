@@ -1,4 +1,4 @@
-"""Who was trained: which parameters the forward read, which the backward reached, what cut the others off.
+"""Which parameters were trained: read by the forward, reached by the backward, or cut off in between.
 
 A parameter has a gradient if the recording holds one by its name, or if the backward reached an op it leads
 to through values that require gradients: a gradient that was cleared, or handed to ``autograd.grad``, has no
@@ -15,11 +15,13 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
+from sightline.analysis.problems.loop_record import parameter_aliases
+from sightline.analysis.problems.problem import op_line
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
-#: How layers are chosen by chance.
+#: Ops by which layers are dropped at random.
 _DRAWS: Final = frozenset("rand uniform_ bernoulli bernoulli_".split())
-_COLLECTION: Final = 4  #: so many modules that differ only in a number, and no others, are a collection
+_COLLECTION: Final = 4  #: this many siblings that differ only in a number are a collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,88 +36,80 @@ class Idle:
 
 
 class Training:
-    """The parameters of the modules that were called and trained, and what became of them."""
+    """The parameters of the modules that were called and trained, and whether gradients reached them."""
 
-    def __init__(self, facts: ProblemContext) -> None:
-        self._facts = facts
-        self._data = facts.data
+    def __init__(self, context: ProblemContext) -> None:
+        self._context = context
+        self._data = context.data
 
     @cached_property
     def idle(self) -> tuple[Idle, ...]:
         """Trainable parameters without a gradient; none where the recording cannot tell."""
         ops = self._data.ops
-        if not (self._facts.complete and (self._facts.aten & (ops.phase == BACKWARD)).any()):
+        if not (self._context.complete and (self._context.aten & (ops.phase == BACKWARD)).any()):
             return ()
-        found = {idle.path: idle for top in self._tops() for idle in self._idle_in(top)}
-        return tuple(found.values())
-
-    def _tops(self) -> list[int]:
-        """The modules that were called from outside every module."""
         calls = self._data.calls
-        found: list[int] = np.unique(calls.module[(calls.parent < 0) & (calls.phase == FORWARD)]).tolist()
-        return found
+        tops = np.unique(calls.module[(calls.parent < 0) & (calls.phase == FORWARD)]).tolist()
+        by_path = {idle.path: idle for top in tops for idle in self._idle_in(top)}
+        return tuple(by_path.values())
 
     def _idle_in(self, top: int) -> Iterator[Idle]:
-        """Those below a module, if it was trained at all: the other half of a pair is not, in its turn."""
-        held = [(id, info) for id in self._below(top) for info in self._data.modules[id].parameters]
-        wanted = {info.key: (id, info) for id, info in reversed(held) if info.trainable and not info.buffer}
-        missing = {key: held for key, held in wanted.items() if not self._has_gradient(key)}
-        if len(missing) == len(wanted):
+        """Those below a module, if any of it was trained: of two models trained in turn, only one is."""
+        infos = [(id, info) for id in self._below(top) for info in self._data.modules[id].parameters]
+        trainable = {
+            info.key: (id, info) for id, info in reversed(infos) if info.trainable and not info.buffer
+        }
+        missing = {key: owner for key, owner in trainable.items() if not self._has_gradient(key)}
+        if len(missing) == len(trainable):
             return
         for module, info in reversed(missing.values()):
             values = self._values_of(info.key)
-            if all(self._facts.meta(value).type == "Tensor" for value in values):
+            if all(self._context.meta(value).type == "Tensor" for value in values):
                 yield Idle(info.name, info.path, module, values, bool(self._reads(values)))
 
     def _below(self, top: int) -> list[int]:
-        """A module and all inside it."""
-        modules = self._data.modules
-        found = {top}
-        for id, info in enumerate(modules):  # a module is known after the one that holds it
-            if info.parent in found:
-                found.add(id)
-        return sorted(found)
+        """A module and all its submodules."""
+        below = {top}
+        for id, info in enumerate(self._data.modules):  # a parent has a lower id
+            if info.parent in below:
+                below.add(id)
+        return sorted(below)
 
     # -- parameters as values --------------------------------------------------------------------------
 
     @cached_property
     def _paths(self) -> dict[int, set[str]]:
-        """Every name of every parameter, by its key: of tied ones there are several."""
-        found: dict[int, set[str]] = {}
-        for module in self._data.modules:
-            for info in module.parameters:
-                names = found.setdefault(info.key, {info.path})
-                names.update(f"{alias}.{info.name}" if alias else info.name for alias in module.aliases)
-        return found
+        """Every name of every parameter and buffer, by its key: tied ones have several."""
+        return parameter_aliases(self._data, buffers=True)
 
     @cached_property
     def _by_name(self) -> dict[str, list[int]]:
-        """The values of every named parameter: the tensor, its versions, and what was taken by ``.data``."""
+        """The values of every named parameter: the tensor, its versions, and those of its ``.data``."""
         values, names = self._data.values, self._data.names
         owner = {
             int(id): names[values.name[id]]
             for id in np.flatnonzero((values.kind == KINDS.index("parameter")) & (values.name >= 0))
         }
-        shown = np.where(values.producer < 0, values.base, -1)
-        source = np.where(values.previous >= 0, values.previous, shown)
-        for id in np.flatnonzero(source >= 0).tolist():  # a version comes after the one it replaces
+        base = np.where(values.producer < 0, values.base, -1)
+        source = np.where(values.previous >= 0, values.previous, base)
+        for id in np.flatnonzero(source >= 0).tolist():  # a version has a higher id than the one before
             if int(source[id]) in owner:
                 owner.setdefault(id, owner[int(source[id])])
-        found: dict[str, list[int]] = {}
+        by_name: dict[str, list[int]] = {}
         for id, name in owner.items():
-            found.setdefault(name, []).append(id)
-        return found
+            by_name.setdefault(name, []).append(id)
+        return by_name
 
     def _values_of(self, key: int) -> tuple[int, ...]:
         return tuple(sorted({id for path in self._paths[key] for id in self._by_name.get(path, ())}))
 
     def _uses(self, values: Sequence[int]) -> list[int]:
-        return sorted({op for value in values for op in self._facts.users(value)})
+        return sorted({op for value in values for op in self._context.users(value)})
 
     def _reads(self, values: Sequence[int]) -> list[int]:
-        """The ops that read a parameter; not those that gave it a new value, as its initialisation did."""
-        made = set(self._data.values.producer[list(values)].tolist())
-        return [op for op in self._uses(values) if op not in made]
+        """The ops that read a parameter; not those that wrote it, as its initialisation did."""
+        writers = set(self._data.values.producer[list(values)].tolist())
+        return [op for op in self._uses(values) if op not in writers]
 
     def uses(self, idle: Idle) -> list[int]:
         """The forward ops that read a parameter."""
@@ -136,22 +130,22 @@ class Training:
 
     @cached_property
     def _reached(self) -> tuple[list[bool], list[bool]]:
-        """Of every value: whether a gradient came back to it, and whether it led to what the backward saw."""
+        """Of every value: whether a gradient came back to it, and whether it led to a backward pass."""
         ops, values = self._data.ops, self._data.values
-        backward = ops.forward[self._facts.aten & (ops.phase == BACKWARD)]
+        backward = ops.forward[self._context.aten & (ops.phase == BACKWARD)]
         visited = np.zeros(len(ops), dtype=np.bool_)
         visited[backward[backward >= 0]] = True
         wants = self.wants.tolist()
         seen = visited.tolist()
         gradient, leads = [False] * len(values), [False] * len(values)
         offsets, inputs = ops.input_offsets.tolist(), ops.inputs.tolist()
-        for op in np.flatnonzero(self._facts.aten & (ops.phase != BACKWARD))[::-1].tolist():
-            results = self._facts.results(op)
+        for op in np.flatnonzero(self._context.aten & (ops.phase != BACKWARD))[::-1].tolist():
+            results = self._context.results(op)
             if seen[op] or any(leads[value] for value in results):
-                back = seen[op] or any(gradient[value] for value in results)
+                reaches = seen[op] or any(gradient[value] for value in results)
                 for value in inputs[offsets[op] : offsets[op + 1]]:
                     leads[value] = True
-                    gradient[value] = gradient[value] or (back and wants[value])
+                    gradient[value] = gradient[value] or (reaches and wants[value])
         return gradient, leads
 
     @cached_property
@@ -165,83 +159,85 @@ class Training:
         return self._reached[1]
 
     def cut(self, idle: Idle) -> int:
-        """The op behind which a parameter's branch goes on towards the loss without gradients, or -1."""
-        floating, leads = self._facts.floating, self._reached[1]
+        """The op after which a parameter's branch goes on towards the loss without gradients, or -1."""
+        floating, leads = self._context.floating, self._reached[1]
         seen, ops = set(idle.values), self._reads(idle.values)
         while ops:
             after: list[int] = []
             for op in ops:
-                made = [value for value in self._facts.results(op) if floating[value]]
-                if any(leads[value] and not self.wants[value] for value in made):
+                results = [value for value in self._context.results(op) if floating[value]]
+                if any(leads[value] and not self.wants[value] for value in results):
                     return op
-                after += (value for value in made if self.wants[value] and value not in seen)
+                after += (value for value in results if self.wants[value] and value not in seen)
             seen.update(after)
             ops = self._uses(list(dict.fromkeys(after)))
         return -1
 
     def branch_end(self, idle: Idle) -> str:
-        """Where what a parameter computes comes to an end: read by nothing, or by what has no gradient."""
-        front, seen = self._reads(idle.values), set(idle.values)
-        last = front[-1] if front else -1
-        while front:
-            last = front[-1]
-            made = [value for op in front for value in self._facts.results(op) if value not in seen]
-            flat = [op for op in front if made and not any(map(self._floats, self._facts.results(op)))]
-            if flat:
-                at = self._facts.place(int(self._facts.frames[flat[0]]))
-                return f"{self._facts.written(flat[0])} at {at} has none to pass on"
-            seen.update(made)
-            front = self._uses([value for value in made if self._floats(value)] or made)
+        """Where the branch of a parameter ends: read by nothing, or by an op without a gradient."""
+        ops, seen = self._reads(idle.values), set(idle.values)
+        last = ops[-1] if ops else -1
+        while ops:
+            last = ops[-1]
+            results = [value for op in ops for value in self._context.results(op) if value not in seen]
+            without_gradient = [
+                op for op in ops if results and not any(map(self._floats, self._context.results(op)))
+            ]
+            if without_gradient:
+                line = op_line(self._context, without_gradient[0])
+                return f"{self._context.written(without_gradient[0])} at {line} has none to pass on"
+            seen.update(results)
+            ops = self._uses([value for value in results if self._floats(value)] or results)
         if last < 0:
             return ""
-        at = self._facts.place(int(self._facts.frames[last]))
-        return f"the result of {self._facts.written(last)} at {at} is read by nothing"
+        line = op_line(self._context, last)
+        return f"the result of {self._context.written(last)} at {line} is read by nothing"
 
     def _floats(self, value: int) -> bool:
-        return bool(self._facts.floating[value])
+        return bool(self._context.floating[value])
 
     # -- modules ---------------------------------------------------------------------------------------
 
     @cached_property
     def _ran(self) -> set[int]:
-        """Modules that were called, and those that hold one that was."""
-        found: set[int] = set()
+        """Modules that were called, and their parents."""
+        ran: set[int] = set()
         for module in np.unique(self._data.calls.module).tolist():
-            while module >= 0 and module not in found:
-                found.add(module)
+            while module >= 0 and module not in ran:
+                ran.add(module)
                 module = self._data.modules[module].parent
-        return found
+        return ran
 
     def not_called(self, module: int) -> list[int]:
-        """This module and those around it, as far as neither they nor anything in them was called."""
-        found = []
+        """This module and its parents, as far as neither they nor their submodules were called."""
+        missed = []
         while module >= 0 and module not in self._ran:
-            found.append(module)
+            missed.append(module)
             module = self._data.modules[module].parent
-        return found
+        return missed
 
     def is_alternative(self, module: int) -> bool:
-        """Whether a module of a list was passed over: others of it ran, or layers were dropped by chance."""
+        """Whether a module of a list was skipped: its siblings ran, or layers were dropped at random."""
         modules = self._data.modules
         info = modules[module]
-        beside = [id for id, other in enumerate(modules) if other.parent == info.parent and id != module]
-        alike = [id for id in beside if modules[id].type == info.type]
+        siblings = [id for id, other in enumerate(modules) if other.parent == info.parent and id != module]
+        same_type = [id for id in siblings if modules[id].type == info.type]
         stem = info.path.rstrip("0123456789")
         numbered = info.path.rpartition(".")[2].isdigit() or (
-            len(alike) + 1 >= _COLLECTION and all(modules[id].path.startswith(stem) for id in beside)
+            len(same_type) + 1 >= _COLLECTION and all(modules[id].path.startswith(stem) for id in siblings)
         )
-        return numbered and (not self._ran.isdisjoint(alike) or self._draws(info.parent))
+        return numbered and (not self._ran.isdisjoint(same_type) or self._draws(info.parent))
 
     def _draws(self, module: int) -> bool:
-        """Whether the call around a module drew random numbers in its own code."""
+        """Whether the call that contains a module drew random numbers in its own code."""
         call = self.nearest_call(module)
-        own = self._facts.named(_DRAWS) & (self._data.ops.call == call)
+        own = self._context.named(_DRAWS) & (self._data.ops.call == call)
         return call >= 0 and bool(own.any())
 
     def nearest_call(self, module: int) -> int:
-        """The first call of a module, or of the nearest one around it that was called; else -1."""
+        """The first call of a module, or of its nearest parent that was called; else -1."""
         while module >= 0:
-            calls = self._facts.index.calls_of_module.get(module)
+            calls = self._context.index.calls_of_module.get(module)
             if calls:
                 return calls[0]
             module = self._data.modules[module].parent

@@ -1,4 +1,4 @@
-"""Weights that are not where they should be: outside the model, shared or not by accident, never written."""
+"""Weights outside the model, shared or untied by accident, or read before they were written."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ import numpy as np
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
-from sightline.trace.data import MUTATES
-
-_UNWRITTEN: Final = frozenset(
-    "empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split()
+from sightline.analysis.problems.problem import (
+    Confidence,
+    Finding,
+    Severity,
+    call_frame,
+    check,
+    first_call,
+    op_finding,
+    op_line,
 )
-#: What reads no numbers, or gives out the same memory.
-_LOOKS: Final = frozenset(
-    "detach detach_ alias view reshape _unsafe_view t transpose permute expand squeeze unsqueeze select "
-    "slice split unbind as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like "
-    "randn_like new_zeros new_empty new_ones new_full _reshape_alias lift lift_fresh is_same_size movedim "
+from sightline.trace.data import MUTATES
+from sightline.trace.op_groups import ALLOCATIONS, VIEWS
+
+#: Ops that read no elements, or only pass the memory on.
+_SHAPE_ONLY: Final = VIEWS | frozenset(
+    "detach_ as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like "
+    "randn_like new_zeros new_empty new_ones new_full lift lift_fresh is_same_size "
     "swapaxes diagonal narrow requires_grad_ _shape_as_tensor view_as_real chunk unsafe_chunk unsafe_split "
     "native_batch_norm _to_copy clone copy_ uniform normal bernoulli equal".split()
 )
@@ -31,27 +37,29 @@ _LOOKS: Final = frozenset(
     "Its parameters are not in model.parameters(): no optimizer, no .to(), no checkpoint reaches them. "
     "Hold it in an nn.ModuleList or nn.ModuleDict.",
 )
-def unregistered_module(facts: ProblemContext) -> Iterator[Finding]:
+def unregistered_module(context: ProblemContext) -> Iterator[Finding]:
     """A module with parameters that another one holds in a plain list or dict, and calls."""
-    record = facts.derived(LoopRecord)
-    modules = facts.data.modules
-    told = facts.data.info.get("unregistered")
-    for row in told if isinstance(told, list) else ():
+    record = context.derived(LoopRecord)
+    modules = context.data.modules
+    rows = context.data.info.get("unregistered")
+    for row in rows if isinstance(rows, list) else ():
         if not isinstance(row, list | tuple) or len(row) != 3 or not all(type(one) is int for one in row[:2]):
             continue
         id, owner, attribute = row
         if not (0 <= id < len(modules) and 0 <= owner < len(modules)):
             continue
-        held = [info for module in modules if module.root == modules[id].root for info in module.parameters]
-        free = [info for info in held if info.trainable and not info.buffer and info.path not in record.held]
-        call = next(iter(facts.index.calls_of_module.get(id, ())), -1)
+        root = modules[id].root
+        infos = [info for module in modules if module.root == root for info in module.parameters]
+        trainable = [info for info in infos if info.trainable and not info.buffer]
+        free = [info for info in trainable if info.path not in record.optimized]
+        call = first_call(context, id)
         if not free or call < 0:
             continue
         title = (
             f"{modules[id].type} with {len(free)} parameters is held in the plain {attribute} of "
-            f"{facts.module_type(owner)}, which does not know it"
+            f"{context.module_type(owner)}, which does not know it"
         )
-        yield Finding(title, owner, int(facts.data.calls.frame[call]), parameter=free[0].path)
+        yield Finding(title, owner, call_frame(context, call), parameter=free[0].path)
 
 
 @check(
@@ -61,24 +69,24 @@ def unregistered_module(facts: ProblemContext) -> Iterator[Finding]:
     "itself, head.weight = embed.weight, after everything that replaces either.",
     Confidence.LIKELY,
 )
-def untied_weights(facts: ProblemContext) -> Iterator[Finding]:
-    """An embedding and a layer whose weights hold the same numbers, and are two tensors."""
-    told = facts.data.info.get("same_weights")
-    modules = facts.data.modules
-    for row in told if isinstance(told, list) else ():
+def untied_weights(context: ProblemContext) -> Iterator[Finding]:
+    """An embedding and a layer with equal weights in two tensors."""
+    rows = context.data.info.get("same_weights")
+    modules = context.data.modules
+    for row in rows if isinstance(rows, list) else ():
         if not isinstance(row, list | tuple) or len(row) != 2:
             continue
         one, other = map(str, row)
         owner = next(
             (id for id, module in enumerate(modules) if any(p.path == other for p in module.parameters)), -1
         )
-        call = next(iter(facts.index.calls_of_module.get(owner, ())), -1)
+        call = first_call(context, owner)
         if call < 0:
             continue
         keys = {p.path: p.key for module in modules for p in module.parameters if p.path in (one, other)}
         if len(keys) == 2 and len(set(keys.values())) == 2:
             title = f"{one} and {other} hold the same numbers but are two parameters"
-            yield Finding(title, owner, int(facts.data.calls.frame[call]), parameter=other)
+            yield Finding(title, owner, call_frame(context, call), parameter=other)
 
 
 @check(
@@ -88,44 +96,43 @@ def untied_weights(facts: ProblemContext) -> Iterator[Finding]:
     "[make() for _ in range(n)]; if sharing is meant, hold the layer once and call it in a loop.",
     Confidence.LIKELY,
 )
-def shared_layers(facts: ProblemContext) -> Iterator[Finding]:
-    """One layer with parameters that stands at several places of one list."""
-    modules = facts.data.modules
+def shared_layers(context: ProblemContext) -> Iterator[Finding]:
+    """One layer with parameters that appears several times in one list."""
+    modules = context.data.modules
     groups: dict[tuple[int, ...], list[int]] = {}
     for id, info in enumerate(modules):
-        below = _places(info.aliases)
-        calls = facts.index.calls_of_module.get(id, ())
-        if len(below) > 1 and len(calls) > 1 and _has_parameters(facts, id):
-            title = f"{', '.join(below[:3])}{' …' if len(below) > 3 else ''} are one and the same {info.type}"
-            yield Finding(title, id, int(facts.data.calls.frame[calls[0]]))
+        paths = _list_entries(info.aliases)
+        calls = context.index.calls_of_module.get(id, ())
+        if len(paths) > 1 and len(calls) > 1 and _has_parameters(context, id):
+            title = f"{', '.join(paths[:3])}{' …' if len(paths) > 3 else ''} are one and the same {info.type}"
+            yield Finding(title, id, call_frame(context, calls[0]))
         keys = tuple(p.key for p in info.parameters if not p.buffer)
         if len(keys) > 1 and info.path.rpartition(".")[2].isdigit():
             groups.setdefault(keys, []).append(id)
     for members in groups.values():
         if len(members) > 1 and len({modules[id].parent for id in members}) == 1:
-            paths = ", ".join(modules[id].path for id in members[:3])
-            call = next(iter(facts.index.calls_of_module.get(members[0], ())), -1)
+            names = ", ".join(modules[id].path for id in members[:3])
+            call = first_call(context, members[0])
             if call >= 0:
-                title = f"{paths} share all their parameters"
-                yield Finding(title, members[0], int(facts.data.calls.frame[call]))
+                yield Finding(f"{names} share all their parameters", members[0], call_frame(context, call))
 
 
-def _places(aliases: tuple[str, ...]) -> list[str]:
-    """The numbered places of a module in one list."""
-    found: dict[str, list[str]] = {}
+def _list_entries(aliases: tuple[str, ...]) -> list[str]:
+    """The paths of a module in the list that holds it most often."""
+    lists: dict[str, list[str]] = {}
     for alias in aliases:
         parent, _, name = alias.rpartition(".")
         if name.isdigit():
-            found.setdefault(parent, []).append(alias)
-    return max(found.values(), key=len, default=[])
+            lists.setdefault(parent, []).append(alias)
+    return max(lists.values(), key=len, default=[])
 
 
-def _has_parameters(facts: ProblemContext, module: int) -> bool:
-    path = facts.data.modules[module].path
+def _has_parameters(context: ProblemContext, module: int) -> bool:
+    path = context.data.modules[module].path
     return any(
         info.parameters and (info.path == path or info.path.startswith(f"{path}."))
-        for info in facts.data.modules
-        if info.root == facts.data.modules[module].root
+        for info in context.data.modules
+        if info.root == context.data.modules[module].root
     )
 
 
@@ -135,36 +142,35 @@ def _has_parameters(facts: ProblemContext, module: int) -> bool:
     "Whatever was in that memory before is taken for numbers, and is different each time. Use torch.zeros, "
     "or write it first.",
 )
-def uninitialised(facts: ProblemContext) -> Iterator[Finding]:
-    """An op computes with memory that torch.empty has given and nothing has written."""
-    makes = facts.aten & facts.named(_UNWRITTEN)
-    for op in np.flatnonzero(makes).tolist():
-        value = next(iter(facts.outputs(op)), -1)
-        if value < 0 or not facts.meta(value).numel or not facts.is_own(op):
+def uninitialised(context: ProblemContext) -> Iterator[Finding]:
+    """An op computes with memory that torch.empty allocated and nothing has written."""
+    for op in np.flatnonzero(context.named(ALLOCATIONS)).tolist():
+        value = next(iter(context.outputs(op)), -1)
+        if value < 0 or not context.meta(value).numel or not context.is_own(op):
             continue
-        reader = _first_reader(facts, value)
+        reader = _first_reader(context, value)
         if reader >= 0:
             title = (
-                f"{facts.written(reader)} reads {facts.meta(value)} of {facts.written(op)} at "
-                f"{facts.place(int(facts.frames[op]))}, which nothing has written"
+                f"{context.written(reader)} reads {context.meta(value)} of {context.written(op)} at "
+                f"{op_line(context, op)}, which nothing has written"
             )
-            yield Finding(title, facts.module(reader), int(facts.frames[reader]), reader, value)
+            yield op_finding(context, title, reader, value)
 
 
-def _first_reader(facts: ProblemContext, value: int) -> int:
-    """The op that computes with a value as it is; -1 if it is written first, or only looked at."""
-    front, seen = [value], {value}
-    while front:
-        each = front.pop(0)
-        for op in facts.index.consumers(each):
-            if not facts.aten[op]:
+def _first_reader(context: ProblemContext, value: int) -> int:
+    """The op that first computes with a value or a view of it; -1 if it is written first or never read."""
+    queue, seen = [value], {value}
+    while queue:
+        each = queue.pop(0)
+        for op in context.index.consumers(each):
+            if not context.aten[op]:
                 continue
-            if facts.data.ops.flags[op] & MUTATES:
+            if context.data.ops.flags[op] & MUTATES:
                 return -1
-            if facts.name(op) not in _LOOKS:
+            if context.name(op) not in _SHAPE_ONLY:
                 return int(op)
-            for made in facts.outputs(op):
-                if facts.data.values.base[made] >= 0 and made not in seen:
-                    seen.add(made)
-                    front.append(made)
+            for output in context.outputs(op):
+                if context.data.values.base[output] >= 0 and output not in seen:
+                    seen.add(output)
+                    queue.append(output)
     return -1

@@ -1,4 +1,4 @@
-"""`DLBacktrace`: trace a model once, then look at what every node takes and makes, for any inputs."""
+"""`DLBacktrace`: trace a model once, then get the inputs and outputs of every node for any inputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import torch
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported import ExportedGraph, Run, export
-from sightline.graph.exported.program import bound_arguments, module_stack, state_of
+from sightline.graph.exported.program import bound_arguments, module_stack, state_tensors
+from sightline.graph.exported.torchapi import OpOverload, pytree
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-#: Stands for the value of a node that another node computed: an input of the op, no hyperparameter of it.
+#: Marks an argument that another node computed: an input of the op, not a hyperparameter.
 COMPUTED: Final = object()
 #: From a node to its value, or to `COMPUTED`.
 Lookup = Callable[[FxNode], Any]
@@ -49,7 +49,7 @@ def layer_type(fx: FxNode, kind: str, target: str) -> str:
     if fx.op == "output":
         return "Output"
     if fx.op == "call_function":
-        if not isinstance(fx.target, torch._ops.OpOverload):
+        if not isinstance(fx.target, OpOverload):
             return "Operation"
         if fx.target.namespace == "aten":
             return "ATen_Operation"
@@ -57,7 +57,7 @@ def layer_type(fx: FxNode, kind: str, target: str) -> str:
 
 
 def layer_name(fx: FxNode, type_: str) -> str:
-    """What a node is called: the op without its overload, or the kind of what is no call.
+    """The name of a node: the op without its overload, or the kind of a node that is not a call.
 
     >>> graph = torch.fx.Graph()
     >>> relu = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
@@ -68,7 +68,7 @@ def layer_name(fx: FxNode, type_: str) -> str:
 
 
 def func_name(fx: FxNode) -> str | None:
-    """The name of a function without its overload: ``conv2d``; None of what is no call."""
+    """The name of a function without its overload: ``conv2d``; None for a node that is not a call."""
     if fx.op != "call_function":
         return None
     packet = getattr(fx.target, "overloadpacket", None)
@@ -76,52 +76,48 @@ def func_name(fx: FxNode) -> str | None:
 
 
 def func_module(fx: FxNode) -> str | None:
-    """Where a function is from: ``torch._ops.aten``; None of what is no call."""
+    """The module of a function: ``torch._ops.aten``; None for a node that is not a call."""
     return str(getattr(fx.target, "__module__", "")) if fx.op == "call_function" else None
 
 
 def method_args(fx: FxNode) -> list[Any]:
-    """The positional arguments that are no nodes; nodes inside of lists by name."""
-    return [map_arg(arg, _name) for arg in fx.args if not isinstance(arg, FxNode)]
+    """The positional arguments that are not nodes; nodes inside lists by name."""
+    return [map_arg(arg, lambda node: node.name) for arg in fx.args if not isinstance(arg, FxNode)]
 
 
 def sources(fx: FxNode) -> list[str]:
-    """The node of each input, in the order of the arguments; one used twice is there twice."""
-    found: list[str] = []
-    map_arg((fx.args, fx.kwargs), lambda node: found.append(node.name))
-    return found
+    """The node of each input, in the order of the arguments; one that is used twice is listed twice."""
+    names: list[str] = []
+    map_arg((fx.args, fx.kwargs), lambda node: names.append(node.name))
+    return names
 
 
 def hyperparameters(fx: FxNode, lookup: Lookup) -> dict[str, Any] | None:
-    """All arguments of an op but those that were computed, by the names of its schema, defaults included.
+    """The arguments of an op that no node computed, by the names of its schema, defaults included.
 
     >>> graph = torch.fx.Graph()
     >>> pool = graph.call_function(torch.ops.aten.max_pool2d.default, (graph.placeholder("x"), [2, 2]))
-    >>> found = hyperparameters(pool, lambda node: COMPUTED)
-    >>> found["kernel_size"], found["stride"], found["ceil_mode"]
+    >>> arguments = hyperparameters(pool, lambda node: COMPUTED)
+    >>> arguments["kernel_size"], arguments["stride"], arguments["ceil_mode"]
     ((2, 2), (2, 2), False)
     """
     if fx.op != "call_function":
         return None
-    filled = ((name, _filled(value, lookup)) for name, value in bound_arguments(fx).items())
-    found = {name: plain for name, plain in filled if plain is not COMPUTED}
-    if "kernel_size" in found and found.get("stride") == ():
-        found["stride"] = found["kernel_size"]  # what an empty stride means to every pooling op
-    return found
+    filled = ((name, _fill_argument(value, lookup)) for name, value in bound_arguments(fx).items())
+    arguments = {name: value for name, value in filled if value is not COMPUTED}
+    if "kernel_size" in arguments and arguments.get("stride") == ():
+        arguments["stride"] = arguments["kernel_size"]  # the meaning of an empty stride in every pooling op
+    return arguments
 
 
-def _filled(value: Any, lookup: Lookup) -> Any:
+def _fill_argument(value: Any, lookup: Lookup) -> Any:
     """An argument with the values of its nodes, lists as tuples; `COMPUTED` if any of them is."""
     if isinstance(value, FxNode):
         return lookup(value)
     if isinstance(value, (list, tuple)):
-        parts = tuple(_filled(part, lookup) for part in value)
+        parts = tuple(_fill_argument(part, lookup) for part in value)
         return COMPUTED if any(part is COMPUTED for part in parts) else parts
     return value
-
-
-def _name(node: FxNode) -> Any:
-    return node.name
 
 
 NodeValues = dict[str, Any]
@@ -133,9 +129,9 @@ class DLBacktrace:
     - ``input_for_graph``: a tensor, the positional inputs as a tuple or list, or keyword inputs as a dict.
     - ``dynamic_shapes``: torch's; without it every size is dynamic that the model allows to be.
     - ``device``: ``"cpu"`` or ``"cuda"``. Everything runs where the model is; it is not moved.
-    - ``verbose``: say what was traced, and in `predict` which node made what.
+    - ``verbose``: print what was traced, and in `predict` every node.
     - ``strict_cpu`` and ``collect_node_module_map`` are accepted; a run is that of the model either way, and
-      `fx_node_to_module` is always there.
+      `fx_node_to_module` always exists.
 
     >>> dlb = DLBacktrace(model=torch.nn.Linear(3, 2), input_for_graph=torch.randn(4, 3))
     >>> dlb.layer_stack
@@ -164,25 +160,25 @@ class DLBacktrace:
         self.strict_cpu = strict_cpu
         self.collect_node_module_map = collect_node_module_map
         self.dynamic_shapes = dynamic_shapes
-        args, kwargs = _call(model, input_for_graph)
+        args, kwargs = _call_arguments(model, input_for_graph)
         self.input_for_graph: Any = kwargs or args
         self.node_io: dict[str, NodeValues] = {}
         self._traces: list[tuple[Any, ExportedGraph]] = []
-        self._use(self._trace(args, kwargs))
+        self._select(self._trace(args, kwargs))
         if verbose:
-            _say(f"{self.exported!r}\n{self.exported.dynamic}")
+            _print(f"{self.exported!r}\n{self.exported.dynamic}")
 
     # -- the graph ---------------------------------------------------------------------------------
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
         dynamic: Any = "auto" if self.dynamic_shapes is None else self.dynamic_shapes
-        with _evaluating(self.model):
+        with _eval_mode(self.model):
             exported = export(self.model, args, kwargs, dynamic=dynamic)
         self._traces.append(((args, kwargs), exported))
         return exported
 
-    def _use(self, exported: ExportedGraph) -> None:
-        """Take a trace as the one that is shown."""
+    def _select(self, exported: ExportedGraph) -> None:
+        """Make one of the traces the current one."""
         self.exported = exported
         self.tracer = exported.program.graph_module
         self._nodes: dict[str, FxNode] = {fx.name: fx for fx in exported.flat.nodes}
@@ -191,29 +187,29 @@ class DLBacktrace:
         self.placeholder_to_real_name = {name: exported[name].op for name in self._weights}
         stacks = {name: module_stack(fx) for name, fx in self._nodes.items()}
         self.fx_node_to_module = {name: stack[-1] for name, stack in stacks.items() if stack}
-        self._graph = self._drawn()
+        self._graph = self._make_graph()
 
     @property
     def exported_program(self) -> torch.export.ExportedProgram:
-        """Torch's own program of the trace that is shown."""
+        """Torch's own program of the current trace."""
         return self.exported.program
 
     @property
     def extracted_weights(self) -> dict[str, Any]:
-        """The tensor of each placeholder that is no input, as the model has it now."""
-        return state_of(self.exported.program, self.model)
+        """The tensor of each placeholder that is not an input, as the model has it now."""
+        return state_tensors(self.exported.program, self.model)
 
     @property
     def graph(self) -> nx.DiGraph:
         """The nodes by name, with their attributes; weights are those that the model has now."""
-        now = self.extracted_weights
-        if any(tensor is not self._weights[name] for name, tensor in now.items()):
-            self._weights = now
+        weights = self.extracted_weights
+        if any(tensor is not self._weights[name] for name, tensor in weights.items()):
+            self._weights = weights
             for name, fx in self._nodes.items():
-                self._graph.nodes[name]["layer_hyperparams"] = hyperparameters(fx, self._known)
+                self._graph.nodes[name]["layer_hyperparams"] = hyperparameters(fx, self._static_value)
         return self._graph
 
-    def _drawn(self) -> nx.DiGraph:
+    def _make_graph(self) -> nx.DiGraph:
         import networkx as nx
 
         graph = nx.DiGraph()
@@ -231,15 +227,15 @@ class DLBacktrace:
                 layer_name=layer_name(fx, kind),
                 func_name=func_name(fx),
                 func_module=func_module(fx),
-                layer_hyperparams=hyperparameters(fx, self._known),
+                layer_hyperparams=hyperparameters(fx, self._static_value),
             )
         graph.add_edges_from(
             (other.name, fx.name) for fx in self._nodes.values() for other in fx.all_input_nodes
         )
         return graph
 
-    def _known(self, fx: FxNode) -> Any:
-        """A tensor of the model, a size as its symbol, or what is not known before a run."""
+    def _static_value(self, fx: FxNode) -> Any:
+        """A tensor of the model, a size as its symbol, or `COMPUTED` for what only a run gives."""
         if fx.name in self._weights:
             return self._weights[fx.name]
         value = fx.meta.get("val")
@@ -250,7 +246,7 @@ class DLBacktrace:
     def predict(
         self, *inputs: Any, temperature: float = 1.0, debug: bool | None = None, **kwargs: Any
     ) -> dict[str, NodeValues]:
-        """Run the model; what every node took and made, by name, in the order of the graph.
+        """Run the model: the inputs and outputs of every node by name, in the order of the graph.
 
         Inputs may have other sizes than the example where those are dynamic. An op that fails raises, with
         its node and line. ``temperature`` divides what the model returns, if that is one tensor.
@@ -263,7 +259,7 @@ class DLBacktrace:
         if temperature <= 0:
             raise UsageError(f"temperature must be greater than 0, not {temperature}.")
         if len(inputs) == 1 and not kwargs and isinstance(self.input_for_graph, dict):
-            inputs, kwargs = _call(self.model, inputs[0])
+            inputs, kwargs = _call_arguments(self.model, inputs[0])
         with torch.no_grad():
             run = self._run(inputs, kwargs)
         graph = self.graph
@@ -272,11 +268,13 @@ class DLBacktrace:
             self._scale(temperature)
         if self.verbose if debug is None else debug:
             for name, values in self.node_io.items():
-                _say(f"{name}: {values['layer_type']} ({values['layer_name']}) of {values['input_sources']}")
+                _print(
+                    f"{name}: {values['layer_type']} ({values['layer_name']}) of {values['input_sources']}"
+                )
         return self.node_io
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
-        """Run the trace that takes these inputs; torch fixes a size of 1, for which one more is made."""
+        """Run the trace that takes these inputs; torch fixes sizes of 1, so others need one more trace."""
         refusal: UsageError | None = None
         for _, exported in reversed(self._traces):
             try:
@@ -285,18 +283,18 @@ class DLBacktrace:
                 refusal = error
             else:
                 if exported is not self.exported:
-                    self._use(exported)
+                    self._select(exported)
                 return run
         assert refusal is not None
         example = self._traces[0][0]
         if self.dynamic_shapes is not None or not _grew_from_one(example, (args, kwargs)):
             raise refusal
         try:
-            made = self._trace(args, kwargs)
+            exported = self._trace(args, kwargs)
         except ExportError:
             raise refusal from None
-        self._use(made)
-        return made.run(*args, **kwargs)
+        self._select(exported)
+        return exported.run(*args, **kwargs)
 
     def _values(self, name: str, attributes: Mapping[str, Any], run: Run) -> NodeValues:
         fx, io = self._nodes[name], run[name]
@@ -304,8 +302,8 @@ class DLBacktrace:
         def value(other: FxNode) -> Any:
             if other.name in self._weights:
                 return self._weights[other.name]
-            made = run[other.name].outputs
-            return made if isinstance(made, (bool, int, float)) else COMPUTED
+            output = run[other.name].outputs
+            return output if isinstance(output, (bool, int, float)) else COMPUTED
 
         return {
             "input_sources": sources(fx),
@@ -331,14 +329,14 @@ class DLBacktrace:
             )
         values["output_values"] = values["output_values"] / temperature
 
-    # -- pictures, and what is not here ------------------------------------------------------------
+    # -- pictures, and what is not offered ------------------------------------------------------------
 
     def visualize(self, save_path: str | os.PathLike[str] = "graph.png") -> None:
-        """Draw the graph into a file; the end of its name says the format, ``.png`` if it has none."""
+        """Draw the graph into a file, in the format of its suffix, or ``.png``."""
         path = Path(save_path)
         self.exported.save(path if path.suffix else path.with_suffix(".png"))
 
-    def evaluation(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002  # any call gets the sentence
+    def evaluation(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002  # any call gets the error
         """Raise `UsageError`: relevance is not offered."""
         raise UsageError(
             "sightline traces and runs models but computes no relevance: use `predict` for the values of "
@@ -361,22 +359,22 @@ def _check_device(device: str | torch.device) -> None:
         warnings.warn("There is no CUDA device here: the model runs where it is.", stacklevel=3)
 
 
-def _call(model: torch.nn.Module, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What ``input_for_graph`` means as a call: a dict is keywords if `forward` has them all."""
-    if isinstance(given, Mapping):
+def _call_arguments(model: torch.nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that ``input_for_graph`` stands for: a dict is keywords if `forward` has them all."""
+    if isinstance(example, Mapping):
         parameters = inspect.signature(model.forward).parameters
-        any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        if all(isinstance(key, str) and (any_name or key in parameters) for key in given):
-            return (), dict(given)
-        return (given,), {}
-    return (tuple(given), {}) if isinstance(given, (tuple, list)) else ((given,), {})
+        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        if all(isinstance(key, str) and (any_name or key in parameters) for key in example):
+            return (), dict(example)
+        return (example,), {}
+    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
 
 
-def _grew_from_one(example: Any, given: Any) -> bool:
-    """Whether inputs are like the example but for sizes, and one that was 1 is not."""
+def _grew_from_one(example: Any, inputs: Any) -> bool:
+    """Whether inputs differ from the example only in sizes, and a size of 1 has changed."""
     before, spec = pytree.tree_flatten(example)
-    now, given_spec = pytree.tree_flatten(given)
-    if spec != given_spec:
+    now, inputs_spec = pytree.tree_flatten(inputs)
+    if spec != inputs_spec:
         return False
     pairs = [(a, b) for a, b in zip(before, now, strict=True) if isinstance(a, torch.Tensor)]
     if not all(isinstance(b, torch.Tensor) and (a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in pairs):
@@ -385,8 +383,8 @@ def _grew_from_one(example: Any, given: Any) -> bool:
 
 
 @contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """The model in eval mode, and every module in its own mode again afterwards."""
+def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Switch the model to eval mode, and every module back to its own mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         if any(training for _, training in modes):
@@ -398,5 +396,5 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
                 module.training = training
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")

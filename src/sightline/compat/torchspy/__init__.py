@@ -1,4 +1,4 @@
-"""The names of torchspy: change the import line, or say it once for a whole program.
+"""The names of torchspy: change the import line, or replace the package for a whole program.
 
 >>> import sys
 >>> import sightline.compat.torchspy
@@ -9,8 +9,8 @@ True
 >>> for name in [name for name in sys.modules if name.partition(".")[0] == "torchspy"]:
 ...     del sys.modules[name]
 
-The submodules people import (``saver``, ``tracer``, ``context``, ``trace_graph``, ``_base``) only pass names
-on, by their full path: whatever name they are imported under, they hold the same objects.
+The submodules that people import (``saver``, ``tracer``, ``context``, ``trace_graph``, ``_base``) re-export
+names by their full path: under whatever name they are imported, they have the same objects.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from sightline.compat.torchspy.saver import (
+    from sightline.compat.torchspy.call_tracer import CallTracer
+    from sightline.compat.torchspy.tensor_saver import (
         BaseDebugger,
         DebugContext,
         TensorSaver,
         get_debug_context,
         spy_save,
     )
-    from sightline.compat.torchspy.tracer import CallTracer
 
 __all__ = ["BaseDebugger", "CallTracer", "DebugContext", "TensorSaver", "get_debug_context", "spy_save"]
 
-_SAVING: Final = "sightline.compat.torchspy.saver"
-_HOMES: Final = dict.fromkeys(__all__, _SAVING) | {"CallTracer": "sightline.compat.torchspy.tracer"}
+_MODULES: Final = dict.fromkeys(__all__, "sightline.compat.torchspy.tensor_saver") | {
+    "CallTracer": "sightline.compat.torchspy.call_tracer"
+}
 
 
 def _load(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'torchspy' has no attribute {name!r}; it has {', '.join(__all__)}.")
-    return getattr(import_module(home), name)
+    return getattr(import_module(module), name)
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would accept any name

@@ -17,8 +17,8 @@ except ImportError as error:
     ) from error
 
 from sightline.graph.exported.dynamic import Dynamic
-from sightline.graph.exported.export import export, load_graph
 from sightline.graph.exported.exported_graph import ExportedGraph
+from sightline.graph.exported.exporter import export, load_graph
 from sightline.graph.exported.interpreter import NodeIO, Run
 from sightline.graph.exported.verification import Verification
 

@@ -1,4 +1,4 @@
-"""Which sizes of an exported graph may differ from the example's, which may not, and which line fixed them.
+"""Which sizes of an exported graph are dynamic, which are fixed, and which line of the model fixed them.
 
 Expressions over sizes are parsed and evaluated here; they are never run as code.
 """
@@ -15,10 +15,17 @@ from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from sightline.errors import DamagedFile, UsageError
+from sightline.graph.exported.torchapi import (
+    expression_code,
+    guard_function,
+    original_symbols,
+    size_code,
+    size_hint,
+)
 from sightline.notation import tensor_text
 
-_LONGEST: Final = 10_000
-_MOST: Final = 1 << 128  #: no size, nor anything on the way to one, is larger
+_MAX_LENGTH: Final = 10_000  #: characters of an expression
+_MAX_VALUE: Final = 1 << 128  #: of a size and of everything it is computed from
 
 _BINARY: Final[dict[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -28,7 +35,7 @@ _BINARY: Final[dict[type[ast.AST], Callable[[Any, Any], Any]]] = {
 _UNARY: Final[dict[type[ast.AST], Callable[[Any], Any]]] = {
     ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Invert: operator.invert,
 }  # fmt: skip
-_COMPARED: Final[dict[type[ast.AST], Callable[[Any, Any], bool]]] = {
+_COMPARISONS: Final[dict[type[ast.AST], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
@@ -40,26 +47,26 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 _CONSTANTS: Final = {"math.inf": math.inf, "math.pi": math.pi, "math.e": math.e}
 
 
-def evaluated(code: str, symbols: Mapping[str, int]) -> Any:
-    """What an expression is for these sizes.
+def evaluate(code: str, symbols: Mapping[str, int]) -> Any:
+    """The value of an expression for these sizes.
 
-    >>> evaluated("2*s0 + max(s1, 4) // 3 >= 8", {"s0": 3, "s1": 9})
+    >>> evaluate("2*s0 + max(s1, 4) // 3 >= 8", {"s0": 3, "s1": 9})
     True
-    >>> evaluated("().__class__", {})
+    >>> evaluate("().__class__", {})
     Traceback (most recent call last):
     sightline.errors.DamagedFile: The archive was altered: '().__class__' is no expression over sizes.
     """
     try:
-        return _value(_parsed(code), symbols)
+        return _value(_parse(code), symbols)
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise DamagedFile(f"The archive was altered: {code[:60]!a} is no expression over sizes.") from error
-    except (ArithmeticError, OverflowError):  # a division by zero: torch asked it of other sizes only
+    except (ArithmeticError, OverflowError):  # a division by zero, in a condition on other sizes
         return None
 
 
 @lru_cache(maxsize=4096)
-def _parsed(code: str) -> ast.expr:
-    if len(code) > _LONGEST:
+def _parse(code: str) -> ast.expr:
+    if len(code) > _MAX_LENGTH:
         raise ValueError("it is too long")
     return ast.parse(code.strip(), mode="eval").body
 
@@ -72,14 +79,14 @@ def _value(node: ast.expr, symbols: Mapping[str, int]) -> Any:
     if isinstance(node, ast.Attribute):
         return _CONSTANTS[_dotted(node)]
     if isinstance(node, ast.BinOp):
-        return _combined(node, _value(node.left, symbols), _value(node.right, symbols))
+        return _binary(node, _value(node.left, symbols), _value(node.right, symbols))
     if isinstance(node, ast.UnaryOp):
         return _UNARY[type(node.op)](_value(node.operand, symbols))
     if isinstance(node, ast.Compare):
-        left, held = _value(node.left, symbols), True
+        left, holds = _value(node.left, symbols), True
         for sign, right in zip(node.ops, (_value(each, symbols) for each in node.comparators), strict=True):
-            held, left = held and _COMPARED[type(sign)](left, right), right
-        return held
+            holds, left = holds and _COMPARISONS[type(sign)](left, right), right
+        return holds
     if isinstance(node, ast.BoolOp):
         parts = (bool(_value(each, symbols)) for each in node.values)
         return all(parts) if isinstance(node.op, ast.And) else any(parts)
@@ -90,20 +97,20 @@ def _value(node: ast.expr, symbols: Mapping[str, int]) -> Any:
     raise ValueError(type(node).__name__)
 
 
-def _combined(node: ast.BinOp, left: Any, right: Any) -> Any:
-    if isinstance(node.op, ast.Pow | ast.LShift) and (abs(right) > 128 or abs(left) > _MOST):
+def _binary(node: ast.BinOp, left: Any, right: Any) -> Any:
+    if isinstance(node.op, ast.Pow | ast.LShift) and (abs(right) > 128 or abs(left) > _MAX_VALUE):
         raise OverflowError
     return _BINARY[type(node.op)](left, right)
 
 
 def _dotted(node: ast.expr) -> str:
-    """``max`` or ``math.floor``; nothing else is called."""
+    """The name of a function: ``max`` or ``math.floor``; "" for anything else."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "math":
         return f"math.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-#: Torch asks these questions to lay memory out. Their answers shape no op, so another answer is fine.
+#: Functions of torch that add guards to lay out memory. No op depends on these, so they may fail.
 _LAYOUT_ONLY: Final = re.compile(r"contiguous|_reshape_view_helper|strides|channels_last|overlapping")
 _SYMBOL: Final = re.compile(r"\b[a-z]+\d+\b")
 
@@ -116,9 +123,9 @@ class Dimension:
     dimension 1 is fixed at 3 by net.py:9 in forward
     """
 
-    input: str  #: as it is written in a call: ``x``, ``batch['ids']``
+    input: str  #: as written in a call: ``x``, ``batch['ids']``
     dim: int
-    size: int  #: of the example
+    size: int  #: in the example
     symbol: str = ""  #: ``s77``, or an expression of other symbols; "" where the size is fixed
     by: str = ""  #: the line that fixed it, where one is known
 
@@ -142,11 +149,11 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Something that held for the example and on which the graph depends: ``s77 > 5``."""
+    """A condition that held for the example and that the graph depends on: ``s77 > 5``."""
 
     code: str  #: a Python expression over the symbols
     text: str  #: the same over the inputs: ``x.shape[0] > 5``
-    by: str = ""  #: the line that asked
+    by: str = ""  #: the line of the model that depends on it
 
 
 @dataclass(frozen=True)
@@ -162,79 +169,79 @@ class Dynamic:
     dimensions: tuple[Dimension, ...] = ()
     conditions: tuple[Condition, ...] = ()
     dtypes: Mapping[str, str] | None = None  #: of each input that is a tensor
-    notes: tuple[str, ...] = ()  #: what torch said while it exported, in sentences
+    notes: tuple[str, ...] = ()  #: messages of torch from the export, in sentences
 
     @cached_property
     def inputs(self) -> dict[str, tuple[Dimension, ...]]:
         """The dimensions of each input that is a tensor."""
-        found: dict[str, list[Dimension]] = {name: [] for name in self.dtypes or ()}
-        for one in self.dimensions:
-            found.setdefault(one.input, []).append(one)
-        return {name: tuple(dims) for name, dims in found.items()}
+        inputs: dict[str, list[Dimension]] = {name: [] for name in self.dtypes or ()}
+        for dimension in self.dimensions:
+            inputs.setdefault(dimension.input, []).append(dimension)
+        return {name: tuple(dimensions) for name, dimensions in inputs.items()}
 
     @property
     def dynamic(self) -> tuple[Dimension, ...]:
         """The dimensions that may differ."""
-        return tuple(one for one in self.dimensions if one.dynamic)
+        return tuple(dimension for dimension in self.dimensions if dimension.dynamic)
 
     @property
     def fixed(self) -> tuple[Dimension, ...]:
         """The dimensions that may not."""
-        return tuple(one for one in self.dimensions if not one.dynamic)
+        return tuple(dimension for dimension in self.dimensions if not dimension.dynamic)
 
-    def wanted(self, name: str) -> str:
-        """What an input looks like: ``f32[s77, 3]``."""
-        sizes: Any = [one.symbol or one.size for one in self.inputs[name]]
+    def input_text(self, name: str) -> str:
+        """An input in our notation, with symbols for dynamic sizes: ``f32[s77, 3]``."""
+        sizes: Any = [dimension.symbol or dimension.size for dimension in self.inputs[name]]
         return tensor_text(sizes, (self.dtypes or {}).get(name, "?"))
 
     def check(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Raise `UsageError` where a size is not one the graph was made for; say which and why."""
-        symbols = self._symbols(shapes)
+        """Raise `UsageError` for a size the graph was not made for; the message says which and why."""
+        symbols = self._symbol_values(shapes)
         for condition in self.conditions:
             if not set(_SYMBOL.findall(condition.code)) <= symbols.keys():
                 continue
-            if not evaluated(condition.code, symbols):
+            if not evaluate(condition.code, symbols):
                 by = f" ({condition.by})" if condition.by else ""
                 raise UsageError(
                     f"This graph was made for {condition.text}{by}, which does not hold for "
                     f"{_sizes_text(condition.text, shapes)}: export again with an example of that size."
                 )
 
-    def _symbols(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """What each symbol is in this call; a size that contradicts another one is an error."""
+    def _symbol_values(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The value of each symbol in this call; a size that contradicts another one is an error."""
         symbols: dict[str, int] = {}
-        from_where: dict[str, str] = {}
-        later = []
-        for one in self.dimensions:
-            size, where = shapes[one.input][one.dim], f"{one.input}.shape[{one.dim}]"
-            if not one.symbol:
-                if size != one.size:
-                    raise UsageError(f"{where} must be {one.size} but is {size}: {one}.")
-            elif not _SYMBOL.fullmatch(one.symbol):
-                later.append((one, size, where))
-            elif symbols.setdefault(one.symbol, size) != size:
+        sources: dict[str, str] = {}
+        derived = []
+        for dimension in self.dimensions:
+            size, name = shapes[dimension.input][dimension.dim], f"{dimension.input}.shape[{dimension.dim}]"
+            if not dimension.symbol:
+                if size != dimension.size:
+                    raise UsageError(f"{name} must be {dimension.size} but is {size}: {dimension}.")
+            elif not _SYMBOL.fullmatch(dimension.symbol):
+                derived.append((dimension, size, name))
+            elif symbols.setdefault(dimension.symbol, size) != size:
                 raise UsageError(
-                    f"{where} must equal {from_where[one.symbol]}, which is {symbols[one.symbol]}, "
+                    f"{name} must equal {sources[dimension.symbol]}, which is {symbols[dimension.symbol]}, "
                     f"but is {size}."
                 )
             else:
-                from_where.setdefault(one.symbol, where)
-        for one, size, where in later:
-            known = set(_SYMBOL.findall(one.symbol)) <= symbols.keys()
-            if known and evaluated(one.symbol, symbols) != size:
-                text = _in_words(one.symbol, from_where)
-                raise UsageError(
-                    f"{where} must be {text}, which is {evaluated(one.symbol, symbols)}, but is {size}."
-                )
+                sources.setdefault(dimension.symbol, name)
+        for dimension, size, name in derived:
+            if not set(_SYMBOL.findall(dimension.symbol)) <= symbols.keys():
+                continue
+            expected = evaluate(dimension.symbol, symbols)
+            if expected != size:
+                text = _over_inputs(dimension.symbol, sources)
+                raise UsageError(f"{name} must be {text}, which is {expected}, but is {size}.")
         return symbols
 
     def to_plain(self) -> dict[str, Any]:
-        """The report as what JSON knows."""
+        """Plain data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Dynamic:
-        """The report that `to_plain` described."""
+        """The inverse of `to_plain`."""
         return cls(
             tuple(Dimension(**one) for one in plain["dimensions"]),
             tuple(Condition(**one) for one in plain["conditions"]),
@@ -245,7 +252,7 @@ class Dynamic:
     def __str__(self) -> str:
         lines = []
         for name, dimensions in self.inputs.items():
-            lines += [f"{name}  {self.wanted(name)}", *(f"  {one}" for one in dimensions)]
+            lines += [f"{name}  {self.input_text(name)}", *(f"  {one}" for one in dimensions)]
         if self.conditions:
             lines.append("made for")
             lines += [f"  {one.text}" + (f"  ({one.by})" if one.by else "") for one in self.conditions]
@@ -253,9 +260,9 @@ class Dynamic:
         return "\n".join(lines)
 
 
-def _in_words(code: str, sources: Mapping[str, str]) -> str:
-    """An expression over inputs instead of symbols."""
-    return _SYMBOL.sub(lambda found: sources.get(found.group(), found.group()), code)
+def _over_inputs(code: str, sources: Mapping[str, str]) -> str:
+    """An expression with ``x.shape[0]`` in place of symbols."""
+    return _SYMBOL.sub(lambda match: sources.get(match[0], match[0]), code)
 
 
 def _sizes_text(text: str, shapes: Mapping[str, Sequence[int]]) -> str:
@@ -266,34 +273,35 @@ def _sizes_text(text: str, shapes: Mapping[str, Sequence[int]]) -> str:
 def read_dimensions(
     inputs: Sequence[tuple[str, Any]],
     guards: Sequence[Any],
-    places: Mapping[str, str],
+    guard_lines: Mapping[str, str],
     notes: Sequence[str],
     ranges: Mapping[str, tuple[int | None, int | None]],
-    asked: str = "",
+    fixed_by: str = "",
 ) -> Dynamic:
-    """The report on a fresh export; ``asked`` is the option that fixed every size it does not name.
+    """The report on a fresh export; ``fixed_by`` is the option that fixed every size it does not name.
 
-    ``inputs`` are names and fake tensors, ``guards`` torch's own, and ``places`` says for the text of a guard
-    which line of the model was running when torch added it. ``ranges`` are bounds that the user set.
+    ``inputs`` are names and fake tensors, ``guards`` torch's own; ``guard_lines`` has for the text of a guard
+    the line of the model that was running when torch added it. ``ranges`` are bounds that the user set.
     """
     sources: dict[str, str] = {}
-    origins = _origins(inputs)
+    originals = {(name, dim): one for name, fake in inputs for dim, one in original_symbols(name, fake)}
     dimensions = []
     for name, fake in inputs:
         for dim, size in enumerate(fake.shape):
-            known = isinstance(size, int) or size.node.expr.is_number  # torch fixed it, early or late
-            symbol = "" if known else _code(size.node.expr)
+            symbol = size_code(size)
             if _SYMBOL.fullmatch(symbol):
                 sources.setdefault(symbol, f"{name}.shape[{dim}]")
-            origin = origins.get((name, dim))
-            by = "" if symbol else _fixed_by(origin, guards, places) if origin else asked
-            dimensions.append(Dimension(name, dim, size_of(size), symbol, by))
+            original = originals.get((name, dim))
+            by = "" if symbol else _fixing_line(original, guards, guard_lines) if original else fixed_by
+            dimensions.append(Dimension(name, dim, size_hint(size), symbol, by))
     conditions = []
     for guard in guards:
-        if _is_layout_only(guard) or not sources.keys() >= {str(one) for one in guard.expr.free_symbols}:
+        if _LAYOUT_ONLY.search(guard_function(guard)) or not sources.keys() >= {
+            str(one) for one in guard.expr.free_symbols
+        }:
             continue
-        code = _code(guard.expr)
-        condition = Condition(code, _in_words(code, sources), places.get(str(guard.expr), ""))
+        code = expression_code(guard.expr)
+        condition = Condition(code, _over_inputs(code, sources), guard_lines.get(str(guard.expr), ""))
         if condition not in conditions:
             conditions.append(condition)
     for symbol, bounds in ranges.items():
@@ -305,50 +313,8 @@ def read_dimensions(
     return Dynamic(tuple(dimensions), tuple(conditions), dtypes, tuple(notes))
 
 
-def size_of(size: Any) -> int:
-    """A size of the example: a number, or what torch remembers of a symbol. -1 where it knows nothing."""
-    if isinstance(size, int):
-        return size
-    if size.node.expr.is_number:
-        return int(size.node.expr)
-    hint = getattr(size.node, "hint", None)
-    return -1 if hint is None else int(hint)
-
-
-def _code(expression: Any) -> str:
-    from torch.utils._sympy.printers import PythonPrinter  # there is no public one
-
-    return str(PythonPrinter().doprint(expression))
-
-
-def _origins(inputs: Sequence[tuple[str, Any]]) -> dict[tuple[str, int], str]:
-    """The symbol each dimension had before torch fixed it."""
-    found: dict[tuple[str, int], str] = {}
-    for name, fake in inputs:
-        environment = getattr(getattr(fake, "fake_mode", None), "shape_env", None)
-        known = getattr(environment, "source_to_var", {})
-        for source, symbol in known.items():
-            match = re.fullmatch(r"(.*)\.size\(\)\[(\d+)\]", str(source))
-            if match and _same_source(match[1], name):
-                found[name, int(match[2])] = str(symbol)
-    return found
-
-
-def _same_source(source: str, name: str) -> bool:
-    """Whether torch's ``L['batch']['ids']`` is our ``batch['ids']``."""
-    match = re.match(r"L\['(\w+)'\](.*)", source)
-    return (match[1] + match[2] if match else source) == name
-
-
-def _fixed_by(symbol: str, guards: Sequence[Any], places: Mapping[str, str]) -> str:
+def _fixing_line(symbol: str, guards: Sequence[Any], guard_lines: Mapping[str, str]) -> str:
     for guard in guards:
-        if type(guard.expr).__name__ == "Equality" and symbol in {
-            str(one) for one in guard.expr.free_symbols
-        }:
-            return places.get(str(guard.expr), "")
+        if type(guard.expr).__name__ == "Equality" and symbol in map(str, guard.expr.free_symbols):
+            return guard_lines.get(str(guard.expr), "")
     return ""
-
-
-def _is_layout_only(guard: Any) -> bool:
-    frame = getattr(guard.sloc, "framework_loc", None)
-    return bool(_LAYOUT_ONLY.search(getattr(frame, "name", "") or ""))

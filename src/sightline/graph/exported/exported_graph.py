@@ -12,26 +12,26 @@ from typing import Any
 
 import torch
 
-from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import NoSuchNode, UsageError
-from sightline.graph.exported.archive import write
+from sightline.graph.exported.archive import write_archive
 from sightline.graph.exported.dynamic import Dynamic
-from sightline.graph.exported.inputs import Inputs
-from sightline.graph.exported.interpreter import NOTHING, OnNode, Pass, Plan, Run
+from sightline.graph.exported.inputs import InputSpec
+from sightline.graph.exported.interpreter import MISSING, Interpreter, OnNode, Plan, Run
+from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.program import (
+    OutputBuilder,
     ProgramInfo,
-    Results,
-    inputs_of,
-    lowered,
-    state_of,
+    graph_parts,
+    input_spec,
+    state_tensors,
+    update_tensors,
     user_inputs,
-    with_tensors_of,
 )
-from sightline.graph.exported.torch_export import flattened
-from sightline.graph.exported.verification import Verification, module_outputs, verification
+from sightline.graph.exported.torch_export import flatten_modes
+from sightline.graph.exported.verification import Verification, module_outputs, verify_graph
 from sightline.graph.graph import Graph
-from sightline.patterns import PathPattern, segments_of
+from sightline.patterns import PathPattern, did_you_mean, segments_of
 
 Keep = str | Iterable[str] | Callable[[str], bool] | bool
 
@@ -46,8 +46,8 @@ class ExportedGraph(Graph):
     """
 
     _program: torch.export.ExportedProgram = None  # type: ignore[assignment] # always given
-    flat: torch.fx.Graph = None  # type: ignore[assignment] # of the program: what is run
-    facts: ProgramInfo = None  # type: ignore[assignment]
+    flat: torch.fx.Graph = None  # type: ignore[assignment] # mode wrappers inlined
+    program_info: ProgramInfo = None  # type: ignore[assignment]
     model: torch.nn.Module | None = None  #: what it was made from; None when loaded without
 
     @property
@@ -61,12 +61,12 @@ class ExportedGraph(Graph):
         >>> g.program.state_dict["weight"] is model.weight
         True
         """
-        return with_tensors_of(self._program, self.model)
+        return update_tensors(self._program, self.model)
 
     @property
     def dynamic(self) -> Dynamic:
-        """Which sizes may differ from the example's, which not, and which line fixed them."""
-        return self.facts.dynamic
+        """Which sizes may differ from the example's, which may not, and which line fixed them."""
+        return self.program_info.dynamic
 
     def __repr__(self) -> str:
         return f"<ExportedGraph {self.name}: {len(self.nodes)} nodes, {len(self.edges)} edges>"
@@ -101,7 +101,7 @@ class ExportedGraph(Graph):
         given: Run | None = None,
         **kwargs: Any,
     ) -> Run:
-        """Run the graph; what every node took and made, and the model's output.
+        """Run the graph: the inputs and outputs of every node, and the model's output.
 
         Runs in the caller's grad mode. In-place ops, buffers that `forward` updates and inputs it writes to
         behave as in the model; each value is recorded as it was when it was made.
@@ -122,23 +122,23 @@ class ExportedGraph(Graph):
         >>> io["relu"].outputs.shape, g.run(edit={"1": torch.zeros(4, 3)}, given=io).output.sum()
         (torch.Size([4, 3]), tensor(0.))
         """
-        _check_asked(keep, until, on_node, edit, given)
+        _check_options(keep, until, on_node, edit, given)
         plan = self._plan
         starts = self._starts(inputs, kwargs, given)
         named = {plan.steps[position].name: value for position, value in starts.items()}
-        made = Pass(
+        run = Interpreter(
             plan,
             starts,
-            lambda results: self._results.finished(results, named),
-            self._kept(keep),
+            lambda results: self._output_builder.build(results, named),
+            self._positions_to_keep(keep),
             None if until is None else max(self._positions(until, "until", outputs=False)),
             on_node,
             self._edits(edit or {}),
             given,
-            self._place,
+            self._location,
         ).run()
-        made.left_out = self._left_out
-        return made
+        run.left_out = self._left_out
+        return run
 
     def verify(self, *inputs: Any, **kwargs: Any) -> Verification:
         """Compare a run with the model itself, within torch's usual tolerances.
@@ -154,11 +154,17 @@ class ExportedGraph(Graph):
                 "This graph was loaded without its model, so there is nothing to compare it with: "
                 "load_graph(path, model=model)."
             )
-        self._inputs.flat(inputs, kwargs)  # says what is wrong with them, if anything is
-        found = verification(
-            self.model, self.run, self._fit, self._outputs, lambda name: self[name].source, inputs, kwargs
+        self._input_spec.flatten(inputs, kwargs)  # raises an error where the inputs do not fit
+        result = verify_graph(
+            self.model,
+            self.run,
+            self._simplify,
+            self._outputs,
+            lambda name: self[name].source,
+            inputs,
+            kwargs,
         )
-        return replace(found, left_out=self._left_out)
+        return replace(result, left_out=self._left_out)
 
     # -- on disk -------------------------------------------------------------------------------------
 
@@ -166,33 +172,34 @@ class ExportedGraph(Graph):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph: ``.pt2`` is torch's archive, weights included, for `load_graph`; else a picture.
 
-        Loading an archive can run code: tell those you give it to that they have to trust you.
+        Loading an archive can run code: those you give it to have to trust you.
         """
         if Path(path).suffix == ".pt2":
-            write(self.program, self.facts, Path(path))
+            write_archive(self.program, self.program_info, Path(path))
         else:
             super().save(path)
 
-    # -- parts made when first asked for ---------------------------------------------------------------
+    # -- parts, made on first use ---------------------------------------------------------------
 
     @cached_property
     def _plan(self) -> Plan:
         return Plan(self._program.graph_module, self.flat)
 
     @cached_property
-    def _inputs(self) -> Inputs:
-        return inputs_of(self._program, self.facts)
+    def _input_spec(self) -> InputSpec:
+        return input_spec(self._program, self.program_info)
 
     @cached_property
-    def _results(self) -> Results:
-        return Results(self._program, self.facts.returned)
+    def _output_builder(self) -> OutputBuilder:
+        return OutputBuilder(self._program, self.program_info.output_structure)
 
     def _state(self) -> dict[int, Any]:
         """The tensors of the model as it is now: loading a checkpoint may put others in their place."""
-        return {self._plan.index[name]: value for name, value in state_of(self._program, self.model).items()}
+        tensors = state_tensors(self._program, self.model)
+        return {self._plan.index[name]: value for name, value in tensors.items()}
 
     @cached_property
-    def _slots(self) -> list[int]:
+    def _input_positions(self) -> list[int]:
         return [self._plan.index[name] for name, _ in user_inputs(self._program)]
 
     @cached_property
@@ -203,26 +210,27 @@ class ExportedGraph(Graph):
     def _left_out(self) -> tuple[str, ...]:
         return tuple(self.info.get("left_out", ()))
 
-    # -- what was asked for ----------------------------------------------------------------------------
+    # -- options of a run ----------------------------------------------------------------------------
 
     def _starts(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], given: Run | None) -> dict[int, Any]:
         if given is None:
-            return {**self._state(), **dict(zip(self._slots, self._inputs.flat(inputs, kwargs), strict=True))}
+            leaves = self._input_spec.flatten(inputs, kwargs)
+            return {**self._state(), **dict(zip(self._input_positions, leaves, strict=True))}
         if inputs or kwargs:
             raise UsageError("With `given=` the inputs are those of the earlier run: leave them out.")
         if given._plan is not self._plan:
             raise UsageError("`given=` is a run of another graph.")
         starts = self._state()
-        for slot in self._slots:
-            value = given._records[slot]
-            if value is NOTHING:
-                name = self._plan.steps[slot].name
+        for position in self._input_positions:
+            value = given._records[position]
+            if value is MISSING:
+                name = self._plan.steps[position].name
                 raise UsageError(f"`given=` did not keep the input {name!r}, from which to run again.")
             copied = self._plan.in_place and isinstance(value, torch.Tensor)
-            starts[slot] = value.clone() if copied else value
+            starts[position] = value.clone() if copied else value
         return starts
 
-    def _kept(self, keep: Keep) -> frozenset[int] | None:
+    def _positions_to_keep(self, keep: Keep) -> frozenset[int] | None:
         if keep is True:
             return None
         if callable(keep):
@@ -235,60 +243,65 @@ class ExportedGraph(Graph):
         )
 
     def _edits(self, edit: dict[str, Any]) -> dict[int, Any]:
-        found = {}
+        edits = {}
         for pattern, value in edit.items():
             for position in self._positions(pattern, "edit", outputs=True):
                 if self._plan.steps[position].kind == "output":
                     raise UsageError("The output itself cannot be edited: edit the node it comes from.")
-                found[position] = value
-        return found
+                edits[position] = value
+        return edits
 
     def _positions(self, pattern: str, option: str, *, outputs: bool) -> list[int]:
-        """The nodes a name, module path or glob means; of a module all its nodes, or only its outputs."""
+        """The nodes that a name, module path or glob selects; of a module all nodes, or only its outputs."""
         index = self._plan.index
         if pattern in index:
             return [index[pattern]]
         matches = PathPattern(pattern)
-        found = [index[name] for name in index if fnmatchcase(name, pattern)]
-        if not found and outputs:
+        positions = [index[name] for name in index if fnmatchcase(name, pattern)]
+        if not positions and outputs:
             for (path, _), names in self._outputs.items():
                 if path and matches.exactly(segments_of(path)):
                     if len(names) != 1:
                         listed = ", ".join(names) or "none"
                         raise UsageError(
                             f"The module {path!r} has {len(names)} outputs in the graph ({listed}): "
-                            "name the one that is meant."
+                            "name one of them."
                         )
-                    found.append(index[names[0]])
-        elif not found:
-            found = [index[one.name] for one in self.nodes if one.module and matches(segments_of(one.module))]
-        if not found:
-            calls = [node.name for node in self.nodes if node.kind == "call"]  # parameters are seldom meant
-            known = dict.fromkeys([*calls, *self.modules, *index])
+                    positions.append(index[names[0]])
+        elif not positions:
+            positions = [
+                index[node.name] for node in self.nodes if node.module and matches(segments_of(node.module))
+            ]
+        if not positions:
+            # Parameters come last: a misspelt name is seldom one of theirs.
+            calls = [node.name for node in self.nodes if node.kind == "call"]
+            candidates = dict.fromkeys([*calls, *self.modules, *index])
             raise NoSuchNode(
-                f"`{option}=` names {pattern!r}, which this graph does not have{nearest(pattern, known)}"
+                f"`{option}=` names {pattern!r}, which this graph does not have"
+                f"{did_you_mean(pattern, candidates)}"
             )
-        return found
+        return positions
 
-    def _place(self, name: str) -> str:
+    def _location(self, name: str) -> str:
         node = self[name]
         return "".join(
             f", {part}" for part in (f"module {node.module}" if node.module else "", node.source) if part
         )
 
-    def _fit(self, output: Any) -> Any:
-        """The model's output without what the graph cannot return, taken apart."""
-        return type(self.facts.returned)().fit(output)
+    def _simplify(self, output: Any) -> Any:
+        """The model's output without what the graph cannot return."""
+        return OutputStructure().simplify(output)
 
 
-def _check_asked(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> None:
-    """Refuse what `ExportedGraph.run` cannot take, in one sentence."""
-    globs = isinstance(keep, list | tuple | set | frozenset) and all(isinstance(one, str) for one in keep)
+def _check_options(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> None:
+    """Raise `UsageError` for options that `ExportedGraph.run` cannot take."""
+    globs = isinstance(keep, list | tuple | set | frozenset) and all(
+        isinstance(pattern, str) for pattern in keep
+    )
     if not (isinstance(keep, bool | str) or callable(keep) or globs):
         raise UsageError(
             f"keep={argument_text(keep)} is not a choice; it is True, False, a glob, a list of globs or a "
-            "function of "
-            "a name."
+            "function of a name."
         )
     if until is not None and not isinstance(until, str):
         raise UsageError(f"until={argument_text(until)} must be the name of a node or a module.")
@@ -302,12 +315,12 @@ def _check_asked(keep: Any, until: Any, on_node: Any, edit: Any, given: Any) -> 
         raise UsageError(f"given={argument_text(given)} must be a run of this graph: given=g.run(x).")
 
 
-def graph_of(
-    program: torch.export.ExportedProgram, facts: ProgramInfo, model: torch.nn.Module | None
+def make_graph(
+    program: torch.export.ExportedProgram, info: ProgramInfo, model: torch.nn.Module | None
 ) -> ExportedGraph:
     """The graph of a program; with ``model`` it computes with the model's own tensors."""
-    flat = flattened(program)
-    parts = lowered(program, flat)
-    name = str(facts.info.get("model", ""))
+    flat = flatten_modes(program)
+    parts = graph_parts(program, flat)
+    name = str(info.info.get("model", ""))
     nodes, edges = tuple(parts.nodes), tuple(parts.edges)
-    return ExportedGraph(nodes, edges, name, parts.modules, dict(facts.info), program, flat, facts, model)
+    return ExportedGraph(nodes, edges, name, parts.modules, dict(info.info), program, flat, info, model)

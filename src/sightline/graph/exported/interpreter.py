@@ -1,6 +1,8 @@
-"""Running an exported graph node by node: every op through its own target, nothing re-implemented.
+"""Runs an exported graph node by node: every op through its own target, nothing re-implemented.
 
-A `Plan` holds the nodes as steps that are ready to run; it is made once per graph.
+A `Plan` holds the nodes as steps that are ready to run; it is made once per graph. It is not a
+`torch.fx.Interpreter`, which costs two to three times as much per node, rewrites the model's exceptions and
+cannot say which values an op overwrites.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
-from torch.utils import _pytree as pytree
+from torch.fx.node import map_aggregate, map_arg
 
-from sightline.analysis.select import nearest
 from sightline.argument_checks import argument_text
 from sightline.errors import NoSuchNode, UsageError
+from sightline.graph.exported.inputs import describe_value
 from sightline.graph.exported.torch_export import MODES, OBJECT, Mode
-from sightline.notation import tensor_text
+from sightline.graph.exported.torchapi import op_schema, pytree, storage_key
+from sightline.patterns import did_you_mean
 
-#: Arguments that an op changes although its schema does not say so, with the flags that make it do so.
-_UNDECLARED: Final = dict.fromkeys(("running_mean", "running_var"), ("training", "use_input_stats"))
-#: Written as in place, but the numbers stay the same.
+#: Arguments that an op changes although its schema does not declare it, with the flags that make it do so.
+_UNDECLARED_WRITES: Final = dict.fromkeys(("running_mean", "running_var"), ("training", "use_input_stats"))
+#: In-place ops that leave the numbers as they are.
 _HARMLESS: Final = frozenset({"aten::detach_", "aten::requires_grad_"})
 
 
@@ -38,15 +41,15 @@ class PlanStep:
     target: Any = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    holes: tuple[tuple[int, int], ...] = ()  #: positions of ``args`` that are values of other steps
-    nested: bool = False  #: values also stand deeper than that
+    slots: tuple[tuple[int, int], ...] = ()  #: (position in ``args``, step whose value goes there)
+    nested: bool = False  #: whether there are slots deeper in ``args``, or in ``kwargs``
     sources: tuple[int, ...] = ()  #: the step of each input, in the order of the arguments
     writes: tuple[int, ...] = ()  #: steps whose value this one changes in place
     modes: tuple[Mode, ...] = ()  #: the grad modes and autocasts it runs in
-    frees: tuple[int, ...] = ()  #: steps whose value nobody needs after this one
+    frees: tuple[int, ...] = ()  #: steps whose value is not needed after this one
 
     def call(self, values: list[Any]) -> Any:
-        """Run it on the values so far."""
+        """The result of this step; ``values`` holds those of the steps before it."""
         if not self.modes:
             return self._call(values)
         with ExitStack() as stack:
@@ -56,16 +59,16 @@ class PlanStep:
 
     def _call(self, values: list[Any]) -> Any:
         if self.nested:
-            return self.target(*poured(self.args, values), **poured(self.kwargs, values))
+            return self.target(*fill_slots(self.args, values), **fill_slots(self.kwargs, values))
         args = list(self.args)
-        for position, step in self.holes:
+        for position, step in self.slots:
             args[position] = values[step]
         return self.target(*args, **self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSlot:
-    """Where the value of a step goes."""
+    """Stands in the arguments of a step for the value of another."""
 
     step: int
 
@@ -91,70 +94,46 @@ class Plan:
         if node.op == "placeholder":
             return PlanStep(node.name, "input")
         if node.op == "get_attr":
-            found = node.meta.get(OBJECT) or operator.attrgetter(str(node.target))(module)
-            return PlanStep(node.name, "call", lambda: found)
+            constant = node.meta.get(OBJECT) or operator.attrgetter(str(node.target))(module)
+            return PlanStep(node.name, "call", lambda: constant)
         if node.op not in ("call_function", "output"):
             raise UsageError(f"The node {node.name} is a {node.op}, which torch.export does not make.")
         index = self.index
-        args = _filled(node.args, index)
-        kwargs = _filled(node.kwargs, index)
-        holes = tuple((i, arg.step) for i, arg in enumerate(args) if isinstance(arg, ValueSlot))
-        sources = tuple(index[one.name] for one in _nodes_in((node.args, node.kwargs)))
+
+        def slot(source: FxNode) -> Any:
+            return ValueSlot(index[source.name])
+
+        arguments: Any = (node.args, node.kwargs)
+        args, kwargs = map_arg(arguments, slot)
+        slots = tuple((i, arg.step) for i, arg in enumerate(args) if isinstance(arg, ValueSlot))
+        sources = tuple(index[source.name] for source in _nodes_in(arguments))
         kind = "output" if node.op == "output" else "call"
         target = node.target if kind == "call" else None
-        writes = tuple(index[one.name] for one in _written(node)) if kind == "call" else ()
-        nested = len(holes) < len(sources)
+        writes = tuple(index[source.name] for source in _written_nodes(node)) if kind == "call" else ()
+        nested = len(slots) < len(sources)
         modes = node.meta.get(MODES, ())
-        return PlanStep(node.name, kind, target, args, kwargs, holes, nested, sources, writes, modes)
+        return PlanStep(node.name, kind, target, args, kwargs, slots, nested, sources, writes, modes)
 
 
-def _filled(value: Any, index: dict[str, int]) -> Any:
-    """Arguments with holes for nodes; fx's own immutable lists become plain ones."""
-    if isinstance(value, FxNode):
-        return ValueSlot(index[value.name])
-    if isinstance(value, tuple):
-        return tuple(_filled(part, index) for part in value)
-    if isinstance(value, list):
-        return [_filled(part, index) for part in value]
-    if isinstance(value, dict):
-        return {key: _filled(part, index) for key, part in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_filled(part, index) for part in (value.start, value.stop, value.step)))
-    return value
+def fill_slots(arguments: Any, values: list[Any]) -> Any:
+    """The arguments with the values of other steps in their slots."""
+
+    def value_of(leaf: Any) -> Any:
+        return values[leaf.step] if type(leaf) is ValueSlot else leaf
+
+    return map_aggregate(arguments, value_of)
 
 
-def poured(value: Any, values: list[Any]) -> Any:
-    """Arguments with the values in their holes."""
-    kind = type(value)
-    if kind is ValueSlot:
-        return values[value.step]
-    if kind is list:
-        return [poured(part, values) for part in value]
-    if kind is tuple:
-        return tuple([poured(part, values) for part in value])
-    if kind is dict:
-        return {key: poured(part, values) for key, part in value.items()}
-    if kind is slice:
-        return slice(*(poured(part, values) for part in (value.start, value.stop, value.step)))
-    return value
+def _nodes_in(arguments: Any) -> list[FxNode]:
+    """The nodes among the arguments, in order; one that is used twice is listed twice."""
+    nodes: list[FxNode] = []
+    map_arg(arguments, nodes.append)
+    return nodes
 
 
-def _nodes_in(value: Any) -> Iterator[FxNode]:
-    if isinstance(value, FxNode):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _nodes_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _nodes_in(part)
-    elif isinstance(value, slice):
-        yield from _nodes_in((value.start, value.stop, value.step))
-
-
-def _written(node: FxNode) -> Iterator[FxNode]:
+def _written_nodes(node: FxNode) -> Iterator[FxNode]:
     """The nodes whose value an op changes in place."""
-    schema = getattr(node.target, "_schema", None)
+    schema = op_schema(node.target)
     if schema is None or schema.name in _HARMLESS:
         return
     bound = {}
@@ -163,67 +142,61 @@ def _written(node: FxNode) -> Iterator[FxNode]:
         bound[argument.name] = value
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _nodes_in(value)
-    for name, flags in _UNDECLARED.items():
+    for name, flags in _UNDECLARED_WRITES.items():
         if any(bound.get(flag) is True for flag in flags):
             yield from _nodes_in(bound.get(name))
 
 
 class Snapshots:
-    """Keeps recorded values as they were, when ops change tensors in place."""
+    """Preserves recorded values where a later op overwrites a tensor in place."""
 
     def __init__(self, records: list[Any], inputs: list[Any]) -> None:
         self._records = records
         self._inputs = inputs
-        self._holders: dict[int, list[int]] = {}  #: storage -> the steps whose record has a part in it
+        self._holders: dict[int, list[int]] = {}  #: storage -> steps with a recorded tensor in it
 
-    def recorded(self, position: int) -> None:
-        """Note which storages the record of a step lies in."""
+    def add(self, position: int) -> None:
+        """Note which storages the record of a step refers to."""
         holders = self._holders
         for value in (self._records[position], *self._inputs[position]):
             for tensor in (value,) if isinstance(value, torch.Tensor) else _tensors(value):
-                holders.setdefault(_storage(tensor), []).append(position)
+                holders.setdefault(storage_key(tensor), []).append(position)
 
     def before_write(self, step: PlanStep, values: list[Any]) -> tuple[Any, ...]:
-        """Copy each recorded tensor in memory that a step writes; the step's inputs as they are now."""
-        took = tuple([values[source] for source in step.sources])
+        """Copy each recorded tensor that a step will overwrite; return the step's inputs as they are now."""
+        inputs = tuple([values[source] for source in step.sources])
         written = [values[source] for source in step.writes]
-        for storage in {_storage(tensor) for tensor in _tensors(written)}:
-            copied = _Copies(storage)
-            took = pytree.tree_map_only(torch.Tensor, copied, took)
+        for storage in {storage_key(tensor) for tensor in _tensors(written)}:
+            copy = _StorageCopier(storage)
+            inputs = pytree.tree_map_only(torch.Tensor, copy, inputs)
             for position in self._holders.pop(storage, ()):
                 for table in (self._records, self._inputs):
-                    table[position] = pytree.tree_map_only(torch.Tensor, copied, table[position])
-        return took
+                    table[position] = pytree.tree_map_only(torch.Tensor, copy, table[position])
+        return inputs
 
 
-class _Copies:
+class _StorageCopier:
     """Copies the tensors of one storage, each once."""
 
     def __init__(self, storage: int) -> None:
         self._storage = storage
-        self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # originals live on: ids stay theirs
+        #: By id: the original, kept alive so that its id stays its own, and the copy.
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if _storage(tensor) != self._storage:
+        if storage_key(tensor) != self._storage:
             return tensor
-        if id(tensor) not in self._made:
-            self._made[id(tensor)] = (tensor, tensor.detach().clone())
-        return self._made[id(tensor)][1]
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = (tensor, tensor.detach().clone())
+        return self._copies[id(tensor)][1]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # a sparse tensor has none
-        return id(tensor)
-
-
-#: Stands for a value that is not there; None is a value.
-NOTHING: Final = object()
+#: Marks a value that is absent; None is a value.
+MISSING: Final = object()
 
 
 class NodeIO(NamedTuple):
@@ -238,7 +211,7 @@ class NodeIO(NamedTuple):
 
 
 class Run(Mapping[str, NodeIO]):
-    """What every node took and made in one run, in the order they ran; ``.output`` is the model's.
+    """The inputs and outputs of every node in one run, in the order they ran; ``.output`` is the model's.
 
     >>> import torch
     >>> from sightline.graph.exported import export
@@ -247,7 +220,7 @@ class Run(Mapping[str, NodeIO]):
     (['input', 'relu', 'output'], tensor([[3., 0.]]), tensor([[3., 0.]]))
     """
 
-    #: What the model returns and ``output`` leaves out, as torch cannot take it apart: a cache, for example.
+    #: Parts of the model's output that ``output`` lacks, because torch cannot flatten them: a cache, say.
     left_out: tuple[str, ...] = ()
 
     def __init__(self, plan: Plan, records: list[Any], inputs: list[Any], output: Any, stopped: str) -> None:
@@ -271,10 +244,10 @@ class Run(Mapping[str, NodeIO]):
         if position is None:
             raise NoSuchNode(
                 f"This graph has no node {argument_text(name)}"
-                f"{nearest(argument_text(name), self._plan.index)}"
+                f"{did_you_mean(argument_text(name), self._plan.index)}"
             )
         outputs = self._records[position]
-        if outputs is NOTHING:
+        if outputs is MISSING:
             raise NoSuchNode(f"The values of {name!r} were not kept: `keep=` and `until=` say which are.")
         inputs = self._inputs[position]
         if inputs is None:
@@ -283,15 +256,15 @@ class Run(Mapping[str, NodeIO]):
 
     def __iter__(self) -> Iterator[str]:
         for step, record in zip(self._plan.steps, self._records, strict=True):
-            if record is not NOTHING:
+            if record is not MISSING:
                 yield step.name
 
     def __len__(self) -> int:
-        return sum(record is not NOTHING for record in self._records)
+        return sum(record is not MISSING for record in self._records)
 
     def __contains__(self, name: object) -> bool:
         position = self._position(name)
-        return position is not None and self._records[position] is not NOTHING
+        return position is not None and self._records[position] is not MISSING
 
     def _position(self, name: object) -> int | None:
         return self._plan.index.get(name) if isinstance(name, str) else None
@@ -303,12 +276,11 @@ class Run(Mapping[str, NodeIO]):
 
 
 OnNode = Callable[[str, tuple[Any, ...], Any], None]
-Edit = Callable[[Any], Any]
 
 
 @dataclass
-class Pass:
-    """One pass over a plan, and what is asked of it."""
+class Interpreter:
+    """One run of a plan, with the options it runs under."""
 
     plan: Plan
     starts: dict[int, Any]  #: the values of the input steps
@@ -321,43 +293,42 @@ class Pass:
     explain: Callable[[str], str] = str  #: a node's name -> what to add to an error in it
 
     def run(self) -> Run:
-        """Run what must be run, in order."""
+        """Run the steps in order, without those whose values an earlier run has."""
         steps, keep = self.plan.steps, self.keep
-        values: list[Any] = [NOTHING] * len(steps)
-        records: list[Any] = [NOTHING] * len(steps)
+        values: list[Any] = [MISSING] * len(steps)
+        records: list[Any] = [MISSING] * len(steps)
         inputs: list[Any] = [None] * len(steps)
-        wanted = self._reused(values, records, inputs)
-        recorder = Snapshots(records, inputs) if self.plan.in_place else None
-        explicit = keep is not None or recorder is not None  # inputs cannot be looked up afterwards
+        pending = self._reuse(values, records, inputs)
+        snapshots = Snapshots(records, inputs) if self.plan.in_place else None
+        explicit = keep is not None or snapshots is not None  # inputs cannot be read off the records
         frees = keep is not None and self.given is None
         on_node, edits, output = self.on_node, self.edits, None
         for position, step in enumerate(steps):
-            if wanted is not None and position not in wanted:
+            if pending is not None and position not in pending:
                 continue
-            took = None
-            if recorder is not None and step.writes:
-                took = recorder.before_write(step, values)
+            inputs_before = None
+            if snapshots is not None and step.writes:
+                inputs_before = snapshots.before_write(step, values)
             try:
                 value, output = self._value(position, step, values, output)
             except Exception as error:
                 error.add_note(self._note(step, values))
                 raise
             if position in edits:
-                value = _edited(edits[position], value, self.plan.in_place)
+                value = _apply_edit(edits[position], value, self.plan.in_place)
             values[position] = value
-            kept = keep is None or position in keep
             if on_node is not None:
                 shown = output if step.kind == "output" else value
-                on_node(step.name, took or tuple([values[source] for source in step.sources]), shown)
-            if kept:
+                on_node(step.name, inputs_before or tuple([values[source] for source in step.sources]), shown)
+            if keep is None or position in keep:
                 records[position] = output if step.kind == "output" else value
                 if explicit:
-                    inputs[position] = took or tuple([values[source] for source in step.sources])
-                    if recorder is not None:
-                        recorder.recorded(position)
+                    inputs[position] = inputs_before or tuple([values[source] for source in step.sources])
+                    if snapshots is not None:
+                        snapshots.add(position)
             if frees:
                 for source in step.frees:
-                    values[source] = NOTHING
+                    values[source] = MISSING
             if position == self.until:
                 break
         stopped = "" if self.until is None or steps[self.until].kind == "output" else steps[self.until].name
@@ -365,17 +336,17 @@ class Pass:
 
     def _value(self, position: int, step: PlanStep, values: list[Any], output: Any) -> tuple[Any, Any]:
         if step.kind == "call":
-            edit = self.edits.get(position, NOTHING)
-            if edit is not NOTHING and not callable(edit) and not step.writes:
-                return None, output  # it will be replaced whatever it is
+            edit = self.edits.get(position, MISSING)
+            if edit is not MISSING and not callable(edit) and not step.writes:
+                return None, output  # not computed: it will be replaced
             return step.call(values), output
         if step.kind == "input":
             return self.starts[position], output
-        results = tuple(poured(step.args[0], values))
+        results = tuple(fill_slots(step.args[0], values))
         return results, self.finish(results)
 
-    def _reused(self, values: list[Any], records: list[Any], inputs: list[Any]) -> set[int] | None:
-        """Take over what an earlier run knows; which steps are left to run. None: all."""
+    def _reuse(self, values: list[Any], records: list[Any], inputs: list[Any]) -> set[int] | None:
+        """Copy the values of the earlier run that hold; the steps left to run, or None for all."""
         if self.given is None or self.plan.in_place:
             return None
         steps = self.plan.steps
@@ -384,43 +355,36 @@ class Pass:
             if not affected.isdisjoint(step.sources):
                 affected.add(position)
         affected.add(len(steps) - 1)
-        wanted: set[int] = set()
+        pending: set[int] = set()
         waiting = list(affected)
         while waiting:
             position = waiting.pop()
-            if position not in wanted:
-                wanted.add(position)
+            if position not in pending:
+                pending.add(position)
                 waiting += [
                     source
                     for source in steps[position].sources
-                    if source not in affected and self.given._records[source] is NOTHING
+                    if source not in affected and self.given._records[source] is MISSING
                 ]
         for position in range(len(steps)):
-            if position not in wanted:
+            if position not in pending:
                 values[position] = self.given._records[position]
                 if self.keep is None or position in self.keep:
                     records[position] = values[position]
                     inputs[position] = self.given._inputs[position]
-        return wanted
+        return pending
 
     def _note(self, step: PlanStep, values: list[Any]) -> str:
-        texts = ", ".join(_short(values[source]) for source in step.sources)
-        place = self.explain(step.name)
+        texts = ", ".join(describe_value(values[source]) for source in step.sources)
+        where = self.explain(step.name)
         edited = [repr(self.plan.steps[source].name) for source in step.sources if source in self.edits]
         after = f"; {' and '.join(edited)} had been edited" if edited else ""
-        return f"In the node {step.name!r} of the exported graph{place}, given {texts or 'nothing'}{after}."
+        return f"In the node {step.name!r} of the exported graph{where}, given {texts or 'nothing'}{after}."
 
 
-def _edited(edit: Any, value: Any, in_place: bool) -> Any:
-    """The value an edit puts in the place of another; a callable that returns None has only looked."""
+def _apply_edit(edit: Any, value: Any, in_place: bool) -> Any:
+    """The new value of a node; a callable that returns None leaves the value as it is."""
     if callable(edit):
         new = edit(value)
         return value if new is None else new
     return edit.clone() if in_place and isinstance(edit, torch.Tensor) else edit
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return tensor_text(tuple(value.shape), str(value.dtype), str(value.device))
-    text = repr(value)
-    return text if len(text) < 40 else type(value).__name__

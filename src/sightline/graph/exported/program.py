@@ -1,4 +1,4 @@
-"""From an exported program to the nodes and edges of a `Graph`: names, bound arguments, modules, lines."""
+"""From an exported program to the nodes and edges of a `Graph`, and between its tensors and the model's."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any, Final
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.export.graph_signature import InputSpec as InputSpecification
 from torch.fx import Graph as FxGraph
 from torch.fx import Node as FxNode
-from torch.utils import _pytree as pytree
 
-from sightline.graph.exported.dynamic import Dimension, Dynamic, size_of
-from sightline.graph.exported.inputs import Inputs
+from sightline.graph.exported.dynamic import Dimension, Dynamic
+from sightline.graph.exported.inputs import InputSpec
 from sightline.graph.exported.outputs import OutputStructure
-from sightline.graph.exported.source_lines import is_layers, is_users
+from sightline.graph.exported.source_lines import is_layer_file, is_user_file
+from sightline.graph.exported.torchapi import OpOverload, op_schema, pytree, size_hint
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta
+from sightline.trace.forms import map_leaves
+from sightline.trace.op_groups import PYTHON_OPERATORS
 
-#: Results that are not the user's: new values for tensors that were there before.
+#: Results that are new values of existing tensors, not part of the model's output.
 _MUTATIONS: Final = (
     OutputKind.BUFFER_MUTATION,
     OutputKind.PARAMETER_MUTATION,
@@ -32,20 +35,20 @@ _MUTATIONS: Final = (
 
 @dataclass(frozen=True)
 class ProgramInfo:
-    """What torch's archive does not hold: plain data beside the program."""
+    """What an archive of torch does not hold: plain data stored beside the program."""
 
     dynamic: Dynamic
-    returned: OutputStructure
+    output_structure: OutputStructure
     positional: tuple[str, ...]
     keywords: tuple[str, ...]
-    names: tuple[str, ...]  #: of the inputs, leaf by leaf
+    names: tuple[str, ...]  #: of the inputs, one for each leaf
     info: dict[str, Any] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """The facts as what JSON knows."""
+        """Plain data for JSON."""
         return {
             "dynamic": self.dynamic.to_plain(),
-            "returned": self.returned.to_plain(),
+            "returned": self.output_structure.to_plain(),
             "positional": list(self.positional),
             "keywords": list(self.keywords),
             "names": list(self.names),
@@ -54,7 +57,7 @@ class ProgramInfo:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> ProgramInfo:
-        """The facts `to_plain` described."""
+        """The inverse of `to_plain`."""
         return cls(
             Dynamic.from_plain(plain["dynamic"]),
             OutputStructure.from_plain(plain["returned"]),
@@ -65,13 +68,13 @@ class ProgramInfo:
         )
 
     @classmethod
-    def of_foreign(cls, program: torch.export.ExportedProgram) -> ProgramInfo:
-        """What can be told of an archive that another tool wrote."""
+    def from_program(cls, program: torch.export.ExportedProgram) -> ProgramInfo:
+        """What can be said about an archive that another tool wrote."""
         args, kwargs = program.call_spec.in_spec.children()
         names = tuple(name for name, _ in user_inputs(program))
         flat = [(name, fake) for name, fake in user_inputs(program) if isinstance(fake, torch.Tensor)]
         dimensions = tuple(
-            Dimension(name, dim, size_of(size), str(size) if type(size) is not int else "")
+            Dimension(name, dim, size_hint(size), str(size) if type(size) is not int else "")
             for name, fake in flat
             for dim, size in enumerate(fake.shape)
         )
@@ -93,59 +96,60 @@ class ProgramInfo:
 
 def user_inputs(program: torch.export.ExportedProgram) -> list[tuple[str, Any]]:
     """The placeholder of each leaf of the arguments and its example: a fake tensor, or a constant."""
-    found = []
-    specs = program.graph_signature.input_specs
-    for node, spec in zip(program.graph.find_nodes(op="placeholder"), specs, strict=True):
+    inputs = []
+    for node, spec in _placeholders(program):
         if spec.kind is InputKind.USER_INPUT:
-            constant = isinstance(spec.arg, ConstantArgument)
-            found.append((node.name, spec.arg.value if constant else node.meta["val"]))
-    return found
+            example = spec.arg.value if isinstance(spec.arg, ConstantArgument) else node.meta["val"]
+            inputs.append((node.name, example))
+    return inputs
 
 
-def inputs_of(program: torch.export.ExportedProgram, facts: ProgramInfo) -> Inputs:
-    """What the program wants to be called with."""
-    examples = [example for _, example in user_inputs(program)]
-    named = list(zip(facts.names, examples, strict=True))
-    tensors = {name: str(one.device) for name, one in named if isinstance(one, torch.Tensor)}
-    constants = {name: one for name, one in named if name not in tensors}
+def _placeholders(program: torch.export.ExportedProgram) -> Iterator[tuple[FxNode, InputSpecification]]:
+    """Each placeholder of a program with what it stands for."""
+    nodes = program.graph.find_nodes(op="placeholder")
+    yield from zip(nodes, program.graph_signature.input_specs, strict=True)
+
+
+def input_spec(program: torch.export.ExportedProgram, info: ProgramInfo) -> InputSpec:
+    """The inputs a program must be called with."""
+    examples = dict(zip(info.names, (example for _, example in user_inputs(program)), strict=True))
+    devices = {name: str(value.device) for name, value in examples.items() if isinstance(value, torch.Tensor)}
+    constants = {name: value for name, value in examples.items() if name not in devices}
     spec = program.call_spec.in_spec
-    return Inputs(spec, facts.positional, facts.keywords, facts.names, constants, tensors, facts.dynamic)
+    return InputSpec(spec, info.positional, info.keywords, info.names, constants, devices, info.dynamic)
 
 
-def state_of(program: torch.export.ExportedProgram, model: torch.nn.Module | None) -> dict[str, Any]:
-    """The tensor of each placeholder that is no input: the model's own where there is a model."""
-    own = _own_tensors(model)
-    found = {}
-    for node, spec in zip(
-        program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True
-    ):
+def state_tensors(program: torch.export.ExportedProgram, model: torch.nn.Module | None) -> dict[str, Any]:
+    """The tensor of each placeholder that is not an input: the model's own where there is a model."""
+    own = _model_tensors(model)
+    tensors = {}
+    for node, spec in _placeholders(program):
         if spec.kind is InputKind.USER_INPUT:
             continue
         target = spec.target or ""
         for source in (own, program.state_dict, program.constants):
             if target in source:
-                found[node.name] = source[target]
+                tensors[node.name] = source[target]
                 break
         else:
-            found[node.name] = getattr(program.graph_module, target, None)
-    return found
+            tensors[node.name] = getattr(program.graph_module, target, None)
+    return tensors
 
 
-def with_tensors_of(
+def update_tensors(
     program: torch.export.ExportedProgram, model: torch.nn.Module | None
 ) -> torch.export.ExportedProgram:
-    """The same program, holding the tensors that the model has now.
+    """The program itself, with the tensors that the model has now.
 
-    A model has other ones than the program after ``load_state_dict(…, assign=True)``, and where the program
-    comes from an archive.
+    They differ after ``load_state_dict(…, assign=True)``, and where the program comes from an archive.
     """
-    own = _own_tensors(model)
-    for held in (program.state_dict, program.constants):
-        held.update({name: own[name] for name in held.keys() & own.keys()})
+    own = _model_tensors(model)
+    for tensors in (program.state_dict, program.constants):
+        tensors.update({name: own[name] for name in tensors.keys() & own.keys()})
     return program
 
 
-def _own_tensors(model: torch.nn.Module | None) -> dict[str, Any]:
+def _model_tensors(model: torch.nn.Module | None) -> dict[str, Any]:
     """The parameters and buffers of a model, under every name they have."""
     if model is None:
         return {}
@@ -153,30 +157,27 @@ def _own_tensors(model: torch.nn.Module | None) -> dict[str, Any]:
     return parameters | dict(model.named_buffers(remove_duplicate=False))
 
 
-class Results:
-    """From what the graph returns to what the model returns."""
+class OutputBuilder:
+    """Builds the model's output from the flat results of its graph."""
 
-    def __init__(self, program: torch.export.ExportedProgram, returned: OutputStructure) -> None:
+    def __init__(self, program: torch.export.ExportedProgram, structure: OutputStructure) -> None:
         self._kinds = [spec.kind for spec in program.graph_signature.output_specs]
         self._targets = [spec.target for spec in program.graph_signature.output_specs]
         self._spec = program.call_spec.out_spec
-        self._returned = returned
-        by_target = {
-            spec.target: getattr(spec.arg, "name", "") for spec in program.graph_signature.input_specs
-        }
-        self._placeholders = by_target
+        self._structure = structure
+        self._placeholders = {spec.target: node.name for node, spec in _placeholders(program)}
 
-    def finished(self, results: tuple[Any, ...], starts: dict[str, Any]) -> Any:
+    def build(self, results: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
         """The model's output; tensors that the program changes get their new values."""
-        mine = []
+        leaves = []
         for kind, target, value in zip(self._kinds, self._targets, results, strict=True):
             if kind in _MUTATIONS:
-                changed = starts[self._placeholders.get(target) or str(target)]
+                changed = inputs[self._placeholders.get(target) or str(target)]
                 with torch.no_grad():
                     changed.copy_(value)
             elif kind is not OutputKind.TOKEN:
-                mine.append(value)
-        return self._returned.rebuilt(pytree.tree_unflatten(mine, self._spec))
+                leaves.append(value)
+        return self._structure.restore(pytree.tree_unflatten(leaves, self._spec))
 
 
 _KINDS: Final = {
@@ -185,31 +186,27 @@ _KINDS: Final = {
     InputKind.BUFFER: "buffer",
 }
 _FRAME: Final = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
-_OPERATORS: Final = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "neg": "-",
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and_": "&", "or_": "|",
-}  # fmt: skip
 
 
 @dataclass
-class Lowered:
-    """The parts of a graph."""
+class GraphParts:
+    """The nodes, edges and modules of a graph."""
 
     nodes: list[Node] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
     modules: dict[str, str] = field(default_factory=dict)
 
 
-def lowered(program: torch.export.ExportedProgram, flat: FxGraph) -> Lowered:
-    """Every node of the flattened program as one of ours, with the same name."""
-    found = Lowered()
-    specs = {getattr(spec.arg, "name", ""): spec for spec in program.graph_signature.input_specs}
+def graph_parts(program: torch.export.ExportedProgram, flat: FxGraph) -> GraphParts:
+    """Every node of the flattened program as a `Node` of the same name, with the edges between them."""
+    parts = GraphParts()
+    specs = {node.name: spec for node, spec in _placeholders(program)}
     ids: dict[str, int] = {}
     for position, fx in enumerate(flat.nodes):
         ids[fx.name] = position
         spec = specs.get(fx.name) if fx.op == "placeholder" else None
         stack = module_stack(fx)
-        found.modules.update({path: kind.rpartition(".")[2] for path, kind in stack})
+        parts.modules.update({path: kind.rpartition(".")[2] for path, kind in stack})
         arguments = bound_arguments(fx)
         metas = _metas(fx.meta.get("val"))
         path = stack[-1][0] if stack else ""
@@ -221,22 +218,22 @@ def lowered(program: torch.export.ExportedProgram, flat: FxGraph) -> Lowered:
         elif fx.op == "get_attr":
             kind = "constant"
         elif fx.op == "output":
-            kind, path, metas = "output", "", ()  # torch tells its results only in archives
+            kind, path, metas = "output", "", ()  # torch has their metadata only in archives
         plain = {name: _plain(value) for name, value in arguments.items()}
         if isinstance(plain.get("self"), Ref):
             plain["self"] = Ref(plain["self"].node, _slot(fx, "self"))
-        found.nodes.append(
+        parts.nodes.append(
             Node(
                 position, fx.name, op, kind, plain, path,
                 _source(fx, stack), metas, target=_target(fx), info=_info(fx) if kind != "output" else {},
             )
         )  # fmt: skip
-        for argument, other in _flows(arguments):
+        for argument, other in _node_arguments(arguments):
             slot = _slot(fx, argument)
-            outputs = found.nodes[ids[other.name]].outputs
+            outputs = parts.nodes[ids[other.name]].outputs
             meta = outputs[slot] if slot < len(outputs) else None
-            found.edges.append(Edge(ids[other.name], position, slot, argument, meta))
-    return found
+            parts.edges.append(Edge(ids[other.name], position, slot, argument, meta))
+    return parts
 
 
 def module_stack(fx: FxNode) -> list[tuple[str, str]]:
@@ -244,13 +241,12 @@ def module_stack(fx: FxNode) -> list[tuple[str, str]]:
 
     torch marks a second call of one module with ``@1``, in the key and, after loading, in the path.
     """
-    stack = fx.meta.get("nn_module_stack") or {}
-    found = []
-    for key, (path, kind) in stack.items():
+    modules = []
+    for key, (path, kind) in (fx.meta.get("nn_module_stack") or {}).items():
         if not key.startswith("_empty"):
             name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-            found.append((path.partition("@")[0], name))
-    return found
+            modules.append((path.partition("@")[0], name))
+    return modules
 
 
 def module_calls(fx: FxNode) -> list[tuple[str, str]]:
@@ -263,10 +259,10 @@ def module_calls(fx: FxNode) -> list[tuple[str, str]]:
 
 
 def bound_arguments(fx: FxNode) -> dict[str, Any]:
-    """All arguments by the names of the op's own schema, defaults included."""
+    """All arguments by their names in the schema of the op, defaults included."""
     if fx.op != "call_function":
         return {"result": fx.args[0]} if fx.op == "output" else {}
-    schema = getattr(fx.target, "_schema", None)
+    schema = op_schema(fx.target)
     if schema is None:
         names = ("self", "index") if fx.target is operator.getitem else ()
         bound = {names[i] if i < len(names) else f"arg{i}": value for i, value in enumerate(fx.args)}
@@ -282,19 +278,19 @@ def bound_arguments(fx: FxNode) -> dict[str, Any]:
     return bound
 
 
-def _flows(arguments: Any, path: str = "") -> Iterator[tuple[str, FxNode]]:
-    """Each node among the arguments, and where it stands: ``tensors[0]``."""
+def _node_arguments(arguments: Any, path: str = "") -> Iterator[tuple[str, FxNode]]:
+    """Each node among the arguments, after the path of its argument: ``tensors[0]``."""
     if isinstance(arguments, FxNode):
         yield path, arguments
     elif isinstance(arguments, dict):
         for name, value in arguments.items():
-            yield from _flows(value, f"{path}[{name!r}]" if path else name)
+            yield from _node_arguments(value, f"{path}[{name!r}]" if path else name)
     elif isinstance(arguments, (list, tuple)):
         for index, value in enumerate(arguments):
-            yield from _flows(value, f"{path}[{index}]")
+            yield from _node_arguments(value, f"{path}[{index}]")
     elif isinstance(arguments, slice):
         for name in ("start", "stop", "step"):
-            yield from _flows(getattr(arguments, name), f"{path}.{name}")
+            yield from _node_arguments(getattr(arguments, name), f"{path}.{name}")
 
 
 def _slot(fx: FxNode, argument: str) -> int:
@@ -306,18 +302,17 @@ def _slot(fx: FxNode, argument: str) -> int:
 
 def _plain(value: Any) -> Any:
     """An argument as data without torch: tensors as `Ref`, torch's own constants by name."""
-    if isinstance(value, FxNode):
-        return Ref(value.name)
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else list(map(_plain, value))
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
-        return value
-    return str(value).removeprefix("torch.")
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, FxNode):
+            return Ref(leaf.name)
+        is_plain = leaf is None or isinstance(leaf, (bool, int, float, complex, str))
+        return leaf if is_plain else str(leaf).removeprefix("torch.")
+
+    return map_leaves(value, plain)
 
 
-# -- what a node is -----------------------------------------------------------------------------------
+# -- nodes -----------------------------------------------------------------------------------
 
 
 def _op(fx: FxNode) -> str:
@@ -327,13 +322,13 @@ def _op(fx: FxNode) -> str:
     if packet is not None:
         return str(packet.__name__)
     name = str(getattr(fx.target, "__name__", fx.target))
-    return _OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
+    return PYTHON_OPERATORS.get(name, name) if getattr(fx.target, "__module__", "") == "_operator" else name
 
 
 def _target(fx: FxNode) -> str:
     if fx.op != "call_function":
         return str(fx.target)
-    if isinstance(fx.target, torch._ops.OpOverload):
+    if isinstance(fx.target, OpOverload):
         return str(fx.target)
     module = getattr(fx.target, "__module__", "") or ""
     name = str(getattr(fx.target, "__name__", fx.target))
@@ -341,18 +336,14 @@ def _target(fx: FxNode) -> str:
 
 
 def _metas(value: Any) -> tuple[TensorMeta, ...]:
-    if isinstance(value, torch.Tensor):
-        return (_meta(value),)
-    if isinstance(value, (list, tuple)):
-        return tuple(meta for part in value for meta in _metas(part))
-    return ()
+    return tuple(_meta(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _meta(fake: torch.Tensor) -> TensorMeta:
     strided = fake.layout is torch.strided
     return TensorMeta(
-        tuple(map(size_of, fake.shape)),
-        tuple(map(size_of, fake.stride())) if strided else None,
+        tuple(map(size_hint, fake.shape)),
+        tuple(map(size_hint, fake.stride())) if strided else None,
         str(fake.dtype).removeprefix("torch."),
         str(fake.device),
         str(fake.layout).removeprefix("torch."),
@@ -361,7 +352,7 @@ def _meta(fake: torch.Tensor) -> TensorMeta:
 
 
 def _info(fx: FxNode) -> dict[str, Any]:
-    """Sizes as symbols, where they are not plain numbers."""
+    """The outputs with symbolic sizes, where a size is not a plain number."""
     value = fx.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
     texts = [
@@ -380,10 +371,10 @@ def _info(fx: FxNode) -> dict[str, Any]:
 
 
 def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
-    """The line of the model that made a node: the innermost frame of its stack that is not torch's."""
+    """The line of the model that a node comes from: the innermost frame of its stack outside torch."""
     frames = _FRAME.findall(fx.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if is_users(frame[0])]
-    chosen = (own or [frame for frame in frames if is_layers(frame[0])])[-1:]
+    own = [frame for frame in frames if is_user_file(frame[0])]
+    chosen = (own or [frame for frame in frames if is_layer_file(frame[0])])[-1:]
     if not chosen:
         return ""
     file, line, function = chosen[0]

@@ -11,13 +11,13 @@ from typing import Final
 from sightline.graph.exported.source_lines import running_line
 
 _PERIOD: Final = 10.0  #: seconds between lines, and before the first
-_LOOKS: Final = 50  #: at the exporting thread, in that time
+_SAMPLES: Final = 50  #: of the exporting thread in that time
 
 
 class Progress:
-    """Says every ten seconds that an export goes on, and which line of the model has taken most of the time.
+    """Prints every ten seconds that an export goes on, and which line has taken most of the time.
 
-    What is quicker says nothing. With ``dynamic`` sizes it says that fixed ones are exported faster.
+    With ``dynamic`` sizes the line adds that fixed ones are faster.
     """
 
     def __init__(self, model: str, dynamic: bool, period: float = _PERIOD) -> None:
@@ -25,9 +25,9 @@ class Progress:
         self._dynamic = dynamic
         self._period = period
         self._exporting = threading.get_ident()
-        self._over = threading.Event()
-        self._seen: Counter[str] = Counter()
-        self._thread = threading.Thread(target=self._watch, name="sightline-export", daemon=True)
+        self._done = threading.Event()
+        self._lines: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._sample, name="sightline-export", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -35,22 +35,22 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._done.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        looks = 0
-        while not self._over.wait(self._period / _LOOKS):
-            looks += 1
+    def _sample(self) -> None:
+        samples = 0
+        while not self._done.wait(self._period / _SAMPLES):
+            samples += 1
             line = running_line(sys._current_frames().get(self._exporting))
             if line:
-                self._seen[line] += 1
-            if looks % _LOOKS == 0:
-                self._say(self._period * looks / _LOOKS)
+                self._lines[line] += 1
+            if samples % _SAMPLES == 0:
+                self._print(self._period * samples / _SAMPLES)
 
-    def _say(self, seconds: float) -> None:
-        longest = [f", {count * self._period / _LOOKS:.0f} s of it at {line}"
-                   for line, count in self._seen.most_common(1)]  # fmt: skip
+    def _print(self, seconds: float) -> None:
+        longest = [f", {count * self._period / _SAMPLES:.0f} s of it at {line}"
+                   for line, count in self._lines.most_common(1)]  # fmt: skip
         hint = "; fixed sizes are faster: dynamic=None" if self._dynamic else ""
         if sys.stderr is None:  # a program without a console
             return

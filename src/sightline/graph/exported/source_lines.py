@@ -13,7 +13,7 @@ from sightline.trace.source_files import cell_name, inside_torch, torch_file
 
 _OURS: Final = str(Path(__file__).parents[2]) + "/"
 _PYTHON: Final = sysconfig.get_path("stdlib") + "/"
-_SYMBOLIC: Final = re.compile(r"-packages/(sympy|mpmath)/")  #: with what torch works sizes out
+_SYMBOLIC: Final = re.compile(r"-packages/(sympy|mpmath)/")  #: torch computes sizes with these
 
 
 def running_line(frame: FrameType | None) -> str:
@@ -25,30 +25,27 @@ def running_line(frame: FrameType | None) -> str:
     while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
         file = frame.f_code.co_filename
         text = f"{position_text(cell_name(file), frame.f_lineno)} in {frame.f_code.co_qualname}"
-        if is_users(file):
+        if is_user_file(file):
             return text
-        if not layer and is_layers(file) and frame.f_code.co_name == "forward":
+        if not layer and is_layer_file(file) and frame.f_code.co_name == "forward":
             layer = text
         frame = frame.f_back
     return layer
 
 
-def is_users(file: str) -> bool:
-    """Whether a line of this file is the model's: not torch's, Python's, or of what torch counts with.
+def is_user_file(file: str) -> bool:
+    """Whether a file is the model's: not torch's, Python's, or of the packages torch computes sizes with.
 
     >>> import torch
-    >>> is_users(torch.__file__), is_users("net.py"), is_users("<string>"), is_users(sysconfig.__file__)
-    (False, True, False, False)
+    >>> [is_user_file(file) for file in (torch.__file__, "net.py", "<string>", sysconfig.__file__)]
+    [False, True, False, False]
     """
     if file.startswith("<"):
         return file.startswith(("<stdin", "<ipython", "<doctest"))
-    return not torch_file(file) and not _SYMBOLIC.search(file) and not _is_pythons(file)
+    standard = file.startswith(_PYTHON) and "-packages" not in file
+    return not standard and not torch_file(file) and not _SYMBOLIC.search(file)
 
 
-def _is_pythons(file: str) -> bool:
-    return file.startswith(_PYTHON) and "-packages" not in file
-
-
-def is_layers(file: str) -> bool:
+def is_layer_file(file: str) -> bool:
     """Whether a file is one of ``torch.nn``."""
     return (inside_torch(file) or "").startswith("nn/")

@@ -1,4 +1,4 @@
-"""One call of `torch.export`: noise is collected, state is put back, grad-mode boxes are flattened."""
+"""One call of `torch.export`: its messages are collected, state is restored, mode wrappers are flattened."""
 
 from __future__ import annotations
 
@@ -22,133 +22,128 @@ from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from sightline.errors import ExportError
 from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.progress import Progress
-from sightline.graph.exported.source_lines import is_users, running_line
+from sightline.graph.exported.source_lines import is_user_file, running_line
+from sightline.graph.exported.torchapi import GUARD_LOGGER, buffer_hooks, pytree
 from sightline.notation import position_text
 from sightline.trace.source_files import cell_name, inside_torch
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
-#: Under these a node's meta holds the modes it runs in, and the object a ``get_attr`` means.
+#: Keys of a node's meta: the modes it runs in, and the object that a ``get_attr`` refers to.
 MODES: Final = "sightline_modes"
 OBJECT: Final = "sightline_object"
 
-#: The boxes, and how many of their arguments come before the graph.
-_BOXES: Final = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+#: Ops that run a graph of their own in another mode, with how many of their arguments come before it.
+_WRAPPERS: Final = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
-def flattened(program: torch.export.ExportedProgram) -> FxGraph:
-    """The graph of a program without such boxes: its own where it has none."""
+def flatten_modes(program: torch.export.ExportedProgram) -> FxGraph:
+    """The graph of a program with the bodies of mode wrappers inlined; its own graph where it has none."""
     module = program.graph_module
-    if not any(_is_box(node) for node in module.graph.nodes):
-        own: FxGraph = module.graph
-        return own
-    flat = _Flat(module)
-    flat.copy(module, {}, (), top=True)
-    return flat.graph
+    if not any(_is_wrapper(node) for node in module.graph.nodes):
+        graph: FxGraph = module.graph
+        return graph
+    flattener = _Flattener(module)
+    flattener.copy(module, {}, (), top=True)
+    return flattener.graph
 
 
-def _is_box(node: FxNode) -> bool:
-    if node.op != "call_function" or getattr(node.target, "__name__", "") not in _BOXES:
+def _is_wrapper(node: FxNode) -> bool:
+    if node.op != "call_function" or getattr(node.target, "__name__", "") not in _WRAPPERS:
         return False
-    # Nothing but the pieces of a box is ever asked for; were it otherwise, it would stay a node.
+    # Only the parts of its result are ever used; a wrapper used in another way stays a node.
     return all(user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users)
 
 
 def _mode(node: FxNode) -> Mode:
-    settings: Any = node.args[: _BOXES[node.target.__name__]]  # type: ignore[union-attr]
+    settings: Any = node.args[: _WRAPPERS[node.target.__name__]]  # type: ignore[union-attr]
     if len(settings) == 1:
         return partial(torch.set_grad_enabled, settings[0])
     device, dtype, enabled, cache = settings
     return partial(torch.autocast, device, dtype=dtype, enabled=enabled, cache_enabled=cache)
 
 
-class _Flat:
-    """A new graph, filled from the nested ones."""
+class _Flattener:
+    """Copies nested graphs into one new graph."""
 
     def __init__(self, module: GraphModule) -> None:
         self.graph = FxGraph()
-        self._taken = {node.name for node in module.graph.nodes if not _vanishes(node)}
+        self._taken = {node.name for node in module.graph.nodes if not _is_inlined(node)}
 
     def copy(
-        self, module: GraphModule, known: dict[FxNode, Any], modes: tuple[Mode, ...], *, top: bool
+        self, module: GraphModule, copies: dict[FxNode, Any], modes: tuple[Mode, ...], *, top: bool
     ) -> tuple[Any, ...]:
-        """Copy the nodes of one graph; its results. ``known``: what its nodes are in the new graph."""
-        pieces: dict[FxNode, tuple[Any, ...]] = {}
+        """Copy the nodes of one graph and return its results; ``copies`` maps its nodes to the new ones."""
+        results: dict[FxNode, tuple[Any, ...]] = {}
         for node in module.graph.nodes:
-            if _is_box(node):
-                before = _BOXES[node.target.__name__]
-                box = operator.attrgetter(str(node.args[before].target))(module)
-                given = [known[one] if isinstance(one, FxNode) else one for one in node.args[before + 1 :]]
-                inner = dict(zip(box.graph.find_nodes(op="placeholder"), given, strict=True))
-                pieces[node] = self.copy(box, inner, (*modes, _mode(node)), top=False)
-            elif _vanishes(node):
+            if _is_wrapper(node):
+                before = _WRAPPERS[node.target.__name__]
+                body = operator.attrgetter(str(node.args[before].target))(module)
+                inputs = [copies[arg] if isinstance(arg, FxNode) else arg for arg in node.args[before + 1 :]]
+                inner = dict(zip(body.graph.find_nodes(op="placeholder"), inputs, strict=True))
+                results[node] = self.copy(body, inner, (*modes, _mode(node)), top=False)
+            elif _is_inlined(node):
                 if node.target is operator.getitem:
-                    known[node] = pieces[node.args[0]][node.args[1]]
+                    copies[node] = results[node.args[0]][node.args[1]]
             elif node.op == "output" and not top:
-                return tuple(map_arg(node.args[0], lambda one: known[one]))
-            elif node not in known:
-                known[node] = self._copied(module, node, known, modes, top)
+                return tuple(map_arg(node.args[0], copies.__getitem__))
+            elif node not in copies:
+                copies[node] = self._copy_node(module, node, copies, modes, top)
         return ()
 
-    def _copied(
-        self, module: GraphModule, node: FxNode, known: dict[FxNode, Any], modes: tuple[Mode, ...], top: bool
+    def _copy_node(
+        self, module: GraphModule, node: FxNode, copies: dict[FxNode, Any], modes: tuple[Mode, ...], top: bool
     ) -> FxNode:
-        args, kwargs = map_arg((node.args, node.kwargs), lambda one: known[one])
-        made = self.graph.create_node(node.op, node.target, args, kwargs)
-        made.name = node.name if top else self._free(node.name)
-        made.meta = {**node.meta, MODES: modes}
+        args, kwargs = map_arg((node.args, node.kwargs), copies.__getitem__)
+        copied = self.graph.create_node(node.op, node.target, args, kwargs)
+        copied.name = node.name if top else self._unique_name(node.name)
+        copied.meta = {**node.meta, MODES: modes}
         if node.op == "get_attr":
-            made.meta[OBJECT] = operator.attrgetter(str(node.target))(module)
-        return made
+            copied.meta[OBJECT] = operator.attrgetter(str(node.target))(module)
+        return copied
 
-    def _free(self, name: str) -> str:
-        """The name, or the first numbered one that nothing at the top has."""
-        free, number = name, 0
-        while free in self._taken:
+    def _unique_name(self, name: str) -> str:
+        unique, number = name, 0
+        while unique in self._taken:
             number += 1
-            free = f"{name}_{number}"
-        self._taken.add(free)
-        return free
+            unique = f"{name}_{number}"
+        self._taken.add(unique)
+        return unique
 
 
-def _vanishes(node: FxNode) -> bool:
-    """Whether only a box needs it: the box, its graph, its pieces."""
-    if _is_box(node):
+def _is_inlined(node: FxNode) -> bool:
+    """Whether a node goes away with a wrapper: the wrapper, its graph, the parts of its result."""
+    if _is_wrapper(node):
         return True
     if node.target is operator.getitem:
-        return isinstance(node.args[0], FxNode) and _is_box(node.args[0])
-    return node.op == "get_attr" and bool(node.users) and all(map(_is_box, node.users))
-
-
-#: Where torch says which sizes it fixed; it speaks only at this level.
-_GUARDS: Final = "torch.fx.experimental.symbolic_shapes"
+        return isinstance(node.args[0], FxNode) and _is_wrapper(node.args[0])
+    return node.op == "get_attr" and bool(node.users) and all(map(_is_wrapper, node.users))
 
 
 @dataclass
-class Noise:
-    """What torch said while it exported."""
+class ExportLog:
+    """The messages of torch during an export."""
 
-    places: dict[str, str] = field(default_factory=dict)  #: text of a guard -> the model's line
+    guard_lines: dict[str, str] = field(default_factory=dict)  #: text of a guard -> the model's line
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Keep the first sentence of something torch said, once."""
-        first = _assigned(text) or " ".join(text.strip().split("\n\n")[0].split())
+        """Add the first sentence of a message, unless it is there already."""
+        first = _attribute_note(text) or " ".join(text.strip().split("\n\n")[0].split())
         if first and first not in self.notes:
             self.notes.append(first)
 
 
-def _assigned(text: str) -> str:
-    """What torch says at length of attributes that forward sets, in a sentence; "" for anything else."""
-    found = re.match(r"The tensor attributes? (.+?) (?:was|were) assigned during export", text)
-    if found is None:
+def _attribute_note(text: str) -> str:
+    """Torch's long message about attributes that forward sets, as one sentence; "" for any other message."""
+    match = re.match(r"The tensor attributes? (.+?) (?:was|were) assigned during export", text)
+    if match is None:
         return ""
-    names = sorted(name.removeprefix("self.") for name in found[1].split(", "))
+    names = sorted(name.removeprefix("self.") for name in match[1].split(", "))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"forward sets {names[0]}{more} on the model, which a graph does not: what one call leaves for the "
@@ -157,73 +152,75 @@ def _assigned(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Traced:
-    """A program, and what was noticed while it was made."""
+class ExportResult:
+    """A program, the messages of torch, and the structure of the model's output."""
 
     program: torch.export.ExportedProgram
-    noise: Noise
-    returned: OutputStructure
+    log: ExportLog
+    output_structure: OutputStructure
 
 
-def traced(
+def run_export(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any, strict: bool
-) -> Traced:
-    """Export, quietly; raise `ExportError` where torch cannot."""
-    noise = Noise()
-    returned = OutputStructure()
+) -> ExportResult:
+    """Export without printing anything but progress; raise `ExportError` where torch cannot."""
+    log = ExportLog()
+    structure = OutputStructure()
 
-    def fit(module: Any, inputs: Any, output: Any) -> Any:  # noqa: ARG001 — a hook gets them
-        return returned.fit(output)
+    def simplify(module: Any, inputs: Any, output: Any) -> Any:  # noqa: ARG001 — a hook gets them
+        return structure.simplify(output)
 
     with ExitStack() as stack:
-        stack.enter_context(_everything_put_back((args, kwargs)))
-        stack.enter_context(heard(noise))
-        handle = model.register_forward_hook(fit)
+        stack.enter_context(_state_restored((args, kwargs)))
+        stack.enter_context(torch_messages(log))
+        handle = model.register_forward_hook(simplify)
         stack.callback(handle.remove)
         try:
             with Progress(type(model).__name__, shapes is not None):
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=strict)
         except Exception as error:  # noqa: BLE001 — anything the model or torch raises is the reason
-            failure = _explained(error)
+            failure = _export_error(error)
         else:
-            return Traced(program, noise, returned)
+            return ExportResult(program, log, structure)
     raise failure
 
 
-# -- what torch says -----------------------------------------------------------------------------------
+# -- torch's messages -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def heard(noise: Noise) -> Iterator[None]:
-    """A stretch in which nothing torch says on this thread reaches the user; what other threads say does."""
-    here = threading.get_ident()
-    guards = logging.getLogger(_GUARDS)
+def torch_messages(log: ExportLog) -> Iterator[None]:
+    """Collect torch's warnings, log records and prints of this thread; those of other threads pass."""
+    thread = threading.get_ident()
+    guards = logging.getLogger(GUARD_LOGGER)
     disabled = max(guards.manager.disable, logging.CRITICAL if guards.disabled else 0)
     threshold = max(guards.getEffectiveLevel(), disabled + 1)
 
-    def keep(record: logging.LogRecord) -> bool:
-        if record.thread != here:
-            return record.name != _GUARDS or record.levelno >= threshold
-        if record.name == _GUARDS and "[guard added]" in record.msg and isinstance(record.args, tuple):
-            noise.places.setdefault(str(record.args[1]), running_line(sys._getframe(2)))
+    def passes(record: logging.LogRecord) -> bool:
+        if record.thread != thread:
+            return record.name != GUARD_LOGGER or record.levelno >= threshold
+        if record.name == GUARD_LOGGER and "[guard added]" in record.msg and isinstance(record.args, tuple):
+            log.guard_lines.setdefault(str(record.args[1]), running_line(sys._getframe(2)))
         elif record.levelno >= logging.WARNING and "0/1 specialized" not in record.getMessage():
-            noise.note(record.getMessage())
+            log.note(record.getMessage())
         return False
 
-    known = dict(logging.root.manager.loggerDict)
-    named = [one for name, one in known.items() if name.partition(".")[0] == "torch"]
-    loggers = [one for one in named if isinstance(one, logging.Logger)]  # the others are not used yet
+    loggers = [
+        logger
+        for name, logger in dict(logging.root.manager.loggerDict).items()
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger)
+    ]
     level = guards.level
     stderr = sys.stderr
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for logger in loggers:
-            logger.addFilter(keep)
+            logger.addFilter(passes)
         guards.setLevel(logging.INFO)
         before = {name: vars(guards)[name] for name in ("disabled", "manager")}
-        # A program that has turned logging off does so for its own output, and this is none.
+        # A program that turned logging off did so for its own output, and none of this is shown.
         vars(guards).update(disabled=False, manager=SimpleNamespace(disable=0))
-        sys.stderr = _WithoutTorch(stderr)
+        sys.stderr = _StreamWithoutTorch(stderr)
         try:
             yield
         finally:
@@ -231,17 +228,17 @@ def heard(noise: Noise) -> Iterator[None]:
             vars(guards).update(before)
             guards.setLevel(level)
             for logger in loggers:
-                logger.removeFilter(keep)
+                logger.removeFilter(passes)
     for warning in warned:
         if issubclass(warning.category, (DeprecationWarning, FutureWarning, PendingDeprecationWarning)):
-            continue  # about torch's own code, to those who write it
+            continue  # meant for the authors of torch's own code
         text = str(warning.message)
-        if "_flat_weights" not in text:  # an LSTM's own doing, of no consequence
-            noise.note(text)
+        if "_flat_weights" not in text:  # every LSTM causes it, and nothing follows from it
+            log.note(text)
 
 
-class _WithoutTorch:
-    """A stream that lets through what anyone but torch prints."""
+class _StreamWithoutTorch:
+    """A stream that drops what torch prints."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -255,20 +252,22 @@ class _WithoutTorch:
         return getattr(self._stream, name)
 
 
-# -- what is put back -----------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def _everything_put_back(inputs: Any) -> Iterator[None]:
-    """Random generators and the grad mode, which code of the model may have changed, and what torch leaves.
+def _state_restored(inputs: Any) -> Iterator[None]:
+    """Restore random generators and the grad mode, which the model may change, and what torch leaves behind.
 
-    When it fails it forgets to take off what it noted on the inputs themselves, the sizes that are dynamic,
-    and in some versions a hook for every buffer that any model sets.
+    A failed export leaves marks of dynamic sizes on the inputs, and in some versions of torch a global hook
+    for buffers.
     """
     tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
-    restore: list[Callable[[], Any]] = [partial(_put_back, vars(one), dict(vars(one))) for one in tensors]
-    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
-    restore.append(partial(_put_back, hooks, dict(hooks)))
+    restore: list[Callable[[], Any]] = [
+        partial(_reset_dict, vars(tensor), dict(vars(tensor))) for tensor in tensors
+    ]
+    hooks = buffer_hooks()
+    restore.append(partial(_reset_dict, hooks, dict(hooks)))
     python, cpu, grad = random.getstate(), torch.get_rng_state(), torch.is_grad_enabled()
     restore += [lambda: random.setstate(python), lambda: torch.set_rng_state(cpu)]
     restore.append(lambda: torch.set_grad_enabled(grad))
@@ -282,29 +281,28 @@ def _everything_put_back(inputs: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for put_back in restore:
-            put_back()
+        for step in restore:
+            step()
 
 
-def _put_back(held: dict[Any, Any], before: dict[Any, Any]) -> None:
-    held.clear()
-    held.update(before)
+def _reset_dict(current: dict[Any, Any], before: dict[Any, Any]) -> None:
+    current.clear()
+    current.update(before)
 
 
-# -- what went wrong -----------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------
 
 
-def _explained(error: Exception) -> ExportError:
-    """The one error, with the line of the model and the reason in a sentence."""
+def _export_error(error: Exception) -> ExportError:
+    """The error that names the line of the model and the reason."""
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):  # it begins in this file
-        if is_users(frame.filename):
+        if is_user_file(frame.filename):
             line = f" (`{frame.line}`)" if frame.line else ""
             where = f"{position_text(cell_name(frame.filename), frame.lineno or 0)} in {frame.name}{line}"
-    reason = _reason(error)
-    place = f"{where}: {reason}" if where else reason
+    located = f"{where}: {_reason(error)}" if where else _reason(error)
     failure = ExportError(
-        f"The model cannot be exported: {place}. A recorded run has a graph too: "
+        f"The model cannot be exported: {located}. A recorded run has a graph too: "
         "`with sl.trace(model) as t: model(…)`, then `t.graph()`."
     )
     failure.__cause__ = error

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node as FxNode
-from torch.utils import _pytree as pytree
 
 from sightline.graph.exported.program import module_calls
+from sightline.graph.exported.torchapi import pytree
 
 if TYPE_CHECKING:
     from sightline.graph.exported.interpreter import Run
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a comparison with the model found; true where nothing differs.
+    """The result of a comparison with the model; true where nothing differs.
 
     >>> bool(Verification()), bool(Verification("the output differs"))
     (True, False)
@@ -30,7 +30,9 @@ class Verification:
     module: str = ""  #: the first module whose output differs
     node: str = ""  #: the node that made it
     source: str = ""  #: its line
-    left_out: tuple[str, ...] = ()  #: what the model returns and the graph does not, which was not compared
+    left_out: tuple[
+        str, ...
+    ] = ()  #: parts of the model's output that the graph lacks: they were not compared
 
     def __bool__(self) -> bool:
         return not self.difference
@@ -41,17 +43,17 @@ class Verification:
             return f"The graph computes what the model computes{without}."
         if not self.node:
             return f"The graph's output differs from the model's: {self.difference}"
-        place = f" ({self.source})" if self.source else ""
+        line = f" ({self.source})" if self.source else ""
         return (
-            f"The graph differs from the model from the node {self.node!r}{place} on, which is the output of "
+            f"The graph differs from the model from the node {self.node!r}{line} on, which is the output of "
             f"{self.module or 'the model'}: {self.difference}"
         )
 
 
-def verification(
+def verify_graph(
     model: torch.nn.Module,
     run: Callable[..., Run],
-    fit: Callable[[Any], Any],
+    simplify: Callable[[Any], Any],
     outputs: dict[tuple[str, int], list[str]],
     source: Callable[[str], str],
     args: tuple[Any, ...],
@@ -59,34 +61,34 @@ def verification(
 ) -> Verification:
     """Run both on the same inputs, random numbers and buffers, and compare.
 
-    ``outputs`` is what `module_outputs` found.
+    ``outputs`` comes from `module_outputs`.
     """
     called: list[tuple[str, int, list[torch.Tensor]]] = []
-    with _buffers_put_back(model), torch.random.fork_rng():
+    with _buffers_restored(model), torch.random.fork_rng():
         random = torch.get_rng_state()
-        own_args, own_kwargs = _copied((args, kwargs))
-        with _watched(model, called):
+        own_args, own_kwargs = _copy_tensors((args, kwargs))
+        with _record_outputs(model, called):
             eager = model(*own_args, **own_kwargs)
-    with _buffers_put_back(model), torch.random.fork_rng():
+    with _buffers_restored(model), torch.random.fork_rng():
         torch.set_rng_state(random)
-        own_args, own_kwargs = _copied((args, kwargs))
+        own_args, own_kwargs = _copy_tensors((args, kwargs))
         io = run(*own_args, **own_kwargs)
-    difference = _difference(fit(io.output), fit(eager))
+    difference = _difference(simplify(io.output), simplify(eager))
     if not difference:
         return Verification()
     for path, call, tensors in called:
         names = outputs.get((path, call), [])
         if len(names) != len(tensors) or any(name not in io for name in names):
-            continue  # a module whose results cannot be told apart in the graph
+            continue  # the graph does not show which nodes are its outputs
         for name, tensor in zip(names, tensors, strict=True):
-            here = _difference(io[name].outputs, tensor)
-            if here:
-                return Verification(here, path, name, source(name))
+            module_difference = _difference(io[name].outputs, tensor)
+            if module_difference:
+                return Verification(module_difference, path, name, source(name))
     return Verification(difference)
 
 
 def module_outputs(nodes: list[FxNode]) -> dict[tuple[str, int], list[str]]:
-    """The nodes that make what each call of a module returns: used outside it, made inside it."""
+    """The output nodes of each module call: computed inside it, used outside it."""
     calls: dict[tuple[str, str], list[FxNode]] = {}
     inside: dict[FxNode, set[tuple[str, str]]] = {}
     for node in nodes:
@@ -94,17 +96,17 @@ def module_outputs(nodes: list[FxNode]) -> dict[tuple[str, int], list[str]]:
         inside[node] = set(stack)
         for call in stack:
             calls.setdefault(call, []).append(node)
-    found: dict[tuple[str, int], list[str]] = {}
+    outputs: dict[tuple[str, int], list[str]] = {}
     counts: dict[str, int] = {}
-    for (path, key), held in calls.items():
+    for (path, key), members in calls.items():
         number = counts.get(path, 0)
         counts[path] = number + 1
-        found[path, number] = [
+        outputs[path, number] = [
             node.name
-            for node in held
+            for node in members
             if any((path, key) not in inside[user] for user in node.users) and not _is_symbol(node)
         ]
-    return found
+    return outputs
 
 
 def _is_symbol(node: FxNode) -> bool:
@@ -112,13 +114,13 @@ def _is_symbol(node: FxNode) -> bool:
 
 
 @contextmanager
-def _watched(model: torch.nn.Module, called: list[Any]) -> Iterator[None]:
-    """Keep what every module returns, in the order in which they return."""
+def _record_outputs(model: torch.nn.Module, called: list[Any]) -> Iterator[None]:
+    """Append what every module returns to ``called``, in the order in which they return."""
     counts: dict[str, int] = {}
     handles = []
 
-    def keeping(path: str) -> Callable[..., None]:
-        def keep(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001 — a hook gets them
+    def make_hook(path: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001 — a hook gets them
             number = counts.get(path, 0)
             counts[path] = number + 1
             tensors = [
@@ -126,11 +128,11 @@ def _watched(model: torch.nn.Module, called: list[Any]) -> Iterator[None]:
             ]
             called.append((path, number, tensors))
 
-        return keep
+        return hook
 
     try:
         for path, module in model.named_modules():
-            handles.append(module.register_forward_hook(keeping(path)))
+            handles.append(module.register_forward_hook(make_hook(path)))
         yield
     finally:
         for handle in handles:
@@ -138,7 +140,7 @@ def _watched(model: torch.nn.Module, called: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_put_back(model: torch.nn.Module) -> Iterator[None]:
+def _buffers_restored(model: torch.nn.Module) -> Iterator[None]:
     before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
@@ -149,25 +151,25 @@ def _buffers_put_back(model: torch.nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def _copied(value: Any) -> Any:
-    """The same inputs, so that a model that changes them changes its own."""
+def _copy_tensors(value: Any) -> Any:
+    """The inputs with copied tensors: a model may change them in place."""
     return pytree.tree_map_only(
         torch.Tensor, lambda one: one.detach().clone().requires_grad_(one.requires_grad), copy.copy(value)
     )
 
 
-def _difference(one: Any, other: Any) -> str:
+def _difference(first: Any, second: Any) -> str:
     """What differs between two results, in torch's words; "" where nothing does."""
-    left, left_spec = pytree.tree_flatten(one)
-    right, right_spec = pytree.tree_flatten(other)
+    left, left_spec = pytree.tree_flatten(first)
+    right, right_spec = pytree.tree_flatten(second)
     if left_spec != right_spec:
         return f"the structure: {left_spec} and {right_spec}"
-    for mine, theirs in zip(left, right, strict=True):
-        if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+    for left_leaf, right_leaf in zip(left, right, strict=True):
+        if isinstance(left_leaf, torch.Tensor) and isinstance(right_leaf, torch.Tensor):
             try:
-                torch.testing.assert_close(mine, theirs, equal_nan=True)
+                torch.testing.assert_close(left_leaf, right_leaf, equal_nan=True)
             except AssertionError as error:
                 return " ".join(str(error).split())
-        elif mine != theirs:
-            return f"{mine!r} and {theirs!r}"
+        elif left_leaf != right_leaf:
+            return f"{left_leaf!r} and {right_leaf!r}"
     return ""

@@ -1,4 +1,4 @@
-"""The text graphviz draws. Every string of the recording is escaped here; none is ever part of a command."""
+"""A graph in graphviz' language, DOT, with every string of the recording escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sightline.graph.formats.escaping import escaped_html, printable
 from sightline.graph.graph import Graph, Node
 
 #: Fill, border and shape of each kind of node.
-LOOKS: Final = {
+NODE_STYLES: Final = {
     "input": ("#d3f9d8", "#2b8a3e", "oval"),
     "output": ("#ffe3e3", "#c92a2a", "oval"),
     "parameter": ("#e5dbff", "#7048e8", "box"),
@@ -25,7 +25,7 @@ _HEAD: Final = f"""\
          bgcolor="white", compound=true, newrank=true, margin=0.1];
   node [fontname="{_FONT}", fontsize=11, style="filled,rounded", margin="0.11,0.06", height=0.28, penwidth=1];
   edge [fontname="{_FONT}", fontsize=9, fontcolor="#5c636a", color="#868e96", arrowsize=0.6];"""
-_LEFT: Final = "\\l"  #: ends a line that begins at the left
+_LEFT: Final = "\\l"  #: ends a left-aligned line
 _SHADES: Final = ("#f8f9fa", "#f1f3f5", "#e9ecef", "#e3e7eb")
 
 
@@ -50,7 +50,7 @@ def to_dot(graph: Graph, *, inline: bool = True) -> str:
 
 
 def quoted(text: str, newline: str = "\\n") -> str:
-    """A string of DOT: only the quote and the backslash mean something in it.
+    """A string of DOT, in which only the quote and the backslash are special.
 
     >>> print(quoted('a "b"'))
     "a \\"b\\""
@@ -60,7 +60,7 @@ def quoted(text: str, newline: str = "\\n") -> str:
 
 
 def _box_lines(box: Box, number: int, depth: int) -> list[str]:
-    """How a box begins."""
+    """The lines that open a box."""
     pad, several = "  " * depth, box.times > 1
     title = f"<B>{escaped_html(box.title or box.type)}</B>"
     if box.type and box.title:
@@ -69,11 +69,11 @@ def _box_lines(box: Box, number: int, depth: int) -> list[str]:
         title += f'  <FONT COLOR="#d9480f"><B>×{box.times}</B></FONT>'
     border = 'color="#d9480f", penwidth=1.6' if several else 'color="#ced4da", penwidth=1'
     shade = _SHADES[min(depth - 1, len(_SHADES) - 1)]
-    look = (
+    style = (
         f'label=<{title}>, labeljust=l, style="rounded,filled", fillcolor="{shade}", '
         f"{border}, fontsize=10, margin=8, tooltip={quoted(box.path)}"
     )
-    return [f"{pad}subgraph cluster_{number} {{", f"{pad}  graph [{look}];"]
+    return [f"{pad}subgraph cluster_{number} {{", f"{pad}  graph [{style}];"]
 
 
 def _node(drawing: Drawing, node: Node, box: Box) -> str:
@@ -82,7 +82,7 @@ def _node(drawing: Drawing, node: Node, box: Box) -> str:
         kind = "module"
     elif kind == "call" and node.phase in ("backward", "recompute"):
         kind = "backward"
-    fill, border, shape = LOOKS[kind]
+    fill, border, shape = NODE_STYLES[kind]
     return (
         f"n{_key(node.id)} [label=<{_html(drawing.label(node, box))}>, shape={shape}, "
         f'fillcolor="{fill}", color="{border}", tooltip={quoted(drawing.tip(node))}];'
@@ -108,13 +108,13 @@ def _arrow(arrow: Arrow) -> str:
     attributes.append(f"tooltip={quoted(arrow.tip)}")
     ends = [f"n{_key(arrow.source)}", f"n{_key(arrow.target)}"]
     if arrow.loop:
-        # Laid out as if it went on from the first node to the last: it gets a lane of its own.
+        # Laid out as if it went from the first node to the last, it gets a path of its own.
         attributes.append('style=dashed, color="#d9480f", fontcolor="#d9480f", dir=back')
         ends.reverse()
     elif arrow.near:
         attributes.append("weight=4")
     if arrow.alone and len(lines) == 1:
-        attributes.append("labelfloat=true")  # there is room: the line need not bend around its label
+        attributes.append("labelfloat=true")  # there is room, so the line need not bend around its label
     return f"  {' -> '.join(ends)} [{', '.join(attributes)}];"
 
 

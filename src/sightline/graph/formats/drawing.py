@@ -1,4 +1,4 @@
-"""What a picture of a graph shows, whatever draws it: boxes in boxes, labelled nodes, labelled edges."""
+"""What a picture of a graph shows in any format: nested boxes, labelled nodes, labelled arrows."""
 
 from __future__ import annotations
 
@@ -12,66 +12,72 @@ from typing import Any, Final
 
 from sightline.graph.arguments import REQUIRED, signature
 from sightline.graph.graph import Edge, Graph, Node, Ref
-from sightline.graph.module_scopes import ModuleNesting, nesting
-from sightline.graph.node_names import word
+from sightline.graph.module_scopes import ScopeTree, scope_tree
+from sightline.graph.node_names import base_name
 from sightline.notation import constant_text, count_text
-from sightline.trace.data import TensorMeta
 
-_MOST_TEXT: Final = 34  #: characters
-#: One number for each dimension, and often the same one.
+_MAX_TEXT: Final = 34  #: characters of all arguments in a label
+#: Arguments with one number for each dimension, often the same one.
 _SPATIAL: Final = (
     "kernel_size", "stride", "padding", "dilation", "output_padding", "output_size", "scale_factor"
 )  # fmt: skip
-#: Arguments one looks for in a picture, the most telling first.
-_TELLING: Final = (
+#: Arguments that a label shows, the most important first.
+_KEY_ARGUMENTS: Final = (
     *_SPATIAL, "groups", "num_groups", "equation", "dim", "dim0", "dim1", "is_causal", "alpha", "approximate",
     "split_size", "chunks", "k", "negative_slope", "diagonal", "reduction", "exponent",
 )  # fmt: skip
-#: What they mostly are, where the op is not in the table of signatures.
-_USUAL: Final = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0, "groups": 1, "alpha": 1}
+#: Their defaults for ops that are not in the table of signatures.
+_USUAL_DEFAULTS: Final = {
+    "stride": 1,
+    "padding": 0,
+    "dilation": 1,
+    "output_padding": 0,
+    "groups": 1,
+    "alpha": 1,
+}
 
 
 def hyperparameters(node: Node) -> str:
-    """What an op was told, where it is not what it does anyway: ``stride=2 padding=3``.
+    """The key arguments of an op that differ from their defaults: ``stride=2 padding=3``.
 
     >>> hyperparameters(Node(0, "c", "conv2d", args={"stride": (2, 2), "padding": (3, 3), "groups": 1}))
     'stride=2 padding=3'
     """
-    known = _USUAL | dict(signature(word(node.op, "aten")))
+    defaults = _USUAL_DEFAULTS | dict(signature(base_name(node.op, "aten")))
     texts: list[str] = []
-    for key in _TELLING:
+    for key in _KEY_ARGUMENTS:
         value = node.args.get(key)
         if value is None or value in ([], ()) or isinstance(value, Ref):
             continue
         if isinstance(value, list | tuple) and value and all(part == value[0] for part in value[1:]):
             value = value[0] if key in _SPATIAL else value
-        if value == known.get(key, REQUIRED):
+        if value == defaults.get(key, REQUIRED):
             continue
         text = f"{key}={constant_text(value)}"
-        if len(text) + sum(map(len, texts)) <= _MOST_TEXT:
+        if len(text) + sum(map(len, texts)) <= _MAX_TEXT:
             texts.append(text)
     return " ".join(texts)
 
 
-_INLINE = ("parameter", "buffer", "constant")
-_MOST_LINES = 4
+_INLINE: Final = ("parameter", "buffer", "constant")
+_MAX_LINES: Final = 4  #: of inlined parameters in a label
 
 
 @dataclass(slots=True)
 class Box:
-    """A module call, or several that are shown as one."""
+    """The box of a module call, or of several that are shown as one."""
 
     title: str
     type: str
     path: str
     repeat: int = 1
     items: list[Node | Box] = field(default_factory=list)
-    times: int = 1  #: how many of it there are in the box around it
+    times: int = 1  #: how many of them are in the box around it
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is written on a node."""
+    """The text on a node."""
 
     title: str
     times: int
@@ -92,8 +98,8 @@ class Arrow:
     text: str
     loop: bool
     tip: str
-    near: bool = False  #: within one box: worth keeping straight
-    alone: bool = False  #: with hardly anything beside it: there is room for its label
+    near: bool = False  #: within one box, where it should be straight
+    alone: bool = False  #: with room beside it for its label
 
 
 class Drawing:
@@ -101,7 +107,7 @@ class Drawing:
 
     def __init__(self, graph: Graph, *, inline: bool = True) -> None:
         self.graph = graph
-        self._tree: ModuleNesting = nesting(graph)
+        self._tree: ScopeTree = scope_tree(graph)
         self._boxes: dict[int, Box] = {}
         self._box_of: dict[int, Box] = {}
         self._repeats = self._box_repeats()
@@ -115,44 +121,41 @@ class Drawing:
     # -- boxes -----------------------------------------------------------------------------------
 
     def _box_repeats(self) -> list[int]:
-        """For how many calls of its module each scope stands; a loop inside a call repeats nodes only."""
-        found = [0] * len(self._tree.scopes)
+        """How many calls of its module each scope stands for; a loop inside a call repeats nodes only."""
+        repeats = [0] * len(self._tree.scopes)
         self._counts = [0] * len(self._tree.scopes)
         for id, scope in self._tree.of_node.items():
-            found[scope] = gcd(found[scope], self.graph.by_id[id].repeat)
+            repeats[scope] = gcd(repeats[scope], self.graph.by_id[id].repeat)
             self._counts[scope] += 1
-        for scope in range(len(found) - 1, -1, -1):
+        for scope in range(len(repeats) - 1, -1, -1):
             parent = self._tree.scopes[scope].parent
             if parent >= 0:
-                found[parent] = gcd(found[parent], found[scope])
+                repeats[parent] = gcd(repeats[parent], repeats[scope])
                 self._counts[parent] += self._counts[scope]
         calls: list[int] = []
         for number, each in enumerate(self._tree.scopes):
             merged = int(self.graph.info.get("folds", {}).get(each.path, [each.path, 1])[1])
             calls.append(merged * (calls[each.parent] if each.parent >= 0 else 1))
-            found[number] = gcd(found[number], calls[number])
-        return found
+            repeats[number] = gcd(repeats[number], calls[number])
+        return repeats
 
     def _fill(self) -> None:
-        homes = self._homes()
+        scope_of = self._node_scopes()
         for node in self.graph.topological():
             if node.id not in self._hidden:
-                box = self._box_of[node.id] = self._box(homes.get(node.id, -1))
+                box = self._box_of[node.id] = self._box(scope_of.get(node.id, -1))
                 box.items.append(node)
 
-    def _homes(self) -> dict[int, int]:
-        """The scope each node is drawn in: of what does not run, the one that all its readers are in."""
-        homes = dict(self._tree.of_node)
+    def _node_scopes(self) -> dict[int, int]:
+        """The scope each node is drawn in; for a node that does not run, the one around its readers."""
+        scope_of = dict(self._tree.of_node)
         for edge in self.graph.edges:
-            source = self.graph.by_id[edge.source]
-            if source.kind in _INLINE and edge.target not in self._hidden:
-                home = self._tree.of_node.get(edge.target, -1)
-                known = homes.get(edge.source)
-                homes[edge.source] = home if known is None else self._tree.common(known, home)
-        return homes
+            if self.graph.by_id[edge.source].kind in _INLINE and edge.target not in self._hidden:
+                self._tree.widen(scope_of, edge.source, edge.target)
+        return scope_of
 
     def _box(self, scope: int) -> Box:
-        missing = []  # a loop: modules may be nested deeper than Python's calls
+        missing = []  # a loop, as modules may be nested deeper than Python can recurse
         while scope >= 0 and scope not in self._boxes:
             missing.append(scope)
             scope = self._tree.scopes[scope].parent
@@ -166,7 +169,7 @@ class Drawing:
         return box
 
     def walk(self) -> Iterator[tuple[Node | Box | None, Box, int]]:
-        """Every node and box with the box it is in and how deep, in order; None where that box ends."""
+        """Every node and box in order, with the box around it and its depth; None where that box ends."""
         boxes = [(self.top, iter(self.top.items))]
         while boxes:
             box, items = boxes[-1]
@@ -188,10 +191,10 @@ class Drawing:
         return Box(self.path_text(path, around.path), type, path, repeat, [], max(1, repeat // around.repeat))
 
     def path_text(self, path: str, around: str) -> str:
-        """A path as said inside another: ``attn``; of layers shown once ``h.0 … h.11``."""
-        short = _within(path, around)
+        """A path relative to the one around it: ``attn``; of folded layers ``h.0 … h.11``."""
+        short = _relative_path(path, around)
         last = self.graph.info.get("folds", {}).get(path, [path])[0]
-        return short if last == path else f"{short} … {_within(str(last), around)}"
+        return short if last == path else f"{short} … {_relative_path(str(last), around)}"
 
     # -- nodes -----------------------------------------------------------------------------------
 
@@ -201,14 +204,14 @@ class Drawing:
             source = self.graph.by_id[edge.source]
             if source.kind in _INLINE:
                 readers.setdefault(source.id, {}).setdefault(edge.target, edge)
-        if readers:  # a buffer that nothing reads (``num_batches_tracked``) would only float about
+        if readers:  # a buffer that nothing reads, like ``num_batches_tracked``, is not drawn
             self._hidden.update(
                 node.id for node in self.graph.nodes if node.kind in _INLINE and node.id not in readers
             )
         for id, edges in readers.items():
             source = self.graph.by_id[id]
             targets = [self.graph.by_id[target] for target in edges]
-            # The calls of one module each have its parameters: arrows to all of them would say nothing.
+            # A module's own parameters are written on each of its calls: arrows to all of them add nothing.
             own = source.kind in ("parameter", "buffer") and all(
                 each.module == source.module for each in targets
             )
@@ -218,31 +221,26 @@ class Drawing:
                     self.inlined.setdefault(target, []).append((edge.argument, source))
 
     def label(self, node: Node, box: Box) -> Label:
-        """What is written on a node that is drawn in a box."""
+        """The text on a node that is drawn in a box."""
         times = max(1, node.repeat // box.repeat) if node.kind in ("call", "output") else 1
         if node.kind != "call":
             shapes = tuple(self.shape(node, slot) for slot in range(len(node.outputs[:1])))
-            title = _within(node.op, box.path) if node.kind in _INLINE else node.op
+            title = _relative_path(node.op, box.path) if node.kind in _INLINE else node.op
             return Label(title, times, "", shapes)
         collapsed = "collapsed" in node.info
-        # The module of a node says something where no box does.
-        module = node.module if collapsed or not self._boxed(node, box) else ""
-        told = hyperparameters(node)
-        lines = [told] if told else []
+        # The module is written on the node where the box does not show it.
+        shown = not node.module or node.module == box.path
+        module = node.module if collapsed or not shown else ""
+        arguments = hyperparameters(node)
+        lines = [arguments] if arguments else []
         if node.info.get("parameters"):
-            # In a box that stands for several layers, what is said is true of one of them.
+            # A box that stands for several layers describes one of them.
             lines.append(f"{count_text(node.info['parameters'] // box.repeat)} parameters")
-        held = self.inlined.get(node.id, [])
-        lines += [
-            f"{_part(name, source)} {_metas(source.outputs[:1])}" for name, source in held[:_MOST_LINES]
-        ]
-        if len(held) > _MOST_LINES:
-            lines[-1] = f"… {len(held) - _MOST_LINES + 1} more"
-        title = node.op
-        return Label(title, times, self.path_text(module, box.path) if module else "", tuple(lines))
-
-    def _boxed(self, node: Node, box: Box) -> bool:
-        return node.module == box.path or not node.module
+        inlined = self.inlined.get(node.id, [])
+        lines += [f"{_part(name, source)} {_shape(source)}" for name, source in inlined[:_MAX_LINES]]
+        if len(inlined) > _MAX_LINES:
+            lines[-1] = f"… {len(inlined) - _MAX_LINES + 1} more"
+        return Label(node.op, times, self.path_text(module, box.path) if module else "", tuple(lines))
 
     def shape(self, node: Node, slot: int) -> str:
         """The shape of an output; ``f32[1, 5…9]`` where it changed from round to round."""
@@ -252,7 +250,7 @@ class Drawing:
         return str(node.outputs[slot]) if slot < len(node.outputs) else ""
 
     def tip(self, node: Node) -> str:
-        """More about a node, for where there is room: its name, arguments, and place."""
+        """The tooltip of a node: its name, arguments, module and source line."""
         args = ", ".join(f"{key}={_short(item)}" for key, item in node.args.items())
         parts = [f"{node.name} = {node.target or node.op}({args})", node.module, node.source]
         return "\n".join(part for part in parts if part)
@@ -260,14 +258,13 @@ class Drawing:
     # -- edges -----------------------------------------------------------------------------------
 
     def arrows(self) -> list[Arrow]:
-        """The edges; what goes from one node to another is one arrow, however many tensors it is."""
-        found: dict[tuple[int, int, bool], list[Edge]] = {}
+        """One arrow for all edges from one node to another."""
+        groups: dict[tuple[int, int, bool], list[Edge]] = {}
         for edge in self.graph.edges:
-            if edge.source in self._hidden:
-                continue
-            found.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
-        beside = _Beside(found, self._box_of)
-        return [self._arrow(edges, beside.little(*key[:2])) for key, edges in found.items()]
+            if edge.source not in self._hidden:
+                groups.setdefault((edge.source, edge.target, edge.loop), []).append(edge)
+        density = _ArrowDensity(groups, self._box_of)
+        return [self._arrow(edges, density.is_alone(*key[:2])) for key, edges in groups.items()]
 
     def _arrow(self, edges: list[Edge], alone: bool) -> Arrow:
         source, target = self.graph.by_id[edges[0].source], self.graph.by_id[edges[0].target]
@@ -275,7 +272,7 @@ class Drawing:
         slots: set[tuple[int, str]] = set()
         for edge in edges:
             text = self._edge_text(edge, source, target)
-            if (edge.slot, text) not in slots:  # one tensor for several arguments is told once
+            if (edge.slot, text) not in slots:  # one tensor for several arguments is listed once
                 texts[text] = texts.get(text, 0) + 1
             slots.add((edge.slot, text))
         lines = [f"{count} × {text}" if count > 1 and text else text for text, count in texts.items()]
@@ -288,48 +285,48 @@ class Drawing:
     def _edge_text(self, edge: Edge, source: Node, target: Node) -> str:
         text = self.shape(source, edge.slot) or (str(edge.meta) if edge.meta else "")
         if source.kind not in ("call", "output"):
-            text = ""  # it is written on the node
+            text = ""  # the node itself has it
         if edge.repeat > 1 and (edge.loop or source.repeat != target.repeat or edge.repeat != source.repeat):
             text = f"{text} ×{edge.repeat}".strip()
         return text
 
 
-class _Beside:
-    """How much runs beside an arrow in the box it leads into: two labels side by side need room."""
+class _ArrowDensity:
+    """How many arrows pass beside one in the box it leads into: two labels side by side need room."""
 
     def __init__(self, arrows: Iterable[tuple[int, int, bool]], box_of: dict[int, Box]) -> None:
         self._box_of = box_of
-        self._place = {id: at for at, id in enumerate(box_of)}
+        self._position = {id: at for at, id in enumerate(box_of)}
         self._leaving, self._entering = Counter[int](), Counter[int]()
         self._starts: dict[int, list[int]] = {}
         self._ends: dict[int, list[int]] = {}
         for source, target, _ in arrows:
             self._leaving[source] += 1
             self._entering[target] += 1
-            span = sorted((self._place[source], self._place[target]))
-            for places, at in zip((self._starts, self._ends), span, strict=True):
-                places.setdefault(id(box_of[target]), []).append(at)
+            span = sorted((self._position[source], self._position[target]))
+            for positions, at in zip((self._starts, self._ends), span, strict=True):
+                positions.setdefault(id(box_of[target]), []).append(at)
         for each in (*self._starts.values(), *self._ends.values()):
             each.sort()
 
-    def little(self, source: int, target: int) -> bool:
-        """Whether it is all that its ends have, and at most one other arrow passes by."""
-        box, at = id(self._box_of[target]), self._place[source]
+    def is_alone(self, source: int, target: int) -> bool:
+        """Whether it is the only arrow of its ends, and at most one other passes beside it."""
+        box, at = id(self._box_of[target]), self._position[source]
         passing = bisect_right(self._starts[box], at) - bisect_right(self._ends[box], at)
         return self._leaving[source] == self._entering[target] == 1 and passing <= 2  # itself and another
 
 
-def _within(path: str, around: str) -> str:
+def _relative_path(path: str, around: str) -> str:
     return path[len(around) + 1 :] if around and path.startswith(f"{around}.") else path
 
 
 def _part(argument: str, source: Node) -> str:
-    """What a parameter is called in its module, which says more than the argument of ``addmm``."""
+    """The name of a parameter in its module, which says more than the argument of ``addmm``."""
     return source.op.rpartition(".")[2] if source.kind in ("parameter", "buffer") else argument
 
 
-def _metas(metas: tuple[TensorMeta, ...]) -> str:
-    return ", ".join(map(str, metas))
+def _shape(source: Node) -> str:
+    return str(source.outputs[0]) if source.outputs else ""
 
 
 def _short(item: Any) -> str:

@@ -1,4 +1,4 @@
-"""The one place where text of a recording is made harmless for a format."""
+"""Escapes text of a recording for the formats of a graph."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b[31mb")
     'a\\\\x1b[31mb'
     """
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def escaped_html(text: str) -> str:
-    """The text as HTML-like labels and XML want it, on one line.
+    """The text escaped for XML and graphviz' HTML-like labels, on one line.
 
     >>> escaped_html("</script>\\n&")
     '&lt;/script&gt; &amp;'

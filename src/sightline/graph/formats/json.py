@@ -1,7 +1,7 @@
 """A graph as JSON with a version number, to be read back exactly.
 
-Arguments are plain data with tensors in it: what JSON has no word for is an object with one key that says
-what it is: ``{"$ref": ["relu", 0]}``, ``{"$tuple": [1, 2]}``, ``{"$float": "nan"}``.
+An argument that JSON cannot express is an object with one key for its type: ``{"$ref": ["relu", 0]}``,
+``{"$tuple": [1, 2]}``, ``{"$float": "nan"}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _META = ("shape", "stride", "dtype", "device", "layout", "itemsize", "type", "el
 
 
 def to_json(graph: Graph) -> str:
-    """The whole graph; tensors that look alike are written once."""
+    """The whole graph; equal tensor metadata is written once."""
     metas: dict[TensorMeta, int] = {}
 
     def meta(item: TensorMeta | None) -> int | None:
@@ -30,35 +30,35 @@ def to_json(graph: Graph) -> str:
 
     nodes = [
         {
-            "id": node.id, "name": node.name, "op": node.op, "kind": node.kind, "args": encoded(node.args),
+            "id": node.id, "name": node.name, "op": node.op, "kind": node.kind, "args": encode(node.args),
             "module": node.module, "source": node.source, "outputs": [meta(item) for item in node.outputs],
-            "repeat": node.repeat, "phase": node.phase, "target": node.target, "info": encoded(node.info),
+            "repeat": node.repeat, "phase": node.phase, "target": node.target, "info": encode(node.info),
         }
         for node in graph.nodes
     ]  # fmt: skip
     edges = [[e.source, e.target, e.slot, e.argument, meta(e.meta), e.repeat, e.loop] for e in graph.edges]
-    made = {
+    document = {
         "format": FORMAT, "version": VERSION, "name": graph.name, "modules": graph.modules,
-        "info": encoded(graph.info), "metas": [_plain_meta(item) for item in metas],
+        "info": encode(graph.info), "metas": [_plain_meta(item) for item in metas],
         "nodes": nodes, "edges": edges,
     }  # fmt: skip
-    return json.dumps(made, ensure_ascii=False, allow_nan=False)
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
 def from_json(text: str) -> Graph:
-    """The graph a text describes; a damaged or foreign one is `DamagedFile`, in one sentence."""
+    """The graph in a text; `DamagedFile` where it is damaged or has another format."""
     try:
-        read = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"This is no graph: the text is not JSON ({error}).") from None
-    if not isinstance(read, dict) or read.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise DamagedFile(f"This is no graph: the JSON does not say that its format is {FORMAT!r}.")
-    if read.get("version") != VERSION:
+    if document.get("version") != VERSION:
         raise DamagedFile(
-            f"This graph has the version {read.get('version')!r}; this sightline reads {VERSION}."
+            f"This graph has the version {document.get('version')!r}; this sightline reads {VERSION}."
         )
     try:
-        graph = _read(read)
+        graph = _read_graph(document)
         graph.lint()
     except (KeyError, TypeError, IndexError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"This graph is damaged: {type(error).__name__} {error}.") from None
@@ -67,38 +67,38 @@ def from_json(text: str) -> Graph:
     return graph
 
 
-def _read(read: dict[str, Any]) -> Graph:
+def _read_graph(document: dict[str, Any]) -> Graph:
     metas = [
-        TensorMeta(tuple(shape), None if stride is None else tuple(stride), *map(_tupled, rest))
-        for shape, stride, *rest in read["metas"]
+        TensorMeta(tuple(shape), None if stride is None else tuple(stride), *map(_to_tuple, rest))
+        for shape, stride, *rest in document["metas"]
     ]
 
     def meta(at: int | None) -> TensorMeta | None:
-        return None if at is None else metas[_natural(at)]
+        return None if at is None else metas[_index(at)]
 
     nodes = tuple(
         Node(
-            int(n["id"]), str(n["name"]), str(n["op"]), str(n["kind"]), decoded(n["args"]), str(n["module"]),
-            str(n["source"]), tuple(metas[_natural(at)] for at in n["outputs"]), int(n["repeat"]),
-            str(n["phase"]), str(n["target"]), decoded(n["info"]),
+            int(n["id"]), str(n["name"]), str(n["op"]), str(n["kind"]), decode(n["args"]), str(n["module"]),
+            str(n["source"]), tuple(metas[_index(at)] for at in n["outputs"]), int(n["repeat"]),
+            str(n["phase"]), str(n["target"]), decode(n["info"]),
         )
-        for n in read["nodes"]
+        for n in document["nodes"]
     )  # fmt: skip
     edges = tuple(
         Edge(int(source), int(target), int(slot), str(argument), meta(at), int(repeat), bool(loop))
-        for source, target, slot, argument, at, repeat, loop in read["edges"]
+        for source, target, slot, argument, at, repeat, loop in document["edges"]
     )
-    modules = {str(path): str(type) for path, type in read["modules"].items()}
-    return Graph(nodes, edges, str(read["name"]), modules, decoded(read["info"]))
+    modules = {str(path): str(type) for path, type in document["modules"].items()}
+    return Graph(nodes, edges, str(document["name"]), modules, decode(document["info"]))
 
 
-def _natural(at: Any) -> int:
+def _index(at: Any) -> int:
     if type(at) is not int or at < 0:
         raise ValueError(f"{at!r} is no position")
     return at
 
 
-def _tupled(value: Any) -> Any:
+def _to_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -108,10 +108,10 @@ def _plain_meta(item: TensorMeta) -> list[Any]:
     ]
 
 
-def encoded(item: Any) -> Any:
-    """Data as JSON can hold it.
+def encode(item: Any) -> Any:
+    """Data in a form that JSON can hold.
 
-    >>> encoded({"x": Ref("relu"), "size": (2, 3), "eps": float("inf")})
+    >>> encode({"x": Ref("relu"), "size": (2, 3), "eps": float("inf")})
     {'x': {'$ref': ['relu', 0]}, 'size': {'$tuple': [2, 3]}, 'eps': {'$float': 'inf'}}
     """
     if isinstance(item, int) and item.bit_length() > 512:
@@ -123,46 +123,46 @@ def encoded(item: Any) -> Any:
     if isinstance(item, Ref):
         return {"$ref": [item.node, item.slot]}
     if isinstance(item, list):
-        return [encoded(part) for part in item]
+        return [encode(part) for part in item]
     if isinstance(item, tuple):
-        return {"$tuple": [encoded(part) for part in item]}
+        return {"$tuple": [encode(part) for part in item]}
     if isinstance(item, dict):
         if all(isinstance(key, str) and not key.startswith("$") for key in item):
-            return {key: encoded(part) for key, part in item.items()}
-        return {"$dict": [[encoded(key), encoded(part)] for key, part in item.items()]}
+            return {key: encode(part) for key, part in item.items()}
+        return {"$dict": [[encode(key), encode(part)] for key, part in item.items()]}
     if isinstance(item, Record):
-        return {"$record": [item.type, encoded(item.fields)]}
+        return {"$record": [item.type, encode(item.fields)]}
     if isinstance(item, Elided):
         return {"$elided": item.count}
     return {"$symbol": item.text if isinstance(item, Symbol) else repr(item)}
 
 
-def decoded(item: Any) -> Any:
-    """The inverse of `encoded`; what was no plain data is a `Symbol` now."""
+def decode(item: Any) -> Any:
+    """The inverse of `encode`; what was not plain data is a `Symbol` now."""
     if isinstance(item, list):
-        return [decoded(part) for part in item]
+        return [decode(part) for part in item]
     if not isinstance(item, dict):
         return item
     if len(item) == 1:
-        key, held = next(iter(item.items()))
+        key, content = next(iter(item.items()))
         if key.startswith("$"):
-            return _special(key, held)
-    return {str(key): decoded(part) for key, part in item.items()}
+            return _decode_special(key, content)
+    return {str(key): decode(part) for key, part in item.items()}
 
 
-def _special(key: str, held: Any) -> Any:
+def _decode_special(key: str, content: Any) -> Any:
     if key == "$ref":
-        return Ref(str(held[0]), int(held[1]))
+        return Ref(str(content[0]), int(content[1]))
     if key == "$tuple":
-        return tuple(decoded(part) for part in held)
+        return tuple(decode(part) for part in content)
     if key == "$float":
-        return float(held)
+        return float(content)
     if key == "$symbol":
-        return Symbol(str(held))
+        return Symbol(str(content))
     if key == "$elided":
-        return Elided(int(held))
+        return Elided(int(content))
     if key == "$record":
-        return Record(str(held[0]), decoded(held[1]))
+        return Record(str(content[0]), decode(content[1]))
     if key == "$dict":
-        return {decoded(name): decoded(part) for name, part in held}
+        return {decode(name): decode(part) for name, part in content}
     raise ValueError(f"{key!r} is not known here")

@@ -9,7 +9,7 @@ from sightline.graph.graph import Graph, Node, Ref
 from sightline.notation import constant_text
 
 _WIDTH: Final = 100
-_MOST: Final = 400  #: lines; a screen is for a part of a graph
+_MAX_LINES: Final = 400
 
 
 def listing(graph: Graph) -> str:
@@ -26,7 +26,7 @@ def listing(graph: Graph) -> str:
     head = f"{graph.name or 'graph'}: {len(nodes)} nodes, {len(graph.edges)} edges"
     head += f", standing for {total} nodes" if total > len(nodes) else ""
     lines = [_cut(" ".join(printable(head).split()), _WIDTH)]
-    shown = nodes if len(nodes) <= _MOST else nodes[: _MOST - 1]
+    shown = nodes if len(nodes) <= _MAX_LINES else nodes[: _MAX_LINES - 1]
     width = min(28, max((len(node.name) for node in shown), default=0))
     lines += [_line(node, width) for node in shown]
     if len(shown) < len(nodes):
@@ -42,7 +42,7 @@ def _line(node: Node, width: int) -> str:
     if node.module and node.kind == "call":
         end += f"  [{node.module}]"
     if node.kind in ("call", "output"):
-        room = _WIDTH - 6 - width - len(node.op) - len(end)  # the result is worth more than the arguments
+        room = _WIDTH - 6 - width - len(node.op) - len(end)  # arguments are cut before the result
         text = f"{node.op}({_cut(', '.join(_arguments(node)), max(room, 12))})"
     else:
         text = node.kind if node.op in (node.name, node.kind) else f"{node.kind} {node.op}"
@@ -54,10 +54,9 @@ def _cut(text: str, width: int) -> str:
 
 
 def _arguments(node: Node) -> list[str]:
-    """Tensors by the node they come from, the rest by name; what was not given says nothing."""
+    """Tensors by the node they come from, the rest by name; None is left out."""
     return [_text(key, item) for key, item in node.args.items() if item is not None]
 
 
 def _text(key: str, item: Any) -> str:
-    text = repr(item) if isinstance(item, Ref) else f"{key}={constant_text(item)}"
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    return _cut(repr(item) if isinstance(item, Ref) else f"{key}={constant_text(item)}", 40)

@@ -28,7 +28,7 @@ def to_mermaid(graph: Graph) -> str:
     lines = ["flowchart TB"]
     for item, box, depth in drawing.walk():
         if item is not None:
-            line = _node(drawing, item, box) if isinstance(item, Node) else _title(item, len(lines))
+            line = _node(drawing, item, box) if isinstance(item, Node) else _box_line(item, len(lines))
             lines.append("  " * depth + line)
         elif depth > 1:
             lines.append("  " * (depth - 1) + "end")
@@ -48,8 +48,8 @@ def _node(drawing: Drawing, node: Node, box: Box) -> str:
     return f"{_key(node.id)}{before}{text or ' '}{after}:::{node.kind}"
 
 
-def _title(box: Box, number: int) -> str:
-    """How a box begins."""
+def _box_line(box: Box, number: int) -> str:
+    """The line that opens a box."""
     times = f" ×{box.times}" if box.times > 1 else ""
     title = escaped_mermaid(f"{box.title} {box.type}{times}".strip())
     return f'subgraph s{number}["{title}"]'

@@ -1,8 +1,8 @@
-"""What Google's Model Explorer reads: a graph collection whose namespaces are the module paths.
+"""A graph for Google's Model Explorer: a graph collection whose namespaces are the module paths.
 
-Everything is text there, and namespaces are cut at ``/``. Statistics, FLOPs and time are attributes of the
-nodes, and also node data, which the page can colour by: it takes them as files beside the graph, one for each
-item of ``nodeData``, and does not mind them in the graph's own file.
+All attributes are text, and ``/`` separates namespaces. Statistics, FLOPs and time are attributes of the
+nodes and also node data, by which the page can colour: it reads them from files of their own, one for each
+item of ``nodeData``, and ignores them in the graph's file.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from typing import Any
 
 from sightline.graph.formats.escaping import printable
 from sightline.graph.graph import Edge, Graph, Node
-from sightline.graph.module_scopes import ModuleNesting, nesting
+from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.notation import constant_text
 
 
 def to_model_explorer(graph: Graph) -> dict[str, Any]:
     """A graph collection: ``json.dump`` it and open the file in Model Explorer.
 
-    >>> made = to_model_explorer(Graph((Node(0, "relu", "relu", module="act"),), (), modules={"act": "ReLU"}))
-    >>> made["graphs"][0]["nodes"][0]["namespace"]
+    >>> g = Graph((Node(0, "relu", "relu", module="act"),), (), modules={"act": "ReLU"})
+    >>> collection = to_model_explorer(g)
+    >>> collection["graphs"][0]["nodes"][0]["namespace"]
     'act'
     """
-    tree = nesting(graph)
+    tree = scope_tree(graph)
     spaces = _Namespaces(graph, tree)
     nodes = [_node(graph, node, spaces.of(node)) for node in graph.topological()]
     name = printable(graph.name) or "graph"
@@ -30,20 +31,20 @@ def to_model_explorer(graph: Graph) -> dict[str, Any]:
     classes = spaces.classes()
     if classes:
         inner["groupNodeAttributes"] = classes
-    made: dict[str, Any] = {"label": name, "graphs": [inner]}
+    collection: dict[str, Any] = {"label": name, "graphs": [inner]}
     data = _node_data(graph)
     if data:
-        made["nodeData"] = data
-    return made
+        collection["nodeData"] = data
+    return collection
 
 
 class _Namespaces:
     """``blocks/0/attn``; further calls of a module have a number: ``cell (2)``."""
 
-    def __init__(self, graph: Graph, tree: ModuleNesting) -> None:
+    def __init__(self, graph: Graph, tree: ScopeTree) -> None:
         self._tree, self._types = tree, graph.modules
         self._texts: list[str] = []
-        self._homes = dict(tree.of_node)
+        self._scope_of = dict(tree.of_node)
         seen: dict[str, int] = {}
         for scope in tree.scopes:
             around = self._texts[scope.parent] if scope.parent >= 0 else ""
@@ -55,14 +56,12 @@ class _Namespaces:
             text = "/".join(part for part in (around, own) if part)
             count = seen[text] = seen.get(text, 0) + 1
             self._texts.append(f"{text} ({count})" if count > 1 and text else text)
-        for edge in graph.edges:  # parameters stand where they are read
+        for edge in graph.edges:  # parameters are shown with their readers
             if edge.source not in tree.of_node and graph.by_id[edge.source].kind != "input":
-                home = tree.of_node.get(edge.target, -1)
-                known = self._homes.get(edge.source)
-                self._homes[edge.source] = home if known is None else tree.common(known, home)
+                tree.widen(self._scope_of, edge.source, edge.target)
 
     def classes(self) -> dict[str, dict[str, str]]:
-        """What the page says of a group when it is selected."""
+        """The attributes that the page shows for a selected group."""
         return {
             text: {"class": printable(self._types[scope.path]), "module": printable(scope.path)}
             for text, scope in zip(self._texts, self._tree.scopes, strict=True)
@@ -70,7 +69,7 @@ class _Namespaces:
         }
 
     def of(self, node: Node) -> str:
-        scope = self._homes.get(node.id, -1)
+        scope = self._scope_of.get(node.id, -1)
         return self._texts[scope] if scope >= 0 else ""
 
 
@@ -110,14 +109,14 @@ def _attr(key: str, value: str) -> dict[str, str]:
 
 
 def _node_data(graph: Graph) -> list[dict[str, Any]]:
-    """Numbers by node, one set for each thing that was measured."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    """The measured numbers of the nodes, one set for each quantity."""
+    quantities: dict[str, dict[str, dict[str, float]]] = {}
     for node in graph.nodes:
         numbers = {key: node.info.get(key) for key in ("duration", "flops")}
         first: dict[str, Any] = next(filter(None, node.info.get("statistics") or []), {})
         numbers |= {key: first.get(key) for key in ("mean", "std", "nans", "infs")}
         for key, value in numbers.items():
             if isinstance(value, int | float) and value == value:
-                found.setdefault(key, {})[node.name] = {"value": value}
+                quantities.setdefault(key, {})[node.name] = {"value": value}
     gradient = [{"stop": 0, "bgColor": "white"}, {"stop": 1, "bgColor": "#ff922b"}]
-    return [{"name": key, "results": results, "gradient": gradient} for key, results in found.items()]
+    return [{"name": key, "results": results, "gradient": gradient} for key, results in quantities.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sightline.graph.formats.json import encoded
+from sightline.graph.formats.json import encode
 from sightline.graph.graph import Graph, Node
 
 if TYPE_CHECKING:
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 def to_networkx(graph: Graph) -> nx.MultiDiGraph:
     """The graph as a `networkx.MultiDiGraph`.
 
-    >>> made = to_networkx(Graph((Node(0, "x", "x", "input"),), (), "net"))
-    >>> made.nodes["x"]["kind"], made.graph["name"]
+    >>> converted = to_networkx(Graph((Node(0, "x", "x", "input"),), (), "net"))
+    >>> converted.nodes["x"]["kind"], converted.graph["name"]
     ('input', 'net')
     """
     import networkx as nx
 
-    made = nx.MultiDiGraph(name=graph.name, modules=dict(graph.modules))
+    converted = nx.MultiDiGraph(name=graph.name, modules=dict(graph.modules))
     for node in graph.topological():
-        made.add_node(node.name, **_attributes(node))
+        converted.add_node(node.name, **_attributes(node))
     names = {node.id: node.name for node in graph.nodes}
     for edge in graph.edges:
-        made.add_edge(
+        converted.add_edge(
             names[edge.source], names[edge.target], slot=edge.slot, argument=edge.argument,
             shape=str(edge.meta) if edge.meta is not None else "", repeat=edge.repeat, loop=edge.loop,
         )  # fmt: skip
-    return made
+    return converted
 
 
 def _attributes(node: Node) -> dict[str, Any]:
     return {
-        "id": node.id, "op": node.op, "kind": node.kind, "args": encoded(node.args), "module": node.module,
+        "id": node.id, "op": node.op, "kind": node.kind, "args": encode(node.args), "module": node.module,
         "source": node.source, "outputs": [str(meta) for meta in node.outputs], "repeat": node.repeat,
-        "phase": node.phase, "target": node.target, "info": encoded(node.info),
+        "phase": node.phase, "target": node.target, "info": encode(node.info),
     }  # fmt: skip

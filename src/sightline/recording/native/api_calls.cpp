@@ -29,7 +29,7 @@ PyTypeObject* read_all(const PythonTypes& types, const Operands& operands, Argum
   return unknown == nullptr && operands.keywords != nullptr ? types.read(operands.keywords, into) : unknown;
 }
 
-// Read a key, asking Python for types it has not told about yet. False if Python must read everything.
+// Read a key, asking Python for types it does not know yet. False if Python must read everything.
 bool read_operands(Recording& recording, const Operands& operands, Arguments& into, Lock& lock) {
   for (;;) {
     into = Arguments();
@@ -44,7 +44,7 @@ bool read_operands(Recording& recording, const Operands& operands, Arguments& in
       });
     }
     if (unknown == nullptr) return !into.needs_python;
-    recording.tell_type(unknown, lock);
+    recording.learn_type(unknown, lock);
   }
 }
 
@@ -75,11 +75,11 @@ void read_call(
   ask(lock, [&] {
     Owned given(tuple_of(operands));
     const auto shared = static_cast<unsigned long long>(readable ? found.key : 0);
-    Owned told(PyObject_CallMethod(
+    Owned answer(PyObject_CallMethod(
         recording.host, "new_api_form", "siKOOO", maker, number, shared, given.get(), operands.names ? operands.names : Py_None,
         operands.keywords ? operands.keywords : Py_None));
     PyObject* list = nullptr;
-    if (!told || !PyArg_ParseTuple(told.get(), "iO!", &api.form, &PyList_Type, &list)) {
+    if (!answer || !PyArg_ParseTuple(answer.get(), "iO!", &api.form, &PyList_Type, &list)) {
       recording.fault();
       return;
     }
@@ -108,12 +108,12 @@ const Site& site_of(Recording& recording, PyCodeObject* code, int32_t number, in
   if (found != recording.api.sites.end()) return found->second;
   Site site;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(recording.host, "new_site", "Oi", code, instruction));
+    Owned answer(PyObject_CallMethod(recording.host, "new_site", "Oi", code, instruction));
     int kind, keywords, is_tuple;
     PyObject* names;
-    if (!told ||
+    if (!answer ||
         !PyArg_ParseTuple(
-            told.get(), "iiiiiOppii", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords,
+            answer.get(), "iiiiiOppii", &kind, &site.depth, &site.count, &site.callable, &site.mirrored, &names, &keywords,
             &is_tuple, &site.args_slot, &site.kwargs_slot)) {
       recording.fault();
       return;
@@ -141,9 +141,9 @@ const CallableTraits& callable_traits(Recording& recording, PyObject* callable, 
   CallableTraits traits;
   traits.by_op = true;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(recording.host, "new_callable", "O", callable));
+    Owned answer(PyObject_CallMethod(recording.host, "new_callable", "O", callable));
     int several, by_op, partial;
-    if (!told || !PyArg_ParseTuple(told.get(), "ippp", &traits.info, &several, &by_op, &partial)) {
+    if (!answer || !PyArg_ParseTuple(answer.get(), "ippp", &traits.info, &several, &by_op, &partial)) {
       recording.fault();
       return;
     }
@@ -162,10 +162,10 @@ const CallableTraits& traits_by_op(Recording& recording, const OpTraits& op, PyO
   if (found != recording.api.by_op.end()) return found->second;
   CallableTraits traits;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(
+    Owned answer(PyObject_CallMethod(
         recording.host, "new_call_by_op", "iO", op.number, callable == nullptr ? Py_None : callable));
     int nothing;
-    if (!told || !PyArg_ParseTuple(told.get(), "ip", &traits.info, &nothing)) recording.fault();
+    if (!answer || !PyArg_ParseTuple(answer.get(), "ip", &traits.info, &nothing)) recording.fault();
     else traits.returns_nothing = nothing != 0;
   });
   return recording.api.by_op.emplace(key, traits).first->second;
@@ -177,10 +177,10 @@ const FunctionTraits& function_traits(Recording& recording, const Frame* frame, 
   if (found != recording.api.functions.end()) return found->second;
   FunctionTraits traits;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(recording.host, "new_function", "O", function));
+    Owned answer(PyObject_CallMethod(recording.host, "new_function", "O", function));
     PyObject* parameters = nullptr;
     int backward;
-    if (!told || !PyArg_ParseTuple(told.get(), "ipO!", &traits.info, &backward, &PyList_Type, &parameters)) {
+    if (!answer || !PyArg_ParseTuple(answer.get(), "ipO!", &traits.info, &backward, &PyList_Type, &parameters)) {
       recording.fault();
       return;
     }
@@ -232,8 +232,8 @@ bool may_follow(Recording& recording, PyCodeObject* code, int before, int after,
   if (found != recording.api.follows.end()) return found->second;
   bool follows = after > before;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(recording.host, "may_follow", "Oii", code, before, after));
-    if (told) follows = PyObject_IsTrue(told.get()) == 1;
+    Owned answer(PyObject_CallMethod(recording.host, "may_follow", "Oii", code, before, after));
+    if (answer) follows = PyObject_IsTrue(answer.get()) == 1;
     if (PyErr_Occurred()) recording.fault();
   });
   recording.api.follows.emplace(key, follows);
@@ -290,7 +290,7 @@ void unwrap_partial(Operands& operands, Lock& lock) {
 }
 
 // Whether an op at the place of an open call is the first of the next call there. An indexing call begins with what
-// it indexes; of others the first op tells.
+// it indexes; for others the first op decides.
 bool begins_again(
     const Recording& recording, ApiCall& api, const OpTraits& traits, PyObject* subject, const Arguments& given) {
   if (api.read_number) {
@@ -365,7 +365,7 @@ void end_api_call(Recording& recording, ThreadState& state, Lock& lock) {
       api.inputs.data(), api.inputs.size(), api.outputs.data(), api.outputs.size());
   const int32_t id = std::exchange(api.id, -1);
   api.backward = false;
-  if (api.given != nullptr) tell_api_call(recording, state, id, lock);
+  if (api.given != nullptr) notify_api_call(recording, state, id, lock);
   api.inputs.clear();
   api.outputs.clear();
 }
@@ -379,7 +379,7 @@ void begin_api_call(
   Recording::Path path;
   recording.path_to_mark(state, innermost, path, lock);
   int32_t stack = state.top().above;
-  int32_t outside = stack;  // the stack of whoever called the torch function
+  int32_t outside = stack;  // the stack of the caller of the torch function
   int32_t innermost_code = -1;
   for (auto at = path.rbegin(); at != path.rend(); ++at) {
     const CodeTraits* code = recording.traits_of(code_of(*at), lock);

@@ -1,4 +1,4 @@
-"""What the user called: names of torch functions, methods and operators, for calls that C++ has found."""
+"""The names of the torch functions, methods and operators of the calls that C++ has seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from sightline.recording.native.call_sites import Site, bound, default_of, parameters_of, site_at
+from sightline.recording.native.call_sites import Site, bind_arguments, default_of, parameters_of, site_at
 from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, OpInfo, OpTraits, api_traits
 from sightline.recording.torchapi import OpOverload, Tensor
 
@@ -20,16 +20,16 @@ _SEVERAL: Final = frozenset(
     """tensor as_tensor asarray new_tensor sparse_coo_tensor __getitem__ __setitem__ type tolist from_numpy
     numpy sparse_csr_tensor sparse_compressed_tensor Tensor _nested_tensor_from_tensor_list""".split()
 )
-#: What Python asks of a tensor without a call of torch's: builtin -> the method it comes to.
+#: Builtins that call a method of a tensor: builtin -> method.
 _IMPLICIT: Final = {float: "__float__", int: "__int__", bool: "__bool__", complex: "__complex__"}
-#: And what runs when no callable is there at all: ``if x:``, ``list[x]``.
+#: Ops that run without any callable: ``if x:``, ``list[x]``.
 _IMPLICIT_OPS: Final = {"is_nonzero": "__bool__", "item": "__index__", "_local_scalar_dense": "__index__"}
 _NO_CALLS: Final = ("ScriptFunction", "ScriptMethod", "FunctionMeta")
 _OVERLOAD_CALLS: Final = {OpOverload.__call__.__code__, torch._ops.OpOverloadPacket.__call__.__code__}
 
 
 def is_torch_function(code: CodeType) -> bool:
-    """Whether a code is of a torch function that counts as one API call: it asks whether it is overridden."""
+    """Whether a code is of a torch function that counts as one API call: one that can be overridden."""
     return (
         "handle_torch_function" in code.co_names
         and code.co_filename.startswith(_TORCH)
@@ -38,7 +38,7 @@ def is_torch_function(code: CodeType) -> bool:
 
 
 def _public(function: Any) -> Any:
-    """What a function stands for: ``F._max_pool2d`` is what ``F.max_pool2d`` calls."""
+    """The public function behind a private one: ``F.max_pool2d`` calls ``F._max_pool2d``."""
     name = function.__name__
     if name.startswith("_") and function.__module__ in ("torch.nn.functional", "torch.functional"):
         return getattr(sys.modules[function.__module__], name[1:], function)
@@ -46,16 +46,16 @@ def _public(function: Any) -> Any:
 
 
 @cache
-def _method_facts(name: str) -> OpTraits | None:
-    """Of a tensor method, or ``@T`` for a property; None if tensors have none."""
+def _method_traits(name: str) -> OpTraits | None:
+    """The traits of a tensor method, or with ``@T`` of a property; None if tensors have none."""
     if not name.startswith("@"):
         function = getattr(Tensor, name, None)
         return None if function is None else api_traits(function)
     if name[1:] not in TENSOR_PROPERTIES:
         return None
-    facts = OpTraits(name)
-    facts.name, facts.flavour = f"Tensor.{name[1:]}", PROPERTY
-    return facts
+    traits = OpTraits(name)
+    traits.name, traits.flavour = f"Tensor.{name[1:]}", PROPERTY
+    return traits
 
 
 class ApiNames:
@@ -65,35 +65,35 @@ class ApiNames:
         self._infos = infos
         self._numbers: dict[Any, int] = {}
         self._names: dict[int, list[str]] = {}  # of the parameters of Python functions
-        self._kept: list[Any] = []  # what C++ knows by address
+        self._kept_alive: list[Any] = []  # C++ refers to these by address
 
-    def _number(self, key: Any, facts: OpTraits) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._infos)
-            self._infos.append(OpInfo(facts, found))
-        return found
+    def _number(self, key: Any, traits: OpTraits) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._infos)
+            self._infos.append(OpInfo(traits, number))
+        return number
 
     def of(self, function: Any) -> int:
-        """The number of a function or method; -1 of one that says something of a tensor and makes none."""
-        return self._of_facts(api_traits(function))
+        """The number of a function or method; -1 for one that makes no tensor and runs no op."""
+        return self._of_traits(api_traits(function))
 
-    def _of_facts(self, facts: OpTraits) -> int:
-        return -1 if facts.noise else self._number(facts.name, facts)
+    def _of_traits(self, traits: OpTraits) -> int:
+        return -1 if traits.noise else self._number(traits.name, traits)
 
     def method(self, name: str) -> int:
         """The number of a tensor method, or ``@T`` for a property; -1 if tensors have none."""
-        facts = _method_facts(name) if name else None
-        return -1 if facts is None else self._of_facts(facts)
+        traits = _method_traits(name) if name else None
+        return -1 if traits is None else self._of_traits(traits)
 
     def site(self, code: CodeType, offset: int) -> tuple[Site, int, int]:
-        """A place in the code, and what its operator stands for."""
-        found = site_at(code, offset)
-        self._kept.append(found.names)
-        return found, self.method(found.method), self.method(found.mirrored)
+        """An instruction, and the numbers of the methods its operator may call."""
+        site = site_at(code, offset)
+        self._kept_alive.append(site.names)
+        return site, self.method(site.method), self.method(site.mirrored)
 
     def callable(self, called: Any) -> tuple[int, bool, bool, bool]:
-        """What was called: its number; whether it runs several ops, only the op tells, it is a partial."""
+        """A callable: its number; whether it runs several ops, only its op names it, it is a partial."""
         name = getattr(called, "__name__", "")
         if isinstance(called, MethodDescriptorType):
             if issubclass(Tensor, called.__objclass__):
@@ -104,7 +104,7 @@ class ApiNames:
                 return -1, False, False, False
             module = isinstance(owner, ModuleType) and owner.__name__.startswith("torch")
             static = owner is None and getattr(torch._C._VariableFunctions, name, None) == called
-            if isinstance(owner, Tensor):  # what is kept of it must not keep the tensor
+            if isinstance(owner, Tensor):  # a bound method would keep the tensor alive
                 return self.of(getattr(Tensor, name, called)), name in _SEVERAL, False, False
             if module or static:
                 return self.of(called), name in _SEVERAL, False, False
@@ -113,7 +113,7 @@ class ApiNames:
         return -1, False, True, type(called) is partial
 
     def by_op(self, op: OpInfo, called: Any) -> int:
-        """What was called where only the op tells: ``float(x)``, ``if x:``."""
+        """The number of a call that only its op names: ``float(x)``, ``if x:``."""
         base = op.name.partition(".")[0]
         implicit = _IMPLICIT.get(called) if isinstance(called, type) else None
         if implicit is None:
@@ -130,25 +130,24 @@ class ApiNames:
     def function(self, function: Any) -> tuple[int, bool, list[tuple[int, str | None, Any]]]:
         """A torch function written in Python: its number, whether it runs a backward pass, its parameters.
 
-        Of each parameter the slot of its frame, and of one that may have been given another value since the
-        name and the default.
+        Of each parameter the slot in its frame, and the name and default of one that may have been rebound.
         """
-        self._kept.append(function)
+        self._kept_alive.append(function)
         if not isinstance(function, FunctionType):
             return -1, False, []
         number = self.of(_public(function))
         parameters = parameters_of(function)
         order = -1 if number >= 0 and self._infos[number].mirrored else 1  # as the user wrote them
         self._names[number] = parameters.names[::order]
-        found: list[tuple[int, str | None, Any]] = []
+        described: list[tuple[int, str | None, Any]] = []
         for slot, rebound in zip(parameters.slots, parameters.rebound, strict=True):
             plain = slot < function.__code__.co_argcount + function.__code__.co_kwonlyargcount
             default = default_of(function, slot) if rebound and plain else Ellipsis
             name = sys.intern(function.__code__.co_varnames[slot]) if rebound and plain else None
-            self._kept.append((name, default))
-            found.append((slot, name, default))
-        return number, self._infos[number].backward, found[::order]
+            self._kept_alive.append((name, default))
+            described.append((slot, name, default))
+        return number, self._infos[number].backward, described[::order]
 
-    def bound(self, number: int, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call of such a function, out of the values of its parameters."""
-        return bound(self._names[number], values)
+    def bind_arguments(self, number: int, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call of such a function, from the values of its parameters."""
+        return bind_arguments(self._names[number], values)

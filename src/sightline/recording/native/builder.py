@@ -1,6 +1,6 @@
-"""The native engine, compiled once per torch, Python, compiler and state of the sources, in the user's cache.
+"""Builds the native engine, once per torch, Python, compiler and state of the sources, in the user's cache.
 
-A built file is loaded in a process of its own first, so that one that crashes does no harm.
+A built file is first loaded in a process of its own, so that one that crashes does no harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sightline.errors import NativeUnavailable
 from sightline.recording.native.toolchain import Toolchain, source_files
 
 NAME: Final = "sightline.recording.native._observer"
-#: What to do about a build that failed; sentences end with it.
+#: The fix for a build that failed, in error messages.
 AGAIN: Final = "`sightline engine --build`"
 
 _TRIAL_SECONDS: Final = 120.0
@@ -41,7 +41,7 @@ import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from sightline.recording.native import builder
 try:
-    builder.imported(builder.Path(sys.argv[2]))
+    builder.import_extension(builder.Path(sys.argv[2]))
 except builder.NativeUnavailable as error:
     sys.exit(str(error))
 """
@@ -51,8 +51,8 @@ class NotLoadable(NativeUnavailable):
     """The file cannot be imported at all; building it again may help."""
 
 
-def imported(path: Path) -> ModuleType:
-    """The extension in this file, imported and asked whether it works here."""
+def import_extension(path: Path) -> ModuleType:
+    """Import the extension in a file, and check that it works here."""
     loader = ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
     assert spec is not None
@@ -125,13 +125,13 @@ _WAIT_SECONDS: Final = 900.0  #: for another process that builds
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
     """``$SIGHTLINE_CACHE``, else ``sightline`` in the user's cache folder."""
     environment = os.environ if environment is None else environment
-    asked = environment.get(CACHE)
+    folder = environment.get(CACHE)
     try:
-        if asked:
-            return Path(asked).expanduser().absolute()
+        if folder:
+            return Path(folder).expanduser().absolute()
         shared = Path(environment.get("XDG_CACHE_HOME", ""))
         return (shared if shared.is_absolute() else Path.home() / ".cache") / "sightline"
-    except RuntimeError as error:  # a user without an entry in the list of users, as in some containers
+    except RuntimeError as error:  # the user has no entry in the password database, as in some containers
         raise NativeUnavailable(
             f"The native engine has no folder to be built in, because this user has no home: set {CACHE}."
         ) from error
@@ -145,43 +145,43 @@ class Builder:
     cache: Path
     toolchain: Toolchain
 
-    @functools.cached_property  # also while somebody edits the sources
+    @functools.cached_property  # so that it does not change while the sources are edited
     def folder(self) -> Path:
         """Where this build is kept, with its log."""
         return self.cache / "native" / self.toolchain.key(self.sources)
 
     def existing(self) -> Path | None:
         """The extension if it was built before, and may be trusted."""
-        found = self._built_elsewhere() if self.toolchain.compiler is None else self.folder / _BUILT
-        if found is None:
+        path = self._built_elsewhere() if self.toolchain.compiler is None else self.folder / _BUILT
+        if path is None:
             return None
         try:
-            place, parent = found.stat(), found.parent.stat()
+            file, parent = path.stat(), path.parent.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError as error:
             raise NativeUnavailable(
-                f"The native engine in {found.parent} cannot be read by this user: make it readable with "
+                f"The native engine in {path.parent} cannot be read by this user: make it readable with "
                 f"`chmod -R a+rX`, or set {CACHE} to another folder."
             ) from error
-        for each in (place, parent):
-            # Loading it runs it, so nobody else may have been able to write it.
+        for each in (file, parent):
+            # Loading it runs it, so no other user may have been able to write it.
             if each.st_uid not in (0, os.geteuid()) or each.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise NativeUnavailable(
-                    f"The native engine in {found.parent} is not loaded, because another user owns it or "
+                    f"The native engine in {path.parent} is not loaded, because another user owns it or "
                     f"can write it: remove it, or set {CACHE} to a folder of your own."
                 )
-        return found
+        return path
 
     def _built_elsewhere(self) -> Path | None:
-        """What any compiler made of the same sources: a container is often built with one and run without."""
-        wanted = self.toolchain.facts(self.sources)
+        """The build of the same sources by any compiler: containers are often run without one."""
+        expected = self.toolchain.facts(self.sources)
         for path in sorted(self.cache.glob(f"native/*/{_FACTS}")):
             try:
                 facts = json.loads(path.read_text("utf-8"))
             except (OSError, ValueError):
                 continue
-            if isinstance(facts, dict) and facts | {"compiler": None} == wanted:
+            if isinstance(facts, dict) and facts | {"compiler": None} == expected:
                 if (path.parent / _BUILT).is_file():
                     return path.parent / _BUILT
         return None
@@ -194,7 +194,7 @@ class Builder:
             return None
 
     def check(self) -> None:
-        """Raise what can be known to be missing without compiling."""
+        """Raise if anything that compiling needs is missing."""
         if not source_files(self.sources, ".cpp"):
             raise NativeUnavailable(
                 f"The native engine has no sources in {self.sources}: install sightline again."
@@ -207,17 +207,17 @@ class Builder:
             raise _unwritable(self.cache, OSError(fault, os.strerror(fault)))
 
     def build(self, *, again: bool = False) -> Path:
-        """The extension, compiled unless it is there; ``again`` tries once more what failed before."""
-        found = self.existing()
-        if found is not None:
-            return found
+        """The extension, compiled unless it exists; ``again`` retries a build that failed before."""
+        path = self.existing()
+        if path is not None:
+            return path
         self.check()
         try:
             _make_private(self.folder)
             with _locked(self.folder / _LOCK) as locked:
-                found = self.existing()  # another process may have built it meanwhile
-                if found is not None:
-                    return found
+                path = self.existing()  # another process may have built it meanwhile
+                if path is not None:
+                    return path
                 failed = None if again else self.failure()
                 if failed is not None:
                     raise NativeUnavailable(failed)
@@ -229,25 +229,25 @@ class Builder:
             raise _unwritable(self.cache, error) from error
 
     def _build(self) -> Path:
-        """Compile and try it in a folder beside its place, then move it there in one step."""
+        """Compile and try it in a temporary folder, then move it to its path in one step."""
         target = self.folder / _BUILT
         began = time.monotonic()
         _say(f"sightline: building the native engine for torch {self.toolchain.torch}, once (about 15 s) … ")
         ending = "stopped"
         try:
             with tempfile.TemporaryDirectory(prefix=_WORK, dir=self.folder) as work:
-                made = Path(work) / _BUILT
+                built = Path(work) / _BUILT
                 try:
-                    warned = self._compile(made)
-                    try_in_a_process(made)
+                    warned = self._compile(built)
+                    try_in_a_process(built)
                 except NativeUnavailable as error:
                     ending = "failed"
                     (self.folder / _FAILED).write_text(f"{error}\n", "utf-8")
                     raise
                 facts = json.dumps(self.toolchain.facts(self.sources), indent=1)
                 (self.folder / _FACTS).write_text(facts, "utf-8")
-                made.chmod(0o755)
-                made.replace(target)
+                built.chmod(0o755)
+                built.replace(target)
             (self.folder / _FAILED).unlink(missing_ok=True)
             ending = f"{time.monotonic() - began:.0f} s"
             if warned:
@@ -257,17 +257,17 @@ class Builder:
         return target
 
     def _compile(self, target: Path) -> bool:
-        """Make the extension; the result is whether the compiler warned of something."""
+        """Make the extension; returns whether the compiler warned of something."""
         log = self.folder / _LOG
         warned = False
-        failed = self._compiled(target, log, strict=True)
-        if "[-Werror" in failed and not self.toolchain.sanitize:
+        output = self._run_compiler(target, log, strict=True)
+        if "[-Werror" in output and not self.toolchain.sanitize:
             # A compiler newer than ours may warn of more, which is no reason to be without the engine.
             warned = True
-            failed = self._compiled(target, log, strict=False)
-        if not failed:
+            output = self._run_compiler(target, log, strict=False)
+        if not output:
             return warned
-        if "No space left on device" in failed:  # not remembered: there may be room the next time
+        if "No space left on device" in output:  # not stored as a failure: there may be room the next time
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
         assert self.toolchain.compiler is not None
         raise NativeUnavailable(
@@ -275,8 +275,8 @@ class Builder:
             f"compiler with C++20 and run {AGAIN}; the compiler's messages are in {log}."
         )
 
-    def _compiled(self, target: Path, log: Path, *, strict: bool) -> str:
-        """Compile and link; the result is what a compiler that failed said, else nothing.
+    def _run_compiler(self, target: Path, log: Path, *, strict: bool) -> str:
+        """Compile and link; returns the output of a compiler that failed, else an empty text.
 
         All sources are one to the compiler: most of its time goes into torch's headers.
         """
@@ -298,7 +298,7 @@ def _exists(path: Path) -> bool:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder and the ones above it; the new ones are for their owner alone."""
+    """Make a folder and its parents; only their owner may read the new ones."""
     for each in reversed((folder, *folder.parents)):
         if not _exists(each):
             with suppress(FileExistsError):  # another process was faster
@@ -343,7 +343,7 @@ def _unwritable(cache: Path, error: OSError) -> NativeUnavailable:
 
 
 def _say(text: str) -> None:
-    """Progress, on standard error; a process without one builds all the same."""
+    """Print progress on standard error, if the process has one."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""Bytecode: what lies on a frame's operand stack at an instruction that calls torch, and what can follow it.
+"""Call sites in bytecode: the operand stack at an instruction that calls torch, and what can follow it.
 
-C++ asks once for each place. The answer is where the operands of the instruction begin, how many arguments a
-call has, and which operation an operator stands for.
+C++ asks once for each instruction. The answer is where its operands begin, how many arguments a call has, and
+which method an operator calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _END: Final = frozenset(
     {"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
      "JUMP_BACKWARD_NO_INTERRUPT", "JUMP_ABSOLUTE"}
 )  # fmt: skip
-#: The method an operator arrives as; with the operands the other way round some have another.
+#: The method that an operator calls; for some it differs where only the right operand is a tensor.
 _BINARY_METHODS: Final = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floor_divide", "%": "remainder", "@": "matmul",
     "**": "pow", "&": "__and__", "|": "__or__", "^": "__xor__", "<<": "__lshift__", ">>": "__rshift__",
@@ -41,7 +41,7 @@ class Site(NamedTuple):
     kind: int
     depth: int = 0  #: of the operand stack below what the instruction takes
     arguments: int = 0  #: of a call; of a subscript 1
-    method: str = ""  #: the tensor method an operator arrives as
+    method: str = ""  #: the tensor method that an operator calls
     mirrored: str = ""  #: the same where only the right operand is a tensor
     names: tuple[str, ...] | None = None  #: of the keyword arguments, which come last
     keywords: bool = False  #: whether a dict of keyword arguments is there
@@ -53,36 +53,36 @@ class Site(NamedTuple):
 @lru_cache(maxsize=4096)
 def _instructions(code: CodeType) -> dict[int, tuple[dis.Instruction, int]]:
     """Every instruction by its offset, with the offset of the next."""
-    found = list(dis.get_instructions(code))
-    ends = [one.offset for one in found[1:]] + [len(code.co_code)]
-    return {one.offset: (one, end) for one, end in zip(found, ends, strict=True)}
+    every = list(dis.get_instructions(code))
+    ends = [one.offset for one in every[1:]] + [len(code.co_code)]
+    return {one.offset: (one, end) for one, end in zip(every, ends, strict=True)}
 
 
 @lru_cache(maxsize=4096)
 def depths(code: CodeType) -> dict[int, int]:
     """How deep the operand stack is before each instruction that can be reached."""
     instructions = _instructions(code)
-    # A generator is resumed with a value on its stack; from Python 3.12 on its first instruction says so.
+    # A generator is resumed with a value on its stack; from Python 3.12 on its first instruction counts it.
     start = 1 if code.co_flags & _GENERATORS and sys.version_info < (3, 12) else 0
-    found: dict[int, int] = {}
+    reached: dict[int, int] = {}
     waiting = [(0, start)]
     handlers = _handlers(code)
     while True:
         while waiting:
             offset, depth = waiting.pop()
-            if offset in found or offset not in instructions:
+            if offset in reached or offset not in instructions:
                 continue
-            found[offset] = depth
+            reached[offset] = depth
             one, end = instructions[offset]
             argument = one.arg if one.opcode >= dis.HAVE_ARGUMENT else None
             if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
                 waiting.append((one.argval, depth + dis.stack_effect(one.opcode, argument, jump=True)))
             if one.opname not in _END:
                 waiting.append((end, depth + dis.stack_effect(one.opcode, argument, jump=False)))
-        reached = [(target, depth) for target, depth in handlers if target not in found]
-        if not reached:
-            return found
-        waiting += reached[:1]
+        others = [(target, depth) for target, depth in handlers if target not in reached]
+        if not others:
+            return reached
+        waiting += others[:1]
 
 
 def _handlers(code: CodeType) -> list[tuple[int, int]]:
@@ -94,11 +94,11 @@ def _handlers(code: CodeType) -> list[tuple[int, int]]:
 def site_at(code: CodeType, offset: int) -> Site:
     """How the instruction at an offset calls torch."""
     offset = _at(_instructions(code), offset)
-    found = _instructions(code).get(offset)
+    instruction = _instructions(code).get(offset)
     depth = depths(code).get(offset)
-    if found is None or depth is None:
+    if instruction is None or depth is None:
         return Site(UNKNOWN)
-    one = found[0]
+    one = instruction[0]
     if one.opname in ("CALL", "PRECALL"):
         return _call(code, one, depth)
     if one.opname == "CALL_FUNCTION_EX":
@@ -127,7 +127,7 @@ def _binary(one: dis.Instruction, depth: int) -> Site:
     symbol = str(dis._nb_ops[one.arg or 0][1])  # type: ignore[attr-defined]
     bare = symbol.removesuffix("=")
     method = (_IN_PLACE_METHODS if symbol != bare else _BINARY_METHODS).get(bare, "")
-    # ``0 + x`` and ``n += x`` with a number n both come to ``x.add(…)``.
+    # ``0 + x`` and ``n += x`` with a number n both call ``x.add(…)``.
     return Site(BINARY, depth - 2, 0, method, _BINARY_METHODS.get(bare, ""))
 
 
@@ -154,8 +154,8 @@ def _spread(code: CodeType, one: dis.Instruction, depth: int, keywords: bool) ->
     offsets = list(_instructions(code))
     at = offsets.index(one.offset) - 1
     if keywords:  # go back to where the dict began, with the tuple on top
-        wanted = depths(code).get(one.offset, 0) - 1
-        while at > 0 and depths(code).get(offsets[at], wanted + 1) > wanted:
+        target = depths(code).get(one.offset, 0) - 1
+        while at > 0 and depths(code).get(offsets[at], target + 1) > target:
             at -= 1
         at -= 1
     before, after = _instructions(code)[offsets[max(at, 0)]]
@@ -191,7 +191,7 @@ def may_follow(code: CodeType, before: int, after: int) -> bool:
 
 
 def _at(instructions: dict[int, tuple[dis.Instruction, int]], offset: int) -> int:
-    """The instruction an offset belongs to: a frame that waits for a call stands in the call's cache."""
+    """The instruction an offset belongs to: the offset of a waiting frame is in the call's inline cache."""
     while offset > 0 and offset not in instructions:
         offset -= 2
     return offset
@@ -201,23 +201,23 @@ def _successors(instructions: dict[int, tuple[dis.Instruction, int]], offset: in
     if offset not in instructions:
         return []
     one, end = instructions[offset]
-    found = [] if one.opname in _END else [end]
+    offsets = [] if one.opname in _END else [end]
     if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
-        found.append(int(one.argval))
-    return found
+        offsets.append(int(one.argval))
+    return offsets
 
 
 class Parameters(NamedTuple):
     """The parameters of a function, in the order in which a call of it is shown."""
 
     slots: list[int]  #: among the local variables of its frame
-    names: list[str]  #: "" for one that is given by position, "*" and "**" for what is spread
+    names: list[str]  #: "" for one that is shown by position, "*" and "**" for what is spread
     rebound: list[bool]  #: whether the function may give it another value before its first op
 
 
 @lru_cache(maxsize=1024)
 def parameters_of(function: Any) -> Parameters:
-    """What has no default is given by position, what has one by name.
+    """The parameters of a function: those without a default by position, the others by name.
 
     >>> def dropout(input, p=0.5, *, training=True): ...
     >>> parameters_of(dropout)
@@ -243,7 +243,7 @@ def parameters_of(function: Any) -> Parameters:
 
 
 def default_of(function: Any, slot: int) -> Any:
-    """What a parameter is if nothing is passed for it; Ellipsis if something must be."""
+    """The default of a parameter; Ellipsis if it has none."""
     code, defaults = function.__code__, function.__defaults__ or ()
     if slot < code.co_argcount:
         at = slot - (code.co_argcount - len(defaults))
@@ -251,8 +251,8 @@ def default_of(function: Any, slot: int) -> Any:
     return (function.__kwdefaults__ or {}).get(code.co_varnames[slot], Ellipsis)
 
 
-def bound(names: list[str], values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments out of the values of its parameters."""
+def bind_arguments(names: list[str], values: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call from the values of its parameters."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, value in zip(names, values, strict=True):

@@ -1,5 +1,5 @@
 // A callback never throws: torch would print a warning and go on without it. It never waits for a device, and waits
-// for the GIL only where something is met for the first time, or an observer is told.
+// for the GIL only where something is met for the first time, or an observer is notified.
 #include "callbacks.h"
 
 #include "api_calls.h"
@@ -84,7 +84,7 @@ c10::DispatchKeySet keys_of(const Arguments& given) {
   return keys - local.excluded_;
 }
 
-// Whether torch may be told to report nothing inside an op: nobody but us is listening.
+// Whether torch may be told to report nothing inside an op: no other observer is registered.
 bool alone() {
   return at::get_record_function_tls_().sorted_tls_callbacks_.size() == 1 && !at::hasGlobalCallbacks();
 }
@@ -179,7 +179,7 @@ void begin_op(
   state.ops.push_back(std::move(op));
 }
 
-// An op that has ended, and the tensors it had. Whoever lets go of a tensor last may need the GIL for its Python object,
+// An op that has ended, and the tensors it had. Releasing the last reference to a tensor may need the GIL for its Python object,
 // and a thread that has the GIL may be waiting for the mutex: this is let go of after the mutex.
 struct EndedOp {
   OpenOp op;
@@ -195,7 +195,7 @@ void end_op(
   state.ops.pop_back();
   const OpenOp& op = ended.op;
   // Some builds of torch have a C++ runtime of their own, whose exceptions ours does not count: then a result that
-  // was never set tells.
+  // was never set reports.
   const bool unset = op.traits->returns > 0 && event.outputs().empty();
   const bool raised = unset || std::uncaught_exceptions() > op.exceptions;
   const auto outputs = Recording::results_of(*op.traits, event);
@@ -234,7 +234,7 @@ void end_op(
         op.inputs.data(), op.inputs.size(), made.data(), made.size());
     if (raised) recording.raised_stack = state.stack;
     const bool odd = recording.measurements.on() && !raised && measure_op(recording, state, op, results, lock);
-    if (recording.observes_ops || odd) tell_op(recording, state, op, outputs, result, phase, raised, odd, lock);
+    if (recording.observes_ops || odd) notify_op(recording, state, op, outputs, result, phase, raised, odd, lock);
   }
   if (state.ops.empty() && state.api.id >= 0) end_api_op(recording, state, op, outputs, raised, end, lock);
   state.spent += now() - end;
@@ -244,8 +244,8 @@ void end_op(
 void begin_compiled_backward(Recording& recording, ThreadState& state, Lock& lock) {
   int32_t info = -1;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(recording.host, "compiled_backward", nullptr));
-    if (told) info = static_cast<int32_t>(PyLong_AsLong(told.get()));
+    Owned answer(PyObject_CallMethod(recording.host, "compiled_backward", nullptr));
+    if (answer) info = static_cast<int32_t>(PyLong_AsLong(answer.get()));
     if (PyErr_Occurred()) recording.fault();
   });
   state.region = {recording.next_id++, info, recording.no_form, recording.stack_of(state, current_frame(), lock), now(),
@@ -280,7 +280,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
 
 template <size_t Slot>
 void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
-  // Whoever has stopped the recording meanwhile: torch is not left silent.
+  // The recording may have been stopped meanwhile: torch must not stay silenced.
   if (silenced_by == &event) {
     at::enableRecordFunction(true);
     silenced_by = nullptr;
@@ -299,7 +299,7 @@ void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
       if (state->region.id >= 0 && state->region.node == &event) {
         const int32_t made = end_region(recording, *state, state->nodes.back().second, end);
         ask(lock, [&] {
-          Owned told(PyObject_CallMethod(recording.host, "made_region", "i", made));
+          Owned answer(PyObject_CallMethod(recording.host, "note_region", "i", made));
           if (PyErr_Occurred()) recording.fault();
         });
       }
@@ -339,7 +339,7 @@ void listen_to_nodes(size_t slot) {
 }
 
 void stop_listening() {
-  if (silenced_by != nullptr) {  // stopped inside an op: torch was told to be silent there
+  if (silenced_by != nullptr) {  // stopped inside an op: torch was silenced there
     at::enableRecordFunction(true);
     silenced_by = nullptr;
   }

@@ -22,7 +22,7 @@ int64_t current_node();
 
 // Have the ops of this thread, and of those that work for it, recorded.
 void listen(size_t slot);
-// Also have the autograd nodes seen: a compiled one is one opaque op. Torch then tells of every node, which costs more
+// Also have the autograd nodes seen: a compiled one is one opaque op. Torch then reports every node, which costs more
 // than most of them do, so that it is done only where there is compiled code.
 void listen_to_nodes(size_t slot);
 // Stop listening on this thread, also for recordings that were stopped elsewhere.

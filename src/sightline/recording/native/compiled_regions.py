@@ -1,8 +1,9 @@
 """Compiled code under the native engine: one opaque op for each call of a compiled function.
 
-The function that ``torch.compile`` returns switches Dynamo on before it calls the compiled code and off after
-it. Both go through names in ``torch._dynamo.eval_frame``, which are ours while something records: that is
-where a region begins and ends. Inside it nothing is recorded and no hook of ours is in torch's tables.
+The function that ``torch.compile`` returns switches Dynamo on before it calls the compiled code and off
+after it. Both go through functions in ``torch._dynamo.eval_frame``, which are patched while something
+records: there a region begins and ends. Inside it nothing is recorded and no hook of ours is in torch's
+tables.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper
-from sightline.recording.operations import OPAQUE, OpInfo, OpTraits
-from sightline.recording.torchapi import Tensor, quiet
+from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper, region_name
+from sightline.recording.operations import OPAQUE, OpInfo, opaque_traits
+from sightline.recording.torchapi import Tensor, no_torch_function
 
 if TYPE_CHECKING:
     from sightline.recording.native.session import NativeSession
@@ -28,62 +29,62 @@ _NAMES: Final = ("set_eval_frame", "_maybe_set_eval_frame")
 
 
 class CompiledRegions:
-    """Sees compiled code begin and end, on every thread, while anything records natively."""
+    """Notices when compiled code begins and ends, on every thread, while anything records natively."""
 
     def __init__(
         self, sessions: dict[int, list[NativeSession]], hide: Callable[[], None], show: Callable[[], None]
     ) -> None:
         self._sessions, self._hide, self._show = sessions, hide, show
-        self._patched: dict[str, tuple[Any, Any]] = {}  # names of Dynamo's: what was there, what is there now
+        self._patched: dict[str, tuple[Any, Any]] = {}  # name -> original, ours
         self._inside: dict[int, FrameType] = {}  # thread -> the frame of the outermost compiled function
         self._import = AfterImport(_EVAL_FRAME, self._patch, self._all)
         self._compilations = Compilations(self._all)
 
     def install(self) -> None:
-        """Begin to watch; Dynamo from its import on."""
+        """Patch Dynamo, as soon as it is imported."""
         self._import.install()
         self._compilations.install()
 
     def remove(self) -> None:
-        """Put everything back."""
+        """Restore the originals."""
         self._import.remove()
         self._compilations.remove()
-        found = sys.modules.get(_EVAL_FRAME)
-        for name, (real, watched) in self._patched.items():
-            if getattr(found, name, None) is watched:
-                setattr(found, name, real)
+        module = sys.modules.get(_EVAL_FRAME)
+        for name, (original, ours) in self._patched.items():
+            if getattr(module, name, None) is ours:
+                setattr(module, name, original)
         self._patched.clear()
         self._inside.clear()
 
     def _all(self) -> list[NativeSession]:
-        return [session for here in list(self._sessions.values()) for session in here]
+        return [session for each in list(self._sessions.values()) for session in each]
 
     def _patch(self, module: ModuleType) -> None:
         native = next((session.native for session in self._all()), None)
         for name in _NAMES:
             if native is None or getattr(module, name) is self._patched.get(name, (None, self))[1]:
                 continue
-            real = getattr(module, name)
-            watched = native.watch_eval_frame(real, self._begins, self._ends)
-            self._patched[name] = real, watched
-            setattr(module, name, watched)
+            original = getattr(module, name)
+            ours = native.watch_eval_frame(original, self._begins, self._ends)
+            self._patched[name] = original, ours
+            setattr(module, name, ours)
 
     def _begins(self) -> None:
-        """Dynamo is about to be switched on: by a compiled function that is called?"""
+        """Dynamo is about to be switched on: if a compiled function does it, its region begins."""
         wrapper = sys._getframe(1)
-        here = self._sessions.get(get_ident())
-        if not here or get_ident() in self._inside or not is_wrapper(wrapper):
+        sessions = self._sessions.get(get_ident())
+        if not sessions or get_ident() in self._inside or not is_wrapper(wrapper):
             return
         self._inside[get_ident()] = wrapper
         self._hide()
-        for session in here:
+        for session in sessions:
             try:
                 enter_region(session, wrapper)
             except Exception as error:
                 session.note_fault(error)
 
     def _ends(self) -> None:
-        """Dynamo was switched off: has the outermost compiled function run?"""
+        """Dynamo was switched off: if the outermost compiled function did it, its region ends."""
         if self._inside.get(get_ident()) is sys._getframe(1):
             self._leave()
 
@@ -101,46 +102,31 @@ class CompiledRegions:
 
 
 def has_compiled_code() -> bool:
-    """Whether anything with a backward pass was compiled so far: each has a class of its own."""
+    """Whether anything with a backward pass was compiled so far: each makes a class of its own."""
     return any(one.__name__ == "CompiledFunction" for one in torch.autograd.Function.__subclasses__())
 
 
 def enter_region(session: NativeSession, wrapper: FrameType) -> None:
-    """Compiled code begins: open one opaque op for it."""
+    """Open one opaque op for compiled code that begins."""
     local = wrapper.f_locals
-    with quiet():
+    with no_torch_function():
         _note_tensors(session, wrapper.f_back)
-        info = _info(session, local.get("fn"))
+        info = opaque_info(session, region_name(session, local.get("fn")))
         form, inputs = session.read(local.get("args", ()), local.get("kwargs"))
     session.recording.enter_region(info, form, inputs, wrapper.f_back)
 
 
-def _info(session: NativeSession, function: Any) -> int:
-    """What a compiled function is called: its own name, or the class of the compiled module."""
-    name = getattr(function, "__qualname__", type(function).__name__)
-    owner = getattr(function, "__self__", None)
-    calls = session.where()[0]
-    if name.startswith("wrap_inline.") and calls:  # torch.compile(module)
-        called = session.modules.all[calls[-1]].ref()
-        name = type(getattr(called, "_orig_mod", called)).__name__
-    elif owner is not None and name in ("Module._call_impl", "Module._wrapped_call_impl"):
-        name = type(owner).__name__
-    return opaque_info(session, f"compiled {name}")
-
-
 def opaque_info(session: SessionBase, name: str) -> int:
-    """The number of an operation nobody can look into."""
+    """The number of an opaque operation."""
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:
             return info.number
-    facts = OpTraits(name)
-    facts.name, facts.flavour = name, OPAQUE
-    session.infos.append(OpInfo(facts, len(session.infos)))
+    session.infos.append(OpInfo(opaque_traits((name, None)), len(session.infos)))
     return len(session.infos) - 1
 
 
 def _note_tensors(session: NativeSession, frame: FrameType | None) -> None:
-    """The tensors a frame holds in variables are no outputs of what it calls now."""
+    """Note the tensors in a frame's variables: they are not outputs of the region it calls now."""
     for value in list(frame.f_locals.values()) if frame is not None else ():
-        if isinstance(value, Tensor) and session.values.known(value) is None:
+        if isinstance(value, Tensor) and session.values.find(value) is None:
             session.values.value(value)

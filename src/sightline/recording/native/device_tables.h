@@ -1,5 +1,5 @@
 // `stats=` and `check=` on a CUDA device: kernels that Triton has compiled, launched from here into tables that Python
-// has made. Nothing waits for the device, and Python is asked only for what is not there yet.
+// has made. Nothing waits for the device, and Python is called only for what is missing.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -13,7 +13,7 @@
 
 namespace sightline {
 
-// A compiled kernel; without a function there is none for such tensors, and Python need not be asked again.
+// A compiled kernel; a null function means there is none for such tensors, and Python is not asked again.
 struct DeviceKernel {
   void* function = nullptr;
   unsigned shared = 0, threads = 0;
@@ -48,7 +48,7 @@ class DeviceTables {
   bool fingerprints = false;
   bool numbers = false;  // else only what is not finite is counted
   std::vector<const volatile int64_t*> bells;  // how much was not finite, by device
-  int64_t heard = 0;  // what Python has looked into
+  int64_t acknowledged = 0;  // how many Python has examined
 
   // Whether a tensor can be read where it lies.
   bool fits(const at::TensorBase& tensor) const;
@@ -60,7 +60,7 @@ class DeviceTables {
   bool rings() const {
     int64_t sum = 0;
     for (const auto* bell : bells) sum += *bell;
-    return sum > heard;
+    return sum > acknowledged;
   }
 
   void add_kernel(int device, int dtype, bool many, const DeviceKernel& kernel) { kernels_[key(device, dtype, many)] = kernel; }

@@ -1,7 +1,7 @@
-"""Which engine records, and the native one ready for use: built on first use, loaded once per process.
+"""Which engine records; the native one is built on first use and loaded once per process.
 
-`chosen` is what a recording asks, `load` gives the extension, `status` explains. Whatever keeps the native
-engine from being used is one sentence, a `NativeUnavailable`.
+`resolve_engine` chooses, `load` returns the extension, `status` explains. What keeps the native engine from
+being used is one sentence, a `NativeUnavailable`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from sightline.errors import NativeUnavailable, UsageError
 from sightline.options import one_of
-from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, imported
+from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, import_extension
 from sightline.recording.native.toolchain import Toolchain, find_compiler
 
 ENGINES: Final = ("auto", "native", "python")
@@ -26,7 +26,7 @@ ENGINE: Final = "SIGHTLINE_ENGINE"
 SOURCES: Final = Path(__file__).parent
 
 _lock: Final = threading.Lock()
-#: What came of the first `load` of this process: the extension, or the sentence why there is none.
+#: The outcome of the first `load` of this process: the extension, or the sentence why there is none.
 _outcome: ModuleType | str | None = None
 
 
@@ -43,27 +43,27 @@ class Status:
     cache: Path | None  #: None where the user has no home
 
 
-def chosen(asked: str) -> Literal["native", "python"]:
-    """The engine that ``engine=asked`` means here; "auto" leaves it to ``$SIGHTLINE_ENGINE``."""
-    one_of("engine", asked, ENGINES)
-    wanted = _in_environment() if asked == "auto" else asked
-    if wanted == "python":
+def resolve_engine(engine: str) -> Literal["native", "python"]:
+    """The engine that ``engine=`` means here; "auto" leaves it to ``$SIGHTLINE_ENGINE``."""
+    one_of("engine", engine, ENGINES)
+    choice = _environment_choice() if engine == "auto" else engine
+    if choice == "python":
         return "python"
     try:
         load()
     except NativeUnavailable:
-        if wanted == "native":
+        if choice == "native":
             raise
         return "python"
     return "native"
 
 
 def load() -> ModuleType:
-    """The extension, built if need be; raises `NativeUnavailable`, at once if it did before."""
+    """The extension, built if needed; raises `NativeUnavailable`, again if it did before."""
     global _outcome  # noqa: PLW0603 — an extension is loaded once per process
     with _lock:
         if _outcome is None:
-            _outcome = _loaded(again=False)
+            _outcome = _try_to_load(again=False)
         outcome = _outcome
     if isinstance(outcome, str):
         raise NativeUnavailable(outcome)
@@ -71,16 +71,16 @@ def load() -> ModuleType:
 
 
 def status(build: bool = False) -> Status:
-    """Which engine is used here. Without ``build`` nothing is compiled; with it, also what failed before."""
-    wanted = _in_environment()
+    """Which engine is used here. ``build`` compiles it now, also if that failed before."""
+    choice = _environment_choice()
     try:
-        path = _built(build)
+        path = _extension_path(build)
     except NativeUnavailable as error:
         reason = str(error)
-        if wanted == "native":
+        if choice == "native":
             reason = f"{ENGINE}=native is set, so that nothing can be recorded. {reason}"
         return _status("python", reason, None)
-    if wanted == "python":
+    if choice == "python":
         return _status("python", f"{ENGINE}=python is set.", path)
     if path is None:
         reason = "It is built when it is first used, in about 15 s; `sightline engine --build` builds it now."
@@ -88,13 +88,13 @@ def status(build: bool = False) -> Status:
     return _status("native", "It is built for this torch and this Python, and loads.", path)
 
 
-def _built(build: bool) -> Path | None:
-    """The extension that loads, or None where it would be built; raises where neither is so."""
+def _extension_path(build: bool) -> Path | None:
+    """The extension that loads, or None where it would be built; raises if neither is possible."""
     global _outcome  # noqa: PLW0603 — a build that succeeds now is used from now on
     if build:
         with _lock:
             if not isinstance(_outcome, ModuleType):
-                _outcome = _loaded(again=True)
+                _outcome = _try_to_load(again=True)
     builder = _builder()
     if isinstance(_outcome, str):
         raise NativeUnavailable(_outcome)
@@ -113,17 +113,17 @@ def _builder() -> Builder:
     return Builder(SOURCES, cache_folder(), Toolchain.here())
 
 
-def _loaded(*, again: bool) -> ModuleType | str:
+def _try_to_load(*, again: bool) -> ModuleType | str:
     try:
         builder = _builder()
         path = builder.build(again=again)
         try:
-            module = imported(path)
+            module = import_extension(path)
         except NotLoadable:
             if not again:
                 raise
             path.unlink()
-            module = imported(builder.build(again=True))
+            module = import_extension(builder.build(again=True))
     except NativeUnavailable as error:
         return str(error)
     except Exception as error:  # "auto" must not end a run that the Python engine can record
@@ -132,12 +132,12 @@ def _loaded(*, again: bool) -> ModuleType | str:
     return module
 
 
-def _in_environment() -> str:
-    wanted = os.environ.get(ENGINE, "") or "auto"
-    if wanted not in ENGINES:
+def _environment_choice() -> str:
+    choice = os.environ.get(ENGINE, "") or "auto"
+    if choice not in ENGINES:
         listed = ", ".join(map(repr, ENGINES))
-        raise UsageError(f"{ENGINE}={wanted!r} is not a choice; it is one of {listed}.")
-    return wanted
+        raise UsageError(f"{ENGINE}={choice!r} is not a choice; it is one of {listed}.")
+    return choice
 
 
 def _status(engine: Literal["native", "python"], reason: str, path: Path | None) -> Status:
@@ -160,8 +160,6 @@ def _status(engine: Literal["native", "python"], reason: str, path: Path | None)
     )
 
 
-def reads_cheaply() -> bool:
-    """Whether the numbers of results cost little to read: in C++, and on no device but a CPU."""
-    import torch
-
-    return chosen("auto") == "native" and not torch.cuda.is_available()
+def statistics_are_cheap() -> bool:
+    """Whether statistics cost little: C++ takes them, and there is no device but the CPU."""
+    return resolve_engine("auto") == "native" and not torch.cuda.is_available()

@@ -1,9 +1,9 @@
 // The Python frames of the running thread, read without the GIL, and the stacks they make, each stored once.
 //
 // torch's bindings release the GIL before an op runs, so the observer's callbacks run without it. The frames of
-// one's own thread can still be read: nobody else changes them while this thread is inside a call. What is read is
+// one's own thread can still be read: no other thread changes them while this thread is inside a call. What is read is
 // the interpreter's own layout (`Py_BUILD_CORE`), which differs between Python versions and is checked when the
-// engine is built; code objects are pinned by whoever first meets one, with the GIL.
+// engine is built; a code object is pinned, under the GIL, when it is first met.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -67,7 +67,7 @@ inline PyObject* function_of(const Frame* frame) {
 #endif
 }
 
-// What Python has told about a code object, once.
+// What Python has said about a code object, asked once.
 struct CodeTraits {
   int32_t number;  // position in the recording's list of codes
   bool hidden;  // torch's own frames around a module call: left out of stacks

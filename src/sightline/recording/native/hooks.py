@@ -1,7 +1,7 @@
-"""Putting a native recording in place: hooks of modules and optimizers, which are the process's.
+"""Installs a native recording: the hooks of modules and optimizers, one set for the process.
 
-Nothing of ours stands between the program and its ops. Module calls are seen by global hooks, and Dynamo
-guards on those: they are taken off while compiled code runs, so that it finds what it was compiled with.
+Nothing of ours runs between the program and its ops. Module calls are intercepted by global hooks, and Dynamo
+guards on those: they are removed while compiled code runs, so that its guards hold.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.utils.hooks import RemovableHandle
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
 from sightline.recording.stacks import hide_own_frames
-from sightline.recording.step_marks import leave_optimizers, watch_optimizers
+from sightline.recording.step_marks import install_optimizer_hooks, release_optimizer_hooks
 from sightline.recording.torchapi import module_hooks
 
-_KEY: Final = RemovableHandle(OrderedDict()).id  # a number no other hook will have
+_KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
 _lock: Final = threading.RLock()
 #: The recordings of each thread on which one was started, in order of starting.
 sessions: Final[dict[int, list[NativeSession]]] = {}
@@ -30,28 +30,28 @@ class Hooks:
 
     def __init__(self) -> None:
         self._observer: ModuleType | None = None
-        self._had_any: Any = None
+        self._original_check: Any = None
 
     def install(self, observer: ModuleType) -> None:
-        """Put the hooks in place."""
+        """Install the hooks."""
         self._observer = observer
         self.show()
-        watch_optimizers(self)
-        # torch warns whoever calls a compiled module of global hooks; of ours nobody needs a warning.
-        if module_hooks._has_any_global_hook != self._has_any_other:
-            self._had_any = module_hooks._has_any_global_hook
-            module_hooks._has_any_global_hook = self._has_any_other
+        install_optimizer_hooks(self)
+        # torch warns when a compiled module is called while there are global hooks; not because of ours.
+        if module_hooks._has_any_global_hook != self._has_other_hooks:
+            self._original_check = module_hooks._has_any_global_hook
+            module_hooks._has_any_global_hook = self._has_other_hooks
 
     def remove(self) -> None:
-        """Take them out again."""
+        """Remove the hooks."""
         self.hide()
-        leave_optimizers(self)
-        if module_hooks._has_any_global_hook == self._has_any_other:
-            module_hooks._has_any_global_hook = self._had_any
+        release_optimizer_hooks(self)
+        if module_hooks._has_any_global_hook == self._has_other_hooks:
+            module_hooks._has_any_global_hook = self._original_check
         self._observer = None
 
     def show(self) -> None:
-        """Have module calls seen."""
+        """Add our hooks to torch's tables."""
         if self._observer is not None:
             module_hooks._global_forward_pre_hooks[_KEY] = self._observer.enter_module
             module_hooks._global_forward_hooks[_KEY] = self._observer.leave_module
@@ -59,16 +59,16 @@ class Hooks:
             module_hooks._global_forward_hooks_always_called[_KEY] = True
 
     def hide(self) -> None:
-        """Have no hook of ours in torch's tables."""
+        """Remove our hooks from torch's tables."""
         for table in _MODULE_TABLES:
             table.pop(_KEY, None)
 
-    def _has_any_other(self) -> bool:
-        found = self._had_any()
-        if found and all(not (table.keys() - {_KEY}) for table in _MODULE_TABLES):
+    def _has_other_hooks(self) -> bool:
+        any_hook = self._original_check()
+        if any_hook and all(not (table.keys() - {_KEY}) for table in _MODULE_TABLES):
             backward = module_hooks._global_backward_pre_hooks or module_hooks._global_backward_hooks
             return bool(backward)
-        return bool(found)
+        return bool(any_hook)
 
 
 _MODULE_TABLES: Final = (
@@ -77,7 +77,8 @@ _MODULE_TABLES: Final = (
     module_hooks._global_forward_hooks_with_kwargs,
     module_hooks._global_forward_hooks_always_called,
 )
-hide_own_frames()  # those of this package too
+# At import, as in `recorder`: this engine's modules are imported later than that.
+hide_own_frames()
 _hooks: Final = Hooks()
 _regions: Final = CompiledRegions(sessions, _hooks.hide, _hooks.show)
 
@@ -86,7 +87,7 @@ def install(session: NativeSession) -> None:
     """Begin to record on this thread."""
     with _lock:
         sessions.setdefault(session.ident, []).append(session)
-        _settle(session.native)
+        _update_hooks(session.native)
     session.start()
 
 
@@ -94,18 +95,18 @@ def uninstall(session: NativeSession) -> None:
     """Stop recording. Safe to call again, from any thread, and in any order with other recordings."""
     with _lock:
         session.halt()
-        here = sessions.get(session.ident, [])
-        if session in here:
-            here.remove(session)
-        if not here:
+        running = sessions.get(session.ident, [])
+        if session in running:
+            running.remove(session)
+        if not running:
             sessions.pop(session.ident, None)
-        _settle(session.native)
+        _update_hooks(session.native)
 
 
-def _settle(observer: ModuleType) -> None:
-    """Have everything in place exactly while anything records.
+def _update_hooks(observer: ModuleType) -> None:
+    """Install the hooks if anything records, else remove them.
 
-    Everything here can be said again: whoever was interrupted says it again, and it comes to the same.
+    Every step may be repeated: after an interrupt the whole function is called again.
     """
     if sessions:
         _regions.install()
@@ -116,15 +117,15 @@ def _settle(observer: ModuleType) -> None:
 
 
 def after_fork() -> None:
-    """A forked worker records nothing: it works for nobody who could read it."""
-    found = [session for here in sessions.values() for session in here]
-    if not found:
+    """Stop all recordings in a forked process: nothing there will read them."""
+    running = [session for each in sessions.values() for session in each]
+    if not running:
         return
-    found[0].native.after_fork()
-    for session in found:
+    running[0].native.after_fork()
+    for session in running:
         session.halt()
-        if session.keeper is not None:
-            session.keeper.abandon()
+        if session.stream_writer is not None:
+            session.stream_writer.abandon()
     sessions.clear()
     _hooks.remove()
     _regions.remove()

@@ -1,7 +1,7 @@
-"""What C++ asks of Python, once for each thing it meets, and what it tells observers.
+"""The callbacks that C++ makes into Python: to describe what it meets, and to notify observers.
 
-An operator, a code object, a form of arguments, a type, a module, a tensor from outside: C++ knows each by a
-number afterwards, and asks no more.
+C++ asks once for each operator, code object, form of arguments, type, module and tensor from outside, and
+refers to it by number from then on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from sightline.recording.native.buffers import (
     SINGLETON,
     TENSOR,
     NativeStacks,
+    NativeStream,
     NativeValues,
 )
 from sightline.recording.native.call_sites import may_follow
 from sightline.recording.native.compiled_regions import opaque_info
+from sightline.recording.native.measurements import NativeDeviceStatistics
 from sightline.recording.native.schema_forms import (
     api_result_form,
     dtype_name,
@@ -39,7 +41,7 @@ from sightline.recording.observers import ObservedCall, ObservedOp
 from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.stacks import is_hidden
-from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, quiet
+from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, no_torch_function
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Form
@@ -47,41 +49,44 @@ from sightline.trace.forms import Form
 _CONSTANT: Final = KIND["constant"]
 
 
-#: What was described in earlier recordings: most of it comes again.
-_forms: Final[dict[tuple[int, int], Form]] = {}  # by operator: `aten_facts` keeps them alive
-_api_forms: Final[dict[tuple[str, str, int], Form]] = {}  # by how it was read, and function
-_types: Final[set[type]] = set()  # whose addresses are part of keys
+#: Caches over all recordings: the next one meets most of it again.
+_forms: Final[dict[tuple[int, int], Form]] = {}  # by operator, which `aten_traits` keeps alive, and key
+_api_forms: Final[dict[tuple[str, str, int], Form]] = {}  # by reader, function and key
+_types: Final[set[type]] = set()  # kept alive: their addresses are part of keys
 _metadata: Final[dict[tuple[Any, ...], TensorMeta]] = {}
-_MOST_REMEMBERED: Final = 20_000
+_CACHE_SIZE: Final = 20_000
 
 
 def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep a description for the next recording."""
-    if len(table) >= _MOST_REMEMBERED:
+    """Cache a description for the next recording."""
+    if len(table) >= _CACHE_SIZE:
         table.clear()
     table[key] = value
 
 
 class Host(SessionBase):
-    """Answers C++."""
+    """The session as C++ sees it."""
 
     native: ModuleType
     recording: Any  #: the C++ side
     api_names: ApiNames
     stacks: NativeStacks
     values: NativeValues
+    ops: NativeStream
+    calls: NativeStream
+    memory: NativeStream
 
     def new_op(self, name: str, overload: str) -> tuple[Any, ...]:
         """An operator: its number, whether it is recorded, takes Python data, is a view; what it changes.
 
-        The rest is for those who measure its results: see C++'s ``Measured``.
+        The rest is for measuring its results: see C++'s ``Measured``.
         """
-        facts, mutates = traits_of(name, overload)
-        info = OpInfo(facts, len(self.infos))
+        traits, mutates = traits_of(name, overload)
+        info = OpInfo(traits, len(self.infos))
         self.infos.append(info)
-        chosen = self.measurer is None or self.measurer.chooses_op(info)
-        measured = facts.uninitialized, facts.relabels, facts.keeps_order, facts.maybe, facts.preserves
-        return info.number, not facts.noise, facts.constant, facts.aliases, mutates, chosen, *measured
+        selected = self.statistics is None or self.statistics.selects_op(info)
+        measured = traits.uninitialized, traits.relabels, traits.keeps_order, traits.maybe, traits.preserves
+        return info.number, not traits.noise, traits.constant, traits.aliases, mutates, selected, *measured
 
     def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
         """A code object: its number, whether its frames are hidden, whether it is a torch function."""
@@ -89,18 +94,18 @@ class Host(SessionBase):
         return len(self.stacks.codes) - 1, is_hidden(code), is_torch_function(code)
 
     def new_site(self, code: CodeType, offset: int) -> tuple[Any, ...]:
-        """A place that calls torch: see C++'s ``Site``."""
+        """An instruction that calls torch: see C++'s ``Site``."""
         site, method, mirrored = self.api_names.site(code, offset)
         where = site.kind, site.depth, site.arguments
         spread = site.keywords, site.is_tuple, site.args_slot, site.kwargs_slot
         return *where, method, mirrored, site.names, *spread
 
     def new_callable(self, called: Any) -> tuple[int, bool, bool, bool]:
-        """Something that was called: see C++'s ``CallableTraits``."""
+        """A callable: see C++'s ``CallableTraits``."""
         return self.api_names.callable(called)
 
     def new_call_by_op(self, op: int, called: Any) -> tuple[int, bool]:
-        """A call that no function of torch's stands behind."""
+        """A call that is no function of torch, such as ``float(x)``; only the op identifies it."""
         return self.api_names.by_op(self.infos[op], called), False
 
     def new_function(self, function: Any) -> tuple[int, bool, list[tuple[int, str | None, Any]]]:
@@ -112,69 +117,69 @@ class Host(SessionBase):
         return may_follow(code, before, after)
 
     def new_api_form(
-        self, maker: str, number: int, key: int, given: tuple[Any, ...], names: Any, keywords: Any
+        self, maker: str, number: int, key: int, values: tuple[Any, ...], names: Any, keywords: Any
     ) -> tuple[int, list[int]]:
         """The form of an API call; those of one function with equal keys are equal.
 
-        Without a key C++ could not read what it was given, and is told the values of its tensors.
+        Without a key, C++ could not read the arguments: the values of their tensors are returned too.
         """
         ids: list[int] = []
-        known = maker, self.infos[number].name, key
-        found = _api_forms.get(known) if key else None
-        if found is None:
-            args, kwargs = self._given(maker, number, given, names, keywords)
-            with quiet():
+        cache_key = maker, self.infos[number].name, key
+        form = _api_forms.get(cache_key) if key else None
+        if form is None:
+            args, kwargs = self._call_arguments(maker, number, values, names, keywords)
+            with no_torch_function():
                 if not key:
-                    return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
-                found = form_of(args, kwargs)
-            _remember(_api_forms, known, found)
-        return self.arguments.forms.add(found), ids
+                    return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
+                form = form_of(args, kwargs)
+            _remember(_api_forms, cache_key, form)
+        return self.arguments.forms.add(form), ids
 
-    def _given(
-        self, maker: str, number: int, given: Any, names: Any, keywords: Any
+    def _call_arguments(
+        self, maker: str, number: int, values: Any, names: Any, keywords: Any
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of an API call, from what C++ has found."""
+        """The arguments of an API call, from what C++ has read."""
         if maker == "function":  # the parameters of a torch function written in Python
-            return self.api_names.bound(number, given)
+            return self.api_names.bind_arguments(number, values)
         if maker == "slice":  # ``x[start:stop]``
-            return (given[0], slice(*given[1:])), {}
-        if maker == "op":  # unreadable: what its op was given
-            return split_arguments(self.infos[number].function, given)
+            return (values[0], slice(*values[1:])), {}
+        if maker == "op":  # unreadable: the arguments of its op
+            return split_arguments(self.infos[number].function, values)
         kwargs = dict(keywords or {})
         if names:
-            kwargs |= dict(zip(names, given[-len(names) :], strict=True))
-            given = given[: -len(names)]
-        return given, kwargs
+            kwargs |= dict(zip(names, values[-len(names) :], strict=True))
+            values = values[: -len(names)]
+        return values, kwargs
 
     def new_api_result_form(self, op: int, values: list[Any]) -> int:
-        """The form of what a function written in C returns, given what its op did."""
+        """The form of what a function written in C returns, from the results of its op."""
         return self.arguments.forms.add(api_result_form(self.infos[op].function, values))
 
     def new_form(self, op: int, key: int, values: list[Any]) -> int:
         """The form of an operator's arguments; those of one operator with equal keys are equal."""
         function = self.infos[op].function
-        found = _forms.get((id(function), key)) if key else None
-        if found is None:
+        form = _forms.get((id(function), key)) if key else None
+        if form is None:
             if self.infos[op].slices:
                 values = list(without_end(tuple(values)))
-            found = form_of_schema(function, values, self.native.scalar_type_name)
+            form = form_of_schema(function, values, self.native.scalar_type_name)
             if key:
-                _remember(_forms, (id(function), key), found)
-        return self.arguments.forms.add(found)
+                _remember(_forms, (id(function), key), form)
+        return self.arguments.forms.add(form)
 
     def new_result_form(self, op: int, values: list[Any]) -> int:
         """The form of what an operator returned."""
         return self.arguments.forms.add(result_form(values))
 
     def new_call_form(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> int:
-        """The form of what a Python function was given, or returned."""
+        """The form of the arguments, or of the result, of a module call."""
         return self.arguments.forms.add(form_of(args, kwargs))
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[int, list[int]]:
-        """Form and values of what C++ cannot read."""
+        """Form and values of arguments that C++ cannot read."""
         ids: list[int] = []
-        with quiet():
-            return self.arguments.read(self.arguments.known, args, kwargs, ids), ids
+        with no_torch_function():
+            return self.arguments.read(self.arguments.form_numbers, args, kwargs, ids), ids
 
     def new_type(self, kind: type) -> int:
         """How C++ reads objects of a type."""
@@ -205,96 +210,111 @@ class Host(SessionBase):
         """The number of the metadata of any other tensor."""
         return self.values.describe(tensor)
 
-    def first_sight(self, tensor: Any, number: int) -> tuple[int, int, int, int]:
-        """A tensor that no recorded op made: kind, producer, base, flags."""
-        with quiet():
+    def explain_tensor(self, tensor: Any, number: int) -> tuple[int, int, int, int]:
+        """Kind, producer, base and flags of a tensor that no recorded op made."""
+        with no_torch_function():
             kind, name, producer = self.explain(tensor)
             base = -1
             if kind in (EXTERNAL, INPUT):
-                base = self.values.inside(tensor)
+                base = self.values.find_base(tensor)
                 kind = kind if base < 0 else ACTIVATION
             self.values.note(tensor, number, name)
             return kind, producer, base, int(bool(tensor.requires_grad))
 
     def compiled_backward(self) -> int:
-        """The operation that stands for a compiled backward pass."""
+        """The number of the opaque operation of compiled backward passes."""
         return opaque_info(self, COMPILED_BACKWARD)
 
-    def made_region(self, op: int) -> None:
-        """An opaque op was written whose outputs are not known."""
+    def note_region(self, op: int) -> None:
+        """An opaque op was written, whose outputs are not known yet."""
         self.regions.append(op)
 
     def module(self, module: Any) -> int:
         """The number of a module that is called."""
-        number = self.modules.of(module, self.where).number
-        if self.measurer is not None and self.measurer.some_modules and self.measurer.chooses_module(number):
+        number = self.modules.record_of(module, self.context).number
+        if (
+            self.statistics is not None
+            and self.statistics.selects_modules
+            and self.statistics.selects_module(number)
+        ):
             self.recording.choose_module(number)
         return number
 
     # -- observers -------------------------------------------------------------------------------------
 
-    def where(self) -> tuple[list[int], int]:
+    def context(self) -> tuple[list[int], int]:
         """The modules whose calls are open on this thread, outermost first, and the phase."""
-        found: tuple[list[int], int] = self.recording.where()
-        return found
+        context: tuple[list[int], int] = self.recording.context()
+        return context
 
     def op_ended(
         self, info: int, number: int, stack: int, node: int, phase: int, api: int, worker: int,
         ids: list[int], values: list[Any], results: list[Any], form: int, result_form: int, raised: int,
-        odd: int,
+        nonfinite: int,
     ) -> None:  # fmt: skip
-        """An op has ended, and observers are to be told."""
-        known = self.infos[info]
-        args, kwargs = split_arguments(known.function, values)
+        """An op has ended: notify the observers."""
+        assert self.observer is not None
+        traits = self.infos[info]
+        args, kwargs = split_arguments(traits.function, values)
         result = results[0] if len(results) == 1 else tuple(results) if results else None
         self.observer.op(
             ObservedOp(
-                known, number, stack, phase, None if node == -1 else node,
-                None if api < 0 else self.infos[api], self.where()[0], bool(worker), ids, args, kwargs,
-                result, bool(raised), *self._forms(form, result_form), odd=bool(odd),
+                traits, number, stack, phase, None if node == -1 else node,
+                None if api < 0 else self.infos[api], self.context()[0], bool(worker), ids, args, kwargs,
+                result, bool(raised), *self._forms(form, result_form), nonfinite=bool(nonfinite),
             )
         )  # fmt: skip
 
     def measure_on_device(self, value: int, tensor: Any) -> None:
-        """The result of an op on a device, nothing for the kernels that C++ launches."""
-        with quiet(), no_dispatch(), below_autograd():
-            self.readings.deferred.add(value, tensor)
+        """Measure the result of an op on a device that C++ has no kernel for."""
+        with no_torch_function(), no_dispatch(), below_autograd():
+            self._device_statistics.add(value, tensor)
 
     def prepare_device(self, device: int, stream: int, scalar_type: int, many: int, size: int) -> None:
-        """What C++ needs to measure tensors of a dtype on a device."""
-        with quiet(), no_dispatch(), below_autograd():
-            self.readings.deferred.prepare(device, stream, scalar_type, bool(many), size)
+        """Make what C++ needs to measure tensors of a dtype on a device."""
+        with no_torch_function(), no_dispatch(), below_autograd():
+            self._device_statistics.prepare(device, stream, scalar_type, bool(many), size)
+
+    @property
+    def _device_statistics(self) -> NativeDeviceStatistics:
+        source = self.statistics_source
+        statistics = None if source is None else source.device_statistics
+        assert isinstance(statistics, NativeDeviceStatistics)
+        return statistics
 
     def api_call_ended(
         self, info: int, number: int, stack: int, phase: int, worker: int, ids: list[int],
-        given: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
+        call: tuple[str, int, Any, Any, Any], results: list[Any], form: int, result_form: int, raised: int,
     ) -> None:  # fmt: skip
-        """An API call has ended, and observers are to be told."""
-        args, kwargs = self._given(*given)
+        """An API call has ended: notify the observers."""
+        assert self.observer is not None
+        args, kwargs = self._call_arguments(*call)
         result = results[0] if len(results) == 1 else results or None
         self.observer.op(
             ObservedOp(
-                self.infos[info], number, stack, phase, None, None, self.where()[0], bool(worker), ids, args,
-                kwargs, result, bool(raised), *self._forms(form, result_form),
+                self.infos[info], number, stack, phase, None, None, self.context()[0], bool(worker), ids,
+                args, kwargs, result, bool(raised), *self._forms(form, result_form),
             )
         )  # fmt: skip
 
-    def _forms(self, given: int, result: int) -> tuple[Form, Form]:
-        """Forms by their numbers; of one tensor where there is none."""
+    def _forms(self, arguments: int, result: int) -> tuple[Form, Form]:
+        """Two forms by their numbers; -1 is the form of one tensor."""
         forms, one = self.arguments.forms.all, self.arguments.one_tensor
-        return forms[one if given < 0 else given], forms[one if result < 0 else result]
+        return forms[one if arguments < 0 else arguments], forms[one if result < 0 else result]
 
     def module_entered(
         self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any
     ) -> None:
-        """A module call has begun, and observers are to be told."""
+        """A module call has begun: notify the observers."""
+        assert self.observer is not None
         self.observer.enter(ObservedCall(module, number, phase, depth, args, kwargs, form))
 
     def module_left(
         self, module: int, number: int, phase: int, depth: int, form: int, args: Any, kwargs: Any,
         result: Any, raised: int,
     ) -> None:  # fmt: skip
-        """A module call has ended, and observers are to be told."""
+        """A module call has ended: notify the observers."""
+        assert self.observer is not None
         self.observer.leave(
             ObservedCall(module, number, phase, depth, args, kwargs, form, result, bool(raised))
         )

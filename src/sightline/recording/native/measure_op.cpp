@@ -14,7 +14,7 @@
 namespace sightline {
 namespace {
 
-// The first tensor an op was given; null if there is none.
+// The first tensor an op was given, or null.
 const at::TensorBase* first_tensor(const OpenOp& op) {
   if (op.given.empty() || !op.given[0].isTensor() || !op.given[0].toTensor().defined()) return nullptr;
   return &op.given[0].toTensor();
@@ -26,7 +26,7 @@ bool is_rewritten(const Measurements& found, const at::TensorBase& tensor) {
   return !found.rewritten.empty() && found.rewritten.find(memory_of(tensor)) != found.rewritten.end();
 }
 
-// What was changed through a view has a new version, which nobody has looked at.
+// What was changed through a view has a new version, which has not been measured.
 void note_rewritten(Measurements& found, const Results& results) {
   for (const auto& [tensor, value] : results.changed) {
     if (tensor.is_view() && memory_of(tensor) != nullptr) found.rewritten.insert(memory_of(tensor));
@@ -45,8 +45,8 @@ void measure_in_python(Recording& recording, const DeviceResult& result, Lock& l
   if (!result.tensor->is_cuda()) ++recording.measurements.devices;
   ask(lock, [&] {  // the alias is let go of with the GIL: it has a Python object
     const at::Tensor alias = alias_of(*result.tensor);
-    Owned told(PyObject_CallMethod(recording.host, "measure_on_device", "iN", result.value, THPVariable_Wrap(alias)));
-    if (!told) recording.fault();
+    Owned answer(PyObject_CallMethod(recording.host, "measure_on_device", "iN", result.value, THPVariable_Wrap(alias)));
+    if (!answer) recording.fault();
   });
 }
 
@@ -73,7 +73,7 @@ DeviceTables::Outcome launch(Recording& recording, const DeviceResult* results, 
   return tables.launch(results, count, done);
 }
 
-// A tensor with gaps, or in another order than a fingerprint's, is copied first; nobody else sees the copy made.
+// A tensor with gaps, or in another order than a fingerprint's, is copied first; no observer sees that copy.
 DeviceTables::Outcome measure_copy(Recording& recording, const DeviceResult& result, Lock& lock) {
   const at::TensorBase& tensor = *result.tensor;
   if (tensor.is_neg() || tensor.is_complex() || tensor.is_contiguous()) return DeviceTables::kUnfit;
@@ -121,7 +121,7 @@ void measure_on_devices(Recording& recording, DeviceResults& results, Lock& lock
   }
 }
 
-// Look at a tensor, if nobody has: take its numbers, or only see whether it is finite. One on a device comes later.
+// Measure a tensor once: take its numbers, or only check that it is finite. One on a device is measured there.
 void take(Recording& recording, const at::TensorBase& tensor, int32_t value, bool numbers, DeviceResults& later) {
   Measurements& found = recording.measurements;
   if (value < 0 || !is_measurable(tensor) || !found.first_time(value)) return;
@@ -256,7 +256,7 @@ bool follows(Recording& recording, const OpenOp& op, const Results& results) {
   return true;
 }
 
-// Look at what nobody has looked at: what compiled code has made is among it.
+// Measure what has not been measured: results of compiled code are among it.
 bool look_at_regions(Recording& recording, const OpenOp& op, Lock& lock) {
   bool odd = false;
   Measurements& found = recording.measurements;
@@ -309,7 +309,7 @@ bool measure_op(Recording& recording, const ThreadState& state, const OpenOp& op
   if (found.depth != Measurements::kNothing && is_chosen(recording, state, kind)) {
     take_numbers(recording, op, results, lock);
   }
-  return found.checks && check(recording, op, results, lock) && found.tells;
+  return found.checks && check(recording, op, results, lock) && found.reports;
 }
 
 bool has_new_inputs(Recording& recording, const OpenCall& call) {
@@ -325,7 +325,7 @@ bool has_new_inputs(Recording& recording, const OpenCall& call) {
 
 bool is_checkpoint(const Recording& recording, const Ids& outputs) {
   const Measurements& found = recording.measurements;
-  if (!found.checks || !found.tells) return false;
+  if (!found.checks || !found.reports) return false;
   if (found.devices != 0 || found.tables.rings()) return true;
   return recording.last_region >= 0 && std::any_of(outputs.begin(), outputs.end(), [&](int32_t value) {
     return value >= 0 && !found.known(value);

@@ -5,13 +5,13 @@
 namespace sightline {
 namespace {
 
-// measure(depth, views, parameters, some_modules, checks, tells, parameter_type): what is done with results of ops.
+// measure(depth, views, parameters, some_modules, checks, reports, parameter_type): what is done with results of ops.
 PyObject* recording_measure(PyObject* self, PyObject* args) {
-  int depth, views, parameters, checks, tells, some_modules;
+  int depth, views, parameters, checks, reports, some_modules;
   PyTypeObject* type;
   Recording* recording = recording_of(self);
   if (recording == nullptr || !PyArg_ParseTuple(
-          args, "ipppppO!", &depth, &views, &parameters, &some_modules, &checks, &tells, &PyType_Type, &type)) {
+          args, "ipppppO!", &depth, &views, &parameters, &some_modules, &checks, &reports, &PyType_Type, &type)) {
     return nullptr;
   }
   const Lock lock(recording->mutex);
@@ -20,7 +20,7 @@ PyObject* recording_measure(PyObject* self, PyObject* args) {
   found.views = views != 0;
   found.parameters = parameters != 0;
   found.checks = checks != 0;
-  found.tells = tells != 0;
+  found.reports = reports != 0;
   found.some_modules = some_modules != 0;
   found.tables.numbers = found.depth != Measurements::kNothing;
   found.tables.fingerprints = found.depth == Measurements::kFingerprints;
@@ -28,11 +28,11 @@ PyObject* recording_measure(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// tell_odd(on): whether Python hears of what is not finite.
-PyObject* recording_tell_odd(PyObject* self, PyObject* on) {
+// report_nonfinite(on): whether Python is notified of what is not finite.
+PyObject* recording_report_nonfinite(PyObject* self, PyObject* on) {
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
-    recording->measurements.tells = PyObject_IsTrue(on) == 1;
+    recording->measurements.reports = PyObject_IsTrue(on) == 1;
   }
   Py_RETURN_NONE;
 }
@@ -49,8 +49,8 @@ PyObject* recording_choose_module(PyObject* self, PyObject* number) {
   Py_RETURN_NONE;
 }
 
-// looked_at(value, first): whether a value was looked at; with `first` it is from now on.
-PyObject* recording_looked_at(PyObject* self, PyObject* args) {
+// is_measured(value, first): whether a value was looked at; with `first` it is from now on.
+PyObject* recording_is_measured(PyObject* self, PyObject* args) {
   int value, first;
   if (!PyArg_ParseTuple(args, "ip", &value, &first)) return nullptr;
   Recording* recording = recording_of(self);
@@ -60,8 +60,8 @@ PyObject* recording_looked_at(PyObject* self, PyObject* args) {
   return PyBool_FromLong(first ? !found.first_time(value) : found.known(value));
 }
 
-// odd(value): how many NaNs and infinities it has, or None.
-PyObject* recording_odd(PyObject* self, PyObject* number) {
+// nonfinite(value): how many NaNs and infinities it has, or None.
+PyObject* recording_nonfinite(PyObject* self, PyObject* number) {
   const auto value = static_cast<int32_t>(PyLong_AsLong(number));
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
@@ -78,8 +78,8 @@ PyObject* recording_checked(PyObject* self, PyObject*) {
   return PyLong_FromLongLong(recording->measurements.checked);
 }
 
-// add_reading(value, min, max, mean, std, l2, zeros, nans, infs, lane, lane, lane, lane)
-PyObject* recording_add_reading(PyObject* self, PyObject* args) {
+// add_statistics(value, min, max, mean, std, l2, zeros, nans, infs, lane, lane, lane, lane)
+PyObject* recording_add_statistics(PyObject* self, PyObject* args) {
   int value;
   Reading reading;
   long long counts[3], lanes[4];
@@ -179,11 +179,11 @@ PyObject* recording_watch_bell(PyObject* self, PyObject* address) {
   Py_RETURN_NONE;
 }
 
-// heard(count): so much of it was looked into.
-PyObject* recording_heard(PyObject* self, PyObject* count) {
+// acknowledge(count): Python has examined so many.
+PyObject* recording_acknowledge(PyObject* self, PyObject* count) {
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
-    recording->measurements.tables.heard = PyLong_AsLongLong(count);
+    recording->measurements.tables.acknowledged = PyLong_AsLongLong(count);
   }
   Py_RETURN_NONE;
 }
@@ -208,18 +208,18 @@ PyObject* recording_read_numbers(PyObject* self, PyObject* args) {
 
 std::vector<PyMethodDef> measurement_methods() {
   return {
-      {"measure", recording_measure, METH_VARARGS, "measure(depth, views, parameters, some_modules, checks, tells, type)"},
-      {"tell_odd", recording_tell_odd, METH_O, "tell_odd(on): whether Python hears of what is not finite."},
+      {"measure", recording_measure, METH_VARARGS, "measure(depth, views, parameters, some_modules, checks, reports, type)"},
+      {"report_nonfinite", recording_report_nonfinite, METH_O, "report_nonfinite(on): whether Python is notified of what is not finite."},
       {"choose_module", recording_choose_module, METH_O, "choose_module(number): the ops of its calls are measured."},
-      {"looked_at", recording_looked_at, METH_VARARGS, "looked_at(value, first): whether a value was looked at."},
-      {"odd", recording_odd, METH_O, "odd(value): its NaNs and infinities, or None."},
-      {"add_reading", recording_add_reading, METH_VARARGS, "add_reading(value, numbers…): what Python has read."},
+      {"is_measured", recording_is_measured, METH_VARARGS, "is_measured(value, mark): whether a value was measured; mark it as measured."},
+      {"nonfinite", recording_nonfinite, METH_O, "nonfinite(value): its NaNs and infinities, or None."},
+      {"add_statistics", recording_add_statistics, METH_VARARGS, "add_statistics(value, numbers…): statistics that Python has taken."},
       {"add_kernel", recording_add_kernel, METH_VARARGS, "add_kernel(device, dtype, many, function, …): how to measure."},
       {"add_table", recording_add_table, METH_VARARGS, "add_table(device, stream, capacity, addresses…): its number."},
       {"set_weights", recording_set_weights, METH_VARARGS, "set_weights(device, address, count): of fingerprints."},
       {"table_rows", recording_table_rows, METH_O, "table_rows(number): value and elements of each row."},
-      {"watch_bell", recording_watch_bell, METH_O, "watch_bell(address): where a device tells of what is not finite."},
-      {"heard", recording_heard, METH_O, "heard(count): so much of it was looked into."},
+      {"watch_bell", recording_watch_bell, METH_O, "watch_bell(address): where a device counts what is not finite."},
+      {"acknowledge", recording_acknowledge, METH_O, "acknowledge(count): Python has examined so many."},
       {"read_numbers", recording_read_numbers, METH_VARARGS, "read_numbers(tensor, fingerprint): a tensor's numbers."},
       {"checked", recording_checked, METH_NOARGS, "checked(): how many tensors were looked at."},
   };

@@ -17,7 +17,7 @@
 
 namespace sightline {
 
-// How the result of an operator tells what is not finite in its input: by the elements themselves, by something bounded,
+// How the result of an operator shows what is not finite in its input: by the elements themselves, by something bounded,
 // by a product with a plain number, a quotient, a sum. Python's numbers.
 enum class Preserves { kNothing, kCopy, kBounded, kProduct, kQuotient, kSum };
 
@@ -27,10 +27,10 @@ struct Implied {
   bool bounded;
 };
 
-// What an operator is to those who measure; told once for each.
+// What measuring needs to know of an operator; asked once for each.
 struct Measured {
   bool chosen = false;  // among those whose numbers are taken
-  bool uninitialized = false;  // nobody has written what is in its result
+  bool uninitialized = false;  // its result holds whatever was in memory before
   bool relabels = false;  // its result is a view of every element of its input
   bool keeps_order = false;  // and in the same order
   bool maybe_view = false;  // it may return a view, or a copy
@@ -45,7 +45,7 @@ class Measurements {
   bool views = false;  // fingerprints also of views in another order
   bool parameters = false;
   bool checks = false;  // `check=`: look at every result
-  bool tells = false;  // Python wants to hear of what is not finite
+  bool reports = false;  // Python is notified of what is not finite
   bool some_modules = false;  // only ops of certain modules are measured
   std::vector<uint8_t> modules;  // by number: whether it is one of them
   PyTypeObject* parameter_type = nullptr;

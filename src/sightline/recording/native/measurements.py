@@ -12,52 +12,52 @@ from sightline.recording.device_statistics import Alarm, Cells, DeviceStatistics
 from sightline.recording.fingerprints import row_weights_on
 from sightline.recording.native.buffers import NativeStream
 from sightline.recording.native.schema_forms import dtype_name
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 
 _WIDTH = COUNTS + LANES + FLOATS
 
 
 class NativeStatistics(StatisticsBuffer):
-    """Reads and writes what C++ keeps."""
+    """Statistics that C++ takes and holds."""
 
     native: ClassVar = True
 
     def __init__(self, recording: Any) -> None:
         self._recording = recording
-        self.stream = NativeStream(recording, "readings")
-        self.bad: Any = _Odd(recording)
+        self.stream = NativeStream(recording, "statistics")
+        self.nonfinite: Any = _NonFiniteCounts(recording)
         self._frozen: tuple[int, list[Implied]] | None = None
 
-    def first_time(self, value: int) -> bool:
-        """Whether a value has not been read; from now on it has."""
-        return not self._recording.looked_at(value, True)
+    def mark_read(self, value: int) -> bool:
+        """Mark a value as read; False if it was already."""
+        return not self._recording.is_measured(value, True)
 
-    def known(self, value: int) -> bool:
-        """Whether a value was looked at."""
-        return bool(self._recording.looked_at(value, False))
+    def is_read(self, value: int) -> bool:
+        """Whether a value was read."""
+        return bool(self._recording.is_measured(value, False))
 
-    def add(self, value: int, reading: TensorStatistics) -> None:
-        """Keep what Python has read."""
-        *numbers, lanes = reading
-        self._recording.add_reading(value, *numbers, *lanes)
+    def add(self, value: int, numbers: TensorStatistics) -> None:
+        """Add statistics that Python has taken."""
+        *plain, lanes = numbers
+        self._recording.add_statistics(value, *plain, *lanes)
 
     def read(self, tensor: Any, fingerprint: bool) -> TensorStatistics:
-        """The numbers of a tensor in CPU memory: C++ needs a fifth of the time."""
-        found = self._recording.read_numbers(tensor, fingerprint)
-        return super().read(tensor, fingerprint) if found is None else TensorStatistics(*found)
+        """The statistics of a tensor in CPU memory: C++ needs a fifth of the time."""
+        numbers = self._recording.read_numbers(tensor, fingerprint)
+        return super().read(tensor, fingerprint) if numbers is None else TensorStatistics(*numbers)
 
     def columns(self) -> Columns:
-        """What was read: a row each."""
+        """All statistics, a row per value."""
         return _columns(self.stream.numbers())
 
     def take(self) -> Columns:
-        """What was read, which is then no longer here."""
+        """All statistics, which are removed."""
         return _columns(self.stream.take())
 
     @property
     def checked(self) -> int:
-        """How many tensors C++ has looked at."""
+        """How many tensors C++ has examined."""
         return int(self._recording.checked()) if self._frozen is None else self._frozen[0]
 
     def copies(self) -> list[Implied]:
@@ -68,36 +68,36 @@ class NativeStatistics(StatisticsBuffer):
         return [(value, source, bool(bounded)) for value, source, bounded in pairs.tolist()]
 
     def freeze(self) -> None:
-        """Hold what there is: C++ is about to forget it."""
+        """Copy what C++ holds, which is about to be freed."""
         self._frozen = self.checked, self.copies()
         self.stream.freeze()
 
-    def stop_telling(self) -> None:
-        """Nobody wants to hear of what is not finite any more."""
-        self._recording.tell_odd(False)
+    def stop_reporting(self) -> None:
+        """Have C++ report no more of what is not finite."""
+        self._recording.report_nonfinite(False)
 
 
-class _Odd:
-    """How many NaNs and infinities values have, of those that have any."""
+class _NonFiniteCounts:
+    """The counts of NaNs and infinities of values that have any, as a mapping."""
 
     def __init__(self, recording: Any) -> None:
         self._recording = recording
 
     def get(self, value: int) -> tuple[int, int] | None:
-        found: tuple[int, int] | None = self._recording.odd(value)
-        return found
+        counts: tuple[int, int] | None = self._recording.nonfinite(value)
+        return counts
 
     def __contains__(self, value: int) -> bool:
-        return self._recording.odd(value) is not None
+        return self._recording.nonfinite(value) is not None
 
     def __getitem__(self, value: int) -> tuple[int, int]:
-        found = self.get(value)
-        if found is None:
+        counts = self.get(value)
+        if counts is None:
             raise KeyError(value)
-        return found
+        return counts
 
 
-def _columns(rows: Numbers) -> Columns:
+def _columns(rows: IntArray) -> Columns:
     table = rows.reshape(-1, _WIDTH)
     return table[:, COUNTS + LANES :].copy().view(np.float64), table[:, : COUNTS + LANES]
 
@@ -107,7 +107,7 @@ _ROW_BYTES: Final = 1024
 
 
 class DeviceTable:
-    """What Python holds of a table of C++'s: its memory."""
+    """The memory of a table that C++ fills."""
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
@@ -117,7 +117,7 @@ class DeviceTable:
         self.rows: Any = None  #: value and elements of each row, once C++ writes no more
 
     def addresses(self, matrix: Any) -> list[int]:
-        """What C++ has to know, in its order."""
+        """The addresses that C++ needs, in its order."""
         cells = self.cells
         parts = (
             cells.sums,
@@ -132,7 +132,7 @@ class DeviceTable:
 
 
 class NativeDeviceStatistics(DeviceStatistics):
-    """The tables of all devices, those of C++ among them."""
+    """The tables of all devices, those that C++ fills among them."""
 
     def __init__(self, fill: str, recording: Any, scalar_type_name: Any) -> None:
         super().__init__(fill)
@@ -142,34 +142,34 @@ class NativeDeviceStatistics(DeviceStatistics):
         self._open: dict[tuple[int, int], DeviceTable] = {}  # by device and stream
 
     def prepare(self, index: int, stream: int, scalar_type: int, many: bool, size: int) -> None:
-        """Make what C++ is missing to measure tensors of a dtype, on the current device and stream."""
+        """Make what C++ lacks to measure tensors of a dtype, on the current device and stream."""
         from sightline.recording.cuda_kernels import compiled, word_matrix
 
         device = torch.device("cuda", index)
-        held = self._open.get((index, stream))
-        if held is None or self._used(held) >= _ROWS - 1:
-            if held is not None:
-                self._finish(held)
-            held = DeviceTable(Cells(device, _ROWS, self.alarm_of(device)))
+        table = self._open.get((index, stream))
+        if table is None or self._used(table) >= _ROWS - 1:
+            if table is not None:
+                self._finish(table)
+            table = DeviceTable(Cells(device, _ROWS, self.alarm_of(device)))
             matrix = word_matrix(device)
-            held.number = self._recording.add_table(index, stream, _ROWS, *held.addresses(matrix))
-            self._native.append(held)
-            self._open[index, stream] = held
+            table.number = self._recording.add_table(index, stream, _ROWS, *table.addresses(matrix))
+            self._native.append(table)
+            self._open[index, stream] = table
         if self.fill == "fingerprints":
             weights = row_weights_on(device, size // _ROW_BYTES + 64)
             self._recording.set_weights(index, weights.data_ptr(), len(weights))
         dtype = getattr(torch, dtype_name(self._scalar_type_name(scalar_type)))
         kernel: Any = None
         try:
-            kernel = compiled(dtype, held.cells, self.fill, many)
-        finally:  # without one Python is not asked again
+            kernel = compiled(dtype, table.cells, self.fill, many)
+        finally:  # also without one, so that C++ does not ask again
             self._recording.add_kernel(index, scalar_type, many, *(kernel or (0, 0, 0, 1, 1, 1)))
 
     def _used(self, table: DeviceTable) -> int:
         return len(self._recording.table_rows(table.number)) // 16
 
     def _finish(self, table: DeviceTable) -> None:
-        """C++ writes no more to a table: begin to copy it."""
+        """Begin to copy a table to which C++ writes no more."""
         if table.rows is None:
             table.rows = self._rows(table)
             table.cells.send()
@@ -178,19 +178,19 @@ class NativeDeviceStatistics(DeviceStatistics):
         return np.frombuffer(self._recording.table_rows(table.number), dtype=np.int64).reshape(-1, 2)
 
     def alarm_of(self, device: torch.device) -> Alarm:
-        """What counts the NaNs and infinities of a device; C++ hears it too."""
+        """The alarm of a device; C++ reads it too."""
         known = device in self._alarms
         alarm = super().alarm_of(device)
         if not known and alarm.count.is_cuda:
             self._recording.watch_bell(alarm.bell.data_ptr())
         return alarm
 
-    def heard(self, count: int) -> None:
-        """So much of what is not finite was looked into."""
-        self._recording.heard(count)
+    def acknowledge(self, count: int) -> None:
+        """The check has examined an alarm of this count."""
+        self._recording.acknowledge(count)
 
     def freeze(self) -> None:
-        """C++ is about to forget what it has written."""
+        """Copy what C++ holds, which is about to be freed."""
         for table in self._native:
             if table.rows is None:
                 table.rows = self._rows(table)

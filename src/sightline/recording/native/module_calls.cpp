@@ -19,7 +19,7 @@ void each_here(Visit visit) {
     const Recording::Visit in(recording);
     if (!recording.running.load(std::memory_order_acquire)) continue;
     Storages::Dead dead;  // freed after the mutex is given up
-    Lock lock(recording.mutex);  // whoever holds it gives it up before asking for the GIL, which this thread has
+    Lock lock(recording.mutex);  // its holder releases it before it asks for the GIL, which this thread has
     if (thread != recording.owner && recording.threads.find(thread) == recording.threads.end()) continue;
     ThreadState* state = state_of(slot, recording);
     const bool in_backward = current_node() != -1;
@@ -86,7 +86,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.parent = state.top().call;
     call.id = recording.next_id++;
     const int outer_phase = state.phase;
-    if (state.phase == kOptimizer) state.phase = kForward;  // what a module computes, whoever calls it
+    if (state.phase == kOptimizer) state.phase = kForward;  // a module's work is no update, even if an optimizer calls it
     call.bits = state.number << kThreadShift | (current_node() == -1 ? state.phase : static_cast<int>(kBackward));
     call.bits |= mode_of(module) << kFlagShift;
     state.marks.push_back({inner, inner->previous, nullptr, above, call.id, false, outer_phase});
@@ -95,10 +95,10 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     const int32_t id = call.id;
     state.calls.push_back(std::move(call));
     if (recording.observes_calls || has_new_inputs(recording, state.calls.back())) {
-      const CallTold told{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
-      tell_enter(recording, told, args, keywords_of(recording, inner), lock);
+      const CallEvent answer{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
+      notify_enter(recording, answer, args, keywords_of(recording, inner), lock);
     }
-    if (state.calls.empty() || state.calls.back().id != id) return;  // whoever was told has stopped the recording
+    if (state.calls.empty() || state.calls.back().id != id) return;  // an observer has stopped the recording
     OpenCall& open = state.calls.back();
     open.start = now();
     state.spent += open.start - entered;
@@ -124,11 +124,11 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     const c10::SmallVector<int32_t, 1> nothing;
     while (state.calls.size() > at) recording.close_call(state, nothing, recording.no_form, kRaised, entered);
     recording.values.memory.look_since(state.calls.back().start - recording.begin, entered - recording.begin, dead);
-    const CallTold told{state.calls.back().module, state.calls.back().id, phase_of(state.calls.back()),
+    const CallEvent answer{state.calls.back().module, state.calls.back().id, phase_of(state.calls.back()),
                         state.calls.size() - 1, state.calls.back().input_form};
     if (count == 3) {
       recording.close_call(state, nothing, recording.no_form, kRaised, entered);
-      if (recording.observes_calls) tell_leave(recording, told, args, nullptr, nullptr, lock);
+      if (recording.observes_calls) notify_leave(recording, answer, args, nullptr, nullptr, lock);
       return;
     }
     recording.glimpses = modules_only(recording);
@@ -149,7 +149,7 @@ PyObject* leave_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     }
     recording.glimpses = false;
     recording.close_call(state, outputs, form, 0, entered);
-    if (recording.observes_calls || is_checkpoint(recording, outputs)) tell_leave(recording, told, args, given[2], given[3], lock);
+    if (recording.observes_calls || is_checkpoint(recording, outputs)) notify_leave(recording, answer, args, given[2], given[3], lock);
     state.spent += now() - entered;
   });
   Py_RETURN_NONE;

@@ -4,6 +4,7 @@
 #include "module_calls.h"
 #include "python_values.h"
 #include "recording_object.h"
+#include "termination.h"
 
 namespace sightline {
 namespace {
@@ -15,7 +16,7 @@ PyObject* bytes_of(const std::vector<int64_t>& numbers) {
       reinterpret_cast<const char*>(numbers.data()), static_cast<Py_ssize_t>(numbers.size() * sizeof(int64_t)));
 }
 
-// Free everything, or have it freed when the slot is wanted: somebody may be inside and go on.
+// Free everything now, or when the slot is needed: a call may still be inside the recording.
 void let_go(Recording& recording) {
   if (recording.visitors.load() != 0) {
     if (!recording.left) Py_INCREF(recording.host);  // who is inside may ask it again
@@ -188,7 +189,7 @@ PyObject* recording_rows(PyObject* self, PyObject* args) {
         out.push_back(node.code);
         out.push_back(node.instruction);
       }
-    } else if (wanted == "readings") {
+    } else if (wanted == "statistics") {
       recording->measurements.append_to(out);
       if (take) recording->measurements.forget_rows();
     } else if (wanted == "copies") {
@@ -235,7 +236,7 @@ PyObject* recording_open_rows(PyObject* self, PyObject*) {
   return PyTuple_Pack(2, first.get(), second.get());
 }
 
-// counters(): numbers written to ops and calls so far, what is open, threads, faults that Python was not told of.
+// counters(): numbers written to ops and calls so far, what is open, threads, faults that Python does not know of.
 PyObject* recording_counters(PyObject* self, PyObject*) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
@@ -257,8 +258,8 @@ PyObject* recording_next_id(PyObject* self, PyObject*) {
   return PyLong_FromLong(recording->next_id++);
 }
 
-// known(tensor): its current value, or -1.
-PyObject* recording_known(PyObject* self, PyObject* object) {
+// find(tensor): its current value, or -1.
+PyObject* recording_find(PyObject* self, PyObject* object) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return PyLong_FromLong(-1);
   const Lock lock(recording->mutex);
@@ -267,7 +268,7 @@ PyObject* recording_known(PyObject* self, PyObject* object) {
 }
 
 // known_all(tensors): the current value of each in a list, or None.
-PyObject* recording_known_all(PyObject* self, PyObject* tensors) {
+PyObject* recording_find_all(PyObject* self, PyObject* tensors) {
   if (!PyList_Check(tensors)) Py_RETURN_NONE;
   Recording* recording = recording_of(self);
   std::vector<int32_t> values(static_cast<size_t>(PyList_GET_SIZE(tensors)), -1);
@@ -295,8 +296,8 @@ PyObject* recording_value(PyObject* self, PyObject* object) {
   return PyLong_FromLong(tensor == nullptr ? -1 : recording->value_of(*tensor, lock));
 }
 
-// let_go(tensor): hold no weak reference to it; the value it was known by, or -1.
-PyObject* recording_let_go(PyObject* self, PyObject* object) {
+// forget(tensor): hold no weak reference to it; returns the value it had, or -1.
+PyObject* recording_forget(PyObject* self, PyObject* object) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return PyLong_FromLong(-1);
   Lock lock(recording->mutex);
@@ -310,26 +311,26 @@ PyObject* recording_let_go(PyObject* self, PyObject* object) {
   return PyLong_FromLong(value);
 }
 
-// know_as(tensor, value): it has taken the place of a tensor that was known by a value.
-PyObject* recording_know_as(PyObject* self, PyObject* args) {
+// rebind(tensor, value): the tensor has this value from now on, whatever it looks like.
+PyObject* recording_rebind(PyObject* self, PyObject* args) {
   PyObject* object;
   int value;
   if (!PyArg_ParseTuple(args, "Oi", &object, &value)) return nullptr;
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
-    if (const at::TensorBase* tensor = recording->tensor_in(object)) recording->values.know_as(*tensor, value);
+    if (const at::TensorBase* tensor = recording->tensor_in(object)) recording->values.rebind(*tensor, value);
   }
   Py_RETURN_NONE;
 }
 
-// sharing(tensor): the newest value whose memory a tensor shows, or -1.
-PyObject* recording_sharing(PyObject* self, PyObject* object) {
+// find_storage(tensor): the newest value in the tensor's storage, or -1.
+PyObject* recording_find_storage(PyObject* self, PyObject* object) {
   Recording* recording = recording_of(self);
   if (recording == nullptr) return PyLong_FromLong(-1);
   const Lock lock(recording->mutex);
   const at::TensorBase* tensor = recording->tensor_in(object);
   const void* storage = tensor == nullptr ? nullptr : storage_of(tensor->unsafeGetTensorImpl());
-  return PyLong_FromLong(storage == nullptr ? -1 : recording->values.sharing(storage));
+  return PyLong_FromLong(storage == nullptr ? -1 : recording->values.find_storage(storage));
 }
 
 // add(tensor, kind, name_is_kept_by_the_host): a value for a tensor that is not known yet.
@@ -363,8 +364,8 @@ PyObject* recording_type_kind(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// living(): (value, tensor) of every known tensor that is still there.
-PyObject* recording_living(PyObject* self, PyObject*) {
+// live_tensors(): (value, tensor) of every recorded tensor that is still alive.
+PyObject* recording_live_tensors(PyObject* self, PyObject*) {
   std::vector<std::pair<int32_t, at::Tensor>> found;
   if (Recording* recording = recording_of(self)) {
     const Lock lock(recording->mutex);
@@ -381,7 +382,7 @@ PyObject* recording_living(PyObject* self, PyObject*) {
   return list;
 }
 
-// observe(ops, api, calls): what observers are told of.
+// observe(ops, api, calls): which events observers get.
 PyObject* recording_observe(PyObject* self, PyObject* args) {
   int ops, api, calls;
   Recording* recording = recording_of(self);
@@ -392,8 +393,8 @@ PyObject* recording_observe(PyObject* self, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// where(): what is done with this thread's ops: their phase, and the modules whose calls are open, outermost first.
-PyObject* recording_where(PyObject* self, PyObject*) {
+// context(): the modules whose calls are open on this thread, outermost first, and the phase of its ops.
+PyObject* recording_context(PyObject* self, PyObject*) {
   std::vector<int32_t> modules;
   int phase = kForward;
   if (Recording* recording = recording_of(self)) {
@@ -440,8 +441,8 @@ PyObject* recording_end_step(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-// leave_out(nanoseconds): so much of what is open on this thread is no part of the run.
-PyObject* recording_leave_out(PyObject* self, PyObject* nanoseconds) {
+// exclude_time(nanoseconds): do not count so much of what is open on this thread.
+PyObject* recording_exclude_time(PyObject* self, PyObject* nanoseconds) {
   const int64_t taken = PyLong_AsLongLong(nanoseconds);
   Recording* recording = recording_of(self);
   if (recording == nullptr) Py_RETURN_NONE;
@@ -526,20 +527,20 @@ const PyMethodDef own_methods[] = {
     {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of what has not ended."},
     {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
     {"next_id", recording_next_id, METH_NOARGS, "next_id(): a number in the order of ops and calls."},
-    {"known", recording_known, METH_O, "known(tensor): its value, or -1."},
-    {"known_all", recording_known_all, METH_O, "known_all(tensors): the value of each, or None."},
+    {"find", recording_find, METH_O, "find(tensor): its value, or -1."},
+    {"find_all", recording_find_all, METH_O, "find_all(tensors): the value of each, or None."},
     {"value", recording_value, METH_O, "value(tensor): its value, a new one if it has none."},
-    {"let_go", recording_let_go, METH_O, "let_go(tensor): its value, by which it is known no more."},
-    {"know_as", recording_know_as, METH_VARARGS, "know_as(tensor, value): it stands where that one stood."},
-    {"sharing", recording_sharing, METH_O, "sharing(tensor): the newest value of its memory, or -1."},
+    {"forget", recording_forget, METH_O, "forget(tensor): its value, which it no longer has."},
+    {"rebind", recording_rebind, METH_VARARGS, "rebind(tensor, value): the tensor has this value from now on."},
+    {"find_storage", recording_find_storage, METH_O, "find_storage(tensor): the newest value in its storage, or -1."},
     {"add", recording_add, METH_VARARGS, "add(tensor, kind, producer, base, flags): a new value."},
     {"type_kind", recording_type_kind, METH_VARARGS, "type_kind(type, kind): how its objects are read."},
-    {"living", recording_living, METH_NOARGS, "living(): values and tensors that are still there."},
-    {"observe", recording_observe, METH_VARARGS, "observe(ops, api, calls): what observers are told of."},
-    {"where", recording_where, METH_NOARGS, "where(): modules whose calls are open here, and the phase."},
+    {"live_tensors", recording_live_tensors, METH_NOARGS, "live_tensors(): values of the tensors that are still alive."},
+    {"observe", recording_observe, METH_VARARGS, "observe(ops, api, calls): which events observers get."},
+    {"context", recording_context, METH_NOARGS, "context(): modules whose calls are open here, and the phase."},
     {"begin_step", recording_begin_step, METH_VARARGS, "begin_step(frame, closure): an optimizer steps."},
     {"end_step", recording_end_step, METH_NOARGS, "end_step(): it has stepped."},
-    {"leave_out", recording_leave_out, METH_O, "leave_out(nanoseconds): they are no part of the run."},
+    {"exclude_time", recording_exclude_time, METH_O, "exclude_time(nanoseconds): do not count them in what is open on this thread."},
     {"enter_region", recording_enter_region, METH_VARARGS, "enter_region(info, form, inputs, frame)"},
     {"leave_region", recording_leave_region, METH_NOARGS, "leave_region(): the number of its op, or -1."},
     {"fail", recording_fail, METH_O, "fail(codes): an exception has passed these."},
@@ -629,6 +630,8 @@ PyMethodDef module_methods[] = {
     {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)), METH_FASTCALL,
      "A global forward hook."},
     {"after_fork", after_fork, METH_NOARGS, "Forget everything, in a forked child."},
+    {"delay_termination", delay_termination, METH_O, "SIGTERM ends the process so many seconds later."},
+    {"restore_termination", restore_termination, METH_NOARGS, "SIGTERM as it was."},
     {"address_at", address_at, METH_VARARGS, "The address an object holds so many bytes into itself."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_observer", "The native engine.", -1, module_methods,

@@ -19,7 +19,7 @@ PyObject* known_object(Recording& recording, const at::TensorBase& tensor) {
 
 }  // namespace
 
-void tell_op(
+void notify_op(
     Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
     int32_t result_form, int phase, bool raised, bool odd, Lock& lock) {
   const int32_t api = state.api.id >= 0 ? state.api.info : -1;
@@ -28,15 +28,15 @@ void tell_op(
   const int worker = !state.own;
   const auto wrap = [&](const at::TensorBase& tensor) { return known_object(recording, tensor); };
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(
+    Owned answer(PyObject_CallMethod(
         recording.host, "op_ended", "iiiLiiiNNNiiii", op.traits->number, op.id, stack, node, phase, api, worker,
         python_numbers(op.inputs.data(), op.inputs.size()), python_list(op.given, THPVariable_Wrap), python_list(made, wrap),
         op.form, result_form, static_cast<int>(raised), static_cast<int>(odd)));
-    if (!told) recording.fault();
+    if (!answer) recording.fault();
   });
 }
 
-void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock) {
+void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock) {
   const ApiCall& api = state.api;
   PyObject* given = std::exchange(state.api.given, nullptr);
   const std::vector<WeakTensor> results = std::move(state.api.results);
@@ -53,30 +53,30 @@ void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& l
       Owned object(known_object(recording, at::Tensor(std::move(alive))));
       if (object) PyList_Append(list, object.get());
     }
-    Owned told(PyObject_CallMethod(
+    Owned answer(PyObject_CallMethod(
         recording.host, "api_call_ended", "iiiiiNNNiii", info, id, stack, phase, worker,
         python_numbers(inputs.data(), inputs.size()), given, list, form, result_form, raised));
-    if (!told) recording.fault();
+    if (!answer) recording.fault();
   });
 }
 
-void tell_enter(Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, Lock& lock) {
+void notify_enter(Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, Lock& lock) {
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(
+    Owned answer(PyObject_CallMethod(
         recording.host, "module_entered", "iiiniOO", call.module, call.id, call.phase,
         static_cast<Py_ssize_t>(call.depth), call.form, args, kwargs ? kwargs : Py_None));
-    if (!told) recording.fault();
+    if (!answer) recording.fault();
   });
 }
 
-void tell_leave(
-    Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, PyObject* result, Lock& lock) {
+void notify_leave(
+    Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, PyObject* result, Lock& lock) {
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(
+    Owned answer(PyObject_CallMethod(
         recording.host, "module_left", "iiiniOOOi", call.module, call.id, call.phase,
         static_cast<Py_ssize_t>(call.depth), call.form, args, kwargs ? kwargs : Py_None, result ? result : Py_None,
         static_cast<int>(result == nullptr)));
-    if (!told) recording.fault();
+    if (!answer) recording.fault();
   });
 }
 

@@ -1,12 +1,12 @@
-// Telling Python's observers what has happened: see `sightline.recording.observers`.
+// Notifies Python's observers of events: see `sightline.recording.observers`.
 #pragma once
 
 #include "recording.h"
 
 namespace sightline {
 
-// What is told of a module call beside its arguments.
-struct CallTold {
+// A module call as observers see it, without its arguments.
+struct CallEvent {
   int32_t module, id;
   int phase;
   size_t depth;  // how many calls are open around it
@@ -15,14 +15,14 @@ struct CallTold {
 
 inline int phase_of(const OpenCall& call) { return call.bits & ((1 << kFlagShift) - 1); }
 
-void tell_op(
+void notify_op(
     Recording& recording, const ThreadState& state, const OpenOp& op, c10::ArrayRef<c10::IValue> made,
     int32_t result_form, int phase, bool raised, bool odd, Lock& lock);
 // The API call that `state` has just closed.
-void tell_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock);
-void tell_enter(Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, Lock& lock);
+void notify_api_call(Recording& recording, ThreadState& state, int32_t id, Lock& lock);
+void notify_enter(Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, Lock& lock);
 // Without a result it has raised.
-void tell_leave(
-    Recording& recording, const CallTold& call, PyObject* args, PyObject* kwargs, PyObject* result, Lock& lock);
+void notify_leave(
+    Recording& recording, const CallEvent& call, PyObject* args, PyObject* kwargs, PyObject* result, Lock& lock);
 
 }  // namespace sightline

@@ -43,10 +43,10 @@ void Recording::fault() {
   PyErr_NormalizeException(&type, &error, &traceback);
   if (error != nullptr && traceback != nullptr) PyException_SetTraceback(error, traceback);
   if (host != nullptr && error != nullptr) {
-    Owned told(PyObject_CallMethod(host, "handle_fault", "O", error));
-    if (!told) PyErr_Clear();
+    Owned answer(PyObject_CallMethod(host, "handle_fault", "O", error));
+    if (!answer) PyErr_Clear();
     // Not before Python has returned: it would be the one to raise it.
-    if (told && told.get() != Py_None && Py_AddPendingCall(raise_what, Py_NewRef(told.get())) < 0) Py_DECREF(told.get());
+    if (answer && answer.get() != Py_None && Py_AddPendingCall(raise_what, Py_NewRef(answer.get())) < 0) Py_DECREF(answer.get());
   }
   Py_XDECREF(type);
   Py_XDECREF(error);
@@ -58,7 +58,7 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   const char* overload = event.overload_name();
   // Autograd marks each of its nodes so, with a text of its own each time.
   if (std::strncmp(name, "autograd::engine", 16) == 0) return nullptr;
-  // Names of operators lie where their schemas are; other marks may be texts on somebody's stack.
+  // Names of operators live as long as their schemas; other marks may be texts on a caller's stack.
   const auto found = traits_.find(overload[0] == '\0' ? static_cast<const void*>(name) : overload);
   if (found != traits_.end() && found->second->name == name && found->second->overload == overload) {
     return found->second.get();
@@ -84,12 +84,12 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   traits->python = traits->name.compare(0, 6, "aten::") != 0;
   const std::string asked_name = traits->name, asked_overload = traits->overload;
   const bool asked = ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_op", "ss", asked_name.c_str(), asked_overload.c_str()));
+    Owned answer(PyObject_CallMethod(host, "new_op", "ss", asked_name.c_str(), asked_overload.c_str()));
     int seen, constant, chosen, uninitialized, relabels, keeps_order, maybe_view, preserves;
     unsigned long long mutates;
-    if (!told ||
+    if (!answer ||
         !PyArg_ParseTuple(
-            told.get(), "ippiKpppppi", &traits->number, &seen, &constant, &traits->aliases, &mutates, &chosen,
+            answer.get(), "ippiKpppppi", &traits->number, &seen, &constant, &traits->aliases, &mutates, &chosen,
             &uninitialized, &relabels, &keeps_order, &maybe_view, &preserves)) {
       fault();
       return;
@@ -121,16 +121,16 @@ int32_t Recording::metadata_of(const at::TensorBase& tensor, Lock& lock) {
   }
   int32_t number = -1;
   ask(lock, [&] {
-    PyObject* told;
+    PyObject* answer;
     if (key != 0) {
-      told = PyObject_CallMethod(
+      answer = PyObject_CallMethod(
           host, "plain_metadata", "NNss", python_tuple(impl->sizes()), python_tuple(impl->strides()),
           c10::toString(c10::typeMetaToScalarType(impl->dtype())), impl->device().str().c_str());
     } else {
-      told = PyObject_CallMethod(host, "metadata", "N", object_of(tensor));
+      answer = PyObject_CallMethod(host, "metadata", "N", object_of(tensor));
     }
-    Owned held(told);
-    number = as_number(told);
+    Owned held(answer);
+    number = as_number(answer);
     if (PyErr_Occurred()) fault();
   });
   if (key != 0 && number >= 0) values.metadata.emplace(key, number);
@@ -159,9 +159,9 @@ int32_t Recording::value_of(const at::TensorBase& tensor, Lock& lock) {
   ValueRow row{0, 0, id, 0, -1, -1, -1, 7, 0};
   ask(lock, [&] {
     Owned object(THPVariable_Wrap(tensor));
-    Owned told(object ? PyObject_CallMethod(host, "first_sight", "Oi", object.get(), id) : nullptr);
+    Owned answer(object ? PyObject_CallMethod(host, "explain_tensor", "Oi", object.get(), id) : nullptr);
     int kind, flags;
-    if (!told || !PyArg_ParseTuple(told.get(), "iiii", &kind, &row.producer, &row.base, &flags)) {
+    if (!answer || !PyArg_ParseTuple(answer.get(), "iiii", &kind, &row.producer, &row.base, &flags)) {
       fault();
       return;
     }
@@ -185,7 +185,7 @@ int32_t Recording::replaced(const at::TensorBase& tensor, const KnownTensor& bef
   const void* storage = storage_of(impl);
   const bool moved = before.storage != storage;
   const int32_t previous = before.value;  // `before` is not looked at again: the mutex is given up
-  const int32_t base = moved && storage != nullptr ? values.sharing(storage, impl) : -1;
+  const int32_t base = moved && storage != nullptr ? values.find_storage(storage, impl) : -1;
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
   const int flags = (tensor.requires_grad() ? 1 : 0) | (moved && base < 0 ? kMoved : 0);
@@ -221,7 +221,7 @@ int32_t Recording::produced(const at::TensorBase& tensor, int32_t op, const Open
   const int32_t metadata = metadata_of(tensor, lock);
   const int32_t id = values.next++;
   const bool view = from != nullptr && from->alias_storage != nullptr && storage_of(impl) == from->alias_storage;
-  if (!wants_aten && op >= 0) {  // ops are not seen, so that memory alone tells what is a view of what
+  if (!wants_aten && op >= 0) {  // ops are not seen, so memory alone shows what is a view of what
     const void* storage = storage_of(impl);
     values.rows.push_back(
         {reinterpret_cast<int64_t>(storage), storage ? impl->storage_offset() : 0, id, metadata, op, -1, -1, 5, 0});
@@ -245,8 +245,8 @@ int32_t Recording::form_of(
   int32_t form = no_form;
   ask(lock, [&] {
     const auto shared = static_cast<unsigned long long>(read.needs_python ? 0 : read.key);
-    Owned told(PyObject_CallMethod(host, "new_form", "iKN", traits.number, shared, python_list(given, slot_marker)));
-    if (told) form = as_number(told.get());
+    Owned answer(PyObject_CallMethod(host, "new_form", "iKN", traits.number, shared, python_list(given, slot_marker)));
+    if (answer) form = as_number(answer.get());
     if (PyErr_Occurred()) fault();
   });
   if (!read.needs_python) forms.emplace(key, form);
@@ -266,19 +266,19 @@ int32_t Recording::result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue
   int32_t form = no_form;
   ask(lock, [&] {
     const char* method = api ? "new_api_result_form" : "new_result_form";
-    Owned told(PyObject_CallMethod(host, method, "iN", traits.number, python_list(made, slot_marker)));
-    if (told) form = as_number(told.get());
+    Owned answer(PyObject_CallMethod(host, method, "iN", traits.number, python_list(made, slot_marker)));
+    if (answer) form = as_number(answer.get());
     if (PyErr_Occurred()) fault();
   });
   if (!found.needs_python) forms.emplace(key, form);
   return form;
 }
 
-void Recording::tell_type(PyTypeObject* type, Lock& lock) {
+void Recording::learn_type(PyTypeObject* type, Lock& lock) {
   int kind = static_cast<int>(TypeKind::kPython);
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_type", "O", type));
-    if (told) kind = as_number(told.get());
+    Owned answer(PyObject_CallMethod(host, "new_type", "O", type));
+    if (answer) kind = as_number(answer.get());
     if (PyErr_Occurred()) fault();
   });
   types.kinds.emplace(type, static_cast<TypeKind>(kind));
@@ -289,9 +289,9 @@ const CodeTraits* Recording::traits_of(PyCodeObject* code, Lock& lock) {
   if (found != stacks.codes.end()) return &found->second;
   CodeTraits traits{-1, true, false};
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "new_code", "O", code));
+    Owned answer(PyObject_CallMethod(host, "new_code", "O", code));
     int hidden, api;
-    if (!told || !PyArg_ParseTuple(told.get(), "ipp", &traits.number, &hidden, &api)) {
+    if (!answer || !PyArg_ParseTuple(answer.get(), "ipp", &traits.number, &hidden, &api)) {
       fault();
       return;
     }
@@ -385,11 +385,11 @@ void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t&
   }
   for (;;) {
     Arguments found;
-    found.has_gil = true;  // of whoever calls a module
+    found.has_gil = true;  // the caller of a module holds it
     PyTypeObject* unknown = types.read(args, found);
     if (unknown == nullptr && kwargs != nullptr && PyDict_GET_SIZE(kwargs) > 0) unknown = types.read(kwargs, found);
     if (unknown != nullptr) {
-      tell_type(unknown, lock);
+      learn_type(unknown, lock);
       continue;
     }
     PyObject* named = kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0 ? Py_None : kwargs;
@@ -400,8 +400,8 @@ void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t&
         form = known->second;
       } else {
         ask(lock, [&] {
-          Owned told(PyObject_CallMethod(host, "new_call_form", "OO", args, named));
-          if (told) form = as_number(told.get());
+          Owned answer(PyObject_CallMethod(host, "new_call_form", "OO", args, named));
+          if (answer) form = as_number(answer.get());
           if (PyErr_Occurred()) fault();
         });
         forms.emplace(key, form);
@@ -410,9 +410,9 @@ void Recording::read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t&
       return;
     }
     ask(lock, [&] {
-      Owned told(PyObject_CallMethod(host, "read", "OO", args, named));
+      Owned answer(PyObject_CallMethod(host, "read", "OO", args, named));
       PyObject* list = nullptr;
-      if (told && PyArg_ParseTuple(told.get(), "iO!", &form, &PyList_Type, &list)) {
+      if (answer && PyArg_ParseTuple(answer.get(), "iO!", &form, &PyList_Type, &list)) {
         for (Py_ssize_t at = 0; at < PyList_GET_SIZE(list); ++at) ids.push_back(as_number(PyList_GET_ITEM(list, at)));
       }
       if (PyErr_Occurred()) fault();
@@ -428,8 +428,8 @@ int32_t Recording::module_of(PyObject* module, Lock& lock) {
   int32_t number = -1;
   PyObject* ref = nullptr;
   ask(lock, [&] {
-    Owned told(PyObject_CallMethod(host, "module", "O", module));
-    if (told) number = as_number(told.get());
+    Owned answer(PyObject_CallMethod(host, "module", "O", module));
+    if (answer) number = as_number(answer.get());
     if (number >= 0) ref = PyWeakref_NewRef(module, nullptr);
     if (PyErr_Occurred()) fault();
   });

@@ -128,8 +128,8 @@ struct ApiCall {
   bool began;  // an op has taken the subject
   bool read_number;  // its last op has read a size that is one of its arguments
   std::vector<int32_t> inputs, outputs;
-  PyObject* given = nullptr;  // what observers are told of its arguments, owned
-  // What observers are told of its results. Not held: torch copies a result that somebody else has.
+  PyObject* given = nullptr;  // its arguments for observers, owned
+  // Its results for observers. Not owned: torch copies a result that has a second owner.
   std::vector<WeakTensor> results;
   int32_t call;
   int bits;
@@ -166,7 +166,7 @@ enum Phase { kForward, kBackward, kRecompute, kOptimizer };
 
 class Recording {
  public:
-  // Somebody is inside. While anybody is, nothing of the recording is freed.
+  // A call is inside. While one is, nothing of the recording is freed.
   class Visit {
    public:
     explicit Visit(Recording& recording) : recording_(recording) { recording_.visitors.fetch_add(1); }
@@ -205,11 +205,11 @@ class Recording {
   int32_t one_tensor = -1;  // of a single tensor
   int32_t raised_stack = -1;  // of the last op that raised
   int32_t last_region = -1;  // the op that stands for compiled code
-  std::atomic<int> faults{0};  // of our own, that Python could not be told of
+  std::atomic<int> faults{0};  // of our own, that could not be passed on to Python
   Py_ssize_t kwargs_slot = -1;
 
   bool in_backward = false;  // of the op that is being read
-  bool glimpses = false;  // only module calls are recorded, and one is running: tensors between them are nobody's
+  bool glimpses = false;  // only module calls are recorded, and one is running: tensors between them have no producer
 
   OpTraits* traits_of(const at::RecordFunction& event, Lock& lock);
   int32_t module_of(PyObject* module, Lock& lock);
@@ -229,7 +229,7 @@ class Recording {
   }
   int32_t form_of(const OpTraits& traits, const Arguments& read, c10::ArrayRef<const c10::IValue> given, Lock& lock);
   int32_t result_form(const OpTraits& traits, c10::ArrayRef<c10::IValue> made, bool api, Lock& lock);
-  void tell_type(PyTypeObject* type, Lock& lock);
+  void learn_type(PyTypeObject* type, Lock& lock);
   const CodeTraits* traits_of(PyCodeObject* code, Lock& lock);
   using Path = c10::SmallVector<const Frame*, 32>;
   void pop_mark(ThreadState& state);
@@ -238,7 +238,7 @@ class Recording {
   void read_python(PyObject* args, PyObject* kwargs, Ids& ids, int32_t& form, Lock& lock);
   void close_call(ThreadState& state, const Ids& outputs, int32_t form, int flags, int64_t end);
   void drop_mark(ThreadState& state);
-  // The C++ tensor of a Python object; null if it is none.
+  // The C++ tensor of a Python object; null if it is not a tensor.
   const at::TensorBase* tensor_in(PyObject* object) const;
   void fault();
   void clear();
@@ -275,7 +275,7 @@ bool ask(Lock& lock, Ask ask_python) {
   bool asked = false;
   if (!_Py_IsFinalizing()) {
     WithGil gil;
-    // The op's own exception, if there is one on its way, is none of Python's business here.
+    // The op's own exception, if one is in flight, is set aside while Python answers.
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
     ask_python();

@@ -1,4 +1,4 @@
-"""Forms of operator calls out of what C++ hands over: dtypes as numbers, tensors as markers, all defaults."""
+"""Forms of operator calls from what C++ passes: dtypes as numbers, tensors as markers, all defaults."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def operator(name: str, overload: str) -> Any:
 
 @cache
 def traits_of(name: str, overload: str) -> tuple[OpTraits, int]:
-    """What is known of an operator, and a bit for each argument that it changes in place."""
-    facts = aten_traits(operator(name, overload))
-    arguments = facts.function._schema.arguments[:64]
+    """The traits of an operator, and a bit for each argument that it changes in place."""
+    traits = aten_traits(operator(name, overload))
+    arguments = traits.function._schema.arguments[:64]
     written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
-    return facts, sum(1 << at for at, changes in enumerate(written) if changes)
+    return traits, sum(1 << at for at, changes in enumerate(written) if changes)
 
 
 def form_of_schema(function: Any, values: list[Any], scalar_type: Callable[[int], str]) -> Form:
-    """The form of a call as Python's dispatch would show it: defaults at the end are left out.
+    """The form of a call as Python's dispatcher would pass it: defaults at the end are left out.
 
-    ``scalar_type`` tells what C++ calls the dtype of a number.
+    ``scalar_type`` returns the C++ name of a dtype by its number.
     """
     if not isinstance(function, OpOverload):
         return Form(tuple(_plain(value) for value in values))
@@ -71,7 +71,7 @@ def form_of_schema(function: Any, values: list[Any], scalar_type: Callable[[int]
 
 
 def split_arguments(function: Any, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the named arguments among the values of all."""
+    """The positional and the named arguments, from the values of all."""
     arguments = function._schema.arguments if isinstance(function, OpOverload) else ()
     named = {
         argument.name: value
@@ -83,8 +83,8 @@ def split_arguments(function: Any, values: list[Any]) -> tuple[tuple[Any, ...], 
 
 def result_form(values: list[Any]) -> Form:
     """The form of what an operator returned."""
-    found = [_plain(value) for value in values]
-    return Form((found[0] if len(found) == 1 else tuple(found),))
+    items = [_plain(value) for value in values]
+    return Form((items[0] if len(items) == 1 else tuple(items),))
 
 
 def api_result_form(function: Any, values: list[Any]) -> Form:

@@ -1,7 +1,4 @@
-"""A recording of the native engine from start to stop: C++ records, and `Host` describes what it meets.
-
-`NativeSession` offers what `Session` offers to everybody who reads a recording in progress.
-"""
+"""A recording of the native engine from start to stop: C++ records, and `Host` describes what it meets."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from sightline.recording.native.host import Host
 from sightline.recording.native.measurements import NativeDeviceStatistics, NativeStatistics
 from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
-from sightline.trace.assembly.arrays import Numbers
+from sightline.trace.assembly.arrays import IntArray
 
 _PACKAGE: Final = str(Path(__file__).parents[2]) + os.sep
 
@@ -59,7 +56,7 @@ class NativeSession(Host):
         self.api_names = ApiNames(self.infos)
         self.stacks: NativeStacks = NativeStacks()
         values = self.values = NativeValues()
-        self.arguments = Arguments(values, Forms())  # type: ignore[arg-type]  # it asks no more of it
+        self.arguments = Arguments(values, Forms())
         self.recording = values.recording = observer.Recording(
             self,
             level,
@@ -79,10 +76,10 @@ class NativeSession(Host):
         values.stream, values.fresh = (NativeStream(self.recording, n) for n in ("values", "plain_values"))
         for kind in (Tensor, Parameter):
             self.recording.type_kind(kind, TENSOR)
-        self.modules = Modules(model, values)  # type: ignore[arg-type]
+        self.modules = Modules(model, values)
         self._counters: tuple[int, ...] = ()
         self._raised = -1  # the stack of the last op that raised
-        self._stopping: BaseException | None = None  # an observer's, that the program has not been given
+        self._stopping: BaseException | None = None  # an observer's error that was not raised yet
         self._caller = caller
         self._above = self.recording.stack(caller) if caller is not None and above else -1
 
@@ -98,26 +95,26 @@ class NativeSession(Host):
             self.recording.listen_to_nodes()
         self._caller = None
 
-    def new_readings(self) -> StatisticsBuffer:
-        """Where the numbers of tensors are kept: C++ reads the results of ops, where it sees them."""
+    def new_statistics_buffer(self) -> StatisticsBuffer:
+        """A store for the statistics of tensors in CPU memory; C++ takes them where it records ops."""
         return NativeStatistics(self.recording) if self.level in ("aten", "both") else StatisticsBuffer()
 
-    def new_deferred(self, fill: str) -> DeviceStatistics:
-        """Where numbers on devices are kept."""
+    def new_device_statistics(self, fill: str) -> DeviceStatistics:
+        """A store for the statistics of tensors on devices."""
         if self.level not in ("aten", "both"):
             return DeviceStatistics(fill)
         return NativeDeviceStatistics(fill, self.recording, self.native.scalar_type_name)
 
     def _measure(self) -> None:
-        """Have C++ measure what was asked for."""
-        if self.readings is None or not self.readings.readings.native:
+        """Have C++ take the statistics that the options ask for."""
+        if self.statistics_source is None or not self.statistics_source.buffer.native:
             return
-        wanted = (0, False, False, False) if self.measurer is None else self.measurer.native_options
+        options = (0, False, False, False) if self.statistics is None else self.statistics.native_options
         checks = self.check is not None
-        self.recording.measure(*wanted, checks, checks, Parameter)
+        self.recording.measure(*options, checks, checks, Parameter)
 
     def abandon(self) -> None:
-        """It will never begin: give the slot back."""
+        """Free the slot: the recording will never begin."""
         self.running = False
         self.recording.release()
 
@@ -142,12 +139,12 @@ class NativeSession(Host):
         self._counters = counters
 
     def release(self) -> None:
-        """Take over what C++ holds: it has room for few recordings, and this one may stay unread for long."""
+        """Copy what C++ holds and free its slot: there are few, and this one may stay unread for long."""
         for stream in (self.ops, self.calls, self.memory, self.values.stream, self.values.fresh):
             stream.freeze()
-        if self.readings is not None:
-            self.readings.readings.freeze()
-            self.readings.deferred.freeze()
+        if self.statistics_source is not None:
+            self.statistics_source.buffer.freeze()
+            self.statistics_source.device_statistics.freeze()
         self.recording.release()
 
     def refresh(self) -> None:
@@ -160,13 +157,13 @@ class NativeSession(Host):
         return sum(self.counters()[:3])
 
     def counters(self) -> tuple[int, ...]:
-        """Numbers written for ops and for calls, what is open, threads, faults of C++'s own."""
-        found: tuple[int, ...] = self._counters or self.recording.counters()
-        return found
+        """Counts: numbers written for ops, for calls, what is open, threads, faults in C++."""
+        counters: tuple[int, ...] = self._counters or self.recording.counters()
+        return counters
 
     @property
-    def passage(self) -> HandlerOverhead:
-        """What torch adds to an op that is observed: a fraction of a microsecond, left in."""
+    def handler_overhead(self) -> HandlerOverhead:
+        """None: what torch adds to an observed op is a fraction of a microsecond."""
         return HandlerOverhead(0, 0)
 
     @property
@@ -174,20 +171,20 @@ class NativeSession(Host):
         """The thread it was started on."""
         return self._ident
 
-    def leave_out(self, taken: int) -> None:
-        """So many nanoseconds of what is open on this thread are no part of the run."""
-        self.recording.leave_out(taken)
+    def exclude_time(self, taken: int) -> None:
+        """Do not count so many nanoseconds in the durations of what is open on this thread."""
+        self.recording.exclude_time(taken)
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""
         self.recording.begin_step(frame, closure)
 
     def end_optimizer_step(self) -> None:
-        """It has stepped."""
+        """The optimizer has stepped."""
         self.recording.end_step()
 
     def note_error(self, error: BaseException) -> None:
-        """An exception is leaving the block: if it came out of an open API call, that one has raised."""
+        """An exception is leaving the block: if it came out of an open API call, mark that as raised."""
         codes = set()
         at = traceback_of(error)
         while at is not None:
@@ -210,25 +207,25 @@ class NativeSession(Host):
 
     @property
     def threads(self) -> int:
-        """How many threads have worked for it."""
+        """How many threads have run recorded code."""
         return self.counters()[3]
 
-    def open_rows(self) -> tuple[Numbers, Numbers]:
+    def open_rows(self) -> tuple[IntArray, IntArray]:
         """Rows of the ops and calls that have begun and not ended."""
         ops, calls = self.recording.open_rows()
         return np.frombuffer(ops, dtype=np.int64), np.frombuffer(calls, dtype=np.int64)
 
     def next_id(self) -> int:
         """A number in the order of ops and calls."""
-        found: int = self.recording.next_id()
-        return found
+        number: int = self.recording.next_id()
+        return number
 
-    # -- what goes wrong, or stops the run ----------------------------------------------------------------
+    # -- faults, and errors that stop the run -------------------------------------------------------------
 
     def handle_fault(self, error: BaseException) -> Callable[[], BaseException | None] | None:
-        """Count a fault of our own; the program gets what a signal handler or an observer has for it.
+        """Count a fault of the recorder; an error of a signal handler or an observer goes to the program.
 
-        What is returned, C++ has the main thread call as soon as it is back in the program.
+        C++ has the main thread call what is returned, as soon as it is back in the program.
         """
         if issubclass(type(error), STOPS_THE_RUN):
             return self._stop_the_run(error)
@@ -238,24 +235,24 @@ class NativeSession(Host):
         return None
 
     def _stop_the_run(self, error: BaseException) -> Callable[[], BaseException | None] | None:
-        """Have the main thread raise an error at the next chance; observers hear no more.
+        """Have the main thread raise an error as soon as it can; observers get no more events.
 
-        Python has no way to do that to another thread from inside it: there it comes out of the block.
+        Another thread cannot be made to: there the error is raised at the end of the block.
         """
         if self._stopping is not None:
             return None
         self._stopping = error
         self.recording.observe(False, False, False)
-        self.recording.tell_odd(False)
+        self.recording.report_nonfinite(False)
         return self._take_stopping if self._ident == threading.main_thread().ident else None
 
-    def not_raised(self) -> BaseException | None:
-        """An error that was to stop the run, and came too late for that."""
+    def take_pending_error(self) -> BaseException | None:
+        """An observer's error that came too late to stop the run."""
         error, self._stopping = self._stopping, None
         return error
 
     def _take_stopping(self) -> BaseException | None:
-        """The error, unless code of ours would be hit by it: then it waits for the end of the recording."""
+        """The error, unless it would hit our own code: then it waits for the end of the recording."""
         if sys._getframe(1).f_code.co_filename.startswith(_PACKAGE) or not self.running:
             return None
         error, self._stopping = self._stopping, None
@@ -263,7 +260,7 @@ class NativeSession(Host):
 
 
 def tensor_offset(observer: ModuleType) -> int:
-    """How many bytes into a Python tensor its C++ one is."""
+    """The offset of the C++ tensor in the Python object."""
     probe = torch.empty(0)
     for offset in (observer.OBJECT_HEAD, observer.OBJECT_HEAD + 8):
         if observer.address_at(probe, offset) == probe._cdata:
@@ -272,6 +269,6 @@ def tensor_offset(observer: ModuleType) -> int:
 
 
 def kwargs_slot() -> int:
-    """Where the frame that calls a module's hooks keeps the keyword arguments of the call."""
+    """The slot of the keyword arguments in the frame that calls a module's hooks."""
     inner = next(code for code in Module._call_impl.__code__.co_consts if isinstance(code, CodeType))
     return len(inner.co_varnames) + len(inner.co_cellvars) + inner.co_freevars.index("kwargs")

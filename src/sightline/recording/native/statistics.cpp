@@ -115,7 +115,7 @@ const Loops& loops() {
 struct Format {
   c10::ScalarType type;
   size_t width;  // bytes
-  uint64_t carry;  // see `any_odd`; 0: it cannot be told that way
+  uint64_t carry;  // see `any_odd`; 0: this dtype cannot be checked that way
   uint64_t nan;  // that stands for all NaNs
   double largest;
   bool complex;

@@ -1,7 +1,6 @@
 """What the native engine is compiled with: the compiler, its flags, and all that a built file depends on.
 
-Used by `build` and `compilation`. Nothing here writes a file; whatever is missing is raised as
-`NativeUnavailable` with the fix.
+Nothing here writes a file; what is missing is raised as `NativeUnavailable` with the fix.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from sightline.errors import NativeUnavailable
 
 SANITIZE: Final = "SIGHTLINE_SANITIZE"
 COMPILERS: Final = ("g++", "c++", "clang++")
-#: The native engine reads the interpreter's frames, whose layout each of these versions has its own of.
+#: The native engine reads the interpreter's frames, whose layout it knows for these versions.
 PYTHONS: Final = ((3, 11), (3, 12))
 
 _WARNINGS: Final = ("-Wall", "-Wextra")
@@ -45,7 +44,7 @@ _VERSION_SECONDS: Final = 30.0
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler that was found and answers."""
+    """A C++ compiler that runs."""
 
     command: tuple[str, ...]  #: the program with an absolute path, then arguments that ``$CXX`` gave it
     version: str  #: all that it prints for ``--version``
@@ -72,7 +71,7 @@ class Toolchain:
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> Toolchain:
-        """Of this process; raises where the native engine cannot be at all."""
+        """The toolchain of this process; raises where the native engine cannot work at all."""
         environment = os.environ if environment is None else environment
         _check_supported()
         folder = Path(torch.__file__).parent
@@ -101,7 +100,7 @@ class Toolchain:
         return (*(_SANITIZED if self.sanitize else _FAST), *_LAYOUT, *_SHAPE, *_WARNINGS, abi)
 
     def command(self, source: Path, target: Path, *, strict: bool) -> list[str]:
-        """Make an extension of a file, which finds torch where it is; ``strict`` makes a warning an error."""
+        """The command that makes an extension of a file; ``strict`` makes a warning an error."""
         assert self.compiler is not None
         ours = [*self.compiler.command, *self.flags, *(("-Werror",) if strict else ())]
         # As system headers, torch's and Python's own are not held to our warnings.
@@ -114,7 +113,7 @@ class Toolchain:
         return [*ours, *system, "-shared", str(source), "-o", str(target), *linked]
 
     def facts(self, sources: Path) -> dict[str, object]:
-        """All that a built file depends on, as JSON can say it; equal facts make equal files."""
+        """All that a built file depends on, as JSON; equal facts make equal files."""
         compiler = self.compiler
         return {
             "torch": self.torch,
@@ -157,28 +156,28 @@ class Toolchain:
 def find_compiler(environment: Mapping[str, str]) -> Compiler | None:
     """``$CXX``, or the first compiler on ``$PATH``; None where there is none."""
     path = environment.get("PATH", os.defpath)
-    asked = environment.get("CXX", "").strip()
-    if asked:
+    command = environment.get("CXX", "").strip()
+    if command:
         try:
-            program, *arguments = shlex.split(asked)  # "ccache g++" is two words
+            program, *arguments = shlex.split(command)  # "ccache g++" is two words
         except ValueError:  # a quote without its partner
-            program, *arguments = asked.split()
+            program, *arguments = command.split()
         where = shutil.which(program, path=path)
         if where is None:
             raise NativeUnavailable(
-                f"The native engine needs a C++ compiler, and CXX={asked!r} is not a program on PATH: "
+                f"The native engine needs a C++ compiler, and CXX={command!r} is not a program on PATH: "
                 "set CXX to one that is, or unset it."
             )
-        return _asked_version((str(Path(where).absolute()), *arguments))
+        return _compiler_of((str(Path(where).absolute()), *arguments))
     for program in COMPILERS:
         where = shutil.which(program, path=path)
         if where is not None:
-            return _asked_version((str(Path(where).absolute()),))
+            return _compiler_of((str(Path(where).absolute()),))
     return None
 
 
 @functools.cache
-def _asked_version(command: tuple[str, ...]) -> Compiler:
+def _compiler_of(command: tuple[str, ...]) -> Compiler:
     # In English whatever the locale, because the answer is part of the key.
     environment = os.environ | {"LC_ALL": "C"}
     try:
@@ -226,12 +225,12 @@ def source_files(folder: Path, *endings: str) -> list[Path]:
 
 def _digest(folder: Path) -> str:
     """A hash of all sources, names included."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in source_files(folder, ".cpp", ".h"):
         text = path.read_bytes()
-        found.update(f"{path.name}\0{len(text)}\0".encode())
-        found.update(text)
-    return found.hexdigest()
+        digest.update(f"{path.name}\0{len(text)}\0".encode())
+        digest.update(text)
+    return digest.hexdigest()
 
 
 def _torch_includes(folder: Path) -> tuple[Path, ...]:

@@ -52,9 +52,9 @@ struct KnownStorage {
 };
 
 // What tensors have in common that show the same elements of a storage in the same way.
-inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t looks) {
+inline uint64_t shown_by(const c10::TensorImpl* tensor, int32_t meta) {
   const auto storage = reinterpret_cast<uint64_t>(storage_of(tensor));
-  return mixed(mixed(storage, static_cast<uint64_t>(looks)), static_cast<uint64_t>(tensor->storage_offset()));
+  return mixed(mixed(storage, static_cast<uint64_t>(meta)), static_cast<uint64_t>(tensor->storage_offset()));
 }
 
 struct KnownTensor {
@@ -119,7 +119,7 @@ class Values {
   }
 
   // A tensor object that was given the place of another is known by that one's value, and seen to differ at its next use.
-  void know_as(const at::TensorBase& tensor, int32_t value) {
+  void rebind(const at::TensorBase& tensor, int32_t value) {
     know(tensor, value);
     KnownTensor& entry = known.find(tensor.unsafeGetTensorImpl())->second;
     entry.storage = nullptr;
@@ -127,7 +127,7 @@ class Values {
   }
 
   // The newest value of another tensor whose memory is that of a storage, or -1. Looks at every living one: rare.
-  int32_t sharing(const void* storage, const c10::TensorImpl* self = nullptr) const {
+  int32_t find_storage(const void* storage, const c10::TensorImpl* self = nullptr) const {
     int32_t best = -1;
     for (const auto& [impl, tensor] : known) {
       if (impl != self && tensor.value > best && !tensor.ref.expired() && storage_of(impl) == storage) best = tensor.value;
@@ -136,10 +136,10 @@ class Values {
   }
 
   // Remember which value shows a storage in a certain way: autograd hands what it saved out as a tensor of its own.
-  void know_storage(const at::TensorBase& tensor, int32_t value, int32_t looks) {
+  void know_storage(const at::TensorBase& tensor, int32_t value, int32_t meta) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     if (!tensor.requires_grad() || storage_of(impl) == nullptr) return;  // else autograd saves nothing of it
-    const uint64_t key = shown_by(impl, looks);
+    const uint64_t key = shown_by(impl, meta);
     const auto found = storages.find(key);
     if (found != storages.end()) {
       found->second.value = value;
@@ -150,9 +150,9 @@ class Values {
   }
 
   // The value whose very elements a tensor shows, or -1.
-  int32_t saved(const c10::TensorImpl* impl, int32_t looks) const {
+  int32_t saved(const c10::TensorImpl* impl, int32_t meta) const {
     if (storage_of(impl) == nullptr) return -1;
-    const auto found = storages.find(shown_by(impl, looks));
+    const auto found = storages.find(shown_by(impl, meta));
     return found == storages.end() || found->second.ref.expired() ? -1 : found->second.value;
   }
 

@@ -1,15 +1,13 @@
-"""Small things the assembly shares: rows of a stream, dense ids, offsets, narrow columns."""
+"""Array functions the assembly shares: rows of a stream, positions of ids, offsets."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace import data as d
-
-Numbers = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-NONE: Numbers = np.zeros(0, dtype=np.int64)
+EMPTY: IntArray = np.zeros(0, dtype=np.int64)
 
 
 class Names:
@@ -20,28 +18,27 @@ class Names:
         self._ids: dict[str, int] = {}
 
     def id(self, name: str) -> int:
-        """The number of a string; a new one if it has none."""
-        found = self._ids.get(name)
-        if found is None:
-            found = self._ids[name] = len(self.all)
+        """The id of a string; a new string gets the next one."""
+        id = self._ids.get(name)
+        if id is None:
+            id = self._ids[name] = len(self.all)
             self.all.append(name)
-        return found
+        return id
 
 
 class Rows:
-    """The rows of a stream in order of their ids: fixed columns, then lists whose lengths stand in them.
+    """The rows of a stream in order of their ids: fixed columns, then lists whose lengths are among them.
 
     >>> rows = Rows(np.array([3, 8, 50, 3, 5, 70]), 3)
     >>> rows.ids.tolist(), rows.column(2).tolist()
     ([5, 8], [70, 50])
     """
 
-    def __init__(self, flat: Numbers, width: int) -> None:
+    def __init__(self, flat: IntArray, width: int) -> None:
         self.flat = flat
         self.width = width
         if not len(flat) % width and (flat[::width] == width).all():  # no row has a list behind its columns
-            found = np.arange(0, len(flat), width)
-            self.starts = found[np.argsort(flat[found + 1], kind="stable")] if len(found) else found
+            self._sort(np.arange(0, len(flat), width))
             return
         starts: list[int] = []
         at, end, lengths = 0, len(flat), flat.data
@@ -53,93 +50,84 @@ class Rows:
             at += length
         if at != end:
             raise ValueError("a row goes on after the end")
-        found = np.array(starts, dtype=np.int64)
-        # Rows are written when what they tell of ends; ids are given when it begins.
-        ids = flat[found + 1] if len(found) else found
-        self.starts = found[np.argsort(ids, kind="stable")]
+        self._sort(np.array(starts, dtype=np.int64))
+
+    def _sort(self, starts: IntArray) -> None:
+        # A row is written when its op or call ends; its id is assigned when that begins.
+        self.starts = starts[np.argsort(self.flat[starts + 1], kind="stable")] if len(starts) else starts
 
     def __len__(self) -> int:
         return len(self.starts)
 
     @property
-    def ids(self) -> Numbers:
+    def ids(self) -> IntArray:
         return self.column(1)
 
-    def column(self, position: int) -> Numbers:
+    def column(self, position: int) -> IntArray:
         """A fixed column; 0 is the length of the row, 1 its id."""
         return self.flat[self.starts + position]
 
-    def lists(self, after: Numbers | int, counts: Numbers) -> Numbers:
-        """The lists that begin ``after`` each row's start, one after the other."""
-        return self.flat[spread(self.starts + after, counts)]
+    def lists(self, after: IntArray | int, counts: IntArray) -> IntArray:
+        """The lists that begin ``after`` each row's start, concatenated."""
+        return self.flat[expand_ranges(self.starts + after, counts)]
 
-    def picked(self, mask: Mask) -> Rows:
-        """Some of the rows, where they are."""
-        found = Rows(NONE, self.width)
-        found.flat, found.starts = self.flat, self.starts[mask]
-        return found
+    def select(self, mask: Mask) -> Rows:
+        """Some of the rows, over the same array."""
+        selected = Rows(EMPTY, self.width)
+        selected.flat, selected.starts = self.flat, self.starts[mask]
+        return selected
 
-    def taken(self, mask: Mask) -> Numbers:
-        """Some of the rows, as a stream again, in order of their ids."""
+    def select_stream(self, mask: Mask) -> IntArray:
+        """Some of the rows, copied to a stream of their own, in order of their ids."""
         starts = self.starts[mask]
-        return self.flat[spread(starts, self.flat[starts])]
+        return self.flat[expand_ranges(starts, self.flat[starts])]
 
 
-def spread(starts: Numbers, counts: Numbers) -> Numbers:
-    """Every position of ranges that begin at ``starts``, one range after the other.
+def expand_ranges(starts: IntArray, counts: IntArray) -> IntArray:
+    """Every position of the ranges that begin at ``starts``, concatenated.
 
-    >>> spread(np.array([5, 0]), np.array([2, 3])).tolist()
+    >>> expand_ranges(np.array([5, 0]), np.array([2, 3])).tolist()
     [5, 6, 0, 1, 2]
     """
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
-    found: Numbers = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
-    return found
+    positions: IntArray = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    return positions
 
 
-def joined(parts: list[Numbers]) -> Numbers:
-    """Streams one after the other."""
-    held = [part for part in parts if len(part)]
-    if not held:
-        return NONE
-    return held[0] if len(held) == 1 else np.concatenate(held)
+def concatenate(parts: list[IntArray]) -> IntArray:
+    """Streams as one; a single one that is not empty is not copied."""
+    filled = [part for part in parts if len(part)]
+    if not filled:
+        return EMPTY
+    return filled[0] if len(filled) == 1 else np.concatenate(filled)
 
 
-def dense(ids: Numbers, wanted: Numbers) -> Numbers:
-    """Positions of ids in a sorted list of ids; -1 for what is not there."""
-    if not len(ids):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    at = np.searchsorted(ids, wanted)
-    at[at == len(ids)] = 0
-    return np.where(ids[at] == wanted, at, -1)
+def positions_in(sorted_ids: IntArray, ids: IntArray) -> IntArray:
+    """The position of each id in a sorted array; -1 where it is missing."""
+    if not len(sorted_ids):
+        return np.full(len(ids), -1, dtype=np.int64)
+    at = np.searchsorted(sorted_ids, ids)
+    at[at == len(sorted_ids)] = 0
+    return np.where(sorted_ids[at] == ids, at, -1)
 
 
-def chain_ends(before: Numbers) -> Numbers:
-    """Where the chain that begins at each row ends, following positions of earlier rows; -1 refers to none.
+def chain_ends(before: IntArray) -> IntArray:
+    """The row where the chain of each row ends, following ``before`` to earlier rows; -1 ends a chain.
 
     >>> chain_ends(np.array([-1, 0, 1, -1, 3])).tolist()
     [0, 0, 0, 3, 3]
     """
-    found = np.where(before >= 0, before, np.arange(len(before)))
+    ends = np.where(before >= 0, before, np.arange(len(before)))
     while True:
-        further = found[found]  # twice as far each time: a weight has a version for every step
-        if (further == found).all():
-            return found
-        found = further
+        further = ends[ends]  # twice as far each time: a weight has a version for every step
+        if (further == ends).all():
+            return ends
+        ends = further
 
 
-def offsets_of(counts: Numbers) -> Numbers:
-    """Where each of so many items begins, and the end of the last."""
-    made = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=made[1:])
-    return made
-
-
-def i32(column: Numbers) -> d.I32:
-    """A column of ids."""
-    return column.astype(np.int32)
-
-
-def i8(column: Numbers) -> d.I8:
-    """A column of small numbers."""
-    return column.astype(np.int8)
+def offsets_of(counts: IntArray) -> IntArray:
+    """The start of each list in a flat array, and the end of the last, from the lists' lengths."""
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

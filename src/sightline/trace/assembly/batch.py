@@ -1,8 +1,8 @@
-"""A recording as it was written down: batches of rows, and the small tables they refer to.
+"""A recording as the recorder wrote it: batches of rows, and the small tables they refer to.
 
-A *batch* is everything written between two moments. Rows are written when an op or call ends and carry the id
-it was given when it began, so a row may come in a later batch than its neighbours: such a row is *late*, and
-kept apart, so that whoever assembles batch after batch can have all of them from the start.
+A *batch* is everything written between two moments. A row is written when its op or call ends and carries the
+id assigned when that began, so it may come in a later batch than its neighbours. Such *late* rows are kept
+apart, so that the assembler, which takes batch after batch, has all of them from the start.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sightline.trace.assembly.arrays import NONE, Numbers, joined
-from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
+from sightline.trace.assembly.arrays import EMPTY, IntArray, concatenate
+from sightline.trace.assembly.layout import COUNTS, END, FLOATS, LANES
 from sightline.trace.data import F64, CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.trace.forms import Form
 
 
 class Operation(NamedTuple):
-    """What is known of an operation, as far as the assembly needs it."""
+    """The properties of an operation that the assembly needs."""
 
     name: str
     flavour: int  #: position in data.FLAVOURS
@@ -28,11 +28,11 @@ class Operation(NamedTuple):
     relabels: bool  #: its result is a view of every element of its input
     keeps_order: bool  #: and in the same order
     counted: bool  #: its FLOPs may be known
-    multiplies: bool = False  #: it does so much work that it is named where they are not
+    multiplies: bool = False  #: it does so much work that a missing formula is reported
 
 
 class StepMark(NamedTuple):
-    """Where a step begins or ends in a recording."""
+    """The begin or the end of a step."""
 
     name: str
     op: int
@@ -40,16 +40,16 @@ class StepMark(NamedTuple):
     begins: bool
 
 
-class Learned(NamedTuple):
-    """A kind or a name of a value that became known after it was written down."""
+class ValueUpdate(NamedTuple):
+    """A kind or a name of a value that became known after its row was written."""
 
     value: int
-    kind: int  #: -1: as it was
-    name: str  #: "": as it was
+    kind: int  #: -1: unchanged
+    name: str  #: "": unchanged
 
 
 class SourcePosition(NamedTuple):
-    """A node of the trie of frames."""
+    """A node of the tree of frames: a position in the source, reached from its parent."""
 
     parent: int
     code: int
@@ -59,15 +59,15 @@ class SourcePosition(NamedTuple):
     end_column: int
 
 
-#: FLOPs of (operation, form, result, metadata of the inputs, of the outputs); negative where nobody knows.
+#: FLOPs of (operation, form, result, metadata of the inputs, of the outputs); negative where unknown.
 FlopsOf = Callable[[int, int, int, tuple[int, ...], tuple[int, ...]], int]
-#: The operator that was written at a stack where an operation was called, or None for a plain call.
+#: The operator symbol in the source at a stack that called an operation; None for a plain call.
 OperatorAt = Callable[[int, int], str | None]
 
 
 @dataclass
 class Tables:
-    """The small tables of a recording; they only ever grow."""
+    """The small tables of a recording; rows are only ever appended."""
 
     flops: FlopsOf
     operator: OperatorAt
@@ -79,24 +79,24 @@ class Tables:
     files: dict[str, FileInfo] = field(default_factory=dict)
     modules: list[ModuleInfo] = field(default_factory=list)
     schemas: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    kernels: list[str] = field(default_factory=list)  #: what devices ran, by name
+    kernels: list[str] = field(default_factory=list)  #: names of device work
     info: dict[str, Any] = field(default_factory=dict)
     one_tensor: int = 0  #: the form of a single tensor
     begin: int = 0  #: the clock when the recording began
     first_sequence: int = 0  #: the number of the first autograd node
-    aten_passage: int = 0  #: ns torch adds to every aten op for being watched
+    aten_passage: int = 0  #: ns that torch adds to every observed aten op
     api_passage: int = 0
-    whole_ops: bool = False  #: autograd numbers were read when all of an op had run, its autograd part too
-    fingerprint: bool = False  #: whether statistics come with the lanes of a fingerprint
+    whole_ops: bool = False  #: autograd numbers were read after the whole op, its autograd part included
+    fingerprint: bool = False  #: whether statistics include the lanes of a fingerprint
 
 
 def no_floats() -> F64:
-    """No statistics."""
+    """An empty table of statistics."""
     return np.zeros((0, FLOATS))
 
 
-def no_counts() -> Numbers:
-    """No statistics."""
+def no_counts() -> IntArray:
+    """An empty table of counts."""
     return np.zeros((0, COUNTS + LANES), dtype=np.int64)
 
 
@@ -104,19 +104,19 @@ def no_counts() -> Numbers:
 class Streams:
     """Rows as they were written."""
 
-    ops: Numbers = field(default_factory=lambda: NONE)
-    calls: Numbers = field(default_factory=lambda: NONE)
-    values: Numbers = field(default_factory=lambda: NONE)
-    fresh: Numbers = field(default_factory=lambda: NONE)
+    ops: IntArray = field(default_factory=lambda: EMPTY)
+    calls: IntArray = field(default_factory=lambda: EMPTY)
+    values: IntArray = field(default_factory=lambda: EMPTY)
+    fresh: IntArray = field(default_factory=lambda: EMPTY)
     floats: F64 = field(default_factory=no_floats)
-    counts: Numbers = field(default_factory=no_counts)
+    counts: IntArray = field(default_factory=no_counts)
 
     @classmethod
-    def joined(cls, parts: list[Streams]) -> Streams:
-        """One after the other."""
+    def concatenate(cls, parts: list[Streams]) -> Streams:
+        """Several as one, in order."""
         return cls(
-            joined([part.ops for part in parts]), joined([part.calls for part in parts]),
-            joined([part.values for part in parts]), joined([part.fresh for part in parts]),
+            concatenate([part.ops for part in parts]), concatenate([part.calls for part in parts]),
+            concatenate([part.values for part in parts]), concatenate([part.fresh for part in parts]),
             np.concatenate([no_floats(), *(part.floats for part in parts)]),
             np.concatenate([no_counts(), *(part.counts for part in parts)]),
         )  # fmt: skip
@@ -127,37 +127,40 @@ class Batch:
     """Everything written between two moments."""
 
     rows: Streams = field(default_factory=Streams)
-    late: Streams = field(default_factory=Streams)  #: rows whose place is in an earlier batch
-    outputs: Numbers = field(default_factory=lambda: NONE)  #: (op, value) pairs: late outputs of opaque ops
-    absent: Numbers = field(default_factory=lambda: NONE)  #: values of earlier batches that never came
-    nbytes: Numbers = field(default_factory=lambda: NONE)  #: (value, bytes) of storages not made in the block
-    late_nbytes: Numbers = field(default_factory=lambda: NONE)  #: the same, of values of earlier batches
-    memory: Numbers = field(default_factory=lambda: NONE)  #: when storages are taken, resized and freed
-    device: Numbers = field(default_factory=lambda: NONE)  #: what devices did; names by `Tables.kernels`
-    alive: Numbers | None = None  #: values that may be used again; None: all
-    end: int = 1 << 62  #: ids of ops and calls from here on are in later batches
-    learned: list[Learned] = field(default_factory=list)
+    late: Streams = field(default_factory=Streams)  #: rows that belong to earlier batches
+    outputs: IntArray = field(default_factory=lambda: EMPTY)  #: (op, value) pairs: late outputs of opaque ops
+    absent: IntArray = field(default_factory=lambda: EMPTY)  #: ids of earlier batches without a value
+    nbytes: IntArray = field(
+        default_factory=lambda: EMPTY
+    )  #: (value, bytes) of storages not made in the block
+    late_nbytes: IntArray = field(default_factory=lambda: EMPTY)  #: the same, of values of earlier batches
+    memory: IntArray = field(default_factory=lambda: EMPTY)  #: allocations, resizes and frees of storages
+    device: IntArray = field(default_factory=lambda: EMPTY)  #: work of devices; names index `Tables.kernels`
+    alive: IntArray | None = None  #: values that may be used again; None: all
+    end: int = END  #: ids of ops and calls from here on are in later batches
+    updates: list[ValueUpdate] = field(default_factory=list)
     steps: list[StepMark] = field(default_factory=list)
     captures: list[CaptureInfo] = field(default_factory=list)
-    #: rows of what has begun and not ended; they count only in the last batch
-    open_ops: Numbers = field(default_factory=lambda: NONE)
-    open_calls: Numbers = field(default_factory=lambda: NONE)
+    #: rows of ops and calls that have not ended; only those of the last batch count
+    open_ops: IntArray = field(default_factory=lambda: EMPTY)
+    open_calls: IntArray = field(default_factory=lambda: EMPTY)
 
 
 @dataclass
-class Late:
-    """What later batches add to earlier ones, of a whole recording."""
+class LateRows:
+    """What later batches add to earlier ones, for a whole recording."""
 
     rows: Streams = field(default_factory=Streams)
-    outputs: Numbers = field(default_factory=lambda: NONE)
-    absent: Numbers = field(default_factory=lambda: NONE)
-    nbytes: Numbers = field(default_factory=lambda: NONE)
+    outputs: IntArray = field(default_factory=lambda: EMPTY)
+    absent: IntArray = field(default_factory=lambda: EMPTY)
+    nbytes: IntArray = field(default_factory=lambda: EMPTY)
 
     @classmethod
-    def of(cls, batches: list[Batch]) -> Late:
-        """Of batches in which only what is late needs to be there."""
+    def of(cls, batches: list[Batch]) -> LateRows:
+        """Collected from batches, of which only the late parts are read."""
         return cls(
-            Streams.joined([batch.late for batch in batches]), joined([batch.outputs for batch in batches]),
-            np.unique(joined([batch.absent for batch in batches])),
-            joined([batch.late_nbytes for batch in batches]),
-        )  # fmt: skip
+            Streams.concatenate([batch.late for batch in batches]),
+            concatenate([batch.outputs for batch in batches]),
+            np.unique(concatenate([batch.absent for batch in batches])),
+            concatenate([batch.late_nbytes for batch in batches]),
+        )

@@ -1,4 +1,4 @@
-"""Module calls and steps batch by batch: a call has its place when it begins, its row when it ends."""
+"""Module calls and steps batch by batch: a call gets its position when it begins, its row when it ends."""
 
 from __future__ import annotations
 
@@ -9,88 +9,91 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.arrays import NONE, Mask, Numbers, Rows, dense, joined, offsets_of, spread
+from sightline.trace.assembly.arrays import (
+    EMPTY,
+    IntArray,
+    Mask,
+    Rows,
+    concatenate,
+    expand_ranges,
+    offsets_of,
+    positions_in,
+)
 from sightline.trace.assembly.batch import StepMark, Tables
 from sightline.trace.assembly.layout import BACKWARD, RECOMPUTE
-from sightline.trace.assembly.ops import Ops
+from sightline.trace.assembly.ops import BatchOps
 from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import StepInfo
 
 _FIXED: Final = (
-    "place", "module", "index", "parent", "frame", "phase", "start", "duration", "first_op", "end_op",
+"position", "module", "index", "parent", "frame", "phase", "start", "duration", "first_op", "end_op",
     "flags", "input_form", "output_form", "order",
 )  # fmt: skip
 
 
-class Calls:
-    """The calls of a recording so far."""
+class CallAssembler:
+    """The module calls of a recording so far."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.count = 0  #: calls that have begun
         self._ended = 0  # calls that have ended
         self._written = 0  # calls that are in the columns
-        self._often: dict[int, int] = {}  # calls of each module
-        self._open = Rows(NONE, row.C_WIDTH)  # of those that have begun and are not ended yet
-        #: of the same, in order of their ids: id, place, index, first op, aten ops and their time before it
-        self._known = np.zeros((6, 0), dtype=np.int64)
-        self._waiting: list[dict[str, Numbers]] = []
+        self._call_counts: dict[int, int] = {}  # by module
+        self._open = Rows(EMPTY, row.C_WIDTH)  # calls that have begun and not ended
+        # Of the same, by id: id, position, index, first op, and the aten ops and their time before it.
+        self._begins = np.zeros((6, 0), dtype=np.int64)
+        self._waiting: list[dict[str, IntArray]] = []
 
-    @property
-    def ids(self) -> Numbers:
-        """Ids of the calls that ops of this batch may be in."""
-        ids: Numbers = self._known[0]
-        return ids
-
-    def begin(self, rows: Rows, ops: Ops) -> Numbers:
-        """Give the calls that begin in a batch their places; returns their ids."""
+    def begin(self, rows: Rows, ops: BatchOps) -> IntArray:
+        """Give the calls that begin in a batch their positions; returns their ids."""
         ids, module = rows.ids, rows.column(row.C_MODULE)
         ahead = np.searchsorted(ops.ids, ids)
-        aten, own = _totals(ops)
-        known = np.stack([
-            ids, self.count + np.arange(len(ids)), self._ranks(module), ops.base + ahead,
+        aten, own = _aten_totals(ops)
+        begins = np.stack([
+            ids, self.count + np.arange(len(ids)), self._call_indices(module), ops.base + ahead,
             ops.before.aten + aten[ahead], ops.before.own + own[ahead],
         ])  # fmt: skip
         self.count += len(ids)
-        self._open = Rows(joined([self._open.flat, rows.flat]), row.C_WIDTH) if len(self._open) else rows
-        self._known = np.concatenate([self._known, known], axis=1)
+        self._open = Rows(concatenate([self._open.flat, rows.flat]), row.C_WIDTH) if len(self._open) else rows
+        self._begins = np.concatenate([self._begins, begins], axis=1)
         return ids
 
-    def places(self, ids: Numbers) -> Numbers:
-        """Places of open calls by id; -1 for none."""
-        found = dense(self._known[0], ids)
-        return np.where(found >= 0, self._known[1][found], -1) if len(self._known[1]) else found
+    def positions(self, ids: IntArray) -> IntArray:
+        """Positions of open calls by id; -1 for none."""
+        at = positions_in(self._begins[0], ids)
+        return np.where(at >= 0, self._begins[1][at], -1) if len(self._begins[1]) else at
 
-    def _ranks(self, module: Numbers) -> Numbers:
-        """How many calls of the same module came before each."""
+    def _call_indices(self, module: IntArray) -> IntArray:
+        """For each call, the number of earlier calls of the same module."""
         order = np.argsort(module, kind="stable")
         first = np.searchsorted(module[order], module[order])
-        ranks = np.empty_like(module)
-        ranks[order] = np.arange(len(module)) - first
-        found, which, times = np.unique(module, return_inverse=True, return_counts=True)
-        before = np.array([self._often.get(one, 0) for one in found.tolist()], dtype=np.int64)
-        self._often.update(zip(found.tolist(), (before + times).tolist(), strict=True))
-        return ranks + before[which] if len(found) else ranks
+        indices = np.empty_like(module)
+        indices[order] = np.arange(len(module)) - first
+        called, which, times = np.unique(module, return_inverse=True, return_counts=True)
+        before = np.array([self._call_counts.get(one, 0) for one in called.tolist()], dtype=np.int64)
+        self._call_counts.update(zip(called.tolist(), (before + times).tolist(), strict=True))
+        return indices + before[which] if len(called) else indices
 
-    def end(self, end: int, ops: Ops, living: LiveValues, place_of_value: IdMap, recomputes: Mask) -> None:
-        """Finish the calls that end before ``end``, when all ops before it are known."""
+    def end(self, end: int, ops: BatchOps, live: LiveValues, position_of: IdMap, recomputes: Mask) -> None:
+        """Finish the calls that end before ``end``; all ops before it have arrived."""
         rows = self._open
-        over = rows.column(row.C_END) < end
-        done = rows.picked(over)
-        known = self._known[:, over]
-        parents = self.places(done.column(row.C_PARENT))
-        self._open = Rows(rows.taken(~over), row.C_WIDTH)  # without the others, which would stay in memory
-        self._known = self._known[:, ~over]
+        ended = rows.column(row.C_END) < end
+        done = rows.select(ended)
+        begins = self._begins[:, ended]
+        parents = self.positions(done.column(row.C_PARENT))
+        self._open = Rows(rows.select_stream(~ended), row.C_WIDTH)  # a copy, so that the ended rows are freed
+        self._begins = self._begins[:, ~ended]
         if len(done):
             self._waiting.append(
-                self._finished(done, known, parents, ops, living, place_of_value, recomputes)
+                self._call_columns(done, begins, parents, ops, live, position_of, recomputes)
             )
 
-    def _finished(
-        self, rows: Rows, known: Numbers, parents: Numbers, ops: Ops, living: LiveValues, place_of: IdMap,
-        recomputes: Mask,
-    ) -> dict[str, Numbers]:  # fmt: skip
-        _, place, index, first, aten_before, own_before = known
+    def _call_columns(
+        self, rows: Rows, begins: IntArray, parents: IntArray, ops: BatchOps, live: LiveValues,
+        position_of: IdMap, recomputes: Mask,
+    ) -> dict[str, IntArray]:  # fmt: skip
+        _, position, index, first, aten_before, own_before = begins
         bits, stack = rows.column(row.C_BITS), rows.column(row.C_STACK)
         phase, flags = bits & ((1 << row.FLAG_SHIFT) - 1), bits >> row.FLAG_SHIFT
         phase[(phase == BACKWARD) & recomputes[stack]] = RECOMPUTE
@@ -99,58 +102,58 @@ class Calls:
         ends = rows.column(row.C_END)
         upto = np.searchsorted(ops.ids, ends)
         end = ops.base + upto
-        aten, own = _totals(ops)
+        aten, own = _aten_totals(ops)
         inside = ops.before.aten + aten[upto] - aten_before
         watched = inside * self._tables.aten_passage + (end - first - inside) * self._tables.api_passage
         least = ops.before.own + own[upto] - own_before
         order = np.empty(len(rows), dtype=np.int64)
-        # Ids of ends are given in order; of calls that never ended the innermost comes first.
+        # The ids of ends are in order; of calls that never ended the innermost comes first.
         order[np.lexsort((-rows.ids, ends))] = self._ended + np.arange(len(rows))
         self._ended += len(rows)
         inputs = rows.column(row.C_INPUTS)
         outputs = rows.column(0) - row.C_WIDTH - inputs
-        given = as_given(living, rows.lists(row.C_WIDTH, inputs), np.repeat(first, inputs))
+        entered = inputs_at_entry(live, rows.lists(row.C_WIDTH, inputs), np.repeat(first, inputs))
         return {
-            "place": place, "module": rows.column(row.C_MODULE), "index": index, "parent": parents,
+            "position": position, "module": rows.column(row.C_MODULE), "index": index, "parent": parents,
             "frame": stack, "phase": phase, "start": rows.column(row.C_START),
             "duration": np.maximum(rows.column(row.C_DURATION) - watched, least), "first_op": first,
             "end_op": end, "flags": flags, "input_form": rows.column(row.C_INPUT_FORM),
             "output_form": rows.column(row.C_OUTPUT_FORM), "order": order, "input_counts": inputs,
-            "inputs": place_of(given), "output_counts": outputs,
-            "outputs": place_of(rows.lists(row.C_WIDTH + inputs, outputs)),
+            "inputs": position_of(entered), "output_counts": outputs,
+            "outputs": position_of(rows.lists(row.C_WIDTH + inputs, outputs)),
         }  # fmt: skip
 
-    def ready(self) -> dict[str, Numbers] | None:
-        """The columns of the calls that can be written now; None if there are none."""
+    def ready(self) -> dict[str, IntArray] | None:
+        """The columns of the calls that can be written now, without gaps; None if there are none."""
         if not self._waiting:
             return None
         columns = self._waiting[0]
         if len(self._waiting) > 1:
             columns = {name: np.concatenate([part[name] for part in self._waiting]) for name in columns}
-        order = np.argsort(columns["place"], kind="stable")
-        columns = _reordered(columns, order)
-        now = int((columns["place"] == self._written + np.arange(len(order))).cumprod().sum())
-        self._waiting = [_cut(columns, now, len(order))] if now < len(order) else []
+        order = np.argsort(columns["position"], kind="stable")
+        columns = _reorder(columns, order)
+        now = int((columns["position"] == self._written + np.arange(len(order))).cumprod().sum())
+        self._waiting = [_slice(columns, now, len(order))] if now < len(order) else []
         if not now:
             return None
         self._written += now
-        return _cut(columns, 0, now)
+        return _slice(columns, 0, now)
 
-    def open_inputs(self) -> Numbers:
-        """Values that went into calls that go on."""
+    def open_inputs(self) -> IntArray:
+        """The inputs of the calls that have not ended."""
         rows = self._open
         return rows.lists(row.C_WIDTH, rows.column(row.C_INPUTS))
 
 
-def as_given(living: LiveValues, inputs: Numbers, first: Numbers) -> Numbers:
-    """Inputs that a hook put in are read when the call ends: go back to the version that went in."""
+def inputs_at_entry(live: LiveValues, inputs: IntArray, first: IntArray) -> IntArray:
+    """The versions that went into calls: inputs that a hook replaced are read only when the call ends."""
     inputs = inputs.copy()
-    if not len(living):
+    if not len(live):
         return inputs
     while True:
-        at = living.at(inputs)
-        later = (at >= 0) & (living.producer[at] >= first) & (living.previous[at] >= 0)
-        earlier = living.previous[at[later]]
+        at = live.at(inputs)
+        later = (at >= 0) & (live.producer[at] >= first) & (live.previous[at] >= 0)
+        earlier = live.previous[at[later]]
         if (earlier >= inputs[later]).any():
             raise ValueError("a value replaces a later one")
         if not later.any():
@@ -158,95 +161,92 @@ def as_given(living: LiveValues, inputs: Numbers, first: Numbers) -> Numbers:
         inputs[later] = earlier
 
 
-def _totals(ops: Ops) -> tuple[Numbers, Numbers]:
-    """Aten ops, and their time, before each op and after the last."""
+def _aten_totals(ops: BatchOps) -> tuple[IntArray, IntArray]:
+    """The number of aten ops, and their time, before each op and after the last."""
     aten = ops.level == 1
     return offsets_of(aten), offsets_of(np.where(aten, ops.rows.column(row.O_DURATION), 0))
 
 
-def _reordered(columns: dict[str, Numbers], order: Numbers) -> dict[str, Numbers]:
-    found = {name: columns[name][order] for name in _FIXED}
+def _reorder(columns: dict[str, IntArray], order: IntArray) -> dict[str, IntArray]:
+    reordered = {name: columns[name][order] for name in _FIXED}
     for name in ("input", "output"):
         counts = columns[f"{name}_counts"]
-        found[f"{name}s"] = columns[f"{name}s"][spread(offsets_of(counts)[order], counts[order])]
-        found[f"{name}_counts"] = counts[order]
-    return found
+        reordered[f"{name}s"] = columns[f"{name}s"][expand_ranges(offsets_of(counts)[order], counts[order])]
+        reordered[f"{name}_counts"] = counts[order]
+    return reordered
 
 
-def _cut(columns: dict[str, Numbers], first: int, end: int) -> dict[str, Numbers]:
-    found = {name: columns[name][first:end] for name in _FIXED}
+def _slice(columns: dict[str, IntArray], first: int, end: int) -> dict[str, IntArray]:
+    part = {name: columns[name][first:end] for name in _FIXED}
     for name in ("input", "output"):
         starts = offsets_of(columns[f"{name}_counts"])
-        found[f"{name}s"] = columns[f"{name}s"][starts[first] : starts[end]]
-        found[f"{name}_counts"] = columns[f"{name}_counts"][first:end]
-    return found
+        part[f"{name}s"] = columns[f"{name}s"][starts[first] : starts[end]]
+        part[f"{name}_counts"] = columns[f"{name}_counts"][first:end]
+    return part
 
 
 class IdMap:
-    """Where values stand in the trace: a value's id, less the ids before it that never came."""
+    """From ids of values to positions in the trace: the id, less the unused ids before it."""
 
-    def __init__(self, absent: Numbers, there: Numbers | None = None) -> None:
+    def __init__(self, absent: IntArray, present: IntArray | None = None) -> None:
         self._absent = absent
-        self._there = there  # where few ids mean anything, those that do
+        self._present = present  # the ids in use, where few are
 
-    def __call__(self, ids: Numbers) -> Numbers:
-        """Places of ids; references to new versions, and -1, stay as they are."""
-        if self._there is not None:
-            return np.where(ids >= 0, dense(self._there, ids), ids)
+    def __call__(self, ids: IntArray) -> IntArray:
+        """Positions of ids; references to new versions, and -1, stay as they are."""
+        if self._present is not None:
+            return np.where(ids >= 0, positions_in(self._present, ids), ids)
         if not len(self._absent):
             return ids
         return np.where(ids >= 0, ids - np.searchsorted(self._absent, ids), ids)
 
 
-_END = 1 << 62
-
-
-class Placed(NamedTuple):
-    """A mark, and the first op and call after it."""
+class PlacedMark(NamedTuple):
+    """A mark, and the positions of the first op and call after it."""
 
     mark: StepMark
     op: int
     call: int
 
 
-def opening(opened: Sequence[StepMark], end: StepMark) -> int:
-    """Which of the open marks one ends: the last of its name, -1 for none.
+def matching_begin(opened: Sequence[StepMark], end: StepMark) -> int:
+    """The index of the mark that ``end`` closes: the last open one of its name, -1 for none.
 
     An optimizer whose step raised leaves its mark open.
     """
     return next((at for at in range(len(opened) - 1, -1, -1) if opened[at].name == end.name), -1)
 
 
-class Steps:
-    """The marks of a recording so far."""
+class StepAssembler:
+    """The steps of a recording so far."""
 
     def __init__(self) -> None:
-        self.waiting: list[StepMark] = []  #: those whose ops have not come yet
-        self._placed: list[Placed] = []
+        self.waiting: list[StepMark] = []  #: marks whose ops have not arrived
+        self._placed: list[PlacedMark] = []
 
-    def place(self, end: int, ops: Ops, calls: Numbers, first_call: int) -> None:
-        """Place the marks before ``end``; ``calls`` are the ids of the calls that began in this batch."""
+    def place(self, end: int, ops: BatchOps, calls: IntArray, first_call: int) -> None:
+        """Locate the marks before ``end``; ``calls`` are the ids of the calls that began in this batch."""
         now = [mark for mark in self.waiting if mark.op < end]
         self.waiting = [mark for mark in self.waiting if mark.op >= end]
         for mark in now:
             op = ops.base + int(np.searchsorted(ops.ids, mark.op))
-            self._placed.append(Placed(mark, op, first_call + int(np.searchsorted(calls, mark.op))))
+            self._placed.append(PlacedMark(mark, op, first_call + int(np.searchsorted(calls, mark.op))))
 
     def infos(self, begin: int, elapsed: int, ops: int, calls: int) -> list[StepInfo]:
-        """The steps in order of their beginning; one that is still open goes on to the end."""
-        opened: list[Placed] = []
-        found: list[tuple[Placed, Placed]] = []
+        """The steps in order of their begin; one that is still open lasts to the end."""
+        opened: list[PlacedMark] = []
+        steps: list[tuple[PlacedMark, PlacedMark]] = []
         for placed in self._placed:
             if placed.mark.begins:
                 opened.append(placed)
             else:
-                at = opening([each.mark for each in opened], placed.mark)
-                found += [(opened.pop(at), placed)] if at >= 0 else []
-        end = Placed(StepMark("", _END, begin + elapsed, begins=False), ops, calls)
-        found += ((placed, end) for placed in opened)
-        steps = []
-        for first, last in sorted(found, key=lambda pair: pair[0].mark.op):
+                at = matching_begin([each.mark for each in opened], placed.mark)
+                steps += [(opened.pop(at), placed)] if at >= 0 else []
+        end = PlacedMark(StepMark("", row.END, begin + elapsed, begins=False), ops, calls)
+        steps += ((placed, end) for placed in opened)
+        infos = []
+        for first, last in sorted(steps, key=lambda pair: pair[0].mark.op):
             start = max(first.mark.time - begin, 0)
             duration = last.mark.time - begin - start
-            steps.append(StepInfo(first.mark.name, first.op, last.op, first.call, last.call, start, duration))
-        return steps
+            infos.append(StepInfo(first.mark.name, first.op, last.op, first.call, last.call, start, duration))
+        return infos

@@ -20,8 +20,10 @@ THREAD_SHIFT: Final = 12
     C_INPUTS,
 ) = range(2, 12)  # fmt: skip
 C_WIDTH: Final = 12
-#: The end of a call that has not ended: after every op there will be.
+#: The end of a call that has not ended: larger than every id.
 NO_END: Final = 1 << 60
+#: Where the last batch ends: after every op, call and value, also after calls without an end.
+END: Final = 1 << 62
 #: Fixed columns of a value row.
 V_META, V_STORAGE, V_OFFSET, V_KIND, V_PRODUCER, V_PREVIOUS, V_BASE, V_FLAGS = range(2, 10)
 V_WIDTH: Final = 10

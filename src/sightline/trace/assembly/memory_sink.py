@@ -1,4 +1,4 @@
-"""Where assembled columns go: into memory, as a `TraceData`."""
+"""Assembled columns in memory, and the `TraceData` made of them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace import data as d
-from sightline.trace.assembly.arrays import Names, Numbers
+from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.assembler import Assembler
-from sightline.trace.assembly.batch import Batch, Late, SourcePosition, Tables
+from sightline.trace.assembly.batch import Batch, LateRows, SourcePosition, Tables
 from sightline.trace.tensor_stores import Store
 
 Array = NDArray[Any]
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 #: The dtype of a column by the name its annotation has.
 DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
 #: The columns a sink gets, and their dtypes.
-KINDS: Final[dict[str, dict[str, str]]] = {
+SINK_COLUMNS: Final[dict[str, dict[str, str]]] = {
     **{
         name: {column: DTYPES[str(kind)] for column, kind in columns.__annotations__.items()}
         for name, columns in (("ops", d.OpColumns), ("values", d.ValueColumns), ("calls", d.CallColumns),
@@ -32,25 +32,25 @@ KINDS: Final[dict[str, dict[str, str]]] = {
 
 
 class MemorySink:
-    """Keeps the columns."""
+    """A `Sink` that keeps the columns in memory."""
 
     def __init__(self) -> None:
         self._parts: defaultdict[tuple[str, str], list[Array]] = defaultdict(list)
         self._patches: defaultdict[tuple[str, str], dict[int, int]] = defaultdict(dict)
 
     def add(self, kind: str, columns: dict[str, Any]) -> None:
-        """Rows at the end of a table."""
-        for name, dtype in KINDS[kind].items():
+        """Append rows to a table."""
+        for name, dtype in SINK_COLUMNS[kind].items():
             self._parts[kind, name].append(np.asarray(columns[name]).astype(dtype))
 
-    def patch(self, kind: str, name: str, place: int, value: int) -> None:
-        """Another number for a row that is there."""
-        self._patches[kind, name][place] = value
+    def patch(self, kind: str, name: str, position: int, value: int) -> None:
+        """Replace the number of a row that was added."""
+        self._patches[kind, name][position] = value
 
     def column(self, kind: str, name: str) -> Array:
-        """A whole column; of offsets the lengths."""
+        """A whole column; for offsets the lengths."""
         parts = self._parts.pop((kind, name), [])
-        dtype = KINDS[kind][name]
+        dtype = SINK_COLUMNS[kind][name]
         column = (
             parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype)
         )
@@ -60,23 +60,23 @@ class MemorySink:
         return column
 
     def columns(self, kind: str, values: int = 0) -> dict[str, Array]:
-        """The columns of a table; references to new versions point after the ``values`` there are."""
-        found: dict[str, Array] = {}
-        for name in KINDS[kind]:
+        """The columns of a table; references to new versions point after the first ``values`` values."""
+        columns: dict[str, Array] = {}
+        for name in SINK_COLUMNS[kind]:
             column = self.column(kind, name)
             if name.endswith("_offsets"):
                 lengths, column = column, np.zeros(len(column) + 1, dtype=np.int64)
                 np.cumsum(lengths, out=column[1:])
             elif values and name in ("inputs", "previous"):
-                column = resolved(column, values)
-            found[name] = column
-        return found
+                column = resolve_versions(column, values)
+            columns[name] = column
+        return columns
 
 
-def resolved(column: Array, values: int) -> Array:
-    """References to new versions as places after all other values.
+def resolve_versions(column: Array, values: int) -> Array:
+    """References to new versions as positions after all other values.
 
-    >>> resolved(np.array([3, -1, -2, -4]), 10).tolist()
+    >>> resolve_versions(np.array([3, -1, -2, -4]), 10).tolist()
     [3, -1, 10, 12]
     """
     return np.where(column < -1, values - 2 - column, column).astype(column.dtype)
@@ -85,14 +85,14 @@ def resolved(column: Array, values: int) -> Array:
 def assemble(
     tables: Tables,
     segments: Iterable[tuple[list[Batch], bool]],
-    late: Late,
+    late: LateRows,
     store: Store | None = None,
     *,
     sparse: bool = False,
 ) -> tuple[d.TraceData, Assembler]:
-    """A whole recording in memory, out of batches; each comes with whether it is the last.
+    """A whole recording in memory, from batches; each segment says whether it is the last.
 
-    With ``sparse`` there is one batch, and many ids in it stand for nothing.
+    With ``sparse`` there is one batch, and many of its ids are unused.
     """
     sink = MemorySink()
     assembler = Assembler(tables, late, sink, sparse=sparse)
@@ -101,10 +101,10 @@ def assemble(
     count = assembler.values
     values, versions = sink.columns("values"), sink.columns("versions", max(count, 1))
     if len(versions["meta"]):
-        versions["previous"] = resolved(versions["previous"], count)
+        versions["previous"] = resolve_versions(versions["previous"], count)
         values = {name: np.concatenate([values[name], versions[name]]) for name in values}
     captures = assembler.captures()
-    made = d.TraceData(
+    data = d.TraceData(
         ops=d.OpColumns(**sink.columns("ops", max(count, 1))),
         values=d.ValueColumns(**values),
         calls=d.CallColumns(**sink.columns("calls")),
@@ -118,11 +118,11 @@ def assemble(
         steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=captures,
         store=store if captures or store is not None else None,
     )  # fmt: skip
-    return made, assembler
+    return data, assembler
 
 
 def final_info(tables: Tables, assembler: Assembler) -> dict[str, Any]:
-    """What is said of the whole recording, with what was counted while it was assembled."""
+    """The recording's info, with what was counted while it was assembled."""
     info = dict(tables.info) | {"external": assembler.external}
     if assembler.evicted:
         info["evicted"] = assembler.evicted
@@ -130,12 +130,12 @@ def final_info(tables: Tables, assembler: Assembler) -> dict[str, Any]:
 
 
 def frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
-    """The trie of frames as columns."""
-    table: Numbers = np.array(places, dtype=np.int64).reshape(-1, 6)
+    """The tree of frames as columns."""
+    table: IntArray = np.array(places, dtype=np.int64).reshape(-1, 6)
     parent, code, line, end_line, column, end_column = (
         np.ascontiguousarray(one, dtype=np.int32) for one in table.T
     )
     return d.FrameColumns(parent, code, line, end_line, column, end_column)
 
 
-__all__ = ["KINDS", "MemorySink", "Names", "assemble", "final_info", "frame_columns", "resolved"]
+__all__ = ["SINK_COLUMNS", "MemorySink", "assemble", "final_info", "frame_columns", "resolve_versions"]

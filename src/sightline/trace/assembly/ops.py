@@ -1,6 +1,6 @@
-"""Ops batch by batch: which forward op a backward op belongs to, what was written as an operator, times.
+"""Ops batch by batch: the forward op of each backward op, operators, durations, FLOPs.
 
-`OpsSoFar` is what has to be known of earlier ops; `Ops` are the ones of a batch in the making.
+`OpHistory` is what later batches need of earlier ops; `BatchOps` are the ops of one batch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.arrays import NONE, Mask, Names, Numbers, Rows, dense, offsets_of, spread
+from sightline.trace.assembly.arrays import (
+    EMPTY,
+    IntArray,
+    Mask,
+    Names,
+    Rows,
+    expand_ranges,
+    offsets_of,
+    positions_in,
+)
 from sightline.trace.assembly.batch import Operation, SourcePosition, Tables
 from sightline.trace.assembly.layout import BACKWARD, FORWARD, RECOMPUTE
 
@@ -23,14 +32,14 @@ if TYPE_CHECKING:
 OP: Final = d.FLAVOURS.index("op")
 OPAQUE: Final = d.FLAVOURS.index("opaque")
 OPERATOR: Final = d.FLAVOURS.index("operator")
-#: Autograd nodes whose makers are remembered: of the last so many.
+#: How many autograd nodes, counted from the last, keep the op that made them.
 _NODES: Final = 1 << 17
-#: Ops that others may refer to long after: opaque regions, and what was open when a batch ended.
+#: How many ops are kept that later batches may refer to: opaque regions, and ops open at a batch's end.
 _ANCHORS: Final = 1 << 14
 
 
 class OpenApiCall:
-    """An API call that others are inside of, and that may go on in later batches."""
+    """An API call that other ops run in, and that may go on in later batches."""
 
     __slots__ = ("children", "duration", "least")
 
@@ -40,50 +49,50 @@ class OpenApiCall:
         self.least = 0
 
 
-class OpsSoFar:
-    """What has to be known of earlier ops."""
+class OpHistory:
+    """What later batches need of earlier ops."""
 
     def __init__(self, first_sequence: int, late: set[int]) -> None:
         self.count = 0
         self.aten = 0  #: aten ops so far, and their time
         self.own = 0
-        self.anchors: dict[int, int] = {}  #: id -> place, of ops that later ones may refer to
+        self.anchors: dict[int, int] = {}  #: id -> position, of ops that later ones may refer to
         self.backwards: set[int] = set()  #: ids of calls that run a backward pass
-        self.held: dict[int, OpenApiCall] = {}  #: by place, of API calls that were open when a batch ended
-        self.late = late  #: ids of ops that were
+        self.open_calls: dict[int, OpenApiCall] = {}  #: by position, open when a batch ended
+        self.late = late  #: ids of ops that were open when a batch ended
         self.last_op, self.last_call = -1, -1
-        self.sequences: dict[int, int] = {}  #: the last autograd number of each thread
+        self.sequences: dict[int, int] = {}  #: thread -> its last autograd number
         self.first_sequence = first_sequence
-        self.started: dict[int, int] = {}  #: the same for ops outside a backward pass
+        self.forward_sequences: dict[int, int] = {}  #: the same for ops outside a backward pass
         self.nodes = np.zeros((3, 0), dtype=np.int64)  #: autograd number, op, its call; sorted
-        self._ids, self._base = NONE, 0
+        self._ids, self._base = EMPTY, 0
 
-    def place(self, ids: Numbers, now: Numbers) -> Numbers:
-        """Places of ops by id, of this batch, whose ids are ``now``, or of earlier ones; -1 if unknown."""
-        found = dense(now, ids)
-        found[found >= 0] += self.count
-        missing = np.flatnonzero((found < 0) & (ids >= 0))
+    def positions(self, ids: IntArray, now: IntArray) -> IntArray:
+        """Positions of ops by id, of this batch, whose ids are ``now``, or of earlier ones; -1 if unknown."""
+        positions = positions_in(now, ids)
+        positions[positions >= 0] += self.count
+        missing = np.flatnonzero((positions < 0) & (ids >= 0))
         if len(missing):
-            before = dense(self._ids, ids[missing])
+            before = positions_in(self._ids, ids[missing])
             before[before >= 0] += self._base
             for at in np.flatnonzero(before < 0).tolist():
                 before[at] = self.anchors.get(int(ids[missing[at]]), -1)
-            found[missing] = before
-        return found
+            positions[missing] = before
+        return positions
 
-    def advance(self, ops: Ops) -> None:
-        """The ops of a batch are in the columns."""
+    def advance(self, ops: BatchOps) -> None:
+        """Go on to the next batch: these ops are written."""
         self._ids, self._base = ops.ids, self.count
         self.count += len(ops.ids)
-        for kept in (self.anchors, self.held):
-            for key in list(kept)[: max(0, len(kept) - _ANCHORS)]:
-                del kept[key]
+        for table in (self.anchors, self.open_calls):
+            for key in list(table)[: max(0, len(table) - _ANCHORS)]:
+                del table[key]
 
 
-class Ops:
-    """The ops of a batch in the making."""
+class BatchOps:
+    """The ops of a batch while it is assembled."""
 
-    def __init__(self, rows: Rows, tables: Tables, before: OpsSoFar, names: Names) -> None:
+    def __init__(self, rows: Rows, tables: Tables, before: OpHistory, names: Names) -> None:
         self.rows, self.ids, self.before, self._names, self._tables = rows, rows.ids, before, names, tables
         self.base = before.count
         self.info = rows.column(row.O_INFO)
@@ -97,8 +106,8 @@ class Ops:
         self.thread = bits >> row.THREAD_SHIFT
         self.stack = rows.column(row.O_STACK)
         self.parent_ids = rows.column(row.O_PARENT)
-        self.parent = before.place(self.parent_ids, self.ids)
-        self.call = NONE  #: places of module calls, set by who knows them
+        self.parent = before.positions(self.parent_ids, self.ids)
+        self.call = EMPTY  #: positions of module calls, set by the assembler
         self.input_counts = rows.column(row.O_INPUTS)
         self.output_counts = rows.column(0) - row.O_WIDTH - self.input_counts
         if len(rows) and self.output_counts.min() < 0:
@@ -107,7 +116,7 @@ class Ops:
         self.outputs = rows.lists(row.O_WIDTH + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)
         self.forward_call = np.full(len(self.ids), -1, dtype=np.int64)
-        self._made_by = NONE
+        self._batch_makers = EMPTY
         self._note_anchors(operations)
 
     def _note_anchors(self, operations: list[Operation]) -> None:
@@ -123,7 +132,7 @@ class Ops:
 
     # -- forward and backward ----------------------------------------------------------------------------
 
-    def find_forward_ops(self, recomputes: Mask, living: LiveValues) -> None:
+    def find_forward_ops(self, recomputes: Mask, live: LiveValues) -> None:
         """Link every backward op to the forward op whose autograd node it belongs to."""
         node = self.rows.column(row.O_NODE)
         in_backward = (node != -1) & (self.level == 1)
@@ -140,101 +149,101 @@ class Ops:
             fits = (at >= 0) & (nodes[0][at] == node[asking])
             self.forward[asking[fits]] = nodes[1][at[fits]]
             self.forward_call[asking[fits]] = nodes[2][at[fits]]
-        self._made_by = self._makers(living)
-        self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again), living)
-        self._link_first_gradients(living)
+        self._batch_makers = self._makers(live)
+        self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again), live)
+        self._link_first_gradients(live)
 
-    def _note_nodes(self, making: Numbers) -> None:
-        """The numbers of the autograd nodes each op has made."""
+    def _note_nodes(self, making: IntArray) -> None:
+        """Add the autograd nodes of these ops to the table of nodes."""
         before, sequence = self.before, self.rows.column(row.O_SEQUENCE)
-        found = [np.zeros((3, 0), dtype=np.int64)]
+        parts = [np.zeros((3, 0), dtype=np.int64)]
         for thread in np.unique(self.thread[making]).tolist():
             here = making[self.thread[making] == thread]
             now = sequence[here]
             reached = np.maximum.accumulate(np.concatenate([[before.sequences.get(thread, -1)], now]))
             earlier = reached[:-1]
             ahead = now > earlier
-            found.append(np.stack([now[ahead] - 1, self.base + here[ahead], self.call[here[ahead]]]))
-            # An op seen from outside has made all of them; one seen below autograd only the last, and those
-            # before it were made when the op before had run.
+            parts.append(np.stack([now[ahead] - 1, self.base + here[ahead], self.call[here[ahead]]]))
+            # An op recorded from outside made all the nodes counted since; one recorded below autograd made
+            # only the last, and the op before it made the others.
             more = np.where(ahead & (earlier >= 0), np.minimum(now - 1 - earlier, _NODES), 0)
             if more.any():
                 owner = np.searchsorted(making, here) - (not self._tables.whole_ops)
-                place = np.where(owner >= 0, self.base + making[owner], before.last_op)
+                op = np.where(owner >= 0, self.base + making[owner], before.last_op)
                 call = np.where(owner >= 0, self.call[making[owner]], before.last_call)
                 numbers = np.arange(int(more.sum())) + np.repeat(earlier - (np.cumsum(more) - more), more)
-                extra = np.stack([numbers, np.repeat(place, more), np.repeat(call, more)])
-                found.append(extra[:, extra[1] >= 0])
+                extra = np.stack([numbers, np.repeat(op, more), np.repeat(call, more)])
+                parts.append(extra[:, extra[1] >= 0])
             before.sequences[thread] = int(reached[-1])
         if len(making):
             before.last_op, before.last_call = self.base + int(making[-1]), int(self.call[making[-1]])
-        new = np.concatenate(found, axis=1)
+        new = np.concatenate(parts, axis=1)
         new = new[:, np.lexsort((new[1], new[0]))]
         old = before.nodes
         nodes = np.concatenate([old, new], axis=1)
-        if old.shape[1] and new.shape[1] and new[0, 0] <= old[0, -1]:  # threads count for themselves
+        if old.shape[1] and new.shape[1] and new[0, 0] <= old[0, -1]:  # each thread counts on its own
             nodes = nodes[:, np.lexsort((nodes[1], nodes[0]))]
         if nodes.shape[1] > _NODES + _NODES // 4:
             nodes = nodes[:, np.sort(np.argpartition(nodes[1], -_NODES)[-_NODES:])]
         before.nodes = nodes
 
-    def _makers(self, living: LiveValues) -> Numbers:
-        """Of every living value the aten op that first returned it, if that is one of this batch; else -1."""
+    def _makers(self, live: LiveValues) -> IntArray:
+        """For each live value the aten op of this batch that first returned it; -1 for none."""
         owners = np.repeat(np.arange(len(self.ids)), self.output_counts)
-        rows = living.at(self.outputs)
+        rows = live.at(self.outputs)
         mine = (self.level[owners] == 1) & (rows >= 0)
-        makers = np.full(len(living), -1, dtype=np.int64)
+        makers = np.full(len(live), -1, dtype=np.int64)
         makers[rows[mine][::-1]] = owners[mine][::-1]  # the first of equal ones is written last
-        makers[living.maker >= 0] = -1
+        makers[live.maker >= 0] = -1
         return makers
 
-    def note_makers(self, living: LiveValues) -> None:
-        """Write down what later batches may ask of the makers of values."""
-        rows = np.flatnonzero(self._made_by >= 0)
-        ops = self._made_by[rows]
-        living.maker[rows], living.maker_call[rows] = self.base + ops, self.call[ops]
-        living.maker_forward[rows] = self.forward[ops]
-        living.maker_forward_call[rows] = self.forward_call[ops]
+    def note_makers(self, live: LiveValues) -> None:
+        """Store with the values what later batches need of the ops that made them."""
+        rows = np.flatnonzero(self._batch_makers >= 0)
+        ops = self._batch_makers[rows]
+        live.maker[rows], live.maker_call[rows] = self.base + ops, self.call[ops]
+        live.maker_forward[rows] = self.forward[ops]
+        live.maker_forward_call[rows] = self.forward_call[ops]
 
-    def _given(self, ops: Numbers, living: LiveValues) -> Iterator[tuple[int, int, int]]:
-        """The inputs of some ops: op, living row of the value, op of this batch that made it."""
+    def _input_makers(self, ops: IntArray, live: LiveValues) -> Iterator[tuple[int, int, int]]:
+        """The inputs of some ops: the op, the value's row, and the op of this batch that made it."""
         counts = self.input_counts[ops]
-        rows = living.at(self.inputs[spread(offsets_of(self.input_counts)[ops], counts)])
-        makers = np.where(rows >= 0, self._made_by[rows], -1) if len(living) else rows
+        rows = live.at(self.inputs[expand_ranges(offsets_of(self.input_counts)[ops], counts)])
+        makers = np.where(rows >= 0, self._batch_makers[rows], -1) if len(live) else rows
         return zip(np.repeat(ops, counts).tolist(), rows.tolist(), makers.tolist(), strict=True)
 
-    def _link_accumulations(self, lost: Numbers, living: LiveValues) -> None:
-        """An op that adds into a leaf's gradient belongs where the gradient came from."""
+    def _link_accumulations(self, unlinked: IntArray, live: LiveValues) -> None:
+        """Link an op that adds into a leaf's gradient to the forward op of that gradient."""
         linked = -1
-        for op, held, maker in self._given(lost, living):
+        for op, input_row, maker in self._input_makers(unlinked, live):
             if op == linked:
                 continue
             if maker >= 0:
                 forward, call = int(self.forward[maker]), int(self.forward_call[maker])
-            elif held >= 0 and living.maker[held] >= 0:
-                forward, call = int(living.maker_forward[held]), int(living.maker_forward_call[held])
+            elif input_row >= 0 and live.maker[input_row] >= 0:
+                forward, call = int(live.maker_forward[input_row]), int(live.maker_forward_call[input_row])
             else:
                 continue
             if maker != op and forward >= 0:
                 self.forward[op], self.forward_call[op] = forward, call
                 linked = op
 
-    def _link_first_gradients(self, living: LiveValues) -> None:
-        """What ``backward()`` does before its first node: it makes the gradient of the loss."""
+    def _link_first_gradients(self, live: LiveValues) -> None:
+        """Link what ``backward()`` runs before its first node: the gradient of the loss."""
         self.phase[self.starts_backward & (self.phase == FORWARD)] = BACKWARD
         inside = np.flatnonzero((self.parent >= 0) & (self.phase == FORWARD))
         if len(inside):
             inside = inside[np.isin(self.parent_ids[inside], list(self.before.backwards))]
         self.phase[inside] = BACKWARD
         linked = -1
-        for op, held, maker in self._given(inside, living):
+        for op, input_row, maker in self._input_makers(inside, live):
             if op == linked:
                 continue
             if 0 <= maker < op:
                 self.forward[op], self.forward_call[op] = self.base + maker, self.call[maker]
-            elif maker < 0 and held >= 0 and living.maker[held] >= 0:
-                self.forward[op] = living.maker[held]
-                self.forward_call[op] = living.maker_call[held]
+            elif maker < 0 and input_row >= 0 and live.maker[input_row] >= 0:
+                self.forward[op] = live.maker[input_row]
+                self.forward_call[op] = live.maker_call[input_row]
             else:
                 continue
             linked = op
@@ -245,29 +254,29 @@ class Ops:
         """Which ops outside a backward pass have made an autograd node."""
         sequence = self.rows.column(row.O_SEQUENCE)
         aten = (self.level == 1) & (self.phase != BACKWARD)
-        found = np.zeros(len(sequence), dtype=bool)
+        advanced = np.zeros(len(sequence), dtype=bool)
         before = self.before
         for thread in np.unique(self.thread[aten]).tolist():
             here = np.flatnonzero(aten & (self.thread == thread))
-            start = before.started.get(thread, before.first_sequence)
-            found[here] = sequence[here] > np.concatenate([[start], sequence[here][:-1]])
-            before.started[thread] = int(sequence[here][-1])
-        return found
+            start = before.forward_sequences.get(thread, before.first_sequence)
+            advanced[here] = sequence[here] > np.concatenate([[start], sequence[here][:-1]])
+            before.forward_sequences[thread] = int(sequence[here][-1])
+        return advanced
 
-    def operators(self) -> None:
-        """Tell ``x @ y`` from ``x.matmul(y)`` by the instruction that made the call."""
+    def name_operators(self) -> None:
+        """Rename calls written as operators: ``x @ y`` instead of ``x.matmul(y)``."""
         calls = np.flatnonzero((self.level == 0) & (self.stack >= 0))
         keys, which = np.unique((self.stack[calls] << 32) + self.info[calls], return_inverse=True)
-        found = [self._tables.operator(int(key >> 32), int(key & 0xFFFFFFFF)) for key in keys.tolist()]
-        names = np.array([-1 if one is None else self._names.id(one) for one in found] or [-1])[which]
+        symbols = [self._tables.operator(int(key >> 32), int(key & 0xFFFFFFFF)) for key in keys.tolist()]
+        names = np.array([-1 if one is None else self._names.id(one) for one in symbols] or [-1])[which]
         written = names >= 0
         self.flavour[calls[written]] = OPERATOR
         self.names[calls[written]] = names[written]
 
-    def durations(self) -> tuple[Numbers, dict[int, int]]:
-        """Host time less our own, and for API calls less what torch adds to each op inside them.
+    def durations(self) -> tuple[IntArray, dict[int, int]]:
+        """Host time without the recorder's, and for API calls without what torch adds to each op inside.
 
-        Also the new durations of calls that began in an earlier batch.
+        The second result are new durations of calls that began in an earlier batch, by position.
         """
         durations = np.maximum(self.rows.column(row.O_DURATION), 0)
         inner = np.flatnonzero(self.parent >= self.base)
@@ -276,64 +285,63 @@ class Ops:
         least = np.bincount(parents, weights=durations[inner], minlength=len(durations)).astype(np.int64)
         before, outer = self.before, self.level == 0
         for at in np.flatnonzero(np.isin(self.ids, list(before.late))).tolist() if before.late else ():
-            held = before.held[self.base + at] = OpenApiCall(int(durations[at]))
-            held.children, held.least = int(count[at]), int(least[at])
+            opened = before.open_calls[self.base + at] = OpenApiCall(int(durations[at]))
+            opened.children, opened.least = int(count[at]), int(least[at])
         passage = self._tables.aten_passage
         changed: dict[int, int] = {}
         old = np.flatnonzero((self.parent >= 0) & (self.parent < self.base))
-        for place, spent in zip(self.parent[old].tolist(), durations[old].tolist(), strict=True):
-            known = before.held.get(place)
-            if known is not None:
-                known.children, known.least = known.children + 1, known.least + spent
-                changed[place] = max(known.duration - known.children * passage, known.least)
+        for position, spent in zip(self.parent[old].tolist(), durations[old].tolist(), strict=True):
+            call = before.open_calls.get(position)
+            if call is not None:
+                call.children, call.least = call.children + 1, call.least + spent
+                changed[position] = max(call.duration - call.children * passage, call.least)
         durations[outer] = np.maximum(durations - count * passage, least)[outer]
         return durations, changed
 
-    def flops(self, living: LiveValues, result: Numbers) -> Numbers:
-        """The FLOPs of every op; of those that ended, `UNCOUNTED` where a formula is missed."""
+    def flops(self, live: LiveValues, result: IntArray) -> IntArray:
+        """The FLOPs of every op: -1 if unknown, `UNCOUNTED` where a heavy op that ended has no formula."""
         operations = self._tables.operations
         counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
         flops = np.full(len(self.ids), -1, dtype=np.int64)
-        wanted = np.flatnonzero(counted)
-        if len(wanted):
-            flops[wanted] = self._known_flops(wanted, living, result)
+        ops = np.flatnonzero(counted)
+        if len(ops):
+            flops[ops] = self._counted_flops(ops, live, result)
         missed = np.array([one.multiplies for one in operations] or [False])[self.info] & (flops < 0)
         missed &= (self.flags & (d.RAISED | d.UNFINISHED)) == 0
         flops[missed & ((self.level == 1) | (self.flavour == OPAQUE))] = d.UNCOUNTED
         return flops
 
-    def _known_flops(self, wanted: Numbers, living: LiveValues, result: Numbers) -> list[int]:
-        """The FLOPs of some ops, each distinct signature worked out once."""
+    def _counted_flops(self, ops: IntArray, live: LiveValues, result: IntArray) -> list[int]:
+        """The FLOPs of some ops, computed once for each distinct signature."""
         form = self.rows.column(row.O_FORM)
         signatures = zip(
-            self.info[wanted].tolist(), form[wanted].tolist(),
-            _metas(living, self.inputs, self.input_counts, wanted),
-            _metas(living, self.outputs, self.output_counts, wanted), strict=True,
+            self.info[ops].tolist(), form[ops].tolist(),
+            _metas(live, self.inputs, self.input_counts, ops),
+            _metas(live, self.outputs, self.output_counts, ops), strict=True,
         )  # fmt: skip
-        known: dict[tuple[int, int, bytes, bytes], int] = {}
-        found = []
-        for op, signature in zip(wanted.tolist(), signatures, strict=True):
-            if signature not in known:
-                given, made = (tuple(np.frombuffer(one, dtype=np.int64).tolist()) for one in signature[2:])
-                known[signature] = (
-                    -1
-                    if -1 in given + made
-                    else self._tables.flops(*signature[:2], int(result[op]), given, made)
+        cache: dict[tuple[int, int, bytes, bytes], int] = {}
+        flops = []
+        for op, signature in zip(ops.tolist(), signatures, strict=True):
+            if signature not in cache:
+                inputs, outputs = (tuple(np.frombuffer(one, np.int64).tolist()) for one in signature[2:])
+                known = -1 not in inputs + outputs
+                cache[signature] = (
+                    self._tables.flops(*signature[:2], int(result[op]), inputs, outputs) if known else -1
                 )
-            found.append(known[signature])
-        return found
+            flops.append(cache[signature])
+        return flops
 
 
-def _metas(living: LiveValues, ids: Numbers, counts: Numbers, ops: Numbers) -> list[bytes]:
-    """What the values look like that some ops read or make: of each op as bytes, which are hashed fast."""
+def _metas(live: LiveValues, ids: IntArray, counts: IntArray, ops: IntArray) -> list[bytes]:
+    """The metadata of the values that some ops read or make: for each op as bytes, which hash fast."""
     starts, counts = offsets_of(counts)[ops], counts[ops]
-    rows = living.at(ids[spread(starts, counts)])
-    metas = (np.where(rows >= 0, living.meta[rows], -1) if len(living) else rows).tobytes()
+    rows = live.at(ids[expand_ranges(starts, counts)])
+    metas = (np.where(rows >= 0, live.meta[rows], -1) if len(live) else rows).tobytes()
     return [metas[start:end] for start, end in pairwise((8 * offsets_of(counts)).tolist())]
 
 
 def recompute_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> Mask:
-    """Which stacks run inside a checkpoint's second forward; position -1 is the empty stack."""
+    """Which stacks are inside a checkpoint's second forward; position -1 is the empty stack."""
     again = {
         number
         for number, code in enumerate(codes)
@@ -345,13 +353,13 @@ def recompute_stacks(places: list[SourcePosition], codes: list[d.CodeInfo]) -> M
         for number, code in enumerate(codes)
         if code.file.endswith("checkpoint.py") and code.function.endswith("CheckpointFunction.backward")
     }
-    found = np.zeros(len(places) + 1, dtype=bool)
+    recomputes = np.zeros(len(places) + 1, dtype=bool)
     if not again and not reentrant:
-        return found
+        return recomputes
     inside = np.zeros(len(places) + 1, dtype=bool)
     engine = {n for n, code in enumerate(codes) if code.function.split(".")[-1] == "_engine_run_backward"}
     for node, place in enumerate(places):
         parent, code = place.parent, place.code
         inside[node] = (inside[parent] or code in reentrant) and code not in engine
-        found[node] = (found[parent] and code not in engine) or code in again or inside[node]
-    return found
+        recomputes[node] = (recomputes[parent] and code not in engine) or code in again or inside[node]
+    return recomputes

@@ -1,72 +1,72 @@
-"""Values batch by batch: storages, kinds, names and memory, for as long as a value may be used."""
+"""Values batch by batch: storages, kinds, names and allocations, for as long as a value may be used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.assembly import layout as row
-from sightline.trace.assembly.arrays import NONE, Mask, Numbers, Rows, chain_ends, dense, joined
-from sightline.trace.assembly.batch import Learned, Tables
+from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, chain_ends, concatenate, positions_in
+from sightline.trace.assembly.batch import Tables
 from sightline.trace.assembly.layout import M_WIDTH
 from sightline.trace.data import TensorMeta
 
 
 class Allocations:
-    """Batch by batch: what is freed becomes a row, what is still held waits.
+    """The allocations of storages: one that is freed becomes a row, one that is not waits.
 
-    >>> held = Allocations()
+    >>> allocations = Allocations()
     >>> rows = np.array([0, 64, 10, 1, 32, 11, 0, -1, 15])
-    >>> [column.tolist() for column in held.add(rows, values=2, last=False).values()]
+    >>> [column.tolist() for column in allocations.add(rows, values=2, last=False).values()]
     [[0], [64], [10], [15]]
-    >>> [column.tolist() for column in held.add(NONE, values=2, last=True).values()]
+    >>> [column.tolist() for column in allocations.add(EMPTY, values=2, last=True).values()]
     [[1], [32], [11], [-1]]
     """
 
     def __init__(self) -> None:
-        self._held = NONE
+        self._open = EMPTY
 
-    def add(self, rows: Numbers, values: int, last: bool) -> dict[str, Numbers]:
-        """The columns of what has come to its end; with ``last`` of what has not, too.
+    def add(self, rows: IntArray, values: int, last: bool) -> dict[str, IntArray]:
+        """The columns of the allocations that have ended; with ``last`` also of the others.
 
-        Values from the id ``values`` on are not there yet: the op that makes one is still running. Of a
-        process that was killed they never come.
+        Values from the id ``values`` on have no row yet, because the op that makes them is still running;
+        after a kill they never get one.
         """
-        every, over, after = _paired(joined([self._held, rows]))
-        is_size, is_there = every[:, 1] >= 0, every[:, 0] < values
-        self._held = NONE if last else every[(is_size & ~over) | ~is_there].reshape(-1)
-        wanted = is_there & is_size & (over | last)
-        value, nbytes, start = every[wanted].T
-        return {"value": value, "nbytes": nbytes, "start": start, "end": np.where(over, after, -1)[wanted]}
+        events, ended, end = _with_ends(concatenate([self._open, rows]))
+        is_size, is_written = events[:, 1] >= 0, events[:, 0] < values
+        self._open = EMPTY if last else events[(is_size & ~ended) | ~is_written].reshape(-1)
+        done = is_written & is_size & (ended | last)
+        value, nbytes, start = events[done].T
+        return {"value": value, "nbytes": nbytes, "start": start, "end": np.where(ended, end, -1)[done]}
 
 
-def held_after(held: Numbers, rows: Numbers) -> Numbers:
-    """What is still held after more was written."""
-    every, over, _ = _paired(joined([held, rows]))
-    return every[(every[:, 1] >= 0) & ~over].reshape(-1)
+def open_allocations(before: IntArray, rows: IntArray) -> IntArray:
+    """The allocations that have not ended after more rows were written."""
+    events, ended, _ = _with_ends(concatenate([before, rows]))
+    return events[(events[:, 1] >= 0) & ~ended].reshape(-1)
 
 
-def _paired(flat: Numbers) -> tuple[Numbers, Mask, Numbers]:
-    """Rows by storage and in order; whether another row follows of the same storage, and its time."""
+def _with_ends(flat: IntArray) -> tuple[IntArray, Mask, IntArray]:
+    """Rows sorted by storage; whether another row of the same storage follows, and its time."""
     rows = flat.reshape(-1, M_WIDTH)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
-    over = np.zeros(len(rows), dtype=bool)
-    after = np.full(len(rows), -1, dtype=np.int64)
+    ended = np.zeros(len(rows), dtype=bool)
+    end = np.full(len(rows), -1, dtype=np.int64)
     if len(rows):
-        over[:-1] = rows[1:, 0] == rows[:-1, 0]
-        after[:-1] = rows[1:, 2]
-    return rows, over, after
+        ended[:-1] = rows[1:, 0] == rows[:-1, 0]
+        end[:-1] = rows[1:, 2]
+    return rows, ended, end
 
 
 KIND: Final = {name: number for number, name in enumerate(d.KINDS)}
 ACTIVATION: Final = KIND["activation"]
-#: What a tensor stays when it is changed in place: a weight is one before and after the optimizer.
+#: Kinds that a tensor keeps when it is changed in place: a weight stays one after the optimizer's step.
 LASTING: Final = frozenset({KIND["parameter"], KIND["buffer"], KIND["state"]})
-_GIVEN: Final = frozenset({KIND["input"], KIND["external"]})
-#: What is known of a living value; ``maker`` is the aten op that first returned it.
+_FROM_OUTSIDE: Final = frozenset({KIND["input"], KIND["external"]})
+#: The columns of `LiveValues`; ``maker`` is the aten op that first returned the value.
 _COLUMNS: Final = (
     "id", "meta", "address", "offset", "kind", "producer", "previous", "base", "flags", "storage", "name",
     "maker", "maker_call", "maker_forward", "maker_forward_call",
@@ -76,38 +76,38 @@ _COLUMNS: Final = (
 class LiveValues:
     """Columns of the values that may be used again, sorted by id."""
 
-    id: Numbers
-    meta: Numbers
-    address: Numbers
-    offset: Numbers
-    kind: Numbers
-    producer: Numbers  #: the place of an op
-    previous: Numbers  #: an id
-    base: Numbers  #: an id
-    flags: Numbers
-    storage: Numbers
-    name: Numbers
-    maker: Numbers
-    maker_call: Numbers
-    maker_forward: Numbers
-    maker_forward_call: Numbers
+    id: IntArray
+    meta: IntArray
+    address: IntArray
+    offset: IntArray
+    kind: IntArray
+    producer: IntArray  #: the position of an op
+    previous: IntArray  #: an id
+    base: IntArray  #: an id
+    flags: IntArray
+    storage: IntArray
+    name: IntArray
+    maker: IntArray
+    maker_call: IntArray
+    maker_forward: IntArray
+    maker_forward_call: IntArray
 
     def __init__(self) -> None:
         for name in _COLUMNS:
-            setattr(self, name, NONE)
+            setattr(self, name, EMPTY)
 
     def __len__(self) -> int:
         return len(self.id)
 
-    def at(self, ids: Numbers) -> Numbers:
-        """Rows of values by id; -1 for one that is not here."""
+    def at(self, ids: IntArray) -> IntArray:
+        """Rows of values by id; -1 for a value that is not live."""
         count = len(self.id)
         if not count or self.id[-1] - self.id[0] != count - 1:
-            return dense(self.id, ids)
-        rows = ids - self.id[0]  # none is missing, as long as nothing was forgotten
+            return positions_in(self.id, ids)
+        rows = ids - self.id[0]  # ids are consecutive until the first value is forgotten
         return np.where((rows >= 0) & (rows < count), rows, -1)
 
-    def extend(self, new: dict[str, Numbers]) -> int:
+    def extend(self, new: dict[str, IntArray]) -> int:
         """Add values with larger ids; returns the row of the first."""
         first, count = len(self.id), len(new["id"])
         for name in _COLUMNS:
@@ -118,143 +118,142 @@ class LiveValues:
         return first
 
     def keep(self, mask: Mask) -> None:
-        """Forget all others."""
+        """Drop the other values."""
         for name in _COLUMNS:
             setattr(self, name, getattr(self, name)[mask])
 
 
-class IncomingValues:
-    """The rows of values that have arrived and are not in the columns yet."""
+#: The columns of `LiveValues` that a value row has.
+_ROW_COLUMNS: Final = {
+    "id": 1, "meta": row.V_META, "address": row.V_STORAGE, "offset": row.V_OFFSET, "kind": row.V_KIND,
+    "producer": row.V_PRODUCER, "previous": row.V_PREVIOUS, "base": row.V_BASE, "flags": row.V_FLAGS,
+}  # fmt: skip
 
-    def __init__(self, values: Numbers, fresh: Numbers) -> None:
-        rows = Rows(values, row.V_WIDTH)
-        plain = fresh.reshape(-1, row.FRESH_WIDTH)
-        ids = np.concatenate([rows.ids, plain[:, 0]])
-        order = np.argsort(ids, kind="stable")
 
-        def column(position: int, default: int) -> Numbers:
-            rest = np.full(len(plain), default, dtype=np.int64)
-            return np.concatenate([rows.column(position), rest])[order]
+def value_rows(values: IntArray, fresh: IntArray) -> IntArray:
+    """Every value as a row, sorted by id: those written in full, and the plain results of ops.
 
-        self.columns = {
-            "id": ids[order],
-            "meta": np.concatenate([rows.column(row.V_META), plain[:, 1]])[order],
-            "producer": np.concatenate([rows.column(row.V_PRODUCER), plain[:, 2]])[order],
-            "address": column(row.V_STORAGE, 0),
-            "offset": column(row.V_OFFSET, 0),
-            "kind": column(row.V_KIND, ACTIVATION),
-            "previous": column(row.V_PREVIOUS, -1),
-            "base": column(row.V_BASE, -1),
-            "flags": column(row.V_FLAGS, 0),
-        }
+    >>> value_rows(EMPTY, np.array([7, 2, 5]))[:, [1, row.V_META, row.V_PRODUCER, row.V_BASE]].tolist()
+    [[7, 2, 5, -1]]
+    """
+    full, plain = values.reshape(-1, row.V_WIDTH), fresh.reshape(-1, row.FRESH_WIDTH)
+    if (full[:, 0] != row.V_WIDTH).any():
+        raise ValueError("a value row has a wrong length")
+    rows = np.zeros((len(full) + len(plain), row.V_WIDTH), dtype=np.int64)
+    rows[: len(full)], rest = full, rows[len(full) :]
+    rest[:, 0], rest[:, row.V_KIND] = row.V_WIDTH, ACTIVATION
+    rest[:, [row.V_PREVIOUS, row.V_BASE]] = -1
+    rest[:, [1, row.V_META, row.V_PRODUCER]] = plain
+    return rows[np.argsort(rows[:, 1], kind="stable")]
 
-    def split(self, end: int, ops: Numbers) -> tuple[dict[str, Numbers], Numbers]:
-        """Those before the first one that an op from ``end`` on makes; and the rest, as a stream again."""
-        columns = self.columns
-        later = np.flatnonzero(columns["producer"] >= end)
-        later = later[dense(ops, columns["producer"][later]) < 0]
-        if not len(later):
-            return columns, NONE
-        cut = int(later[0])
-        rest = {name: column[cut:] for name, column in columns.items()}
-        count = len(rest["id"])
-        flat = np.empty((count, row.V_WIDTH), dtype=np.int64)
-        flat[:, 0], flat[:, 1] = row.V_WIDTH, rest["id"]
-        for name, position in (
-            ("meta", row.V_META), ("address", row.V_STORAGE), ("offset", row.V_OFFSET), ("kind", row.V_KIND),
-            ("producer", row.V_PRODUCER), ("previous", row.V_PREVIOUS), ("base", row.V_BASE),
-            ("flags", row.V_FLAGS),
-        ):  # fmt: skip
-            flat[:, position] = rest[name]
-        return {name: column[:cut] for name, column in columns.items()}, flat.reshape(-1)
+
+def split_incoming(rows: IntArray, end: int, ops: IntArray) -> tuple[dict[str, IntArray], IntArray]:
+    """The columns of the values before the first one that an op from ``end`` on makes; the rest as a stream.
+
+    ``ops`` are the ids of the ops of this batch, some of which may come from ``end`` on.
+    """
+    producer = rows[:, row.V_PRODUCER]
+    later = np.flatnonzero(producer >= end)
+    later = later[positions_in(ops, producer[later]) < 0]
+    cut = int(later[0]) if len(later) else len(rows)
+    columns = np.ascontiguousarray(rows[:cut].T)
+    return {name: columns[at] for name, at in _ROW_COLUMNS.items()}, rows[cut:].reshape(-1)
 
 
 class Storages:
-    """Numbers of storages: a view shares its base's, a version its predecessor's."""
+    """Ids of storages: a view shares its base's, a version its predecessor's."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._seen: dict[int, int] = {}  # addresses of tensors not made here, which outlive the block's own
-        self._reach = NONE
-        self._itemsize = NONE
+        self._by_address: dict[int, int] = {}  # of tensors made outside the block, which outlive it
+        self._extent = EMPTY
+        self._itemsize = EMPTY
 
-    def _look(self, metas: list[TensorMeta]) -> None:
-        if len(self._reach) != len(metas):
-            self._reach = np.array([extent(one) for one in metas], dtype=np.int64)
+    def _measure(self, metas: list[TensorMeta]) -> None:
+        if len(self._extent) != len(metas):
+            self._extent = np.array([byte_extent(one) for one in metas], dtype=np.int64)
             self._itemsize = np.array([one.itemsize for one in metas], dtype=np.int64)
 
-    def spans(self, living: LiveValues) -> tuple[Numbers, Numbers]:
+    def spans(self, live: LiveValues) -> tuple[IntArray, IntArray]:
         """The first and last byte of each value in its storage."""
-        first = living.offset * self._itemsize[living.meta]
-        return first, first + np.maximum(self._reach[living.meta], 1) - 1
+        first = live.offset * self._itemsize[live.meta]
+        return first, first + np.maximum(self._extent[live.meta], 1) - 1
 
     def assign(
-        self, living: LiveValues, first: int, known: Numbers, metas: list[TensorMeta]
-    ) -> tuple[Numbers, Numbers]:
-        """Storages and offsets of the values from row ``first`` on; returns storages and sizes to raise.
+        self, live: LiveValues, first: int, sizes: IntArray, metas: list[TensorMeta]
+    ) -> tuple[IntArray, IntArray]:
+        """Set storages and offsets of the values from row ``first`` on; returns storages and their sizes.
 
-        ``known`` are the bytes of storages that were not made in the block: values and sizes, in order.
+        ``sizes`` are the bytes of storages that were not made in the block: values and sizes, in order.
         """
-        self._look(metas)
-        ids, address = living.id[first:], living.address[first:]
-        flags = living.flags[first:]
-        before = np.where(flags & row.MOVED, -1, living.previous[first:])
-        living.flags[first:] = flags & ~row.MOVED
-        source_ids = np.where(living.base[first:] >= 0, living.base[first:], before)
-        source = living.at(source_ids)
+        self._measure(metas)
+        ids, address = live.id[first:], live.address[first:]
+        flags = live.flags[first:]
+        before = np.where(flags & row.MOVED, -1, live.previous[first:])
+        live.flags[first:] = flags & ~row.MOVED
+        source_ids = np.where(live.base[first:] >= 0, live.base[first:], before)
+        source = live.at(source_ids)
         source[source_ids < 0] = -1
         new = source < 0
-        told = dense(known[0], ids)
-        shared = np.flatnonzero(new & (address != 0) & (told >= 0))
-        places, firsts, which = np.unique(address[shared], return_index=True, return_inverse=True)
-        held = np.array([self._seen.get(place, -1) for place in places.tolist()], dtype=np.int64)
-        new[shared] = False
-        new[shared[firsts[held < 0]]] = True
-        numbers = np.where(new, self.count + np.cumsum(new) - 1, -1)
+        sized = positions_in(sizes[0], ids)
+        outside = np.flatnonzero(new & (address != 0) & (sized >= 0))
+        unique, firsts, which = np.unique(address[outside], return_index=True, return_inverse=True)
+        shared = np.array([self._by_address.get(one, -1) for one in unique.tolist()], dtype=np.int64)
+        new[outside] = False
+        new[outside[firsts[shared < 0]]] = True
+        storage = np.where(new, self.count + np.cumsum(new) - 1, -1)
         self.count += int(new.sum())
-        held = np.where(held < 0, numbers[shared[firsts]], held)
-        self._seen.update(zip(places.tolist(), held.tolist(), strict=True))
-        numbers[shared] = held[which]
-        self._follow(living, first, source, numbers)
-        numbers = living.storage[first:]
-        size = self._reach[living.meta[first:]] + living.offset[first:] * self._itemsize[living.meta[first:]]
-        nbytes = np.where(told >= 0, known[1][told], 0) if len(known[1]) else 0
-        return numbers, np.where(nbytes, nbytes, size)
+        shared = np.where(shared < 0, storage[outside[firsts]], shared)
+        self._by_address.update(zip(unique.tolist(), shared.tolist(), strict=True))
+        storage[outside] = shared[which]
+        self._inherit_storages(live, first, source, storage)
+        reach = self._extent[live.meta[first:]] + live.offset[first:] * self._itemsize[live.meta[first:]]
+        nbytes = np.where(sized >= 0, sizes[1][sized], 0) if len(sizes[1]) else 0
+        return live.storage[first:], np.where(nbytes, nbytes, reach)
 
-    def _follow(self, living: LiveValues, first: int, source: Numbers, numbers: Numbers) -> None:
-        """Views and versions have the storage of what they come from, and some its offset."""
-        living.storage[first:] = numbers
-        before = np.full(len(living), -1, dtype=np.int64)
+    def _inherit_storages(self, live: LiveValues, first: int, source: IntArray, storage: IntArray) -> None:
+        """Give views and versions the storage of their source, and some its offset."""
+        live.storage[first:] = storage
+        before = np.full(len(live), -1, dtype=np.int64)
         before[first:] = source
-        living.storage = living.storage[chain_ends(before)]
-        inherited = living.offset == row.INHERITED
-        living.offset = living.offset[chain_ends(np.where(inherited, before, -1))]
-        living.offset[inherited & (living.offset == row.INHERITED)] = 0
+        live.storage = live.storage[chain_ends(before)]
+        inherited = live.offset == row.INHERITED
+        live.offset = live.offset[chain_ends(np.where(inherited, before, -1))]
+        live.offset[inherited & (live.offset == row.INHERITED)] = 0
 
 
-def inherit(living: LiveValues, first: int) -> None:
-    """Versions from row ``first`` on are what the tensor was before, if that is something that lasts."""
-    rows = np.flatnonzero((living.previous[first:] >= 0) & (living.kind[first:] == ACTIVATION)) + first
-    before = np.full(len(living), -1, dtype=np.int64)
-    before[rows] = living.at(living.previous[rows])
-    kind = living.kind[chain_ends(before)]
-    lasts = np.isin(kind, list(LASTING)) & (before >= 0)
-    living.kind = np.where(lasts, kind, living.kind)
-    living.name = living.name[chain_ends(np.where(lasts & (living.name < 0), before, -1))]
+def inherited(kind: IntArray, before: IntArray, unnamed: Mask) -> tuple[IntArray, IntArray]:
+    """The kinds of values after their versions inherit, and for each row the row whose name it takes.
+
+    A version of a parameter, a buffer or optimizer state is one too. ``before`` is the row of the version
+    that each activation replaces, -1 for other values.
+    """
+    first_kind = kind[chain_ends(before)]
+    lasts = np.isin(first_kind, list(LASTING)) & (before >= 0)
+    return np.where(lasts, first_kind, kind), chain_ends(np.where(lasts & unnamed, before, -1))
 
 
-def earlier(living: LiveValues, at: int) -> Iterator[int]:
-    """The rows of what a tensor was before, back to where it was seen first and nobody knew what it was."""
-    while at >= 0 and living.previous[at] >= 0:
-        at = int(living.at(living.previous[at : at + 1])[0])
-        kind = int(living.kind[at]) if at >= 0 else -1
-        if kind in LASTING:  # and so is all before it: a weight has as many versions as there were steps
+def inherit_kinds(live: LiveValues, first: int) -> None:
+    """Let the versions from row ``first`` on inherit kinds and names."""
+    rows = np.flatnonzero((live.previous[first:] >= 0) & (live.kind[first:] == ACTIVATION)) + first
+    before = np.full(len(live), -1, dtype=np.int64)
+    before[rows] = live.at(live.previous[rows])
+    live.kind, sources = inherited(live.kind, before, live.name < 0)
+    live.name = live.name[sources]
+
+
+def earlier_versions(live: LiveValues, at: int) -> Iterator[int]:
+    """The rows of a tensor's earlier versions that came from outside and have no lasting kind yet."""
+    while at >= 0 and live.previous[at] >= 0:
+        at = int(live.at(live.previous[at : at + 1])[0])
+        kind = int(live.kind[at]) if at >= 0 else -1
+        if kind in LASTING:  # so are all before it: a weight has as many versions as there were steps
             return
-        if kind in _GIVEN:
+        if kind in _FROM_OUTSIDE:
             yield at
 
 
-def extent(meta: TensorMeta) -> int:
+def byte_extent(meta: TensorMeta) -> int:
     """Bytes from the first to the last element."""
     if meta.stride is None or 0 in meta.shape:
         return meta.nbytes
@@ -262,15 +261,6 @@ def extent(meta: TensorMeta) -> int:
     return (last + 1) * meta.itemsize
 
 
-def floating(tables: Tables) -> Mask:
-    """Which metadata are of numbers that can have a gradient."""
+def floating_metas(tables: Tables) -> Mask:
+    """Which tensor metadata have a dtype that can have a gradient."""
     return np.array([one.dtype.startswith(("float", "bfloat", "complex")) for one in tables.metas] or [False])
-
-
-def relevant(learned: Iterable[Learned], end: int) -> tuple[list[Learned], list[Learned]]:
-    """What was learned of values before ``end``, and of later ones."""
-    now: list[Learned] = []
-    later: list[Learned] = []
-    for one in learned:
-        (now if one.value < end else later).append(one)
-    return now, later

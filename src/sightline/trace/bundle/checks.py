@@ -1,8 +1,8 @@
-"""What must hold of the tables of a trace before anything reads through them.
+"""Checks of the tables of a trace that is loaded or about to be saved.
 
-Every id points at a row there is, every offset lies in order, nothing is its own ancestor: whatever a file
-says, no view runs into a wall or in circles. The same is asked of a trace that is about to be saved. Whether
-a recording makes sense beyond that is for `sightline.trace.validate` to say.
+Every id points at a row that exists, offsets are in order, nothing is its own ancestor: whatever a file
+contains, no view hits a bad id or loops forever. Whether a recording makes sense beyond that is checked by
+`sightline.trace.validate`.
 """
 
 from __future__ import annotations
@@ -14,54 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace import data as d
-from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, Damage, length_name, shown
+from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, Damage, length_name, quoted
 
 Array = NDArray[Any]
 
-#: The least and what counts the ids of a column: a table, or how many names there are for a number.
-_IDS: Final[dict[tuple[str, str], tuple[int, str | int]]] = {
-    ("ops", "name"): (0, "names"),
-    ("ops", "level"): (0, len(d.LEVELS)),
-    ("ops", "flavour"): (0, len(d.FLAVOURS)),
-    ("ops", "phase"): (0, len(d.PHASES)),
-    ("ops", "call"): (-1, "calls"),
-    ("ops", "frame"): (-1, "frames"),
-    ("ops", "parent"): (-1, "ops"),
-    ("ops", "forward"): (-1, "ops"),
-    ("ops", "form"): (0, "forms"),
-    ("ops", "result"): (0, "forms"),
-    ("ops", "inputs"): (0, "values"),
-    ("ops", "outputs"): (0, "values"),
-    ("values", "meta"): (0, "metas"),
-    ("values", "storage"): (-1, "storages"),
-    ("values", "kind"): (0, len(d.KINDS)),
-    ("values", "name"): (-1, "names"),
-    ("values", "producer"): (-1, "ops"),
-    ("values", "previous"): (-1, "values"),
-    ("values", "base"): (-1, "values"),
-    ("calls", "module"): (0, "modules"),
-    ("calls", "parent"): (-1, "calls"),
-    ("calls", "frame"): (-1, "frames"),
-    ("calls", "phase"): (0, len(d.PHASES)),
-    ("calls", "input_form"): (-1, "forms"),
-    ("calls", "output_form"): (-1, "forms"),
-    ("calls", "inputs"): (0, "values"),
-    ("calls", "outputs"): (0, "values"),
-    ("frames", "parent"): (-1, "frames"),
-    ("frames", "code"): (0, "codes"),
-    ("stats", "value"): (0, "values"),
-    ("allocations", "value"): (-1, "values"),
-    ("device_work", "name"): (0, "names"),
-    ("device_work", "kind"): (0, len(d.WORK_KINDS)),
-}
-#: Links that point back: following them comes to an end.
+#: Links that point to earlier rows, so that following them ends.
 _BACK: Final = frozenset({("ops", "parent"), ("ops", "forward"), ("values", "previous"), ("values", "base"),
                           ("calls", "parent"), ("frames", "parent")})  # fmt: skip
-#: Links whose chains views write out.
+#: Links whose whole chains views print.
 _CHAINS: Final = frozenset({("calls", "parent"), ("frames", "parent")})
-
-
-#: What views take for granted of what ``info`` says, where it says anything.
+#: The types that views expect in ``info``, for the keys that are present.
 _INFO: Final[dict[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("name", "ops", "torch", "python", "compiled", "device", "time"), (str, type(None))),
     **dict.fromkeys(("pid", "duration_ns", "fault_count", "external", "threads", "checked", "left_out",
@@ -76,20 +38,20 @@ _INFO: Final[dict[str, type | tuple[type, ...]]] = {
 
 
 def check_info(info: Mapping[str, Any]) -> None:
-    """What is said of the whole recording is of the type it always is.
+    """The values of ``info`` have the types that views expect.
 
     >>> check_info({"name": "run", "external": 0, "something": [1]})
     """
     for name, kinds in _INFO.items():
         if name in info and not isinstance(info[name], kinds):
-            raise Damage(f"it says {shown(info[name])} of {name!r}")
+            raise Damage(f"it says {quoted(info[name])} of {name!r}")
     for device, readings in info.get("allocator", {}).items():
         if type(device) is not str or not _is_allocator(readings):
-            raise Damage(f"it says {shown(readings)} of the allocator of {shown(device)}")
+            raise Damage(f"it says {quoted(readings)} of the allocator of {quoted(device)}")
 
 
 def _is_allocator(readings: object) -> bool:
-    """Whether these are the two readings of each of an allocator's numbers."""
+    """Whether this has the two readings of each of an allocator's numbers."""
     return isinstance(readings, dict) and all(
         isinstance(pair := readings.get(name), list | tuple)
         and len(pair) == 2
@@ -99,7 +61,7 @@ def _is_allocator(readings: object) -> bool:
 
 
 def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
-    """One column by itself; raise `Damage` where it breaks a rule.
+    """Check one column by itself; raises `Damage`.
 
     >>> check_column("frames", "code", np.array([0, 7], dtype=np.int32), {"frames": 2, "codes": 3})
     Traceback (most recent call last):
@@ -111,13 +73,7 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
     rows = counts[length_name(kind, name)]
     if len(column) != rows:
         raise Damage(f"{kind}/{name} has {len(column)} rows, not {rows}")
-    rule = _IDS.get((kind, name))
-    if rule is not None:
-        least, target = rule
-        size = counts[target] if isinstance(target, str) else target
-        if name.endswith("_form") and not size:
-            least = 0  # a call without forms could not be shown
-        _check_ids(kind, name, column, least, size)
+    _check_ids(kind, name, column, counts)
     if (kind, name) in _BACK:
         forward = column >= np.arange(len(column))
         if forward.any():
@@ -129,20 +85,28 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
 
 
 def check_block(kind: str, name: str, block: Array, first_row: int, counts: Mapping[str, int]) -> None:
-    """A part of a column that begins at ``first_row``: what it points at is there, and before it."""
-    rule = _IDS.get((kind, name))
-    if rule is not None:
-        least, target = rule
-        _check_ids(kind, name, block, least, counts[target] if isinstance(target, str) else target)
+    """Check a part of a column that begins at ``first_row``."""
+    _check_ids(kind, name, block, counts)
     if (kind, name) in _BACK and (block >= np.arange(first_row, first_row + len(block))).any():
         raise Damage(f"{kind}/{name} does not point back")
     if name in ("first_op", "end_op") and len(block):
-        _check_ids(kind, name, block, 0, counts["ops"] + 1)
+        _check_range(kind, name, block, 0, counts["ops"] + 1)
 
 
-def _check_ids(kind: str, name: str, column: Array, least: int, size: int) -> None:
-    if len(column) and (column.min() < least or column.max() >= size):
-        row = int(np.argmax((column < least) | (column >= size)))
+def _check_ids(kind: str, name: str, column: Array, counts: Mapping[str, int]) -> None:
+    reference = d.REFERENCES.get((kind, name))
+    if reference is None:
+        return
+    low, target = reference.low, reference.target
+    size = counts[target] if isinstance(target, str) else target
+    if name.endswith("_form") and not size:
+        low = 0  # a call without forms could not be shown
+    _check_range(kind, name, column, low, size)
+
+
+def _check_range(kind: str, name: str, column: Array, low: int, size: int) -> None:
+    if len(column) and (column.min() < low or column.max() >= size):
+        row = int(np.argmax((column < low) | (column >= size)))
         raise Damage(f"{kind}/{name} of row {row} points at {int(column[row])} of {size}")
 
 
@@ -154,13 +118,13 @@ def _check_offsets(kind: str, name: str, column: Array, counts: Mapping[str, int
 
 
 def _check_chains(kind: str, name: str, parents: Array) -> None:
-    """Bound the lengths of all chains together: views write each out."""
+    """Bound the total length of all chains, which views print."""
     lengths = (parents >= 0).astype(np.int64)
     above = parents.astype(np.int64)
-    while (above >= 0).any():  # in steps that double, each as long as what is known already
-        held = np.flatnonzero(above >= 0)
-        lengths[held] += lengths[above[held]]
-        above[held] = above[above[held]]
+    while (above >= 0).any():  # steps double in length each time
+        linked = np.flatnonzero(above >= 0)
+        lengths[linked] += lengths[above[linked]]
+        above[linked] = above[above[linked]]
     if int(lengths.sum()) > MAX_LINKS:
         raise Damage(f"{kind}/{name} makes chains that are too long to be followed")
     if kind == "calls" and int(lengths.max(initial=0)) > MAX_NESTING:
@@ -168,7 +132,7 @@ def _check_chains(kind: str, name: str, parents: Array) -> None:
 
 
 def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
-    """The ops inside each module call are a range."""
+    """The ops inside each module call are a valid range."""
     wrong = (first < 0) | (end < first) | (end > counts["ops"])
     if wrong.any():
         raise Damage(
@@ -177,24 +141,24 @@ def check_spans(first: Array, end: Array, counts: Mapping[str, int]) -> None:
 
 
 def check_modules(modules: Sequence[d.ModuleInfo]) -> None:
-    """Modules hold each other as a tree does."""
+    """The modules are a tree."""
     count = len(modules)
-    done: dict[int, int] = {-1: 0}  # how deep each is
+    depths: dict[int, int] = {-1: 0}
     for number, module in enumerate(modules):
         if not -1 <= module.parent < count or not 0 <= module.root < count:
             raise Damage(f"module {number} belongs to one that is not there")
         path: dict[int, None] = {}
         at = number
-        while at not in done:
+        while at not in depths:
             if at in path:
                 raise Damage(f"module {number} is inside itself")
             path[at] = None
             at = modules[at].parent
             if not -1 <= at < count:
                 raise Damage(f"module {number} belongs to one that is not there")
-        if done[at] + len(path) > MAX_NESTING:
+        if depths[at] + len(path) > MAX_NESTING:
             raise Damage(f"its modules are more than {MAX_NESTING} deep")
-        done.update(zip(reversed(path), range(done[at] + 1, done[at] + len(path) + 1), strict=True))
+        depths.update(zip(reversed(path), range(depths[at] + 1, depths[at] + len(path) + 1), strict=True))
 
 
 def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:
@@ -208,7 +172,7 @@ def check_steps(steps: Sequence[d.StepInfo], counts: Mapping[str, int]) -> None:
 
 
 def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int]) -> None:
-    """Captured tensors belong to values there are."""
+    """Captured tensors belong to values that exist."""
     for number, info in enumerate(captures):
         if (
             info.role not in d.ROLES
@@ -219,7 +183,7 @@ def check_captures(captures: Sequence[d.CaptureInfo], counts: Mapping[str, int])
 
 
 def check_metas(metas: Sequence[d.TensorMeta]) -> None:
-    """Sizes are sizes, or -1 where they differ between the parts of a nested tensor or are symbols."""
+    """Sizes are not negative, except -1 for the sizes of nested tensors and for symbols."""
     for number, meta in enumerate(metas):
         least = -1 if meta.layout == "nested" or meta.symbols else 0
         if min(meta.shape, default=0) < least or meta.itemsize < 0:

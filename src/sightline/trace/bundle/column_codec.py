@@ -1,9 +1,9 @@
 """Columns of numbers as compressed chunks.
 
-A chunk is four bytes of checksum, a byte that says how the numbers were prepared, a byte for their width, and
-the numbers, byte planes apart, as a raw deflate stream. Preparing means: what is written is small or repeats.
-Ids mostly differ little from the id before or from their own row, so of several ways the one is taken that
-makes a sample smallest. What is read is bounded by what is expected, never by what the chunk claims.
+A chunk is four bytes of checksum, a byte for the encoding, a byte for the width of the numbers, and the
+numbers, split into byte planes, as a raw deflate stream. The encoding makes numbers small or repetitive: ids
+mostly differ little from the id before or from their own row, so the encoding that makes a sample smallest is
+taken. Decoding is bounded by the expected number of rows, never by what the chunk claims.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sightline.trace.bundle.schema import Damage
 Array = NDArray[Any]
 Unsigned = NDArray[np.uint64]
 
-#: How numbers are prepared.
-BITS: Final = 0  #: as they are, as bits
-PLAIN: Final = 1  #: signed numbers, small ones first: 0, -1, 1, -2 … as 0, 1, 2, 3 …
-DELTA: Final = 2  #: less the one before; -1 (nothing) is 0 and skipped
-ROW: Final = 3  #: less the number of their row; -1 (nothing) is 0
+#: The encodings.
+BITS: Final = 0  #: the bits, unchanged
+PLAIN: Final = 1  #: zigzag: 0, -1, 1, -2 … as 0, 1, 2, 3 …
+DELTA: Final = 2  #: the difference to the number before; -1 (nothing) is 0 and skipped
+ROW: Final = 3  #: the difference to the row; -1 (nothing) is 0
 
 _HEAD: Final = struct.Struct("<IBB")
 _SAMPLE: Final = 8192
@@ -33,35 +33,38 @@ _ONE: Final = np.uint64(1)
 
 
 def encode(values: Array, first_row: int, label: str) -> bytes:
-    """A chunk of a column; ``first_row`` is the row it begins at, ``label`` goes into the checksum.
+    """A chunk of a column; ``first_row`` is its first row, ``label`` is part of the checksum.
 
     >>> chunk = encode(np.arange(1000, dtype=np.int32), 0, "ops/frame/0")
     >>> len(chunk) < 30, int(decode(chunk, 1000, "<i4", 0, "ops/frame/0")[-1])
     (True, 999)
     """
-    ways = (BITS,) if values.dtype.kind in "uf" else (PLAIN, DELTA, ROW)
-    if values.dtype.itemsize == 1:
-        ways = (PLAIN,)
-    if len(ways) > 1:
-        sample = values[:_SAMPLE]
-        sizes = {way: len(_packed(_prepared(sample, way, first_row))[1]) for way in ways}
-        ways = (min(ways, key=sizes.__getitem__),)
-        if ways[0] != PLAIN and not _is_small(values):
-            ways = (PLAIN,)
-    width, packed = _packed(_prepared(values, ways[0], first_row))
-    body = bytes((ways[0], width)) + packed
+    encoding = _best_encoding(values, first_row)
+    width, packed = _compress(_transform(values, encoding, first_row))
+    body = bytes((encoding, width)) + packed
     return struct.pack("<I", _checksum(body, len(values), label)) + body
+
+
+def _best_encoding(values: Array, first_row: int) -> int:
+    if values.dtype.kind in "uf":
+        return BITS
+    if values.dtype.itemsize == 1:
+        return PLAIN
+    sample = values[:_SAMPLE]
+    sizes = {way: len(_compress(_transform(sample, way, first_row))[1]) for way in (PLAIN, DELTA, ROW)}
+    best = min(sizes, key=sizes.__getitem__)
+    return PLAIN if best != PLAIN and not _is_small(values) else best
 
 
 def decode(chunk: bytes, rows: int, dtype: str, first_row: int, label: str) -> Array:
     """The numbers of a chunk; there must be exactly ``rows`` of them, and all must fit the dtype."""
     if len(chunk) < _HEAD.size:
         raise Damage(f"{label} is cut short")
-    checksum, way, width = _HEAD.unpack_from(chunk)
+    checksum, encoding, width = _HEAD.unpack_from(chunk)
     if checksum != _checksum(memoryview(chunk)[4:], rows, label):
         raise Damage(f"{label} was altered")
-    if way > ROW or width not in (1, 2, 4, 8):
-        raise Damage(f"{label} is written in an unknown way")
+    if encoding > ROW or width not in (1, 2, 4, 8):
+        raise Damage(f"{label} has an unknown encoding")
     reader = zlib.decompressobj(-15)
     try:
         planes = reader.decompress(memoryview(chunk)[_HEAD.size :], rows * width + 1)
@@ -72,49 +75,54 @@ def decode(chunk: bytes, rows: int, dtype: str, first_row: int, label: str) -> A
     planar = np.frombuffer(planes, dtype=np.uint8)
     if width > 1:
         planar = np.ascontiguousarray(planar.reshape(width, rows).T)
-    prepared = planar.view(f"<u{width}").reshape(rows)
-    if way == BITS:
-        if dtype[1] not in "uf":
-            raise Damage(f"{label} is written in a way that is not that of its numbers")
-        return prepared.astype(np.uint64).view(dtype)
-    return _fitting(_restored(prepared, way, first_row), dtype, label)
+    encoded = planar.view(f"<u{width}").reshape(rows)
+    if (encoding == BITS) != (dtype[1] in "uf"):
+        raise Damage(f"{label} has an encoding for other numbers")
+    if encoding == BITS:
+        return encoded.astype(np.uint64).view(dtype)
+    values = _restore(encoded, encoding, first_row)
+    limits = np.iinfo(dtype)
+    wider = values.dtype.itemsize > limits.dtype.itemsize
+    if wider and len(values) and (values.min() < limits.min or values.max() > limits.max):
+        raise Damage(f"{label} has numbers that are too large")
+    return values  # not cast: assigning them to their column does that
 
 
 def _checksum(body: bytes | memoryview, rows: int, label: str) -> int:
     return zlib.crc32(body, zlib.crc32(f"{label}/{rows}".encode()))
 
 
-def _prepared(values: Array, way: int, first_row: int) -> Unsigned:
-    if way == BITS:
+def _transform(values: Array, encoding: int, first_row: int) -> Unsigned:
+    if encoding == BITS:
         return values.view(np.uint64)
     wide = values.astype(np.int64)
-    if way == PLAIN:
+    if encoding == PLAIN:
         return _zigzag(wide)
-    there = wide != -1
-    held = wide[there]
-    if way == DELTA:
-        held = np.diff(held, prepend=np.int64(0))
+    present = wide != -1
+    ids = wide[present]
+    if encoding == DELTA:
+        ids = np.diff(ids, prepend=np.int64(0))
     else:
-        held = held - (first_row + np.flatnonzero(there))
-    found = np.zeros(len(wide), dtype=np.uint64)
-    found[there] = _zigzag(held) + _ONE
-    return found
+        ids = ids - (first_row + np.flatnonzero(present))
+    encoded = np.zeros(len(wide), dtype=np.uint64)
+    encoded[present] = _zigzag(ids) + _ONE
+    return encoded
 
 
-def _restored(prepared: Array, way: int, first_row: int) -> Array:
-    """The numbers again; as narrow as they were written as long as that is enough."""
-    if way == PLAIN:
-        return _unzigzag(prepared)
-    missing = prepared == 0
-    held = _unzigzag(prepared - prepared.dtype.type(1))
-    held[missing] = 0
-    # Altered numbers may overflow: they wrap, and are then found to point nowhere.
-    if way == DELTA:
-        found = np.cumsum(held, dtype=np.int64)
+def _restore(encoded: Array, encoding: int, first_row: int) -> Array:
+    """The numbers again; PLAIN ones as narrow as they were written."""
+    if encoding == PLAIN:
+        return _unzigzag(encoded)
+    missing = encoded == 0
+    differences = _unzigzag(encoded - encoded.dtype.type(1))
+    differences[missing] = 0
+    # Altered numbers may overflow: they wrap, and the checks then find that they point nowhere.
+    if encoding == DELTA:
+        values = np.cumsum(differences, dtype=np.int64)
     else:
-        found = held + np.arange(first_row, first_row + len(held))
-    found[missing] = -1
-    return found
+        values = differences + np.arange(first_row, first_row + len(differences))
+    values[missing] = -1
+    return values
 
 
 def _zigzag(values: NDArray[np.int64]) -> Unsigned:
@@ -124,8 +132,8 @@ def _zigzag(values: NDArray[np.int64]) -> Unsigned:
 def _unzigzag(values: Array) -> Array:
     one = values.dtype.type(1)
     signed = values.dtype.str.replace("u", "i")
-    found: Array = (values >> one).view(signed) ^ -(values & one).view(signed)
-    return found
+    decoded: Array = (values >> one).view(signed) ^ -(values & one).view(signed)
+    return decoded
 
 
 def _is_small(values: Array) -> bool:
@@ -133,20 +141,10 @@ def _is_small(values: Array) -> bool:
     return bool(values.min() > -(1 << 61) and values.max() < 1 << 61)
 
 
-def _packed(prepared: Unsigned) -> tuple[int, bytes]:
+def _compress(encoded: Unsigned) -> tuple[int, bytes]:
     """The width that holds every number, and their byte planes, deflated."""
-    most = int(prepared.max()) if len(prepared) else 0
+    most = int(encoded.max()) if len(encoded) else 0
     width = 1 if most < 1 << 8 else 2 if most < 1 << 16 else 4 if most < 1 << 32 else 8
-    planes = prepared.astype(f"<u{width}").view(np.uint8).reshape(-1, width).T
+    planes = encoded.astype(f"<u{width}").view(np.uint8).reshape(-1, width).T
     deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15, 9)
     return width, deflate.compress(np.ascontiguousarray(planes).data) + deflate.flush()
-
-
-def _fitting(values: Array, dtype: str, label: str) -> Array:
-    if dtype[1] != "i":
-        raise Damage(f"{label} is written in a way that is not that of its numbers")
-    limits = np.iinfo(dtype)
-    wider = values.dtype.itemsize > limits.dtype.itemsize
-    if wider and len(values) and (values.min() < limits.min or values.max() > limits.max):
-        raise Damage(f"{label} has numbers that are too large")
-    return values  # as wide as they are: the column they go into makes them its own

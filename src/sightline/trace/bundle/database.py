@@ -1,8 +1,8 @@
-"""A database of a bundle, opened so that nothing in it is trusted.
+"""A database of a bundle, opened without trusting anything in it.
 
-The header is read before SQLite sees the file: what is foreign, newer or cut short is said in one sentence.
-The schema must be exactly ours, so no view, trigger or default of the file ever runs; every value is checked
-for its type, every length against what the file can hold. Nothing is written, beside it or into it.
+The header is checked before SQLite opens the file, so that one that is foreign, newer or cut short gets one
+clear sentence. The schema must be exactly ours, so no view, trigger or default of the file ever runs; every
+value is checked for its type, every length against what the file can hold. Nothing is written.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from typing import Any, Final
 
 from sightline.errors import DamagedFile
 from sightline.trace.bundle import schema
-from sightline.trace.bundle.json_codec import is_integer, parsed
+from sightline.trace.bundle.json_codec import is_integer, parse_json
 from sightline.trace.bundle.limits import Budget, json_cost
-from sightline.trace.bundle.schema import Damage, shown
+from sightline.trace.bundle.schema import Damage, quoted
 
 _MAGIC: Final = b"SQLite format 3\x00"
-_LEAF: Final = 0x0D  #: a page of a table that points at no others
+_LEAF: Final = 0x0D  #: the type of a table's page without child pages
 _BESIDE: Final = ("-wal", "-journal")
 _MOST_ROWS: Final = 1 << 40
-_ROW: Final = 200  #: bytes that a row of a small table takes besides its text
+_ROW: Final = 200  #: bytes of memory for a row of a small table besides its text
 
-#: What reading what a file says may end in; each is the file's fault.
-FAULTS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError, OverflowError,
-                  RecursionError, AttributeError, MemoryError)  # fmt: skip
+#: Errors while reading that mean the file is damaged.
+READ_ERRORS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError,
+                      OverflowError, RecursionError, AttributeError, MemoryError)  # fmt: skip
 
 
 class Database:
-    """One database, read only; it stays the file it was, even where another is saved over it."""
+    """One database, read only; it stays open where another is saved over it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,87 +58,87 @@ class Database:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Whatever goes wrong inside is damage of this file, told in one sentence."""
+        """Turn every error while reading into `DamagedFile` with one sentence."""
         try:
             yield
         except Damage as why:
             raise DamagedFile(f"{self.path} is damaged: {why}.") from None
         except OSError as error:
             raise DamagedFile(f"{self.path} cannot be read: {error.strerror or error}.") from error
-        except FAULTS as error:
+        except READ_ERRORS as error:
             raise DamagedFile(
-                f"{self.path} is damaged: {word(str(error).rstrip('.') or type(error).__name__)}."
+                f"{self.path} is damaged: {escaped(str(error).rstrip('.') or type(error).__name__)}."
             ) from error
 
     def close(self) -> None:
-        """Let go of the file; what was not read yet can no longer be."""
+        """Close the file; what was not read by now cannot be read any more."""
         self._close()
 
     def texts(self, table: str) -> list[str]:
         """Every text of a table, in order."""
         count, room = self.counts[table], self.size
-        found: list[str] = []
+        texts: list[str] = []
         checksum = cost = 0
         query = f"SELECT id, data FROM {table} ORDER BY id LIMIT ?"  # noqa: S608  # a name of ours
         with self._rows(query, count + 1) as rows:
             for id, text in rows:
-                if id != len(found) or not isinstance(text, str):
-                    raise Damage(f"{table} has no text {len(found)}")
+                if id != len(texts) or not isinstance(text, str):
+                    raise Damage(f"{table} has no text {len(texts)}")
                 room -= len(text)
-                if len(found) >= count or room < 0:
+                if len(texts) >= count or room < 0:
                     raise Damage(f"{table} has more than the {count} rows it should have")
-                found.append(text)
+                texts.append(text)
                 cost += json_cost(text) + _ROW
                 self.budget.take(f"its table {table!r}", cost)
                 checksum = zlib.crc32(text.encode(), checksum)
-        if len(found) != count:
-            raise Damage(f"{table} has {len(found)} rows, not {count}")
+        if len(texts) != count:
+            raise Damage(f"{table} has {len(texts)} rows, not {count}")
         if checksum != self._sums.get(table):
             raise Damage(f"{table} was altered")
-        return found
+        return texts
 
     def chunks(self, kind: str, name: str, rows: int) -> list[tuple[int, bytes]]:
-        """The chunks of a column: how many rows each has, and its bytes; together they have all the rows."""
+        """The chunks of a column: the number of rows and the bytes of each; they have ``rows`` together."""
         left, room = rows, self.size
-        found: list[tuple[int, bytes]] = []
+        parts: list[tuple[int, bytes]] = []
         query = "SELECT number, rows, data FROM chunks WHERE kind = ? AND name = ? ORDER BY number"
         with self._rows(query, kind, name) as chunks:
-            for number, held, data in chunks:
-                if number != len(found) or not isinstance(data, bytes):
-                    raise Damage(f"{kind}/{name} has no chunk {len(found)}")
+            for number, count, data in chunks:
+                if number != len(parts) or not isinstance(data, bytes):
+                    raise Damage(f"{kind}/{name} has no chunk {len(parts)}")
                 room -= len(data)
-                if not is_integer(held) or not 0 < held <= left or room < 0:
+                if not is_integer(count) or not 0 < count <= left or room < 0:
                     raise Damage(f"{kind}/{name} has more than the {rows} rows it should have")
-                found.append((held, data))
-                left -= held
+                parts.append((count, data))
+                left -= count
         if left:
             raise Damage(f"{kind}/{name} has {rows - left} rows, not {rows}")
-        return found
+        return parts
 
     def sources(self) -> list[tuple[str, bool, int, int]]:
         """The source files: name, whether it is whole, its size, and the id of its row."""
-        found: list[tuple[str, bool, int, int]] = []
-        listed: list[str] = []
+        sources: list[tuple[str, bool, int, int]] = []
+        labels: list[str] = []
         total = 0
         count = self.counts["sources"]
         query = "SELECT id, file, whole, size FROM sources ORDER BY id LIMIT ?"
         with self._rows(query, count + 1) as rows:
             for id, file, whole, size in rows:
-                if id != len(found) or not isinstance(file, str) or not is_integer(size):
-                    raise Damage(f"source {len(found)} is none")
-                name = parsed(file)
+                if id != len(sources) or not isinstance(file, str) or not is_integer(size):
+                    raise Damage(f"source {len(sources)} is malformed")
+                name = parse_json(file)
                 total += size
                 if not isinstance(name, str) or not 0 <= size <= 4 * schema.MAX_SOURCE or id >= count:
-                    raise Damage(f"source {len(found)} is none")
+                    raise Damage(f"source {len(sources)} is malformed")
                 if total > 4 * schema.MAX_SOURCES:
                     raise Damage("its sources are too large")
-                found.append((name, whole == 1, size, id))
-                listed.append(source_label(file, whole, size))
-        if len(found) != count:
-            raise Damage(f"it has {len(found)} sources, not {count}")
-        if self._sums.get("sources", -1) not in (-1, checksum_of(listed)):  # older files have none
+                sources.append((name, whole == 1, size, id))
+                labels.append(source_label(file, whole, size))
+        if len(sources) != count:
+            raise Damage(f"it has {len(sources)} sources, not {count}")
+        if self._sums.get("sources", -1) not in (-1, texts_checksum(labels)):  # older files have no checksum
             raise Damage("the names of its sources were altered")
-        return found
+        return sources
 
     def source(self, id: int, size: int) -> str:
         """The text of a source file; ``size`` is in bytes."""
@@ -157,7 +157,7 @@ class Database:
 
     @contextmanager
     def _rows(self, query: str, *values: Any) -> Iterator[Iterator[tuple[Any, ...]]]:
-        """The rows of a query, one thread at a time; whatever happens, the next one can ask."""
+        """The rows of a query; one thread at a time, and the cursor is always closed."""
         with self._lock:
             cursor = self._connection.execute(query, values)
             try:
@@ -166,40 +166,42 @@ class Database:
                 cursor.close()
 
     def _check_schema(self) -> None:
-        found = {}
+        tables = set()
         with self._rows("SELECT type, name, sql FROM sqlite_master LIMIT 64") as rows:
             for kind, name, sql in rows:
                 if kind == "index" and name in schema.INDEXES and sql is None:
                     continue
                 if kind != "table" or schema.TABLES.get(name) != sql:
-                    raise Damage(f"it holds the {word(kind)} {shown(name)}, which is no table of a bundle")
-                found[name] = sql
+                    raise Damage(
+                        f"it holds the {escaped(kind)} {quoted(name)}, which is no table of a bundle"
+                    )
+                tables.add(name)
         for name in schema.TABLES:
-            if name not in found:
+            if name not in tables:
                 raise Damage(f"it has no table {name!r}")
 
     def _facts(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        facts: dict[str, str] = {}
         with self._rows("SELECT name, data FROM facts LIMIT 64") as rows:
             for name, data in rows:
                 if not isinstance(name, str) or not isinstance(data, str):
-                    raise Damage("its facts are none")
-                found[name] = data
+                    raise Damage("its facts are malformed")
+                facts[name] = data
         for name in ("counts", "sums", "info"):
-            if name not in found:
+            if name not in facts:
                 raise Damage(f"it has no fact {name!r}")
-        sums = parsed(found["sums"])
+        sums = parse_json(facts["sums"])
         self._sums: dict[str, Any] = sums if isinstance(sums, dict) else {}
-        for name, data in found.items():
+        for name, data in facts.items():
             if name != "sums" and zlib.crc32(data.encode()) != self._sums.get(f"facts.{name}"):
-                raise Damage(f"its fact {shown(name)} was altered")
-        return found
+                raise Damage(f"its fact {quoted(name)} was altered")
+        return facts
 
     def _counts(self) -> dict[str, int]:
-        given = parsed(self.facts["counts"])
+        stated = parse_json(self.facts["counts"])
         counts: dict[str, int] = {}
         for name in schema.COUNTS:
-            count: Any = given.get(name) if isinstance(given, dict) else None
+            count: Any = stated.get(name) if isinstance(stated, dict) else None
             if count is None and name in schema.ADDED:
                 count = 0
             if not is_integer(count) or not 0 <= count < _MOST_ROWS:
@@ -219,9 +221,9 @@ class Database:
 
 
 def _check_header(path: Path) -> int:
-    """Read the header of a file before SQLite does; return the size of the file."""
+    """Check the header of a file before SQLite opens it; returns the size of the file."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise Damage("it is not a regular file")  # opening a pipe would wait for ever
+        raise Damage("it is not a regular file")  # opening a pipe would block
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(108)
@@ -247,7 +249,7 @@ def _check_header(path: Path) -> int:
     if head[18:20] != b"\x01\x01":
         raise Damage("it is a database that was still being written to")
     if head[100] != _LEAF:
-        raise Damage("its list of tables was altered")  # ours fits a page; a larger one may run in circles
+        raise Damage("its list of tables was altered")  # ours fits a page; a larger one may have cycles
     for end in _BESIDE:
         beside = path.with_name(path.name + end)
         if beside.exists():
@@ -259,7 +261,7 @@ def _check_header(path: Path) -> int:
 
 
 def _connect(path: Path, size: int) -> sqlite3.Connection:
-    """Open a database to be read only, and with everything off that a reader does not need."""
+    """Open a database read only, with every feature off that a reader does not need."""
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     try:
@@ -281,18 +283,18 @@ _READABLE: Final = frozenset({*schema.TABLES, "sqlite_master", "sqlite_schema"})
 
 
 def _authorized(action: int, first: str | None, *_rest: str | None) -> int:
-    """Only selecting from our own tables is allowed, whatever the file might try."""
+    """Allow selecting from our own tables and nothing else."""
     if action == sqlite3.SQLITE_SELECT or (action == sqlite3.SQLITE_READ and first in _READABLE):
         return sqlite3.SQLITE_OK
     return sqlite3.SQLITE_DENY
 
 
-def word(value: object) -> str:
-    """Something out of a file, or about one, as a part of a sentence."""
-    return shown(str(value))[1:-1]
+def escaped(value: object) -> str:
+    """A text for the middle of a message: escaped and cut, without quotes."""
+    return quoted(str(value))[1:-1]
 
 
-def checksum_of(texts: list[str]) -> int:
+def texts_checksum(texts: list[str]) -> int:
     """The checksum of a table of texts."""
     checksum = 0
     for text in texts:
@@ -301,10 +303,10 @@ def checksum_of(texts: list[str]) -> int:
 
 
 def source_label(file: str, whole: Any, size: int) -> str:
-    """What is said of a source file, for its checksum."""
+    """The part of a source file's row that goes into the checksum."""
     return f"{file}/{whole}/{size}/"
 
 
 def dump_json(value: Any) -> str:
-    """Plain JSON for facts of our own."""
+    """Compact JSON for the facts."""
     return json.dumps(value, separators=(",", ":"), sort_keys=True)

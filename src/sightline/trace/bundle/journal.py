@@ -1,12 +1,12 @@
-"""The journal of a recording that is being written: one frame per batch, added at the end of one file.
+"""The journal of a recording that is being written: one file, to which a frame is appended per batch.
 
-``rank0.journal`` is there only while a recording runs, or after its process was killed. A frame is
+``rank0.journal`` exists only while a recording runs, or after its process was killed. A frame is
 
     4 bytes "SGJB" · length of the rest · CRC-32 of the rest · length of its head · head · streams
 
-The head is deflated JSON: what is new in the small tables, and how long each stream is; the streams are
+The head is deflated JSON: the new rows of the small tables and the length of each stream; the streams are
 deflated 64-bit numbers. A frame that is cut short at the end of the file was being written when its process
-was killed: everything before it stands. Reading needs no lock, no second file and no write access.
+was killed; everything before it is valid. Reading needs no lock, no second file and no write access.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.trace.assembly.arrays import NONE, Numbers
+from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.assembly.batch import (
     Batch,
-    Late,
-    Learned,
+    LateRows,
     Operation,
     SourcePosition,
     StepMark,
     Streams,
     Tables,
+    ValueUpdate,
 )
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.limits import Budget, json_cost
-from sightline.trace.bundle.schema import Damage, shown
+from sightline.trace.bundle.schema import Damage, quoted
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.trace.forms import Form
 
@@ -46,20 +46,20 @@ _MAGIC: Final = b"SIGHTJNL"
 HEAD: Final = _MAGIC + struct.pack("<I", VERSION)
 _FRAME: Final = struct.Struct("<4sIII")
 _MARK: Final = b"SGJB"
-_WINDOW: Final = 1 << 20  #: bytes in which the next frame is looked for at a time
-_TRIES: Final = 1000  #: marks that may turn out to begin no frame
-_STREAM_COST: Final = 32  #: bytes that a number of a stream takes, with what is assembled from it
+_WINDOW: Final = 1 << 20  #: bytes that are searched for the next frame at a time
+_TRIES: Final = 1000  #: false marks before the search gives up
+_STREAM_COST: Final = 32  #: bytes of memory per number of a stream, assembly included
 _STREAMS: Final = ("ops", "calls", "values", "fresh", "floats", "counts")
 _NUMBERS: Final = (
     "outputs", "absent", "nbytes", "late_nbytes", "memory", "device", "alive", "open_ops", "open_calls",
 )  # fmt: skip
 _LATE: Final = frozenset({*(f"late.{name}" for name in _STREAMS), "outputs", "absent", "late_nbytes"})
-#: What a small table adds in one frame.
-News = dict[str, list[Any]]
+#: The new rows of each small table in one frame.
+TableRows = dict[str, list[Any]]
 
 
-def encode(batch: Batch, news: News, info: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
-    """A frame. ``more`` is what only some have: in the first what does not change, and source files."""
+def encode(batch: Batch, rows: TableRows, info: dict[str, Any], more: dict[str, Any] | None = None) -> bytes:
+    """A frame; ``more`` is what only some frames have: constant fields in the first, source files."""
     streams = {name: getattr(batch.rows, name) for name in _STREAMS}
     streams |= {f"late.{name}": getattr(batch.late, name) for name in _STREAMS}
     streams |= {name: getattr(batch, name) for name in _NUMBERS}
@@ -70,21 +70,21 @@ def encode(batch: Batch, news: News, info: dict[str, Any], more: dict[str, Any] 
             data = zlib.compress(np.ascontiguousarray(numbers).data.cast("B") if len(numbers) else b"", 1)
             packed.append(data)
             lengths.append([name, int(numbers.size), len(data)])
-    told = {
-        "streams": lengths, "end": batch.end, "news": news, "info": json_codec.dumps(info),
-        "learned": batch.learned, "steps": batch.steps,
+    content = {
+        "streams": lengths, "end": batch.end, "news": rows, "info": json_codec.dumps(info),
+        "learned": batch.updates, "steps": batch.steps,
         "captures": [json_codec.dump(capture) for capture in batch.captures],
         **(more or {}),
     }  # fmt: skip
-    head = zlib.compress(json.dumps(told, separators=(",", ":")).encode(), 1)
+    head = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 1)
     rest = struct.pack("<I", len(head)) + head + b"".join(packed)
     return _FRAME.pack(_MARK, len(rest), zlib.crc32(rest), 0) + rest
 
 
-def news_of(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int, int, str]],
-            flops: Iterable[tuple[Any, ...]]) -> News:  # fmt: skip
-    """What is new in the tables; ``since`` says how much was told, and is brought up to date."""
-    found: News = {
+def new_table_rows(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int, int, str]],
+            flops: Iterable[tuple[Any, ...]]) -> TableRows:  # fmt: skip
+    """The rows after the first ``since`` of each table; ``since`` is brought up to date."""
+    new: TableRows = {
         "operations": [list(one) for one in tables.operations[since.get("operations", 0) :]],
         "metas": [json_codec.dump(one) for one in tables.metas[since.get("metas", 0) :]],
         "forms": [json_codec.dump_form(one) for one in tables.forms[since.get("forms", 0) :]],
@@ -103,26 +103,26 @@ def news_of(tables: Tables, since: dict[str, int], operators: Iterable[tuple[int
         "flops": [list(one) for one in flops],
     }
     for name in ("operations", "metas", "forms", "places", "codes", "modules", "files", "schemas", "kernels"):
-        since[name] = since.get(name, 0) + len(found[name])
-    return {name: rows for name, rows in found.items() if rows}
+        since[name] = since.get(name, 0) + len(new[name])
+    return {name: rows for name, rows in new.items() if rows}
 
 
 class Journal:
-    """The frames of a journal, each read when it is asked for; nothing in them is trusted.
+    """The frames of a journal, each read on use; nothing in them is trusted.
 
-    ``file`` is one that is open already: it can be read even where its name is gone.
+    ``file`` is the number of an open file, which can be read even after its name was removed.
     """
 
     def __init__(self, path: Path | None, pending: Iterable[bytes] = (), file: int = -1) -> None:
         self.path = path
         self.size = 0
         self._file = -1
-        self._frames: list[tuple[int, int] | bytes] = []  # where each is, or itself
+        self._frames: list[tuple[int, int] | bytes] = []  # offset and length of each, or its bytes
         self._heads: list[dict[str, Any]] = []
         self.cut_short = False
-        self.lost: list[int] = []  #: before which frame one was altered, and is left out
+        self.lost: list[int] = []  #: frames before which a damaged one was left out
         if path is not None:
-            self._file = os.dup(file) if file >= 0 else _opened(path)
+            self._file = os.dup(file) if file >= 0 else _open(path)
             try:
                 self._scan()
             except BaseException:
@@ -137,7 +137,7 @@ class Journal:
         return len(self._frames)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -162,7 +162,7 @@ class Journal:
                 at = end
                 continue
             following = self._next_frame(at + 1, size)
-            if following is None:  # it was being written, or is the last one
+            if following is None:  # the last frame, or one that was being written
                 self.cut_short = True
                 break
             self.lost.append(len(self._frames))
@@ -170,28 +170,28 @@ class Journal:
         self.size = size
 
     def _next_frame(self, begin: int, size: int) -> int | None:
-        """Where a whole frame begins after one that was altered."""
+        """The offset of the next valid frame after a damaged one."""
         tries = 0
         for at in range(begin, size, _WINDOW):
             window = os.pread(self._file, _WINDOW + len(_MARK) - 1, at)
-            found = window.find(_MARK)
-            while found >= 0 and tries < _TRIES:
+            mark = window.find(_MARK)
+            while mark >= 0 and tries < _TRIES:
                 tries += 1
-                mark = _padded(os.pread(self._file, _FRAME.size, at + found))
-                _, length, checksum, _ = _FRAME.unpack(mark)
-                start = at + found + _FRAME.size
+                header = _padded(os.pread(self._file, _FRAME.size, at + mark))
+                _, length, checksum, _ = _FRAME.unpack(header)
+                start = at + mark + _FRAME.size
                 if start + length <= size and zlib.crc32(os.pread(self._file, length, start)) == checksum:
-                    return at + found
-                found = window.find(_MARK, found + 1)
+                    return at + mark
+                mark = window.find(_MARK, mark + 1)
         return None
 
     def leave_out(self, begin: int) -> None:
-        """Forget the frames from one on: what they add to cannot be known without one that was lost."""
+        """Drop the frames from ``begin`` on, which cannot be used without one that was lost."""
         del self._frames[begin:]
 
     def _data(self, number: int) -> bytes:
-        held = self._frames[number]
-        return held if isinstance(held, bytes) else os.pread(self._file, held[1], held[0])
+        frame = self._frames[number]
+        return frame if isinstance(frame, bytes) else os.pread(self._file, frame[1], frame[0])
 
     def _head(self, number: int, data: bytes) -> tuple[dict[str, Any], int]:
         (length,) = struct.unpack_from("<I", data)
@@ -203,65 +203,65 @@ class Journal:
         if not reader.eof:
             raise Damage("a frame claims more than a file of its size can hold")
         self._budget.take(f"the head of frame {number}", json_cost(text))
-        head = json_codec.parsed(text.decode())
+        head = json_codec.parse_json(text.decode())
         if not isinstance(head, dict):
             raise Damage("a frame has no head")
         return head, 4 + length
 
     def heads(self) -> list[dict[str, Any]]:
-        """What is in the heads of all frames."""
+        """The heads of all frames."""
         return [self._head(number, self._data(number))[0] for number in range(len(self))]
 
     def batch(self, number: int, only_late: bool = False) -> Batch:
-        """A batch; with ``only_late`` nothing but what belongs to earlier ones."""
+        """A batch; with ``only_late`` only what belongs to earlier batches."""
         data = self._data(number)
         head, at = self._head(number, data)
-        found: dict[str, Any] = {}
+        streams: dict[str, Any] = {}
         for name, count, length in head["streams"]:
             if type(count) is not int or type(length) is not int or count < 0 or length < 0:
-                raise Damage(f"a frame claims a stream of {shown(count)} numbers")
-            self._budget.take(f"{shown(name)} of frame {number}", count * _STREAM_COST)
+                raise Damage(f"a frame claims a stream of {quoted(count)} numbers")
+            self._budget.take(f"{quoted(name)} of frame {number}", count * _STREAM_COST)
             if not only_late or name in _LATE:
-                found[name] = _unpacked(data[at : at + length], count, str(name).endswith("floats"))
+                streams[name] = _decompress(data[at : at + length], count, str(name).endswith("floats"))
             at += length
         batch = Batch(
-            rows=_streams(found, ""), late=_streams(found, "late."),
-            **{name: found.get(name, NONE) for name in _NUMBERS if name != "alive"},
+            rows=_streams(streams, ""), late=_streams(streams, "late."),
+            **{name: streams.get(name, EMPTY) for name in _NUMBERS if name != "alive"},
         )  # fmt: skip
-        batch.alive, batch.end = found.get("alive"), int(head["end"])
+        batch.alive, batch.end = streams.get("alive"), int(head["end"])
         if not only_late:
-            batch.learned = [
-                Learned(int(value), int(kind), str(name)) for value, kind, name in head["learned"]
+            batch.updates = [
+                ValueUpdate(int(value), int(kind), str(name)) for value, kind, name in head["learned"]
             ]
             batch.steps = [StepMark(str(n), int(op), int(at), bool(b)) for n, op, at, b in head["steps"]]
             batch.captures = [json_codec.load(CaptureInfo, text) for text in head["captures"]]
         return batch
 
-    def late(self) -> Late:
-        """What later frames add to earlier ones."""
-        return Late.of([self.batch(number, only_late=True) for number in range(len(self))])
+    def late(self) -> LateRows:
+        """The rows of all frames that belong to earlier ones."""
+        return LateRows.of([self.batch(number, only_late=True) for number in range(len(self))])
 
     def tables(self) -> Tables:
-        """The small tables, as they were when the last frame was written."""
+        """The small tables as of the last frame."""
         operators: dict[tuple[int, int], str] = {}
         flops: dict[tuple[Any, ...], int] = {}
         tables = Tables(
-            flops=lambda info, form, _result, given, made: flops.get((info, form, given, made), -1),
+            flops=lambda info, form, _result, inputs, outputs: flops.get((info, form, inputs, outputs), -1),
             operator=lambda stack, info: operators.get((stack, info)),
         )
         for number, head in enumerate(self.heads()):
             if number in self.lost:
-                self._fill(tables, head)
-            _add(tables, head.get("news", {}), operators, flops)
+                self._add_unknown_rows(tables, head)
+            _add_rows(tables, head.get("news", {}), operators, flops)
             for name, value in (head.get("first") or {}).items():
-                if name not in _FIRST or type(value) not in (int, bool):
-                    raise Damage(f"a frame says {shown(value)} of {shown(name)}")
+                if name not in _CONSTANT or type(value) not in (int, bool):
+                    raise Damage(f"a frame says {quoted(value)} of {quoted(name)}")
                 setattr(tables, name, value)
             tables.info = json_codec.loads(head["info"])
         return tables
 
-    def _fill(self, tables: Tables, head: dict[str, Any]) -> None:
-        """Rows for what a lost frame added to the tables: later frames count on from there."""
+    def _add_unknown_rows(self, tables: Tables, head: dict[str, Any]) -> None:
+        """Stand-ins for the rows of lost frames, so that the ids of later rows stay right."""
         since = head.get("since")
         if not isinstance(since, dict):
             raise Damage("a frame before the last was altered")
@@ -273,7 +273,7 @@ class Journal:
 
 
 UNKNOWN_TENSOR: Final = TensorMeta((), None, "?", "cpu")
-#: What stands for a row of a table that was lost.
+#: The stand-in for a lost row of each table.
 _UNKNOWN: Final[dict[str, Any]] = {
     "operations": Operation("?", 0, False, False, False, False),
     "metas": UNKNOWN_TENSOR,
@@ -283,54 +283,48 @@ _UNKNOWN: Final[dict[str, Any]] = {
     "modules": ModuleInfo("?", ("?",), "?", "?", -1, "", False, 0),
 }
 
-_FIRST: Final = (
-    "one_tensor",
-    "begin",
-    "first_sequence",
-    "aten_passage",
-    "api_passage",
-    "whole_ops",
-    "fingerprint",
-)
+_CONSTANT: Final = (
+    "one_tensor", "begin", "first_sequence", "aten_passage", "api_passage", "whole_ops", "fingerprint",
+)  # fmt: skip
 
 
-def first_of(tables: Tables) -> dict[str, Any]:
-    """What does not change in a recording."""
-    return {name: getattr(tables, name) for name in _FIRST}
+def constant_fields(tables: Tables) -> dict[str, Any]:
+    """The fields of the tables that do not change during a recording."""
+    return {name: getattr(tables, name) for name in _CONSTANT}
 
 
-def _add(tables: Tables, news: dict[str, list[Any]], operators: dict[tuple[int, int], str],
+def _add_rows(tables: Tables, new: TableRows, operators: dict[tuple[int, int], str],
          flops: dict[tuple[Any, ...], int]) -> None:  # fmt: skip
-    for name, flavour, *rest in news.get("operations", ()):
+    for name, flavour, *rest in new.get("operations", ()):
         tables.operations.append(Operation(str(name), int(flavour), *map(bool, rest)))
-    tables.metas += (json_codec.load(TensorMeta, text) for text in news.get("metas", ()))
-    tables.forms += (json_codec.load_form(text) for text in news.get("forms", ()))
-    tables.places += (SourcePosition(*map(int, row)) for row in news.get("places", ()))
-    tables.codes += (json_codec.load(CodeInfo, text) for text in news.get("codes", ()))
-    tables.modules += (json_codec.load(ModuleInfo, text) for text in news.get("modules", ()))
-    for file, mtime, size in news.get("files", ()):
+    tables.metas += (json_codec.load(TensorMeta, text) for text in new.get("metas", ()))
+    tables.forms += (json_codec.load_form(text) for text in new.get("forms", ()))
+    tables.places += (SourcePosition(*map(int, row)) for row in new.get("places", ()))
+    tables.codes += (json_codec.load(CodeInfo, text) for text in new.get("codes", ()))
+    tables.modules += (json_codec.load(ModuleInfo, text) for text in new.get("modules", ()))
+    for file, mtime, size in new.get("files", ()):
         tables.files[str(file)] = FileInfo(int(mtime), int(size))
-    for name, *names in news.get("schemas", ()):
+    for name, *names in new.get("schemas", ()):
         tables.schemas[str(name)] = tuple(map(str, names))
-    tables.kernels += map(str, news.get("kernels", ()))
-    for stack, info, symbol in news.get("operators", ()):
+    tables.kernels += map(str, new.get("kernels", ()))
+    for stack, info, symbol in new.get("operators", ()):
         operators[int(stack), int(info)] = str(symbol)
-    for info, form, given, made, count in news.get("flops", ()):
-        flops[int(info), int(form), tuple(given), tuple(made)] = int(count)
+    for info, form, inputs, outputs, count in new.get("flops", ()):
+        flops[int(info), int(form), tuple(inputs), tuple(outputs)] = int(count)
 
 
-def _opened(path: Path) -> int:
-    """A file to read from; a pipe would be waited for, so it is not opened."""
+def _open(path: Path) -> int:
+    """Open a file for reading; a pipe, which would block, is refused."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise Damage("it is not a regular file")
     return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
 
 
 def _padded(head: bytes) -> bytes:
-    return head.ljust(_FRAME.size, b"\xff")  # a length that is cut short reads as a huge one
+    return head.ljust(_FRAME.size, b"\xff")  # a length that is cut short becomes a huge one
 
 
-def _unpacked(data: bytes, count: int, floats: bool) -> Any:
+def _decompress(data: bytes, count: int, floats: bool) -> Any:
     reader = zlib.decompressobj()
     try:
         octets = reader.decompress(data, count * 8 + 1)
@@ -341,13 +335,13 @@ def _unpacked(data: bytes, count: int, floats: bool) -> Any:
     return np.frombuffer(octets, dtype=np.float64 if floats else np.int64)
 
 
-def _streams(found: dict[str, Any], prefix: str) -> Streams:
-    made = Streams()
+def _streams(arrays: dict[str, Any], prefix: str) -> Streams:
+    streams = Streams()
     for name in _STREAMS:
-        numbers: Numbers | None = found.get(prefix + name)
+        numbers: IntArray | None = arrays.get(prefix + name)
         if numbers is None:
             continue
         if name in ("floats", "counts"):
             numbers = numbers.reshape(-1, FLOATS if name == "floats" else COUNTS + LANES)
-        setattr(made, name, numbers)
-    return made
+        setattr(streams, name, numbers)
+    return streams

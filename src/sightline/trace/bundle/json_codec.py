@@ -1,4 +1,4 @@
-"""Nested plain data and the small tables of a trace as JSON, and back, exactly.
+"""JSON for nested plain data and for the rows of the small tables, without loss.
 
 A row of a table is a list of its fields, in the order of its dataclass.
 """
@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final, TypeVar
 
 from sightline.trace import data as d
-from sightline.trace.bundle.schema import MAX_DEPTH, Damage, shown
+from sightline.trace.bundle.schema import MAX_DEPTH, Damage, quoted
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 _WIDE: Final = 1 << 63
@@ -26,7 +26,7 @@ def dumps(item: Any) -> str:
     >>> dumps((1, [2.5, SLOT], float("inf")))
     '{"t":[1,[2.5,{}],{"f":"7ff0000000000000"}]}'
     """
-    return json.dumps(_encoded(item, 0), separators=(",", ":"), allow_nan=False)
+    return json.dumps(_encode(item, 0), separators=(",", ":"), allow_nan=False)
 
 
 def loads(text: str) -> Any:
@@ -35,13 +35,13 @@ def loads(text: str) -> Any:
     >>> loads('{"t":[1,[2.5,{}],{"f":"7ff0000000000000"}]}')
     (1, [2.5, SLOT], inf)
     """
-    return _decoded(parsed(text), 0)
+    return _decode(parse_json(text), 0)
 
 
 def dump_form(form: Form) -> str:
     """A form as JSON: its arguments, and the named ones or null."""
     kwargs = None if form.kwargs is None else _pairs(form.kwargs, 0)
-    arguments = [_encoded(item, 0) for item in form.args]
+    arguments = [_encode(item, 0) for item in form.args]
     return json.dumps([arguments, kwargs], separators=(",", ":"), allow_nan=False)
 
 
@@ -51,22 +51,22 @@ def load_form(text: str) -> Form:
     >>> load_form(dump_form(Form((SLOT, 1), {"dim": -1})))
     Form(args=(SLOT, 1), kwargs={'dim': -1})
     """
-    given = parsed(text)
-    if not isinstance(given, list) or len(given) != 2 or not isinstance(given[0], list):
-        raise Damage(f"{shown(text)} is no form of a call")
-    args = tuple(_decoded(item, 0) for item in given[0])
-    return Form(args, None if given[1] is None else _named(given[1], 0))
+    parts = parse_json(text)
+    if not isinstance(parts, list) or len(parts) != 2 or not isinstance(parts[0], list):
+        raise Damage(f"{quoted(text)} is no form of a call")
+    args = tuple(_decode(item, 0) for item in parts[0])
+    return Form(args, None if parts[1] is None else _string_dict(parts[1], 0))
 
 
-def parsed(text: str) -> Any:
-    """JSON that may be anything: bad, absurdly deep, with numbers of a million digits."""
+def parse_json(text: str) -> Any:
+    """Parse JSON that may be anything: invalid, absurdly deep, with numbers of a million digits."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Damage(f"{shown(text)} is not valid JSON ({type(error).__name__})") from None
+        raise Damage(f"{quoted(text)} is not valid JSON ({type(error).__name__})") from None
 
 
-def _encoded(item: Any, depth: int) -> Any:
+def _encode(item: Any, depth: int) -> Any:
     kind = type(item)
     if item is None or kind is bool:
         return item
@@ -81,7 +81,7 @@ def _encoded(item: Any, depth: int) -> Any:
     if depth >= MAX_DEPTH:
         return {"y": "…"}
     if kind is complex:
-        return {"c": [_encoded(item.real, depth + 1), _encoded(item.imag, depth + 1)]}
+        return {"c": [_encode(item.real, depth + 1), _encode(item.imag, depth + 1)]}
     if kind is Symbol:
         return {"y": item.text}
     if kind is Elided:
@@ -89,27 +89,27 @@ def _encoded(item: Any, depth: int) -> Any:
     if kind is Record:
         return {"r": [item.type, _pairs(item.fields, depth + 1)]}
     if isinstance(item, list):
-        return [_encoded(part, depth + 1) for part in item]
+        return [_encode(part, depth + 1) for part in item]
     if isinstance(item, tuple):
-        return {"t": [_encoded(part, depth + 1) for part in item]}
+        return {"t": [_encode(part, depth + 1) for part in item]}
     if isinstance(item, dict):
         return {"d": _pairs(item, depth + 1)}
     return {"y": _text(item)}
 
 
 def _pairs(items: dict[Any, Any], depth: int) -> list[list[Any]]:
-    return [[_encoded(key, depth), _encoded(item, depth)] for key, item in items.items()]
+    return [[_encode(key, depth), _encode(item, depth)] for key, item in items.items()]
 
 
 def _text(item: Any) -> str:
-    """What views would print of an item that is no plain data; a recorder makes none."""
+    """The text of an item that is not plain data, which no recorder writes."""
     try:
         return repr(item)[:200]
-    except Exception:  # noqa: BLE001  # somebody else's code, run only to be shown
+    except Exception:  # noqa: BLE001  # the repr is foreign code
         return f"<{type(item).__name__}>"
 
 
-def _decoded(item: Any, depth: int) -> Any:
+def _decode(item: Any, depth: int) -> Any:
     if item is None or isinstance(item, str | bool | float):
         return item
     if isinstance(item, int):
@@ -117,91 +117,91 @@ def _decoded(item: Any, depth: int) -> Any:
     if depth > MAX_DEPTH + 1:
         raise Damage("arguments are nested too deep")
     if isinstance(item, list):
-        return [_decoded(part, depth + 1) for part in item]
+        return [_decode(part, depth + 1) for part in item]
     if not item:
         return SLOT
     if len(item) == 1:
-        [(tag, held)] = item.items()
+        [(tag, content)] = item.items()
         reader = _READERS.get(tag)
         if reader is not None:
-            return reader(held, depth + 1)
-    raise Damage(f"{shown(item)} means nothing")
+            return reader(content, depth + 1)
+    raise Damage(f"{quoted(item)} has no meaning")
 
 
-def _integer(held: Any) -> int:
-    if type(held) is not int or not -_WIDE <= held < _WIDE:
-        raise Damage(f"{shown(held)} is no number")
-    return held
+def _integer(item: Any) -> int:
+    if type(item) is not int or not -_WIDE <= item < _WIDE:
+        raise Damage(f"{quoted(item)} is no number")
+    return item
 
 
-def _items(held: Any, depth: int) -> list[Any]:
-    if not isinstance(held, list):
-        raise Damage(f"{shown(held)} is no list")
-    return [_decoded(part, depth) for part in held]
+def _items(item: Any, depth: int) -> list[Any]:
+    if not isinstance(item, list):
+        raise Damage(f"{quoted(item)} is no list")
+    return [_decode(part, depth) for part in item]
 
 
-def _string(held: Any, _depth: int = 0) -> str:
-    if not isinstance(held, str):
-        raise Damage(f"{shown(held)} is no text")
-    return held
+def _string(item: Any, _depth: int = 0) -> str:
+    if not isinstance(item, str):
+        raise Damage(f"{quoted(item)} is no text")
+    return item
 
 
-def _dict(held: Any, depth: int) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for pair in held if isinstance(held, list) else ():
+def _dict(item: Any, depth: int) -> dict[Any, Any]:
+    decoded: dict[Any, Any] = {}
+    for pair in item if isinstance(item, list) else ():
         if not isinstance(pair, list) or len(pair) != 2:
-            raise Damage(f"{shown(pair)} is no pair")
-        key = _decoded(pair[0], depth)
+            raise Damage(f"{quoted(pair)} is no pair")
+        key = _decode(pair[0], depth)
         try:
-            found[key] = _decoded(pair[1], depth)
+            decoded[key] = _decode(pair[1], depth)
         except TypeError:
-            raise Damage(f"{shown(pair[0])} cannot be a key") from None
-    if not isinstance(held, list) or len(found) != len(held):
-        raise Damage(f"{shown(held)} is no dict")
-    return found
+            raise Damage(f"{quoted(pair[0])} cannot be a key") from None
+    if not isinstance(item, list) or len(decoded) != len(item):
+        raise Damage(f"{quoted(item)} is no dict")
+    return decoded
 
 
-def _named(held: Any, depth: int) -> dict[str, Any]:
-    found = _dict(held, depth)
-    if not all(type(key) is str for key in found):
-        raise Damage(f"{shown(held)} has names that are no texts")
-    return found
+def _string_dict(item: Any, depth: int) -> dict[str, Any]:
+    decoded = _dict(item, depth)
+    if not all(type(key) is str for key in decoded):
+        raise Damage(f"{quoted(item)} has names that are no texts")
+    return decoded
 
 
-def _record(held: Any, depth: int) -> Record:
-    if not isinstance(held, list) or len(held) != 2:
-        raise Damage(f"{shown(held)} is no record")
-    return Record(_string(held[0]), _named(held[1], depth))
+def _record(item: Any, depth: int) -> Record:
+    if not isinstance(item, list) or len(item) != 2:
+        raise Damage(f"{quoted(item)} is no record")
+    return Record(_string(item[0]), _string_dict(item[1], depth))
 
 
-def _complex(held: Any, depth: int) -> complex:
-    parts = _items(held, depth)
+def _complex(item: Any, depth: int) -> complex:
+    parts = _items(item, depth)
     if len(parts) != 2 or not all(type(part) is float for part in parts):
-        raise Damage(f"{shown(held)} is no complex number")
+        raise Damage(f"{quoted(item)} is no complex number")
     return complex(*parts)
 
 
-def _bits(held: Any, _depth: int) -> float:
-    text = _string(held)
+def _bits(item: Any, _depth: int) -> float:
+    text = _string(item)
     try:
-        (found,) = struct.unpack(">d", bytes.fromhex(text))
+        (number,) = struct.unpack(">d", bytes.fromhex(text))
     except (ValueError, struct.error):
-        raise Damage(f"{shown(text)} is no float") from None
-    return float(found)
+        raise Damage(f"{quoted(text)} is no float") from None
+    return float(number)
 
 
-def _hex(held: Any, _depth: int) -> int:
+def _hex(item: Any, _depth: int) -> int:
     try:
-        return int(_string(held), 16)
+        return int(_string(item), 16)
     except ValueError:
-        raise Damage(f"{shown(held)} is no number") from None
+        raise Damage(f"{quoted(item)} is no number") from None
 
 
 _READERS: Final = {
-    "t": lambda held, depth: tuple(_items(held, depth)),
+    "t": lambda item, depth: tuple(_items(item, depth)),
     "d": _dict,
-    "y": lambda held, _depth: Symbol(_string(held)),
-    "e": lambda held, _depth: Elided(_integer(held)),
+    "y": lambda item, _depth: Symbol(_string(item)),
+    "e": lambda item, _depth: Elided(_integer(item)),
     "r": _record,
     "c": _complex,
     "f": _bits,
@@ -222,43 +222,42 @@ def dump(row: Any) -> str:
     >>> dump(d.CodeInfo("net.py", "Net.forward", 3))
     '["net.py","Net.forward",3]'
     """
-    return json.dumps(_listed(row), separators=(",", ":"))
+    return json.dumps(_field_values(row), separators=(",", ":"))
 
 
 def load(kind: type[T], text: str) -> T:
-    """The row of a JSON text, every field of the type it is said to have.
+    """The row of a JSON text; every field must have its declared type.
 
     >>> load(d.CodeInfo, '["net.py","Net.forward",3]')
     CodeInfo(file='net.py', function='Net.forward', first_line=3)
     """
-    return _made(kind, parsed(text))
+    return _row(kind, parse_json(text))
 
 
-def _listed(row: Any) -> list[Any]:
-    return [_field(getattr(row, field.name)) for field in _fields(type(row))]
+def _field_values(row: Any) -> list[Any]:
+    return [_field_value(getattr(row, field.name)) for field in _fields(type(row))]
 
 
-def _field(value: Any) -> Any:
+def _field_value(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, tuple):
-        return [_field(part) for part in value]
-    return _listed(value) if dataclasses.is_dataclass(value) else value
+        return [_field_value(part) for part in value]
+    return _field_values(value) if dataclasses.is_dataclass(value) else value
 
 
-def _made(kind: type[T], given: Any) -> T:
+def _row(kind: type[T], items: Any) -> T:
     fields = _fields(kind)
     needed = sum(field.default is dataclasses.MISSING and field.name != "parameters" for field in fields)
-    if not isinstance(given, list) or not needed <= len(given) <= len(fields):
-        raise Damage(f"{shown(given)} is no {kind.__name__}")
-    made = {}
-    for field, value in zip(fields, given, strict=False):
-        reader = _FIELD_READERS[str(field.type)]
-        found = reader(value)
-        if found is NotImplemented:
-            raise Damage(f"a {kind.__name__} has the {field.name} {shown(value)}")
-        made[field.name] = found
-    return kind(**made)
+    if not isinstance(items, list) or not needed <= len(items) <= len(fields):
+        raise Damage(f"{quoted(items)} is no {kind.__name__}")
+    values = {}
+    for field, item in zip(fields, items, strict=False):
+        value = _FIELD_READERS[str(field.type)](item)
+        if value is NotImplemented:
+            raise Damage(f"a {kind.__name__} has the {field.name} {quoted(item)}")
+        values[field.name] = value
+    return kind(**values)
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
@@ -266,7 +265,7 @@ def _exactly(kind: type) -> Callable[[Any], Any]:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether something is an integer of 64 bits; True is none."""
+    """Whether something is a 64-bit integer; bools are not."""
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
@@ -284,7 +283,7 @@ def _strings(value: Any) -> Any:
 
 def _parameters(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_made(d.ParameterInfo, part) for part in value)
+        return tuple(_row(d.ParameterInfo, part) for part in value)
     return NotImplemented
 
 

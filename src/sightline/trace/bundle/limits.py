@@ -1,4 +1,4 @@
-"""Limits on reading: the memory one file may take, and the text its rows may expand to."""
+"""Limits on reading: the memory that one file may take, and the text that its rows may expand to."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sightline.trace.data import TraceData
 from sightline.trace.forms import Form, Record, Symbol
 
 FREE: Final = 4 * FREE_BYTES  #: bytes that the smallest file may take
-_NODE: Final = 64  #: bytes of Python objects that a comma or a bracket of JSON stands for
+_NODE: Final = 64  #: bytes of Python objects per comma or bracket of JSON
 
 
 class Budget:
-    """Bytes that may still be taken for a file of some size.
+    """The memory that may be used for a file of some size.
 
     >>> budget = Budget(1000)
     >>> budget.take("its names", 5000)
@@ -32,7 +32,7 @@ class Budget:
         self.left = FREE + GROWTH * size
 
     def take(self, what: str, count: int) -> None:
-        """Take bytes for something; what is read again costs nothing more."""
+        """Use bytes for a part of the file; reading the same part again is free."""
         more = count - self._taken.get(what, 0)
         if more > self.left:
             raise Damage(f"{what} would take more memory than a file of {self._size} bytes may")
@@ -42,7 +42,7 @@ class Budget:
 
 
 def json_cost(text: str | bytes) -> int:
-    """About how many bytes a JSON text takes once it is parsed.
+    """About how many bytes a JSON text takes when parsed.
 
     >>> json_cost('[[], [1, 2]]') > 12
     True
@@ -54,9 +54,9 @@ def json_cost(text: str | bytes) -> int:
     return 2 * len(text) + _NODE * nodes
 
 
-#: Characters per byte of the file, of one column; honest recordings have about ten.
+#: Characters per byte of the file, for one column; real recordings have about ten.
 _GROWTH: Final = 32
-#: The table whose texts are written for each row of a column.
+#: Columns whose rows are printed as texts of a table, and the table.
 _TABLES: Final[dict[tuple[str, str], str]] = {
     ("ops", "name"): "names",
     ("ops", "form"): "forms",
@@ -68,7 +68,7 @@ _TABLES: Final[dict[tuple[str, str], str]] = {
     ("calls", "output_form"): "forms",
     ("frames", "code"): "codes",
 }
-#: Columns that refer to values: a tensor is written for each.
+#: Columns of values, each of which is printed as a tensor.
 _TENSORS: Final = frozenset(
     {("ops", "inputs"), ("ops", "outputs"), ("calls", "inputs"), ("calls", "outputs")}
 )
@@ -81,8 +81,8 @@ _SIZES: Final[dict[str, Callable[[Any], int]]] = {
 }
 
 
-def check_written(data: TraceData, kind: str, name: str, column: NDArray[Any], size: int) -> None:
-    """Raise `Damage` where what a column refers to is out of all proportion to a file of ``size`` bytes."""
+def check_text_size(data: TraceData, kind: str, name: str, column: NDArray[Any], size: int) -> None:
+    """Raise `Damage` if a column would print far more text than a file of ``size`` bytes can hold."""
     table = _TABLES.get((kind, name))
     if table is not None:
         sizes = _sizes(data, table)
@@ -99,16 +99,16 @@ def check_written(data: TraceData, kind: str, name: str, column: NDArray[Any], s
 
 
 def _sizes(data: TraceData, table: str) -> NDArray[np.int64]:
-    found = data.__dict__.get(f"_sizes_of_{table}")
-    if found is None:
-        of = _SIZES[table]
-        found = np.array([of(row) for row in getattr(data, table)], dtype=np.int64)
-        data.__dict__[f"_sizes_of_{table}"] = found  # past the frozen dataclass
-    return found
+    sizes = data.__dict__.get(f"_sizes_of_{table}")
+    if sizes is None:
+        size_of = _SIZES[table]
+        sizes = np.array([size_of(row) for row in getattr(data, table)], dtype=np.int64)
+        data.__dict__[f"_sizes_of_{table}"] = sizes  # the dataclass is frozen
+    return sizes
 
 
 def _depths(data: TraceData) -> NDArray[np.int64]:
-    """How deep each module is; that they hold each other as a tree does was checked."""
+    """The depth of each module; `check_modules` has made sure that they are a tree."""
     depths = [-1] * len(data.modules)
     for module in range(len(depths)):
         path = []
@@ -124,7 +124,7 @@ def _depths(data: TraceData) -> NDArray[np.int64]:
 
 
 def form_size(form: Form) -> int:
-    """About how many characters the arguments of a call are.
+    """About how many characters the arguments of a call print as.
 
     >>> form_size(Form((1, "abc"), {"dim": [2, 3]}))
     24

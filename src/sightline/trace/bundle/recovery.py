@@ -1,7 +1,7 @@
-"""From a journal to a trace: at the end of a recording, as a bundle; of one that was cut off, in memory.
+"""From a journal to a trace: a bundle when a recording ends, a trace in memory when its process was killed.
 
-A bundle is made in segments, with the columns on disk in between, so that what it takes does not grow with
-the recording.
+A bundle is assembled in segments, with the columns on disk in between, so that the memory it takes does not
+grow with the recording.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
-from sightline.trace.assembly.batch import Batch, Late, Tables
+from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.layout import O_WIDTH
-from sightline.trace.assembly.memory_sink import KINDS, assemble, final_info, frame_columns
-from sightline.trace.assembly.ring import evicted, merged, stood_in
+from sightline.trace.assembly.memory_sink import SINK_COLUMNS, assemble, final_info, frame_columns
+from sightline.trace.assembly.ring import add_placeholders, keep_last, merge_batches
 from sightline.trace.bundle import checks, json_codec, schema
-from sightline.trace.bundle.database import FAULTS, word
-from sightline.trace.bundle.disk_sink import SpoolSink
+from sightline.trace.bundle.database import READ_ERRORS, escaped
+from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
-from sightline.trace.bundle.limits import check_written
+from sightline.trace.bundle.limits import check_text_size
 from sightline.trace.bundle.schema import Damage
-from sightline.trace.bundle.writer import SpooledColumns, save_columns
+from sightline.trace.bundle.writer import DiskColumns, save_columns
 from sightline.trace.tensor_stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
@@ -36,26 +36,26 @@ SEGMENT: Final = 1 << 14
 
 def segments(journal: Journal, size: int = SEGMENT) -> Iterator[tuple[list[Batch], bool]]:
     """The batches of a journal, some at a time, with whether they are the last."""
-    held: list[Batch] = []
-    numbers = 0
+    segment: list[Batch] = []
+    length = 0
     for number in range(len(journal)):
         batch = journal.batch(number)
-        held.append(batch)
-        numbers += len(batch.rows.ops)
-        if numbers >= size * (O_WIDTH + 3) and number < len(journal) - 1:
-            yield held, False
-            held, numbers = [], 0
-    yield held, True
+        segment.append(batch)
+        length += len(batch.rows.ops)
+        if length >= size * (O_WIDTH + 3) and number < len(journal) - 1:
+            yield segment, False
+            segment, length = [], 0
+    yield segment, True
 
 
-def finish(
+def finish_recording(
     journal: Journal, tables: Tables, folder: Path, store: Store | None, *, source: bool = True,
     environment: bool = True,
 ) -> tuple[str, Assembler]:  # fmt: skip
-    """Save a recording that has ended; the journal goes when the bundle is there."""
-    spool = SpoolSink(folder / f".spool-{os.getpid()}-{os.urandom(4).hex()}")
+    """Save a recording that has ended as a bundle, and remove its journal."""
+    sink = DiskSink(folder / f".spool-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        assembler = Assembler(tables, journal.late(), spool)
+        assembler = Assembler(tables, journal.late(), sink)
         for batches, last in segments(journal):
             assembler.add(batches, last)
         data = d.TraceData(
@@ -67,38 +67,39 @@ def finish(
             steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
             store=store,
         )  # fmt: skip
-        columns = SpooledColumns(spool, data)
+        columns = DiskColumns(sink, data)
         line = save_columns(data, columns, folder, source=source, environment=environment, sweep=(JOURNAL,))
         return line, assembler
     finally:
-        spool.close()
+        sink.close()
 
 
 def _empty(kind: str) -> dict[str, Any]:
     return {
-        name: np.zeros(int(name.endswith("_offsets")), dtype=dtype) for name, dtype in KINDS[kind].items()
+        name: np.zeros(int(name.endswith("_offsets")), dtype=dtype)
+        for name, dtype in SINK_COLUMNS[kind].items()
     }
 
 
-def in_memory(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:
-    """The whole of a journal, or of ``last=N`` what the last ops need."""
+def assemble_journal(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:
+    """The trace of a whole journal, or with ``last=N`` what its last ops need."""
     count = tables.info.get("last")
     if count is None and journal.lost:
-        every = merged([journal.batch(number) for number in range(len(journal))])
+        merged = merge_batches([journal.batch(number) for number in range(len(journal))])
         tables.metas.append(UNKNOWN_TENSOR)
-        batch = stood_in(every, len(tables.metas) - 1)
-        return assemble(tables, [([batch], True)], Late(), store, sparse=True)
+        batch = add_placeholders(merged, len(tables.metas) - 1)
+        return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
     if count is None:
         return assemble(tables, segments(journal), journal.late(), store)
-    gone = int(tables.info.get("dropped") or 0)
-    every = merged([journal.batch(number) for number in range(len(journal))])
-    batch, left_out = evicted(every, int(count), gone)
-    tables.info["dropped"] = gone + left_out
-    return assemble(tables, [([batch], True)], Late(), store, sparse=True)
+    dropped = int(tables.info.get("dropped") or 0)
+    merged = merge_batches([journal.batch(number) for number in range(len(journal))])
+    batch, more = keep_last(merged, int(count), dropped)
+    tables.info["dropped"] = dropped + more
+    return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
 
 
 class OpenedJournal(NamedTuple):
-    """What a journal holds."""
+    """The contents of a journal."""
 
     data: d.TraceData
     sources: dict[str, str]
@@ -106,59 +107,60 @@ class OpenedJournal(NamedTuple):
 
 
 def open_journal(path: Path) -> OpenedJournal:
-    """What a journal holds, as a trace."""
+    """Read a journal as a trace; a damaged one raises one clear error."""
     try:
         journal = Journal(path)
         try:
-            return _recovered(path, journal)
+            return _read_undamaged(path, journal)
         finally:
             journal.close()
     except Damage as why:
         raise DamagedFile(f"{path} is damaged: {why}.") from None
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
-    except FAULTS as error:
+    except READ_ERRORS as error:
         raise DamagedFile(
-            f"{path} is damaged: {word(str(error).rstrip('.') or type(error).__name__)}."
+            f"{path} is damaged: {escaped(str(error).rstrip('.') or type(error).__name__)}."
         ) from error
 
 
-def _recovered(path: Path, journal: Journal) -> OpenedJournal:
-    """What is whole in a journal: all but a frame that was altered, or else everything before it."""
+def _read_undamaged(path: Path, journal: Journal) -> OpenedJournal:
+    """The undamaged frames of a journal; where a trace cannot be made of them, those before the damage."""
     if journal.lost:
         try:
-            return _opened(path, journal)
-        except (Damage, *FAULTS):
+            return _read(path, journal)
+        except (Damage, *READ_ERRORS):
             journal.leave_out(journal.lost[0])
-    return _opened(path, journal)
+    return _read(path, journal)
 
 
-def _opened(path: Path, journal: Journal) -> OpenedJournal:
+def _read(path: Path, journal: Journal) -> OpenedJournal:
     if not len(journal):
         raise Damage("its process ended before anything was written")
     tables = journal.tables()
     if not isinstance(tables.info, dict):
-        raise Damage("it does not say what it is")
+        raise Damage("its info is not a table")
     tables.info["unfinished"] = True
     checks.check_info(tables.info)
     folder = path.parent / schema.TENSORS
     store = ShardStore(folder, lenient=True) if folder.is_dir() else None
-    _tell_lost(tables.info, journal, store)
-    data, _ = in_memory(journal, tables, store)
+    _report_lost(tables.info, journal, store)
+    data, _ = assemble_journal(journal, tables, store)
     _check(data, journal.size)
-    there = {info.key for info in store.captures()} if store is not None else set()
-    kept = [info for info in data.captures if info.key in there]  # the last ones may not have been written
+    stored = {info.key for info in store.captures()} if store is not None else set()
+    captures = [info for info in data.captures if info.key in stored]  # a kill may have lost the last ones
     sources: dict[str, str] = {}
     environment: dict[str, Any] = {}
     for head in journal.heads():
         sources |= {str(file): str(text) for file, text in head.get("sources", ())}
         if "environment" in head:
             environment = json_codec.loads(head["environment"])
-    return OpenedJournal(replace(data, captures=kept, store=store if kept else None), sources, environment)
+    data = replace(data, captures=captures, store=store if captures else None)
+    return OpenedJournal(data, sources, environment)
 
 
-def _tell_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:
-    """Say what was there once and cannot be read: nothing is missing in silence."""
+def _report_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None) -> None:
+    """Add to the faults what was recorded and cannot be read."""
     lost = [f"{len(journal.lost)} of its batches"] if journal.lost else []
     lost += [f"the tensors in {name}" for name in (store.damaged() if store is not None else ())]
     if lost:
@@ -167,7 +169,7 @@ def _tell_lost(info: dict[str, Any], journal: Journal, store: ShardStore | None)
 
 
 def _check(data: d.TraceData, size: int) -> None:
-    """What is asked of every file: that nothing in it points anywhere else."""
+    """Apply the checks of a loaded bundle: every reference points at a row that exists."""
     counts = {kind: len(getattr(data, kind)) for kind in schema.KINDS}
     counts |= {"storages": len(data.storages), "names": len(data.names), "codes": len(data.codes)}
     counts |= {"metas": len(data.metas), "forms": len(data.forms), "modules": len(data.modules)}
@@ -179,7 +181,7 @@ def _check(data: d.TraceData, size: int) -> None:
         for name in schema.columns_of(kind):
             column = getattr(getattr(data, kind), name)
             checks.check_column(kind, name, column, counts)
-            check_written(data, kind, name, column, size)
+            check_text_size(data, kind, name, column, size)
     checks.check_spans(data.calls.first_op, data.calls.end_op, counts)
     checks.check_steps(data.steps, counts)
     checks.check_captures(data.captures, counts)

@@ -1,4 +1,4 @@
-"""``repair``: what a killed process left behind becomes a bundle, or is cleared away."""
+"""``repair``: make a bundle of what a killed process left behind, and remove its temporary files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sightline.trace.bundle.reader import load
 from sightline.trace.bundle.writer import WholeColumns, save_columns
 from sightline.trace.shards import UNFINISHED
 
-#: How the names begin of what is there only while something is being written.
-_PASSING: Final = (".spool-", ".saving-", f".{JOURNAL}.", f".{schema.DATABASE}.")
+#: Prefixes of temporary files.
+_TEMPORARY: Final = (".spool-", ".saving-", f".{JOURNAL}.", f".{schema.DATABASE}.")
 
 
 def repair(path: str | os.PathLike[str]) -> list[str]:
-    """Finish the journal of a recording and clear what a kill left behind; returns a sentence for each.
+    """Finish the journal of a recording and remove temporary files; returns a sentence for each.
 
-    A recording that is still being written is refused. What is whole is never touched.
+    A recording that is still being written is refused. Complete files are never touched.
 
     >>> repair("missing.sight")
     Traceback (most recent call last):
@@ -36,14 +36,14 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
     if not _is_free(journal):
         raise UsageError(f"{folder} is still being recorded: stop the run first.")
     if database.exists():
-        load(folder).close()  # one that cannot be opened keeps its journal
+        load(folder).close()  # raises if it cannot be opened: then the journal stays
         if journal.exists():
             journal.unlink()
             done.append(f"{JOURNAL} was of no more use, and is removed.")
     elif journal.exists():
         data = load(folder)
         done.append(f"Finished {save_columns(data, WholeColumns(data), folder, sweep=(JOURNAL,))}.")
-    left = _left_behind(folder)
+    left = _temporary_files(folder)
     for item in left:
         with contextlib.suppress(OSError):
             shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
@@ -52,18 +52,20 @@ def repair(path: str | os.PathLike[str]) -> list[str]:
     return done
 
 
-def _left_behind(folder: Path) -> list[Path]:
+def _temporary_files(folder: Path) -> list[Path]:
     """Files that were being written when their process ended."""
-    found = [item for item in folder.iterdir() if item.name.startswith(_PASSING)]
+    files = [item for item in folder.iterdir() if item.name.startswith(_TEMPORARY)]
     tensors = folder / schema.TENSORS
     if tensors.is_dir() and not tensors.is_symlink():
-        held = [item for item in tensors.iterdir() if item.name.startswith(".")]
-        found += [item for item in held if item.name.startswith(_PASSING) or item.name.endswith(UNFINISHED)]
-    return sorted(found)
+        hidden = [item for item in tensors.iterdir() if item.name.startswith(".")]
+        files += [
+            item for item in hidden if item.name.startswith(_TEMPORARY) or item.name.endswith(UNFINISHED)
+        ]
+    return sorted(files)
 
 
 def _is_free(path: Path) -> bool:
-    """Whether nobody records into a journal, as far as a system can tell: who does holds it locked."""
+    """Whether no process records into a journal: one that does holds a lock, where the system has locks."""
     try:
         import fcntl
 

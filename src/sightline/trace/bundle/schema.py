@@ -1,6 +1,6 @@
-"""What a database of a bundle looks like: its marks, its tables, its columns and its limits.
+"""The format of a bundle's database: its header, tables, columns and limits.
 
-Both sides, `saving` and `loading`, are driven by what stands here; ``docs/format.md`` says it in words.
+The reader and the writer are both driven by these constants; ``docs/format.md`` describes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEXTS: Final = (
     "captures",
     "shards",
 )
-#: The whole schema. A file with anything else in it is not opened.
+#: The whole schema. A file with anything else in it is refused.
 TABLES: Final = {
     "facts": "CREATE TABLE facts(name TEXT PRIMARY KEY, data TEXT) WITHOUT ROWID",
     "chunks": "CREATE TABLE chunks(kind TEXT, name TEXT, number INTEGER, rows INTEGER, data BLOB, "
@@ -40,13 +40,13 @@ TABLES: Final = {
     "data BLOB)",
     **{name: f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, data TEXT)" for name in TEXTS},
 }  # fmt: skip
-#: What SQLite makes by itself for a key of several columns.
+#: The index SQLite makes for a key of several columns.
 INDEXES: Final = frozenset({"sqlite_autoindex_chunks_1"})
 
-CHUNK_ROWS: Final = 1 << 16  #: rows of one chunk; a writer may end one earlier, a reader takes any size
+CHUNK_ROWS: Final = 1 << 16  #: rows of one chunk; a writer may end one earlier, a reader accepts any size
 
 #: Decoded, all columns together may be this much larger than the file: no small file fills the memory.
-#: A file that would be beyond it is padded when it is written.
+#: The times of a recording alone keep it far below: 50,000 ops decode to six times their file.
 FREE_BYTES: Final = 64 << 20
 GROWTH: Final = 100
 
@@ -94,7 +94,7 @@ def is_flat(kind: str, name: str) -> bool:
 
 
 def length_name(kind: str, name: str) -> str:
-    """Under which name the length of a column is counted: that of its table, or its own."""
+    """The key of a column's length in the counts: its table, or the column itself."""
     return f"{kind}.{name}" if is_flat(kind, name) else kind
 
 
@@ -108,11 +108,11 @@ def decoded_bytes(counts: dict[str, int]) -> int:
 
 
 def allowed_bytes(size: int) -> int:
-    """How many bytes of columns a file of this size may hold."""
+    """How many bytes of columns a file of this size may decode to."""
     return FREE_BYTES + GROWTH * size
 
 
-#: Every length a file must state, texts included.
+#: Every length that a file must state.
 COUNTS: Final = (
     *KINDS, "storages", "sources", *TEXTS,
     *(f"{kind}.{flat}" for kind in ("ops", "calls") for flat in ("inputs", "outputs")),
@@ -120,13 +120,13 @@ COUNTS: Final = (
 
 
 class Damage(Exception):
-    """What is wrong with a file or a recording, without its name: half a sentence."""
+    """What is wrong with a file or a recording: half a sentence, which follows the file's name."""
 
 
-def shown(value: object) -> str:
-    """Something out of a file for a sentence: quoted, escaped, and never long.
+def quoted(value: object) -> str:
+    """A value from a file, for a message: quoted, escaped and cut to a short length.
 
-    >>> print(shown("\\x1b[31m" + "x" * 100)[:15])
+    >>> print(quoted("\\x1b[31m" + "x" * 100)[:15])
     '\\x1b[31mxxxxxx
     """
     text = ascii(value[:60] if isinstance(value, str | bytes) else value)

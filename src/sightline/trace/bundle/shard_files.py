@@ -1,7 +1,7 @@
-"""The shards of a bundle: which ones belong to it, and how those of another place get into it.
+"""The shards of a bundle: reading those that belong to it, and installing new ones when it is saved.
 
-A database lists its shards by name, so a folder may for a while hold those of the save before and of the next
-one: nobody mixes them up. A shard gets into the folder under a new name, and is never written to again.
+A database lists its shards by name, so the folder may for a while hold those of two saves without mixing them
+up. A shard is installed under a new name and is never written to again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sightline.trace.tensor_stores import ShardStore, Store
 
 
 class ListedShards(ShardStore):
-    """The tensors in certain shards of a folder; others are not looked at.
+    """The tensors in certain shards of a folder; other shards are ignored.
 
     >>> ListedShards(Path("run.sight/tensors"), []).captures()
     []
@@ -35,11 +35,11 @@ class ListedShards(ShardStore):
         try:
             return super().read(key)
         except DamagedFile as error:
-            gone = next((name for name in self._names if not (self._folder / name).exists()), None)
-            if gone is None:
+            missing = next((name for name in self._names if not (self._folder / name).exists()), None)
+            if missing is None:
                 raise
             raise DamagedFile(
-                f"{self._folder / gone} is missing: it was lost, or another recording saved over this one."
+                f"{self._folder / missing} is missing: it was lost, or another recording saved over this one."
             ) from error
 
     def names(self) -> list[str]:
@@ -49,82 +49,79 @@ class ListedShards(ShardStore):
     @cached_property
     def _shards(self) -> list[Shard]:
         shards = []
-        found: set[str] = set()
+        keys: set[str] = set()
         for name in self._names:
             shard = read_shard(self._folder / name)
-            twice = next((key for key in shard.spans if key in found), None)
+            twice = next((key for key in shard.spans if key in keys), None)
             if twice is not None:
                 raise DamagedFile(f"{shard.path} is damaged: {twice[:60]!r} is also in another shard.")
-            found.update(shard.spans)
+            keys.update(shard.spans)
             shards.append(shard)
         return shards
 
 
 class ShardInstall:
-    """The shards of one save: what is already there is named, what is not is brought in.
-
-    ``undo`` takes away again what was brought in.
-    """
+    """Puts the shards of one save into its folder; ``undo`` removes them again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._made: list[Path] = []
+        self._new_paths: list[Path] = []
 
-    def place(self, captures: Sequence[CaptureInfo], store: Store | None) -> list[str]:
-        """Have every captured tensor in a shard of the folder; returns the names of the shards."""
+    def install(self, captures: Sequence[CaptureInfo], store: Store | None) -> list[str]:
+        """Put every captured tensor into a shard of the folder; returns the names of the shards."""
         if not captures or store is None:
             return []
         self._folder.mkdir(0o700, parents=True, exist_ok=True)
         if isinstance(store, ShardStore):
             if store._folder.resolve() == self._folder.resolve():
                 return store.names()
-            return [self._brought(shard.path) for shard in store._shards]
-        return self._written(captures, store)
+            return [self._link_or_copy(shard.path) for shard in store._shards]
+        return self._write(captures, store)
 
     def undo(self) -> None:
-        """Leave the folder as it was."""
-        for path in self._made:
+        """Remove the new shards."""
+        for path in self._new_paths:
             path.unlink(missing_ok=True)
-        self._made.clear()
+        self._new_paths.clear()
 
-    def _written(self, captures: Sequence[CaptureInfo], store: Store) -> list[str]:
-        """Write tensors from memory to shards of their own, and give these their names when all are done."""
-        apart = self._folder / f".saving-{os.getpid()}-{os.urandom(4).hex()}"
+    def _write(self, captures: Sequence[CaptureInfo], store: Store) -> list[str]:
+        """Write tensors from memory to a temporary folder, and move the shards when all are complete."""
+        temporary = self._folder / f".saving-{os.getpid()}-{os.urandom(4).hex()}"
         try:
-            with ShardWriter(apart) as writer:
+            with ShardWriter(temporary) as writer:
                 for info in captures:
                     writer.put(info.key, info.dtype, info.shape, store.read(info.key), info)
-            names = sorted(name for name in os.listdir(apart) if is_shard(name))
-            return [self._moved(apart / name) for name in names]
+            names = sorted(name for name in os.listdir(temporary) if is_shard(name))
+            return [self._move(temporary / name) for name in names]
         finally:
-            shutil.rmtree(apart, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
 
-    def _moved(self, source: Path) -> str:
-        _to_disk(source)
-        target = self._fresh()
+    def _move(self, source: Path) -> str:
+        _sync(source)
+        target = self._reserve_path()
         os.replace(source, target)
         return target.name
 
-    def _brought(self, source: Path) -> str:
-        """A shard of another folder: shared where the disk can do that, else copied."""
-        target = self._fresh()
-        apart = target.with_name(f".{target.name}.part")
+    def _link_or_copy(self, source: Path) -> str:
+        """Install a shard of another folder: as a hard link where that works, else as a copy."""
+        target = self._reserve_path()
+        temporary = target.with_name(f".{target.name}.part")
         try:
             try:
-                os.link(source, apart)
+                os.link(source, temporary)
             except OSError:
-                shutil.copyfile(source, apart)
-                apart.chmod(0o600)
-                _to_disk(apart)
-            os.replace(apart, target)
+                shutil.copyfile(source, temporary)
+                temporary.chmod(0o600)
+                _sync(temporary)
+            os.replace(temporary, target)
         finally:
-            apart.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return target.name
 
-    def _fresh(self) -> Path:
-        """A name that nobody has, taken at once: another process may be saving here, too."""
-        taken = [int(name.partition(".")[0]) for name in os.listdir(self._folder) if is_shard(name)]
-        number = max(taken, default=-1) + 1
+    def _reserve_path(self) -> Path:
+        """Create the next free path: another process may be saving here too."""
+        numbers = [int(name.partition(".")[0]) for name in os.listdir(self._folder) if is_shard(name)]
+        number = max(numbers, default=-1) + 1
         while True:
             path = self._folder / shard_name(number)
             try:
@@ -132,11 +129,11 @@ class ShardInstall:
             except FileExistsError:
                 number += 1
                 continue
-            self._made.append(path)
+            self._new_paths.append(path)
             return path
 
 
-def _to_disk(path: Path) -> None:
-    """Wait until a file is on the disk: what is named after it must not be there without it."""
+def _sync(path: Path) -> None:
+    """Wait until a file is on the disk: the database that lists it must not get there first."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -1,9 +1,9 @@
-"""The source files a recording refers to, gathered to be saved with it.
+"""The source files a recording refers to, collected to be saved with it.
 
-The user's own files, and those of other packages that are on the way to an op, are kept whole. Of torch's,
-Python's and sightline's own only the lines that ran are, with blank lines between: views hide them unless
-they are asked for, and then show single lines. Whoever loads the recording reads this text and no file of
-their own machine: `sightline.trace.source_lines`.
+The user's own files, and those of other packages on the way to an op, are saved whole. Of the files of torch,
+Python and sightline only the lines that ran are, with blank lines between: views hide them by default, and
+otherwise show single lines. A loaded recording shows this text and reads no file of the machine it is on; see
+`sightline.trace.source_lines`.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from sightline.trace.data import TraceData
 from sightline.trace.source_files import installed_file, python_file, torch_file
 from sightline.trace.source_lines import SourceLines
 
-_MOST_LINES: Final = 20  #: of one expression
+_MOST_LINES: Final = 20  #: lines of one expression
 
 
 class SourceText(NamedTuple):
-    """The text of a file as it is kept."""
+    """The text of a file as it is saved."""
 
     text: str
-    whole: bool  #: False if only the lines that ran are there
+    whole: bool  #: False if only the lines that ran are in it
 
 
-def gather(data: TraceData) -> dict[str, SourceText]:
-    """The text of every source file that frames refer to, as views show it now."""
-    kept = data.source_lines
-    if kept.texts is not None:  # of a loaded trace: what ran, whatever is on this machine
-        return {file: SourceText(text, file in kept.whole) for file, text in kept.texts.items()}
+def collect_sources(data: TraceData) -> dict[str, SourceText]:
+    """The text of every source file that frames refer to, as views show it."""
+    source_lines = data.source_lines
+    if source_lines.texts is not None:  # a loaded trace has the text that ran
+        return {
+            file: SourceText(text, file in source_lines.whole) for file, text in source_lines.texts.items()
+        }
     ran = _lines_that_ran(data)
-    found: dict[str, SourceText] = {}
+    texts: dict[str, SourceText] = {}
     room = MAX_SOURCES
     for file in sorted(ran, key=installed_file):  # the user's first
-        lines = kept.lines(file)
+        lines = source_lines.lines(file)
         if not lines:
             continue
         size = sum(map(len, lines))
         whole = not _is_plumbing(file) and size <= min(MAX_SOURCE, room)
-        text = "".join(lines) if whole else _only(lines, ran[file])
+        text = "".join(lines) if whole else _with_lines(lines, ran[file])
         if len(text) <= min(MAX_SOURCE, room):
             room -= len(text)
-            found[file] = SourceText(text, whole)
-    return {file: found[file] for file in ran if file in found}
+            texts[file] = SourceText(text, whole)
+    return {file: texts[file] for file in ran if file in texts}
 
 
 def whole_source(file: str) -> str | None:
-    """The text of a file that is kept whole; None of one that is not, or cannot be read."""
+    """The text of a file that is saved whole; None for one that is not, or cannot be read."""
     if _is_plumbing(file):
         return None
     lines = SourceLines().lines(file)
@@ -58,27 +60,27 @@ def whole_source(file: str) -> str | None:
 
 
 def _lines_that_ran(data: TraceData) -> dict[str, set[int]]:
-    """Of every file, in the order of the codes, the lines that frames are on."""
+    """For every file, in the order of the codes, the lines that frames are on."""
     ran: dict[str, set[int]] = {code.file: set() for code in data.codes}
-    of_code: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
+    code_spans: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
     frames = data.frames
-    places = zip(frames.code.tolist(), frames.line.tolist(), frames.end_line.tolist(), strict=True)
-    for code, line, end in places:
-        of_code[code].add((line, end))
-    for code, spans in of_code.items():
+    positions = zip(frames.code.tolist(), frames.line.tolist(), frames.end_line.tolist(), strict=True)
+    for code, line, end in positions:
+        code_spans[code].add((line, end))
+    for code, spans in code_spans.items():
         lines = ran[data.codes[code].file]
         for line, end in spans:
             lines.update(range(line, min(max(end, line), line + _MOST_LINES) + 1))
     return ran
 
 
-def _only(lines: list[str], wanted: Iterable[int]) -> str:
-    """A text with nothing but certain lines, each where it was."""
-    there = sorted(number for number in wanted if 0 < number <= len(lines))
-    found = ["\n"] * (there[-1] if there else 0)
-    for number in there:
-        found[number - 1] = lines[number - 1]
-    return "".join(found)
+def _with_lines(lines: list[str], numbers: Iterable[int]) -> str:
+    """A text with only certain lines, the others blank."""
+    present = sorted(number for number in numbers if 0 < number <= len(lines))
+    text = ["\n"] * (present[-1] if present else 0)
+    for number in present:
+        text[number - 1] = lines[number - 1]
+    return "".join(text)
 
 
 def _is_plumbing(file: str) -> bool:

@@ -1,8 +1,8 @@
-"""``save``: a trace becomes a bundle, or takes the place of the one that was there, in one step.
+"""``save``: write a trace as a bundle, or replace the bundle at that path, atomically.
 
-New shards come first, under names of their own; the database is written beside the old one and then takes its
-name, which is the one moment at which the bundle changes; shards of the old one go last. Whatever ends a save
-half-way, a reader finds the whole old bundle or the whole new one.
+New shards are written first, under new names; then the database is written to a temporary file and renamed,
+which is the moment at which the bundle changes; the old bundle's shards are removed last. Wherever a save is
+interrupted, a reader gets the whole old bundle or the whole new one.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sightline.errors import CaptureError, InvalidTrace, SightlineError, UsageEr
 from sightline.notation import bytes_text
 from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.column_codec import encode
-from sightline.trace.bundle.database import Database, checksum_of, dump_json, source_label
-from sightline.trace.bundle.disk_sink import SpoolSink
+from sightline.trace.bundle.database import Database, dump_json, source_label, texts_checksum
+from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.environment import environment_of
-from sightline.trace.bundle.json_codec import parsed
+from sightline.trace.bundle.json_codec import parse_json
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.shard_files import ShardInstall
-from sightline.trace.bundle.sources import SourceText, gather
+from sightline.trace.bundle.sources import SourceText, collect_sources
 from sightline.trace.data import TraceData
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.shards import is_shard
 
-#: What ``info`` says of where a recording was made.
+#: The parts of ``info`` that belong to the environment.
 PRIVATE: Final = ("torch", "python", "pid")
 
 
@@ -44,8 +44,8 @@ def save(
     """Write a trace to the bundle at ``path``; returns one line that says what went in.
 
     ``source=False`` leaves out the text of the source files, ``environment=False`` versions, host and command
-    line. A bundle that is there already, whatever recording it holds, is replaced without a question, in one
-    step; any other folder with something in it is refused.
+    line. An existing bundle is replaced atomically, whatever recording it holds; any other folder that is not
+    empty is refused.
 
     >>> import tempfile
     >>> from sightline.trace.bundle.reader import load
@@ -64,14 +64,14 @@ class WholeColumns:
         self._data = data
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; of offsets, how many lists."""
+        """How many numbers a column has; for offsets, how many lists."""
         return len(self._column(kind, name)) - name.endswith("_offsets")
 
     def _column(self, kind: str, name: str) -> Any:
         return self._data.storages if kind == "storages" else getattr(getattr(self._data, kind), name)
 
-    def checked(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
-        """The chunks of a column, when it was found to be in order; of offsets the lengths of the lists."""
+    def checked_chunks(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
+        """The chunks of a column after it passed its check; offsets as lengths of the lists."""
         column = self._column(kind, name)
         if kind != "storages":
             column = np.ascontiguousarray(column, dtype=schema.columns_of(kind)[name])
@@ -83,59 +83,59 @@ class WholeColumns:
             yield column[at : at + schema.CHUNK_ROWS]
 
 
-class SpooledColumns:
-    """The columns of a recording that was assembled batch by batch; its frames are in memory."""
+class DiskColumns:
+    """The columns of a recording that was assembled on disk; its frames are in memory."""
 
-    def __init__(self, spool: SpoolSink, data: TraceData) -> None:
-        self._spool = spool
+    def __init__(self, sink: DiskSink, data: TraceData) -> None:
+        self._sink = sink
         self._whole = WholeColumns(data)
 
     def size(self, kind: str, name: str) -> int:
-        """How many numbers a column has; of offsets, how many lists."""
-        return self._whole.size(kind, name) if kind == "frames" else self._spool.size(kind, name)
+        """How many numbers a column has; for offsets, how many lists."""
+        return self._whole.size(kind, name) if kind == "frames" else self._sink.size(kind, name)
 
-    def checked(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
-        """The chunks of a column, each when it was found to be in order."""
+    def checked_chunks(self, kind: str, name: str, counts: Mapping[str, int]) -> Iterator[Any]:
+        """The chunks of a column, each after it passed its check."""
         if kind == "frames":
-            yield from self._whole.checked(kind, name, counts)
+            yield from self._whole.checked_chunks(kind, name, counts)
             return
         at = 0
-        for block in self._spool.blocks(kind, name):
+        for block in self._sink.blocks(kind, name):
             if kind != "storages" and not name.endswith("_offsets"):
                 checks.check_block(kind, name, block, at, counts)
             yield block
             at += len(block)
 
 
-Columns = WholeColumns | SpooledColumns
+Columns = WholeColumns | DiskColumns
 
 
 def save_columns(
     data: TraceData, columns: Columns, path: str | os.PathLike[str], *, source: bool = True,
     environment: bool = True, sweep: Sequence[str] = (),
 ) -> str:  # fmt: skip
-    """The same for columns that need not be in memory; ``data`` has the small tables.
+    """`save` for columns that need not be in memory; ``data`` has the small tables.
 
-    ``sweep`` are files of the bundle that are of no use once it is there.
+    ``sweep`` are files in the folder to remove once the bundle is complete.
     """
     folder = Path(path)
     if not sweep:
         _check_folder(folder)
-    placing = ShardInstall(folder / schema.TENSORS)
+    install = ShardInstall(folder / schema.TENSORS)
     temporary = folder / f".{schema.DATABASE}.{os.getpid()}-{os.urandom(4).hex()}.part"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        shards = placing.place(data.captures, data.store)
-        sources = gather(data) if source else {}
-        told = environment_of(data) if environment else {}
-        counts = _write(temporary, data, columns, shards, sources, told, keep_private=environment)
-        with alone(folder):
+        shards = install.install(data.captures, data.store)
+        sources = collect_sources(data) if source else {}
+        saved_environment = environment_of(data) if environment else {}
+        counts = _write(temporary, data, columns, shards, sources, saved_environment, private=environment)
+        with exclusive_lock(folder):
             before = _shards_of(folder / schema.DATABASE)
             os.replace(temporary, folder / schema.DATABASE)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-            placing.undo()
+            install.undo()
         if isinstance(error, OSError | sqlite3.Error) and not isinstance(error, SightlineError):
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise CaptureError(f"{folder} could not be written: {why.rstrip('.')}.") from error
@@ -143,13 +143,13 @@ def save_columns(
     _sync_folder(folder)
     old = [*sweep, *(f"{schema.TENSORS}/{name}" for name in before - set(shards))]
     for name in old:
-        with contextlib.suppress(OSError):  # it stays, and nobody looks at it
+        with contextlib.suppress(OSError):  # a file that stays is ignored
             (folder / name).unlink(missing_ok=True)
-    return _said(folder, data, counts, sources, told)
+    return _summary(folder, data, counts, sources, saved_environment)
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse to put a bundle where something else is."""
+    """Refuse a path where something other than a bundle is."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; a recording is saved to a folder, such as run.sight.")
     if folder.is_dir() and not (folder / schema.DATABASE).exists():
@@ -162,10 +162,10 @@ def _check_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One process at a time, where a system can do that.
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes, where the system has locks.
 
-    Elsewhere a save that is overtaken at this moment may leave shards that nobody looks at.
+    Without locks, two saves at the same moment may leave shards that belong to no bundle.
     """
     try:
         import fcntl
@@ -183,7 +183,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def _shards_of(database: Path) -> set[str]:
-    """The shards of the bundle that is about to be replaced; none of one that cannot be read."""
+    """The shards of the bundle that is about to be replaced; none if it cannot be read."""
     if not database.exists():
         return set()
     try:
@@ -192,7 +192,7 @@ def _shards_of(database: Path) -> set[str]:
         return set()
     try:
         with opened.guard():
-            names = [parsed(text) for text in opened.texts("shards")]
+            names = [parse_json(text) for text in opened.texts("shards")]
         return {name for name in names if isinstance(name, str) and is_shard(name)}
     except SightlineError:
         return set()
@@ -202,13 +202,13 @@ def _shards_of(database: Path) -> set[str]:
 
 def _write(
     path: Path, data: TraceData, columns: Columns, shards: list[str], sources: Mapping[str, SourceText],
-    told: dict[str, Any], *, keep_private: bool,
+    environment: dict[str, Any], *, private: bool,
 ) -> dict[str, int]:  # fmt: skip
-    """A whole database under a name that nobody reads; returns how many rows its tables have."""
+    """Write a whole database; returns how many rows its tables have."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # only its owner reads it
     connection = sqlite3.connect(path, isolation_level=None)
     try:
-        # No journal: a file that is not finished is thrown away.
+        # No journal: an unfinished file is removed.
         for pragma in (f"page_size = {schema.PAGE}", "journal_mode = OFF", "synchronous = OFF",
                        "locking_mode = EXCLUSIVE", f"application_id = {schema.APPLICATION_ID}",
                        f"user_version = {schema.VERSION}"):  # fmt: skip
@@ -220,34 +220,29 @@ def _write(
             counts, sums = _write_tables(connection, data, columns, shards, sources)
         except Damage as why:
             raise InvalidTrace(f"This recording contradicts itself and cannot be saved: {why}.") from None
-        private = () if keep_private else PRIVATE
+        left_out = () if private else PRIVATE
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         facts = {
             "counts": dump_json(counts),
-            "info": json_codec.dumps({key: value for key, value in data.info.items() if key not in private}),
-            "written": dump_json(_written()),
-            **({"environment": json_codec.dumps(told)} if told else {}),
+            "info": json_codec.dumps({key: value for key, value in data.info.items() if key not in left_out}),
+            "written": dump_json({"by": f"sightline {_version.__version__}", "at": now}),
+            **({"environment": json_codec.dumps(environment)} if environment else {}),
         }
         sums |= {f"facts.{name}": zlib.crc32(text.encode()) for name, text in facts.items()}
         facts["sums"] = dump_json(sums)
         connection.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
         connection.execute("COMMIT")
-        _pad(connection, path, schema.decoded_bytes(counts))
     finally:
         connection.close()
     _sync(path)
     return counts
 
 
-def _written() -> dict[str, str]:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"by": f"sightline {_version.__version__}", "at": now}
-
-
 def _write_tables(
     connection: sqlite3.Connection, data: TraceData, columns: Columns, shards: list[str],
     sources: Mapping[str, SourceText],
 ) -> tuple[dict[str, int], dict[str, int]]:  # fmt: skip
-    """Every table; returns how many rows each has, and the checksums of the texts."""
+    """Write every table; returns how many rows each has, and the checksums of the texts."""
     texts = _texts(data, shards)
     counts = {name: len(rows) for name, rows in texts.items()} | {"sources": len(sources)}
     for kind in schema.KINDS:
@@ -265,17 +260,17 @@ def _write_tables(
     _write_column(connection, columns, *schema.STORAGES, counts)
     for table, rows in texts.items():
         connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", enumerate(rows))  # noqa: S608  # ours
-    listed: list[str] = []
+    labels: list[str] = []
     for id, file, whole, size, packed in _source_rows(sources):
         connection.execute("INSERT INTO sources VALUES (?, ?, ?, ?, ?)", (id, file, whole, size, packed))
-        listed.append(source_label(file, whole, size))
-    sums = {table: checksum_of(rows) for table, rows in texts.items()}
-    return counts, {**sums, "sources": checksum_of(listed)}
+        labels.append(source_label(file, whole, size))
+    sums = {table: texts_checksum(rows) for table, rows in texts.items()}
+    return counts, {**sums, "sources": texts_checksum(labels)}
 
 
 def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
     """The small tables as JSON."""
-    found = {
+    texts = {
         "names": [json_codec.dumps(name) for name in data.names],
         "codes": [json_codec.dump(code) for code in data.codes],
         "files": [json_codec.dumps([file, seen.mtime_ns, seen.size]) for file, seen in data.files.items()],
@@ -287,14 +282,14 @@ def _texts(data: TraceData, shards: list[str]) -> dict[str, list[str]]:
         "captures": [json_codec.dump(info) for info in data.captures],
         "shards": [json_codec.dumps(name) for name in shards],
     }
-    return {name: found[name] for name in schema.TEXTS}
+    return {name: texts[name] for name in schema.TEXTS}
 
 
 def _write_column(
     connection: sqlite3.Connection, columns: Columns, kind: str, name: str, counts: Mapping[str, int]
 ) -> None:
     at = 0
-    for number, part in enumerate(columns.checked(kind, name, counts)):
+    for number, part in enumerate(columns.checked_chunks(kind, name, counts)):
         data = encode(np.ascontiguousarray(part), at, f"{kind}/{name}/{number}")
         connection.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", (kind, name, number, len(part), data))
         at += len(part)
@@ -306,22 +301,13 @@ def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, 
         yield id, json_codec.dumps(file), int(whole), len(raw), zlib.compress(raw)
 
 
-def _pad(connection: sqlite3.Connection, path: Path, needed: int) -> None:
-    """Make a file large enough for what it decodes to; only one that repeats one op without end needs it."""
-    missing = -(-(needed - schema.FREE_BYTES) // schema.GROWTH) - path.stat().st_size
-    if missing > 0:
-        connection.execute(
-            "INSERT INTO chunks VALUES ('', '', 0, 0, zeroblob(?))", (missing + schema.PAGE,)
-        ).fetchall()
-
-
 def _sync(path: Path) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the new name on the disk, too, where a system can do that."""
+    """Wait until the new name is on the disk too, where the system can do that."""
     with contextlib.suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:
@@ -330,20 +316,21 @@ def _sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def _said(
+def _summary(
     folder: Path, data: TraceData, counts: Mapping[str, int], sources: Mapping[str, SourceText],
-    told: Mapping[str, Any],
+    environment: Mapping[str, Any],
 ) -> str:  # fmt: skip
+    """The line that says what went into a bundle."""
     parts = [_counted(counts["ops"], "op"), _counted(counts["calls"], "module call")]
     if data.captures:
         size = sum(nbytes_of(info.dtype, info.shape) or 0 for info in data.captures)
         parts.append(f"{_counted(len(data.captures), 'captured tensor')} ({bytes_text(size)})")
     whole = sum(text.whole for text in sources.values())
-    kept = [f"the text of {_counted(whole, 'source file')}"] if whole else []
-    kept += ["versions, host name and command line"] if told else []
+    extras = [f"the text of {_counted(whole, 'source file')}"] if whole else []
+    extras += ["versions, host name and command line"] if environment else []
     size = (folder / schema.DATABASE).stat().st_size
     stays = "names, paths, text arguments and errors as they were recorded stay"
-    with_ = f"; with {' and '.join(kept)}" if kept else f"; without sources and environment ({stays})"
+    with_ = f"; with {' and '.join(extras)}" if extras else f"; without sources and environment ({stays})"
     return f"{folder}: {', '.join(parts)}{with_}; {bytes_text(size)}"
 
 
@@ -352,9 +339,9 @@ def _counted(count: int, what: str) -> str:
 
 
 def amend_info(folder: Path, more: dict[str, Any]) -> None:
-    """Add to what a bundle says of the whole recording, if there is one.
+    """Add to the info of a bundle, if there is one.
 
-    The note of the exception that ended a run is known only when its bundle is there.
+    The note of the exception that ended a run is known only after its bundle is written.
     """
     path = folder / schema.DATABASE
     if not path.exists():
@@ -364,7 +351,7 @@ def amend_info(folder: Path, more: dict[str, Any]) -> None:
         connection.execute("BEGIN IMMEDIATE")
         facts = dict(connection.execute("SELECT name, data FROM facts"))
         info = json_codec.dumps({**json_codec.loads(facts["info"]), **more})
-        sums = parsed(facts["sums"]) | {"facts.info": zlib.crc32(info.encode())}
+        sums = parse_json(facts["sums"]) | {"facts.info": zlib.crc32(info.encode())}
         for name, text in (("info", info), ("sums", dump_json(sums))):
             connection.execute("UPDATE facts SET data = ? WHERE name = ?", (text, name))
         connection.execute("COMMIT")

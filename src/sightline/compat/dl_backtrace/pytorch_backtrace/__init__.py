@@ -1,4 +1,4 @@
-"""Where scripts import `DLBacktrace` from."""
+"""The module that scripts import `DLBacktrace` from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making an `ExportedGraph`: from a model, from a cache folder, from an archive."""
+"""`sl.export` and `sl.load_graph`: an `ExportedGraph` from a model, a cache folder or an archive."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.utils import _pytree as pytree
 
 from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import ExportError, UsageError
-from sightline.graph.exported.archive import Cache, Indescribable, key_of, read
+from sightline.graph.exported.archive import ExportCache, NoCacheKey, cache_key, read_archive
 from sightline.graph.exported.dynamic import read_dimensions
-from sightline.graph.exported.exported_graph import ExportedGraph, graph_of
+from sightline.graph.exported.exported_graph import ExportedGraph, make_graph
 from sightline.graph.exported.inputs import input_names, parameter_names
 from sightline.graph.exported.program import ProgramInfo, user_inputs
-from sightline.graph.exported.torch_export import Traced, traced
+from sightline.graph.exported.torch_export import ExportResult, run_export
+from sightline.graph.exported.torchapi import guards_of, pytree
 
 
 @check_arguments
@@ -57,26 +57,25 @@ def export(
     if isinstance(dynamic, str) and dynamic != "auto":
         raise UsageError(
             f'dynamic={argument_text(dynamic)} is not a choice; it is "auto", None for fixed sizes, or what '
-            "torch "
-            "calls dynamic_shapes."
+            "torch calls dynamic_shapes."
         )
     keywords = dict(kwargs or {})
     options = {"dynamic": dynamic if dynamic is None or dynamic == "auto" else str(dynamic), "strict": strict}
-    store, key, why = (Cache(cache), "", "") if cache is not None else (None, "", "")
-    if store is not None:
+    archives, key, reason = None if cache is None else ExportCache(cache), "", ""
+    if archives is not None:
         try:
-            key = key_of(model, positional, keywords, options)
-        except Indescribable as reason:
-            why = str(reason)
-        found = store.load(key) if key else None
-        if found is not None:
-            return _told(graph_of(*found, model))
-    program, facts = _exported(model, positional, keywords, dynamic, strict)
-    if store is not None:
-        why = why or store.store(key, program, facts)
-        if why:
-            facts.info["not_cached"] = why
-    return _told(graph_of(program, facts, model))
+            key = cache_key(model, positional, keywords, options)
+        except NoCacheKey as error:
+            reason = str(error)
+        entry = archives.load(key) if key else None
+        if entry is not None:
+            return _warn_about_training(make_graph(*entry, model))
+    program, info = _export_program(model, positional, keywords, dynamic, strict)
+    if archives is not None:
+        reason = reason or archives.store(key, program, info)
+        if reason:
+            info.info["not_cached"] = reason
+    return _warn_about_training(make_graph(program, info, model))
 
 
 def _positional(args: Any) -> tuple[Any, ...]:
@@ -88,7 +87,7 @@ def _positional(args: Any) -> tuple[Any, ...]:
 
 
 def _check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Inputs that ``forward`` cannot be called with are refused here: torch would blame the model."""
+    """Refuse inputs that ``forward`` cannot be called with: torch would blame the model."""
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # a forward that is not Python
@@ -102,8 +101,8 @@ def _check_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
         ) from None
 
 
-def _told(graph: ExportedGraph) -> ExportedGraph:
-    """The graph, after a warning if it does what only training should."""
+def _warn_about_training(graph: ExportedGraph) -> ExportedGraph:
+    """The graph itself, after a warning if it has dropout or batch statistics of training in it."""
     if graph.info["training"] and any(_is_training_op(node.args) for node in graph.nodes):
         warnings.warn(
             "The model is exported in train mode, with dropout or batch statistics: call model.eval() first "
@@ -128,77 +127,77 @@ def load_graph(path: str | os.PathLike[str], model: torch.nn.Module | None = Non
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise UsageError(f"model must be a torch.nn.Module, not {argument_text(model)}.")
-    return graph_of(*read(Path(path)), model)
+    return make_graph(*read_archive(Path(path)), model)
 
 
 def _is_training_op(args: dict[str, Any]) -> bool:
-    """Whether an op does in train mode what it does not in eval mode."""
+    """Whether an op behaves differently in eval mode."""
     if "dropout_p" in args:
         return bool(args["dropout_p"])
     rate = args.get("p", args.get("dropout", 1.0))
     return bool(rate) and True in (args.get("train"), args.get("training"), args.get("use_input_stats"))
 
 
-def _exported(
+def _export_program(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Any, strict: bool
 ) -> tuple[torch.export.ExportedProgram, ProgramInfo]:
-    """Export, with dynamic sizes if that works and fixed ones if only that does."""
+    """Export with dynamic sizes, or with fixed ones where only those work."""
     notes = []
     if dynamic != "auto":
-        result = traced(model, args, kwargs, dynamic, strict)
+        result = run_export(model, args, kwargs, dynamic, strict)
     else:
         try:
-            result = traced(model, args, kwargs, _all_dynamic(args, kwargs), strict)
+            result = run_export(model, args, kwargs, _all_dynamic(args, kwargs), strict)
         except ExportError as error:
-            result = traced(model, args, kwargs, None, strict)  # where that fails, it is not for the sizes
+            result = run_export(model, args, kwargs, None, strict)  # if it fails too, sizes are not why
             notes.append(
                 f"With dynamic sizes: {str(error).partition('. A recorded run')[0]}. All sizes are fixed."
             )
     names = parameter_names(model, len(args))
     ranges = {} if dynamic == "auto" else _ranges(result.program)
-    asked = "" if dynamic == "auto" else f"dynamic={'None' if dynamic is None else '…'}, as asked for"
-    facts = _facts(result, names, args, kwargs, notes, ranges, asked)
-    facts.info["model"] = type(model).__name__
-    facts.info["training"] = model.training
-    facts.info["torch"] = torch.__version__
-    if result.returned.left_out:
-        facts.info["left_out"] = [f"output{path} ({kind})" for path, kind in result.returned.left_out.items()]
-    return result.program, facts
+    fixed_by = "" if dynamic == "auto" else f"dynamic={'None' if dynamic is None else '…'}, as asked for"
+    info = _program_info(result, names, args, kwargs, notes, ranges, fixed_by)
+    info.info["model"] = type(model).__name__
+    info.info["training"] = model.training
+    info.info["torch"] = torch.__version__
+    left_out = result.output_structure.left_out
+    if left_out:
+        info.info["left_out"] = [f"output{path} ({kind})" for path, kind in left_out.items()]
+    return result.program, info
 
 
-def _facts(
-    result: Traced,
+def _program_info(
+    result: ExportResult,
     names: list[str],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     notes: list[str],
     ranges: dict[str, tuple[int | None, int | None]],
-    asked: str,
+    fixed_by: str,
 ) -> ProgramInfo:
     leaves = tuple(input_names(names, args, kwargs))
     examples = [example for _, example in user_inputs(result.program)]
     fakes = [(name, one) for name, one in zip(leaves, examples, strict=True) if isinstance(one, torch.Tensor)]
-    environment = getattr(getattr(fakes[0][1], "fake_mode", None), "shape_env", None) if fakes else None
-    guards = list(getattr(environment, "guards", ()))
-    argument_text = [*notes, *result.noise.notes]
-    dynamic = read_dimensions(fakes, guards, result.noise.places, argument_text, ranges, asked)
+    guards = guards_of(fakes[0][1]) if fakes else []
+    log = result.log
+    dynamic = read_dimensions(fakes, guards, log.guard_lines, [*notes, *log.notes], ranges, fixed_by)
     keywords = tuple(result.program.call_spec.in_spec.children()[1].context or ())
-    return ProgramInfo(dynamic, result.returned, tuple(names), keywords, leaves)
+    return ProgramInfo(dynamic, result.output_structure, tuple(names), keywords, leaves)
 
 
 def _ranges(program: torch.export.ExportedProgram) -> dict[str, tuple[int | None, int | None]]:
-    """The bounds of each symbol, where they say more than torch's own start of 2."""
-    found: dict[str, tuple[int | None, int | None]] = {}
+    """The bounds of each symbol; None where they are torch's own, from 2 up."""
+    ranges: dict[str, tuple[int | None, int | None]] = {}
     for symbol, bounds in program.range_constraints.items():
         low, high = (
             int(one) if one.is_finite and abs(one) < 2**62 else None for one in (bounds.lower, bounds.upper)
         )
-        found[str(symbol)] = (low if low is not None and low > 2 else None, high)
-    return found
+        ranges[str(symbol)] = (low if low is not None and low > 2 else None, high)
+    return ranges
 
 
 def _all_dynamic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Every dimension of every tensor, wherever it stands."""
+    """Every dimension of every tensor in the inputs."""
     shapes = torch.export.ShapesCollection()
     for leaf in pytree.tree_leaves((args, kwargs)):
         if isinstance(leaf, torch.Tensor):

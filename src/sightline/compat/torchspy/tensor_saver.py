@@ -1,0 +1,307 @@
+"""Tensors saved to files by name: `TensorSaver`, `DebugContext` and `spy_save`.
+
+A tensor is copied as the recorder copies captures: detached, and without the rest of its storage. A file
+gets its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar, Token
+from functools import cache, partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import torch
+from torch import nn
+
+from sightline.errors import UsageError
+from sightline.options import Capture
+from sightline.recording.captures import copied_size, dense_copy, save_one
+from sightline.recording.torchapi import without_modes
+from sightline.trace.file_names import FileNames, file_name
+
+logger = logging.getLogger(__name__)
+
+Names = Sequence[str] | None
+Classes = type[nn.Module] | tuple[type[nn.Module], ...]
+_ON_CPU: Final = Capture(device="cpu")
+#: The saver that wrote each file: a file is not overwritten by another saver while its own is in use.
+_writers: Final[weakref.WeakValueDictionary[Path, TensorSaver]] = weakref.WeakValueDictionary()
+_current: Final[ContextVar[DebugContext | None]] = ContextVar("debug_context", default=None)
+#: The save function, once for each open context: an empty list lets compiled code skip the call.
+_open_contexts: Final[list[Callable[[str, Any, Any], None]]] = []
+
+
+class BaseDebugger:
+    """A folder, a switch, and the paths of the modules that were registered.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     BaseDebugger(folder).get_module_path(nn.Linear(2, 2))
+    'unknown'
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
+        self.output_dir = Path(output_dir)
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        self.enabled = enabled
+        self.module_paths: dict[int, str] = {}
+        self._refs: dict[int, weakref.ref[nn.Module]] = {}
+
+    def get_module_path(self, module: Any) -> str:
+        """The path a module was registered under, or ``"unknown"``."""
+        reference = self._refs.get(id(module))
+        if reference is not None and reference() is not module:  # the id of a module that is gone
+            return "unknown"
+        return self.module_paths.get(id(module), "unknown")
+
+    def _remember(self, module: nn.Module, path: str) -> None:
+        reference = self._refs.get(id(module))
+        if reference is None or reference() is not module:
+            self._refs[id(module)] = weakref.ref(module)
+            self.module_paths[id(module)] = path
+
+
+def matching_modules(
+    model: nn.Module, classes: Classes | None, names: Names, exclude: Names
+) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that match the filters, under every name they have.
+
+    >>> model = nn.Sequential(*[nn.ReLU() for _ in range(11)])
+    >>> [path for path, _ in matching_modules(model, (nn.ReLU,), ["1"], None)]
+    ['1']
+    """
+    included, excluded = _path_patterns(names), _path_patterns(exclude)
+    for path, module in model.named_modules(remove_duplicate=False):
+        shown = path or "root"
+        if not isinstance(module, classes or nn.Module):
+            continue
+        if included and not any(pattern.search(shown) for pattern in included):
+            continue
+        if not any(pattern.search(shown) for pattern in excluded):
+            yield shown, module
+
+
+def _path_patterns(names: Names) -> list[re.Pattern[str]]:
+    """Patterns for parts of a path, in which numbers match as a whole: ``layers.1`` is not ``layers.10``."""
+    return [
+        re.compile(
+            ("(?<![0-9])" if part[:1].isdigit() else "")
+            + re.escape(part)
+            + ("(?![0-9])" if part[-1:].isdigit() else "")
+        )
+        for part in ([names] if isinstance(names, str) else names or ())
+    ]
+
+
+class TensorSaver(BaseDebugger):
+    """Writes tensors to ``{name}.call{n}.pt``, for ``torch.load(..., weights_only=True)``.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saver = TensorSaver(folder)
+    ...     paths = [saver.save("q", torch.ones(2, 3)), saver.save("q", torch.ones(2, 3), norm_only=True)]
+    ...     [path.name for path in paths], torch.load(paths[1], weights_only=True).shape
+    (['q.call0.pt', 'q.call1.pt'], torch.Size([2]))
+
+    Tuples, lists and dicts of tensors go into one file. Characters that a file name cannot have are replaced,
+    and a number is skipped where another saver in use has written that file.
+    """
+
+    def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
+        super().__init__(output_dir, enabled)
+        self.call_counts: defaultdict[str, int] = defaultdict(int)
+        self._files: dict[str, str] = {}  # the name of a file -> its key
+        self._lock = threading.RLock()
+
+    def register_modules(
+        self,
+        model: nn.Module,
+        target_classes: Classes = (nn.Module,),
+        target_names: Names = None,
+        exclude_names: Names = None,
+    ) -> None:
+        """Note the paths of modules for `spy_save`, without hooks."""
+        for path, module in matching_modules(model, target_classes, target_names, exclude_names):
+            self._remember(module, path)
+
+    def save(
+        self, name: str, tensor: Any, call_idx: int | None = None, norm_only: bool = False
+    ) -> Path | None:
+        """Write a tensor; returns the file, or None where the saver is disabled.
+
+        Without ``call_idx`` the number is that of the calls with this name so far. ``norm_only`` writes one
+        L2 norm for each row of the batch.
+        """
+        if not self.enabled:
+            return None
+        with torch.no_grad():
+            copies = without_modes(partial(_copy, tensor, norm_only))
+        with self._lock:
+            path = self._free_path(name, call_idx)
+            _writers[path] = self
+        without_modes(partial(_write, copies, path))
+        return path
+
+    def reset_counts(self) -> None:
+        """Count from 0 again; files written before are then replaced."""
+        self.call_counts.clear()
+
+    def _free_path(self, name: str, call_idx: int | None) -> Path:
+        if call_idx is not None:
+            path = self._path(f"{name}.call{call_idx}")
+            if self._is_foreign(path):
+                logger.warning("%s was written by another saver and is replaced", path)
+            return path
+        while True:
+            path = self._path(f"{name}.call{self.call_counts[name]}")
+            self.call_counts[name] += 1
+            if not self._is_foreign(path):
+                return path
+
+    def _is_foreign(self, path: Path) -> bool:
+        return _writers.get(path, self) is not self
+
+    def _path(self, key: str) -> Path:
+        folder = self.output_dir.resolve()
+        names = FileNames(folder)
+        try:
+            name = names.take(f"{key}.pt")
+        except UsageError:
+            name = names.take(file_name(key))
+        while self._files.setdefault(name, key) != key:  # "a/b" where "a~b" was saved before
+            name = names.take(name)
+        return folder / name
+
+
+def _copy(value: Any, norm_only: bool) -> Any:
+    """Copies of the tensors on the CPU, in containers that load without running code."""
+    if isinstance(value, torch.Tensor):
+        if norm_only:
+            return _norms(value)
+        return (
+            value.detach().cpu().clone()
+            if copied_size(value, _ON_CPU) is None
+            else dense_copy(value, _ON_CPU)
+        )
+    if isinstance(value, Mapping):
+        return {key: _copy(item, norm_only) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item, norm_only) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_copy(item, norm_only) for item in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"A {type(value).__name__} cannot be saved; give a tensor, or a tuple, list or dict of them."
+    )
+
+
+def _norms(tensor: torch.Tensor) -> torch.Tensor:
+    rows = tensor.detach()
+    rows = rows.reshape(1, 1) if rows.dim() == 0 else rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+    if not rows.is_complex() and rows.dtype not in (torch.float32, torch.float64):
+        rows = rows.float()  # integers have no norm, and that of half precision overflows
+    norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.cpu()
+
+
+def _write(copies: Any, path: Path) -> None:
+    unfinished = path.parent / f".{os.getpid()}-{threading.get_ident()}.unfinished"
+    try:
+        if isinstance(copies, torch.Tensor):
+            save_one(copies)(unfinished)
+        else:
+            torch.save(copies, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+class DebugContext:
+    """The block in which `spy_save` saves, with a saver and a prefix.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with DebugContext(TensorSaver(folder), prefix="step0"):
+    ...         spy_save("loss", torch.ones(()))
+    ...     sorted(os.listdir(folder))
+    ['step0.manual.loss.call0.pt']
+
+    Of nested blocks the innermost one counts, with its own prefix alone.
+    """
+
+    def __init__(self, saver: Any, prefix: str = "", module_path_override: str | None = None) -> None:
+        self.saver = saver
+        self.prefix = prefix
+        self.module_path_override = module_path_override
+        self._tokens: list[Token[DebugContext | None]] = []
+
+    @property
+    def debugger(self) -> Any:
+        """An alias of ``saver``."""
+        return self.saver
+
+    def __enter__(self) -> Self:
+        self._tokens.append(_current.set(self))
+        compiled = "torch._dynamo" in sys.modules  # importing it only for this would take a second
+        _open_contexts.append(_uncompiled(_save_current) if compiled else _save_current)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _open_contexts.pop()  # any of them: they all do the same
+        _current.reset(self._tokens.pop())
+
+    def _save(self, name: str, tensor: Any, module: Any = None) -> None:
+        if self.module_path_override is not None:
+            path = self.module_path_override
+        elif module is None:
+            path = "manual"
+        else:
+            path = self.saver.get_module_path(module)
+            if path == "unknown":
+                logger.warning("Module path unknown: %r of %s is not saved", name, type(module).__name__)
+                return
+        self.saver.save(".".join(part for part in (self.prefix, path, name) if part), tensor)
+
+
+def get_debug_context() -> DebugContext | None:
+    """The innermost `DebugContext` this code runs in.
+
+    >>> get_debug_context() is None
+    True
+    """
+    return _current.get()
+
+
+def spy_save(name: str, tensor: Any, module: Any = None) -> None:
+    """Save a tensor as ``{prefix}.{path}.{name}.call{n}.pt``; outside a `DebugContext` do nothing.
+
+    >>> spy_save("q", torch.ones(2))
+    """
+    if _open_contexts:
+        _open_contexts[-1](name, tensor, module)
+
+
+def _save_current(name: str, tensor: Any, module: Any) -> None:
+    context = _current.get()
+    if context is not None:
+        context._save(name, tensor, module)
+
+
+@cache
+def _uncompiled(function: Callable[[str, Any, Any], None]) -> Callable[[str, Any, Any], None]:
+    """The function, excluded from compilation."""
+    excluded: Callable[[str, Any, Any], None] = torch.compiler.disable(function)
+    return excluded

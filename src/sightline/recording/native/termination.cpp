@@ -1,0 +1,98 @@
+#include "termination.h"
+
+#include <csignal>
+#include <fcntl.h>
+#include <poll.h>
+#include <system_error>
+#include <thread>
+#include <unistd.h>
+
+namespace sightline {
+namespace {
+
+// A handler in Python would run only when the main thread comes back from C, which a program that hangs never does:
+// SIGTERM would no longer end it. Here the handler writes a byte, and a thread that needs no interpreter ends the
+// process. Until then the thread that writes batches goes on as it does anyway.
+int delayed_by = 0;  // recordings; counted under the GIL, as all of this is but the handler and the thread
+volatile sig_atomic_t write_end = -1;  // of the pipe that the thread waits at; -1 where there is none
+volatile pid_t owner = 0;
+
+void end_process() {
+  ::signal(SIGTERM, SIG_DFL);
+  ::kill(getpid(), SIGTERM);
+}
+
+void on_termination(int) {
+  // A forked child has the handler and not the thread.
+  if (getpid() != owner) {
+    end_process();
+    return;
+  }
+  const char byte = 1;
+  if (::write(write_end, &byte, 1) != 1) end_process();
+}
+
+// Ends the process some time after a byte has come; ends itself when the other end of the pipe is closed.
+void wait_for_termination(int read_end, int milliseconds) {
+  char byte;
+  const ssize_t count = ::read(read_end, &byte, 1);
+  if (count == 1) {
+    ::poll(nullptr, 0, milliseconds);
+    end_process();
+  }
+  ::close(read_end);
+}
+
+bool is_default() {
+  struct sigaction current {};
+  return sigaction(SIGTERM, nullptr, &current) == 0 && current.sa_handler == SIG_DFL;
+}
+
+bool is_ours() {
+  struct sigaction current {};
+  return sigaction(SIGTERM, nullptr, &current) == 0 && current.sa_handler == on_termination;
+}
+
+}  // namespace
+
+PyObject* delay_termination(PyObject*, PyObject* seconds) {
+  const double wait = PyFloat_AsDouble(seconds);
+  if (PyErr_Occurred()) return nullptr;
+  if (owner != getpid()) {  // what a parent counted and opened is not ours
+    delayed_by = 0;
+    write_end = -1;
+  }
+  int ends[2];
+  if (delayed_by++ > 0 || !is_default() || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
+  owner = getpid();
+  write_end = ends[1];
+  const int milliseconds = static_cast<int>(wait * 1000);
+  // All signals are blocked in the thread: the program's own go to its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread(wait_for_termination, ends[0], milliseconds).detach();
+  } catch (const std::system_error&) {  // no thread to be had: SIGTERM stays as it is
+    ::close(ends[0]);
+    ::close(ends[1]);
+    write_end = -1;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (write_end < 0) Py_RETURN_NONE;
+  struct sigaction action {};
+  action.sa_handler = on_termination;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  Py_RETURN_NONE;
+}
+
+PyObject* restore_termination(PyObject*, PyObject*) {
+  if (owner != getpid() || delayed_by == 0 || --delayed_by > 0) Py_RETURN_NONE;
+  if (is_ours()) ::signal(SIGTERM, SIG_DFL);
+  if (write_end >= 0) ::close(write_end);  // the thread ends, or ends the process if a signal has come
+  write_end = -1;
+  Py_RETURN_NONE;
+}
+
+}  // namespace sightline
