@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -121,6 +122,10 @@ class SessionBase:
     def end_optimizer_step(self) -> None:
         """The optimizer has stepped."""
         raise NotImplementedError
+
+    def termination_delayed(self, seconds: float) -> AbstractContextManager[None]:
+        """A block in which SIGTERM ends the process so much later; only the native engine can do that."""
+        return nullcontext()
 
     def exclude_time(self, duration: int) -> None:
         """Do not count so many nanoseconds in the durations of what is open on this thread."""

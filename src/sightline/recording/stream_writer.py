@@ -16,7 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 #: A batch is written this often: a killed process loses what is younger.
 SECONDS: Final = 0.3
+#: SIGTERM ends the process so much later: time for the batch that is being recorded.
+_GRACE_SECONDS: Final = 1.0
 #: A waiting thread checks this often that the thread it waits for is alive.
 _POLL_SECONDS: Final = 1.0
 _REWRITTEN: Final = f".{JOURNAL}.anew"  #: a journal that is about to replace a longer one
@@ -163,11 +165,13 @@ class StreamWriter:
     # -- while it runs -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopped:
-            try:
-                self._jobs.get(timeout=SECONDS).do()
-            except Empty:
-                self._take_batch()
+        on_disk = self._folder is not None
+        with self._session.termination_delayed(_GRACE_SECONDS) if on_disk else nullcontext():
+            while not self._stopped:
+                try:
+                    self._jobs.get(timeout=SECONDS).do()
+                except Empty:
+                    self._take_batch()
 
     def _take_batch(self) -> None:
         try:

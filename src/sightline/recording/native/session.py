@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any, ClassVar, Final
@@ -174,6 +175,15 @@ class NativeSession(Host):
     def exclude_time(self, taken: int) -> None:
         """Do not count so many nanoseconds in the durations of what is open on this thread."""
         self.recording.exclude_time(taken)
+
+    @contextmanager
+    def termination_delayed(self, seconds: float) -> Iterator[None]:
+        """A block in which SIGTERM ends the process so much later."""
+        self.native.delay_termination(seconds)
+        try:
+            yield
+        finally:
+            self.native.restore_termination()
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
         """An optimizer steps, called by ``frame``."""

@@ -16,6 +16,7 @@ namespace {
 int delayed_by = 0;  // recordings; counted under the GIL, as all of this is but the handler and the thread
 volatile sig_atomic_t write_end = -1;  // of the pipe that the thread waits at; -1 where there is none
 volatile pid_t owner = 0;
+volatile sig_atomic_t has_come = 0;
 
 void end_process() {
   ::signal(SIGTERM, SIG_DFL);
@@ -28,6 +29,7 @@ void on_termination(int) {
     end_process();
     return;
   }
+  has_come = 1;
   const char byte = 1;
   if (::write(write_end, &byte, 1) != 1) end_process();
 }
@@ -65,6 +67,7 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
   int ends[2];
   if (delayed_by++ > 0 || !is_default() || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
   owner = getpid();
+  has_come = 0;
   write_end = ends[1];
   const int milliseconds = static_cast<int>(wait * 1000);
   // All signals are blocked in the thread: the program's own go to its own threads.
@@ -90,8 +93,9 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
 PyObject* restore_termination(PyObject*, PyObject*) {
   if (owner != getpid() || delayed_by == 0 || --delayed_by > 0) Py_RETURN_NONE;
   if (is_ours()) ::signal(SIGTERM, SIG_DFL);
-  if (write_end >= 0) ::close(write_end);  // the thread ends, or ends the process if a signal has come
+  if (write_end >= 0) ::close(write_end);  // the thread ends
   write_end = -1;
+  if (has_come) end_process();  // all is written: a program that ends by itself now would hide the signal
   Py_RETURN_NONE;
 }
 
