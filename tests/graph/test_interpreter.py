@@ -319,7 +319,7 @@ def test_an_error_in_an_op_says_where_it_was(layered: ExportedGraph) -> None:
     with pytest.raises(RuntimeError) as caught:
         layered.run(torch.randn(5, 4), edit={"relu": lambda out: out[:, :3]})
     assert caught.value.__notes__[0].startswith(
-        "In the node 'add' of the exported graph, tests/graph/test_running.py:"
+        "In the node 'add' of the exported graph, tests/graph/test_interpreter.py:"
     )
     assert caught.value.__notes__[0].endswith(
         "in Layered.forward, given f32[5, 4], f32[5, 3]; 'relu' had been edited."
@@ -338,6 +338,6 @@ def test_verify_names_the_first_module_that_differs() -> None:
     assert not found
     assert (found.module, found.node) == ("blocks.1", "relu_1")
     assert str(found).startswith(
-        "The graph differs from the model from the node 'relu_1' (tests/graph/test_running.py:"
+        "The graph differs from the model from the node 'relu_1' (tests/graph/test_interpreter.py:"
     )
     assert "Tensor-likes are not close" in str(found)
