@@ -66,7 +66,8 @@ def test_a_program_that_ends_meanwhile_ends_by_the_signal(tmp_path: Path) -> Non
     code, _ = terminated(tmp_path / "run.sight", ending)
     assert code == -signal.SIGTERM
     recording = sl.load(tmp_path / "run.sight")
-    assert len(recording.module_calls) == 300 and not recording.data.info.get("unfinished")
+    assert len(recording.module_calls) == 300
+    assert not recording.data.info.get("unfinished")
 
 
 def test_a_handler_of_the_program_is_left_alone(tmp_path: Path) -> None:
