@@ -304,7 +304,7 @@ def test_a_second_interrupt_hides_nothing(tmp_path: Path) -> None:
         "def interrupted(*_):\n    raise KeyboardInterrupt\n"
         "{place} = interrupted\nmain(['run', 'stop.py'], prog_name='sightline')\n"
     )
-    for place in ("run._say", "run.sys.stdout.flush", "import_finish().finish"):
+    for place in ("run._print_report", "run.sys.stdout.flush", "import_finish().finish"):
         text = program.format(place=place).replace(
             "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).StreamWriter"
         )
