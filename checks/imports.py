@@ -1,7 +1,7 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
     recording → trace ← analysis ← diff, graph ← views ← convert ← page ← api ← tracing
-    tracing ← diffs, compat, integrations ← cli
+    tracing ← diff_api, compat, integrations ← cli
 
 ``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``ranks``, ``markers`` and
 ``_version`` are below all.
@@ -46,10 +46,10 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "page": _READERS | {"graph", "views", "convert"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},
-    "diffs": _HELD | {"api", "tracing"},
-    "": _HELD | {"api", "tracing", "diffs"},
+    "diff_api": _HELD | {"api", "tracing"},
+    "": _HELD | {"api", "tracing", "diff_api"},
     "__main__": frozenset({"cli"}),
-    "cli": _HELD | {"recording", "api", "tracing", "diffs", "compat", ""},
+    "cli": _HELD | {"recording", "api", "tracing", "diff_api", "compat", ""},
     "compat": _HELD | {"recording", "api", "tracing", ""},
     "integrations": _READERS | {"api", "tracing"},
 }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from sightline.api import Trace, load
-    from sightline.diffs import Diff, diff
+    from sightline.diff_api import Diff, diff
     from sightline.errors import (
         CaptureError,
         DamagedFile,
@@ -84,7 +84,7 @@ _HOMES = {
     "CaptureError": "sightline.errors",
     "Check": "sightline.options",
     "DamagedFile": "sightline.errors",
-    "Diff": "sightline.diffs",
+    "Diff": "sightline.diff_api",
     "ExportError": "sightline.errors",
     "InvalidGraph": "sightline.errors",
     "InvalidTrace": "sightline.errors",
@@ -99,7 +99,7 @@ _HOMES = {
     "Trace": "sightline.api",
     "UnsupportedTorch": "sightline.errors",
     "UsageError": "sightline.errors",
-    "diff": "sightline.diffs",
+    "diff": "sightline.diff_api",
     "export": "sightline.graph.exported",
     "load": "sightline.api",
     "load_graph": "sightline.graph.exported",

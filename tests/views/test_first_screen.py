@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sightline.views import code, log
+from sightline.views.fold import Variation
 from sightline.views.outline import Line
-from sightline.views.variation import Variation
 from tests.growth import calls_of
 from tests.views.long_run import long_run
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace.data import I32, PHASES, TraceData
+from sightline.trace.file_owners import installed_file, torch_file
 from sightline.trace.index import Index
-from sightline.trace.source_files import installed_file, torch_file
 
 Bools = NDArray[np.bool_]
 

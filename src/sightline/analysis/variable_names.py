@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from sightline.trace.data import I64, TraceData
+from sightline.trace.file_owners import torch_file
 from sightline.trace.index import Index
-from sightline.trace.source_files import torch_file
 from sightline.trace.source_lines import SourceLines, syntax_tree
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column

@@ -11,7 +11,7 @@ from sightline.cli.command import Command, examples, open_recording, view_in_cli
 from sightline.cli.screen import Screen, screen_options, wait_message
 
 if TYPE_CHECKING:
-    from sightline.diffs import Diff
+    from sightline.diff_api import Diff
     from sightline.views.outline import View
 
 #: What ``--fail-on`` may be: for each the verdicts it fails on.
@@ -68,7 +68,7 @@ def command(
     named with its line and module on both sides and the likely reason. Record both with statistics:
     `sightline run --stats`.
     """
-    from sightline.diffs import diff
+    from sightline.diff_api import diff
 
     first, second = open_recording(a), open_recording(b)
     names = dict(_renamed(pair) for pair in rename)

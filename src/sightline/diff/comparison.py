@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.alignment import Alignment
 from sightline.diff.divergence import Divergence, Divergences, number
+from sightline.diff.op_pairs import Alignment
 from sightline.diff.parameters import ParameterDiff, compare_parameters
 from sightline.diff.side import OpLabel, Side, span_of
 from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.alignment import Alignment
 from sightline.diff.op_names import DISCRETE
+from sightline.diff.op_pairs import Alignment
 from sightline.diff.reasons import Reason, Reasons, Region, Regions, is_coarser
 from sightline.diff.values import State, Verdict
 

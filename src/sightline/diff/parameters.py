@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sightline.diff.alignment import Alignment
+from sightline.diff.op_pairs import Alignment
 from sightline.diff.side import Side
 from sightline.diff.values import State
 from sightline.trace.data import ParameterInfo

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.alignment import Alignment
 from sightline.diff.constants import Constant, differing_constants, same_constant, significant_floats
 from sightline.diff.op_names import FACTORIES, RANDOM
+from sightline.diff.op_pairs import Alignment
 from sightline.diff.sequences import best_pairs
 from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from sightline.analysis.fold import Node as Folded
-from sightline.analysis.fold import Repeat
-from sightline.analysis.fold import fold as fold_sequence
+from sightline.analysis.sequence_repeats import Node as Folded
+from sightline.analysis.sequence_repeats import Repeat
+from sightline.analysis.sequence_repeats import fold as fold_sequence
 from sightline.graph.graph import Graph, Node, Ref
 from sightline.graph.module_scopes import scope_tree
 from sightline.graph.node_names import base_name

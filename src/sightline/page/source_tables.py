@@ -11,7 +11,7 @@ from sightline.analysis.select import Selection
 from sightline.convert.context import TableContext
 from sightline.notation import short_path, times_text
 from sightline.trace.data import I32, PHASES, TraceData
-from sightline.trace.source_files import installed_file, torch_file
+from sightline.trace.file_owners import installed_file, torch_file
 from sightline.trace.source_lines import SourceLines
 from sightline.views.code import chosen_level
 from sightline.views.source import shown_lines

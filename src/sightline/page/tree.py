@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.fold import Node, Repeat, fold
 from sightline.analysis.model_part import model_part
 from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
+from sightline.analysis.sequence_repeats import Node, Repeat, fold
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData

@@ -22,9 +22,9 @@ from sightline.notation import bytes_text, position_text
 from sightline.recording.torchapi import Tensor, without_modes
 from sightline.trace.causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.data import MUTATES, TraceData
+from sightline.trace.file_owners import cell_name, torch_file
 from sightline.trace.held_memory import USES, HeldMemory, held_memory
 from sightline.trace.index import Index, Op, Value
-from sightline.trace.source_files import cell_name, torch_file
 from sightline.trace.user_frames import (
     api_call_of,
     argument_names,

@@ -14,7 +14,7 @@ import torch
 from sightline.recording.stacks import StackTrie
 from sightline.trace.assembly.batch import SourcePosition
 from sightline.trace.data import CodeInfo, FileInfo
-from sightline.trace.source_files import cell_name
+from sightline.trace.file_owners import cell_name
 
 _Position = tuple[int | None, int | None, int | None, int | None]
 _NO_POSITION: Final = (None, None, None, None)

@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 
 from sightline.recording.torchapi import Tensor, without_modes
-from sightline.trace.source_files import cell_name, installed_file, torch_file
+from sightline.trace.file_owners import cell_name, installed_file, torch_file
 
 _PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 

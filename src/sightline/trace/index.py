@@ -10,9 +10,9 @@ import numpy as np
 
 from sightline.trace import data as d
 from sightline.trace.device_time import inclusive_durations, is_timed, own_durations, work_owners
+from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import SLOT, map_leaves
 from sightline.trace.rows import Frame, Module, ModuleCall, Op, Step, Value, ValueNumbers
-from sightline.trace.source_files import torch_file
 from sightline.trace.table import Row, Table
 from sightline.trace.training_steps import steps_of
 from sightline.trace.user_frames import FrameChains, op_frames, user_frames

@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from sightline.trace.source_files import cell_file
+from sightline.trace.file_owners import cell_file
 
 __all__ = ["SourceLines", "indent_of", "syntax_tree"]
 

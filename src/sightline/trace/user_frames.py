@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, TraceData
+from sightline.trace.file_owners import installed_file, torch_file
 from sightline.trace.rows import Frame, Op, Value
-from sightline.trace.source_files import installed_file, torch_file
 from sightline.trace.table import optional_row
 
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.fold import Node, Repeat, first_of, length_of
 from sightline.analysis.model_part import SHOWS_ALL, model_part
 from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.select import Selection
+from sightline.analysis.sequence_repeats import Node, Repeat, first_of, length_of
 from sightline.analysis.source_loops import Loop, header_text, loops_around
 from sightline.analysis.variable_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
+from sightline.trace.file_owners import torch_file
 from sightline.trace.index import Index
-from sightline.trace.source_files import torch_file
 from sightline.trace.source_lines import indent_of
 from sightline.trace.user_frames import FrameChains, op_frames
+from sightline.views.fold import Variation, Varying, fold_alike
 from sightline.views.outline import Line, Span, View, line
 from sightline.views.source_chain import (
     NO_SOURCE,
@@ -44,7 +45,6 @@ from sightline.views.source_chain import (
     shared_lines,
 )
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
-from sightline.views.variation import Variation, Varying, fold_alike
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -18,7 +18,7 @@ from sightline.views.outline import Block, Column, Line, Span, View, cut, cut_en
 
 if TYPE_CHECKING:
     from sightline.diff.divergence import Divergence
-    from sightline.diffs import Diff
+    from sightline.diff_api import Diff
     from sightline.trace.data import TraceData
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Protocol
 
 from sightline.trace.events import LiveCallEvent, LiveOpEvent
+from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
-from sightline.trace.source_files import torch_file
 from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.outline import Line, Printer

@@ -18,6 +18,7 @@ from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
 from sightline.analysis.select import Mask, Selection
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
+from sightline.views.fold import Variation, sizes_text
 from sightline.views.log_blocks import (
     OK,
     RAISED,
@@ -42,7 +43,6 @@ from sightline.views.log_fold import (
 )
 from sightline.views.outline import Line, Span, View, line
 from sightline.views.statistics_text import StatisticsIndex
-from sightline.views.variation import Variation, sizes_text
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sightline.analysis.fold import Node, Repeat, first_of, length_of
-from sightline.views.variation import Varying, fold_alike
+from sightline.analysis.sequence_repeats import Node, Repeat, first_of, length_of
+from sightline.views.fold import Varying, fold_alike
 
 OPEN, CLOSE, LEAF, OP, REPEAT, REPEATED = range(6)
 

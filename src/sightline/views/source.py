@@ -24,7 +24,7 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
 from sightline.trace.data import PHASES, TraceData
-from sightline.trace.source_files import installed_file
+from sightline.trace.file_owners import installed_file
 from sightline.trace.source_lines import syntax_tree
 from sightline.views.code import chosen_level
 from sightline.views.outline import Line, Span, View, cut, cut_end, line

@@ -10,8 +10,8 @@ import numpy as np
 
 from sightline.analysis.steps import StepSummary
 from sightline.notation import bytes_text, number_text, time_text
+from sightline.views.fold import spread
 from sightline.views.outline import Cell, Column, Grid, Line, Span, grid, line
-from sightline.views.variation import spread
 
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike
 _MAX_ODD: Final = 4  #: further rows, for steps that differ

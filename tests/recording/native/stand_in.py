@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sightline.recording.native.builder import Builder
-from sightline.recording.native.toolchain import Toolchain
+from sightline.recording.native.compiler import Toolchain
 
 SRC = Path(__file__).parents[3] / "src"
 
@@ -102,7 +102,7 @@ def start_build(sources: Path, cache: Path) -> subprocess.Popen[str]:
     script = (
         "import sys\nfrom pathlib import Path\n"
         "from sightline.recording.native import builder\n"
-        "from sightline.recording.native.toolchain import Toolchain\n"
+        "from sightline.recording.native.compiler import Toolchain\n"
         "builder.try_in_a_process = lambda path: None\n"
         "made = builder.Builder(Path(sys.argv[1]), Path(sys.argv[2]), Toolchain.here())\n"
         "print(made.build())\n"

@@ -23,10 +23,10 @@ from click.testing import CliRunner, Result
 from sightline.cli import main
 from sightline.errors import NativeUnavailable, UsageError
 from sightline.recording.native import builder as compilation
+from sightline.recording.native import compiler as toolchain
 from sightline.recording.native import engine as build
-from sightline.recording.native import toolchain
 from sightline.recording.native.builder import NAME, import_extension, try_in_a_process
-from sightline.recording.native.toolchain import Toolchain
+from sightline.recording.native.compiler import Toolchain
 from tests.recording.native.stand_in import FakeCompiler, builder, mode, start_build, write_sources
 
 needs_compiler = pytest.mark.skipif(

@@ -25,8 +25,8 @@ from sightline.trace.data import (
     TensorMeta,
     TraceData,
 )
+from sightline.trace.file_owners import installed_file
 from sightline.trace.index import Index
-from sightline.trace.source_files import installed_file
 
 Mask = NDArray[np.bool_]
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from sightline.analysis.problems.problem import (
     names_text,
     op_line,
 )
-from sightline.analysis.problems.training import Idle, Training
+from sightline.analysis.problems.trained_parameters import Idle, Training
 from sightline.notation import number_text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
-from sightline.trace.source_files import torch_file
+from sightline.trace.file_owners import torch_file
 
 _ARITHMETIC: Final = frozenset("add sub rsub mul div".split())
 _LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())

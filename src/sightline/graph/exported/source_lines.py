@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Final
 
 from sightline.notation import position_text
-from sightline.trace.source_files import cell_name, inside_torch, torch_file
+from sightline.trace.file_owners import cell_name, inside_torch, torch_file
 
 _OURS: Final = str(Path(__file__).parents[2]) + "/"
 _PYTHON: Final = sysconfig.get_path("stdlib") + "/"

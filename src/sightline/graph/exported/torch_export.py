@@ -29,7 +29,7 @@ from sightline.graph.exported.progress import Progress
 from sightline.graph.exported.source_lines import is_user_file, running_line
 from sightline.graph.exported.torchapi import GUARD_LOGGER, buffer_hooks, pytree
 from sightline.notation import position_text
-from sightline.trace.source_files import cell_name, inside_torch
+from sightline.trace.file_owners import cell_name, inside_torch
 
 Mode = Callable[[], AbstractContextManager[Any]]
 

@@ -29,7 +29,7 @@ from typing import Final
 import torch
 
 from sightline.errors import NativeUnavailable
-from sightline.recording.native.toolchain import Toolchain, source_files
+from sightline.recording.native.compiler import Toolchain, source_files
 
 NAME: Final = "sightline.recording.native._observer"
 #: The fix for a build that failed, in error messages.

@@ -19,7 +19,7 @@ import torch
 from sightline.errors import NativeUnavailable, UsageError
 from sightline.options import one_of
 from sightline.recording.native.builder import NAME, Builder, NotLoadable, cache_folder, import_extension
-from sightline.recording.native.toolchain import Toolchain, find_compiler
+from sightline.recording.native.compiler import Toolchain, find_compiler
 
 ENGINES: Final = ("auto", "native", "python")
 ENGINE: Final = "SIGHTLINE_ENGINE"

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from sightline.trace.bundle.schema import MAX_SOURCE, MAX_SOURCES
 from sightline.trace.data import TraceData
-from sightline.trace.source_files import installed_file, python_file, torch_file
+from sightline.trace.file_owners import installed_file, python_file, torch_file
 from sightline.trace.source_lines import SourceLines
 
 _MOST_LINES: Final = 20  #: lines of one expression

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from sightline.diff.constants import same_constant, significant_floats
-from sightline.diff.module_calls import ModulePairs
+from sightline.diff.module_pairs import ModulePairs
 from sightline.diff.op_names import FACTORIES, ONE_RESULT, UNINITIALIZED_RESULTS
 from sightline.diff.sequences import Ints, align
 from sightline.diff.side import Side

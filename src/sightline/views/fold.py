@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.fold import Node, Repeat, Start, first_of, fold, length_of
 from sightline.analysis.row_groups import RowGroups, flat_positions, group_rows, list_keys
+from sightline.analysis.sequence_repeats import Node, Repeat, Start, first_of, fold, length_of
 from sightline.notation import constant_text, dtype_name, tensor_text
 from sightline.trace.data import I32, I64, KINDS, PHASES, TraceData
 from sightline.trace.forms import Form, Record, Symbol

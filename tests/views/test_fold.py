@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sightline as sl
-from sightline.analysis.fold import Node, unfold
+from sightline.analysis.sequence_repeats import Node, unfold
 from sightline.api import Trace
 from sightline.views.code import code
-from sightline.views.variation import Varying, fold_alike
+from sightline.views.fold import Varying, fold_alike
 from tests.builders import TraceBuilder
 
 

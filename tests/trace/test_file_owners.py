@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.trace import source_files as file_owners
+from sightline.trace import file_owners
 from sightline.trace.bundle import load
-from sightline.trace.source_files import inside_torch, installed_file, python_file, torch_file
+from sightline.trace.file_owners import inside_torch, installed_file, python_file, torch_file
 
 TORCH = os.path.dirname(torch.__file__)
 OURS = os.path.dirname(str(sl.__file__))
@@ -114,7 +114,7 @@ def test_a_project_in_a_folder_named_torch(net: nn.Module, tmp_path: Path) -> No
 
 def test_looking_for_torch_does_not_import_it() -> None:
     script = (
-        "import sys; from sightline.trace.source_files import torch_file\n"
+        "import sys; from sightline.trace.file_owners import torch_file\n"
         f"print(torch_file({TORCH + '/nn/functional.py'!r}), 'torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
