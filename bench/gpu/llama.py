@@ -80,6 +80,7 @@ def variants(model: Any, engines: tuple[Engine, ...], most: dict[str, float]) ->
         *levels,
         traced('check="nonfinite"', check="nonfinite"),
         traced("stats without fingerprints", stats=sl.Stats(fingerprint=False)),
+        traced("stats without parameters", stats=sl.Stats(fingerprint=False, parameters=False)),
         traced("stats=True", stats=True),
     ]
 
