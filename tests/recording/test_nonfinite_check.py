@@ -106,14 +106,14 @@ def test_the_check_names_the_line(fault: Callable[[], None], ops: Any) -> None:
     with pytest.raises(sl.NonFiniteError) as caught, sl.trace(ops=ops, check="nonfinite"):
         fault()
     headline = str(caught.value).splitlines()[0]
-    assert f"test_nonfinite.py:{line_of(fault)} in {fault.__name__}" in headline, str(caught.value)
+    assert f"test_nonfinite_check.py:{line_of(fault)} in {fault.__name__}" in headline, str(caught.value)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_statistics_name_the_same_line(fault: Callable[[], None]) -> None:
     with sl.trace(stats=True) as t:
         fault()
-    assert f"test_nonfinite.py:{line_of(fault)} in {fault.__name__}" in str(t.nonfinite()).splitlines()[0]
+    assert f"test_nonfinite_check.py:{line_of(fault)} in {fault.__name__}" in str(t.nonfinite()).splitlines()[0]
 
 
 class Root(torch.autograd.Function):
