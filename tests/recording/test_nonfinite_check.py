@@ -113,7 +113,8 @@ def test_the_check_names_the_line(fault: Callable[[], None], ops: Any) -> None:
 def test_statistics_name_the_same_line(fault: Callable[[], None]) -> None:
     with sl.trace(stats=True) as t:
         fault()
-    assert f"test_nonfinite_check.py:{line_of(fault)} in {fault.__name__}" in str(t.nonfinite()).splitlines()[0]
+    headline = str(t.nonfinite()).splitlines()[0]
+    assert f"test_nonfinite_check.py:{line_of(fault)} in {fault.__name__}" in headline
 
 
 class Root(torch.autograd.Function):
