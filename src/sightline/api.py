@@ -158,8 +158,8 @@ class Trace:
         body once, with ×N. ``torch_frames=True`` shows torch's own source lines too; ``names=True`` puts the
         names of parameters and variables before their shapes. Where statistics were recorded, an op ends with
         those of its result, over all its runs where it is folded; ``stats=False`` hides them. Ops that build
-        the model, and in training those of installed packages such as a trainer, are left out unless
-        ``everything=True`` or ``op`` selects them; the first line counts them.
+        the model, and those that installed packages run before it or, in training, around it, are left out
+        unless ``everything=True`` or ``op`` selects them; the first line counts them.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:

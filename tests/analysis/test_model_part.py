@@ -91,3 +91,53 @@ def test_code_of_the_users_own_is_never_left_out(tmp_path: Path) -> None:
     assert not model_part(t.index).excluded.any()
     assert np.array_equal(model_part(sl.load(tmp_path / "run.sight").index).hidden_frames,
                           model_part(t.index).hidden_frames)  # fmt: skip
+
+
+def test_what_a_package_prepares_before_the_first_call_is_left_out_without_training_too() -> None:
+    b = TraceBuilder()
+    with b.at("/home/me/main.py", 2, "<module>"):
+        with b.at(TRAINER, 2, "generate"):
+            b.op("ones", out=(4,))
+        for _ in range(2):
+            with b.at(TRAINER, 3, "generate"), b.call("", "Net"), b.at(MODEL, 9, "Net.forward"):
+                b.op("mul.Tensor", b.value(2, 4), 0.5, out=(2, 4))
+            with b.at(TRAINER, 4, "generate"):
+                b.op("argmax", b.value(2, 4), out=(2,))
+    text = str(code(b.build()))
+    assert text.startswith("# left out: 1 op that installed packages run around it; ")
+    assert text.count("# argmax(") == 2
+    assert "# ones(" not in text
+
+
+def test_decorators_of_a_package_are_left_out_unless_they_run_ops() -> None:
+    b = TraceBuilder()
+    with b.at("/home/me/main.py", 2, "<module>"), b.call("", "Net"):
+        with b.at(TRAINER, 2, "returns_tuple.<locals>.wrapper"), b.at(MODEL, 9, "Net.forward"):
+            b.op("mul.Tensor", b.value(2, 4), 0.5, out=(2, 4))
+        with b.at(TRAINER, 5, "casts.<locals>.wrapper"):
+            b.op("_to_copy", b.value(2, 4), out=(2, 4))
+    trace = b.build()
+    assert "returns_tuple" not in str(code(trace))
+    assert "casts.<locals>.wrapper" in str(code(trace))
+    assert "returns_tuple" in str(code(trace, everything=True))
+
+
+def test_a_line_around_a_repeat_is_not_written_again_inside_it() -> None:
+    b = TraceBuilder()
+    b.source(TRAINER, "def train():\n    for x in data:\n        loss = model(x)\n")
+    for step in range(6):
+        with b.at("/home/me/main.py", 2, "<module>"), b.at(TRAINER, 2, "train"):
+            with b.at("/home/me/data.py", 7, "Data.__getitem__"):
+                b.op("randint", 9, out=(4,))
+        with b.at("/home/me/main.py", 2, "<module>"), b.at(TRAINER, 3, "train"):
+            with b.call("", "Net"), b.at(MODEL, 9, "Net.forward"):
+                made = b.op("mul.Tensor", b.value(2, 4), 0.5, out=(2, 4))
+                if step == 2:  # so that the steps before and after it are folded apart
+                    b.op("relu", b.value(2, 4), out=(2, 4))
+            with b.phase("backward"):
+                b.op("mul.Tensor", b.value(2, 4), 0.5, forward=made, out=(2, 4))
+    lines = str(code(b.build(), fold=True)).splitlines()
+    brackets = [at for at, each in enumerate(lines) if each.startswith("│ ┌ ×")]
+    assert len(brackets) == 2
+    for at in brackets:
+        assert all(each.startswith("│ ┊ ") for each in lines[at + 1 : lines.index("│ └", at)])

@@ -27,7 +27,7 @@ def test_without_options_it_is_the_overview(run: Path) -> None:
 
 @pytest.mark.parametrize("view", ["code", "log", "summary", "source", "problems", "nonfinite"])
 def test_a_view_is_that_of_the_trace(run: Path, view: str) -> None:
-    shown = getattr(sl.load(run), view)()
+    shown = getattr(sl.load(run), view)(**({"fold": True} if view == "code" else {}))
     shown = view_in_cli_words(shown) if view == "summary" else shown
     assert told("show", run, "--view", view) == f"{shown}\n"
 
@@ -44,9 +44,9 @@ def test_filters_are_those_of_the_views(run: Path) -> None:
     trace = sl.load(run)
     code = ["--view", "code", "--module", "blocks.*", "--op", "*mm*", "--phase", "forward"]
     wanted = trace.code(module="blocks.*", op="*mm*", phase="forward", names=True, torch_frames=True)
-    assert told("show", run, *code, "--names", "--torch-frames") == f"{wanted}\n"
+    assert told("show", run, *code, "--names", "--torch-frames", "--no-fold") == f"{wanted}\n"
     wanted = trace.code(ops="api", fold=True, stats=False, tail=9, depth=2)
-    options = ["--level", "api", "--fold", "--no-stats", "--tail", 9, "--depth", 2]
+    options = ["--level", "api", "--no-stats", "--tail", 9, "--depth", 2]
     assert told("show", run, "--view", "code", *options) == f"{wanted}\n"
     assert (
         told("show", run, "--view", "log", "--inside", "--tail", 4) == f"{trace.log(inside=True, tail=4)}\n"

@@ -56,43 +56,49 @@ SHOWS_ALL: Final = "everything=True shows them"
 def model_part(index: Index) -> ModelPart:
     """The parts of a recording that are not the model's.
 
-    Ops of installed packages count only in training: those of ``generate`` between two calls are shown.
+    Ops that installed packages run between two calls count only in training: those of ``generate`` are shown.
+    Hidden are also the frames of decorators in installed packages, which lead from a module to its forward.
     """
     data = index.raw
     ops, calls = data.ops, data.calls
     nothing = np.zeros(len(ops), dtype=np.bool_)
     if not (len(calls) and len(ops) and len(data.frames)):
         return ModelPart(nothing, nothing, np.zeros(len(data.frames), dtype=np.bool_))
-    in_builder, installed, from_installed = _frames(data)
+    in_builder, installed, from_installed, decorates = _frames(data)
     outside = (ops.call < 0) & (ops.phase == _FORWARD)
     frames = index.op_frames
     has_frame = frames >= 0
     building = outside & has_frame & in_builder[frames]
     trains = bool(np.isin(ops.phase, (_BACKWARD, _OPTIMIZER)).any())
-    around = outside & has_frame & from_installed[frames] & ~building if trains else nothing
+    before = np.arange(len(ops)) < int(np.argmax(ops.call >= 0))
+    around = outside & has_frame & from_installed[frames] & ~building & (trains | before)
     linked = (ops.phase == _BACKWARD) & (ops.forward >= 0)
     building = building | (linked & building[np.maximum(ops.forward, 0)])
     around = around | (linked & around[np.maximum(ops.forward, 0)])
-    hidden = np.zeros(len(installed), dtype=np.bool_)
+    hidden = decorates.copy()
+    hidden[index.op_user_frames[index.op_user_frames >= 0]] = False
     if trains:
         roots = calls.frame[calls.parent < 0]
         above = _with_parents(data, np.unique(np.concatenate([roots, frames[ops.call < 0]])))
-        hidden = above & installed
+        hidden |= above & installed
     return ModelPart(building, around, hidden)
 
 
-def _frames(data: TraceData) -> tuple[Bools, Bools, Bools]:
-    """Per frame: whether it builds a model, is in an installed package, or is called by one through torch."""
+def _frames(data: TraceData) -> tuple[Bools, Bools, Bools, Bools]:
+    """Per frame: whether it builds a model, is in an installed package, is called by one through torch, or is
+    a function inside a function of an installed package, as decorators are."""
     builds = [code.function.rpartition(".")[2] in _BUILDERS for code in data.codes]
     in_torch = [torch_file(code.file) for code in data.codes]
     installed = [not in_torch[at] and installed_file(code.file) for at, code in enumerate(data.codes)]
     parents, codes = data.frames.parent.tolist(), data.frames.code.tolist()
-    building, own, caller = np.zeros((3, len(codes) + 1), dtype=np.bool_)  # parent -1 reads the last entry
+    local = [installed[at] and "<locals>" in code.function for at, code in enumerate(data.codes)]
+    building, own, caller, inner = np.zeros((4, len(codes) + 1), dtype=np.bool_)  # parent -1 reads the last
     for frame, (parent, code) in enumerate(zip(parents, codes, strict=True)):
         building[frame] = builds[code] or building[parent]
         own[frame] = installed[code]
+        inner[frame] = local[code]
         caller[frame] = caller[parent] if in_torch[code] else installed[code]
-    return building[:-1], own[:-1], caller[:-1]
+    return building[:-1], own[:-1], caller[:-1], inner[:-1]
 
 
 def _with_parents(data: TraceData, frames: I32) -> Bools:

@@ -57,7 +57,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
     cls=Command,
     epilog=examples(
         "sightline show run.sight",
-        "sightline show run.sight --view code --module 'blocks.0' --fold",
+        "sightline show run.sight --view code --module 'blocks.0' --no-fold",
         "sightline show run.sight --phase backward --tail 40",
         "sightline show run.sight --step 3 --view code",
         "sightline show run.sight --view log --op '*matmul*' | less",
@@ -75,7 +75,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 @click.option(
     "--fold/--no-fold",
     default=None,
-    help="code, log, order: repeats once, with ×N; summary: layers that look alike.",
+    help="Repeats once, with ×N: on for code and log, off for order; summary: layers that look alike.",
 )
 @click.option("--stats/--no-stats", default=None, help="Statistics of values, where they were taken.")
 @click.option("--names", is_flag=True, default=None, help="code: names of parameters and variables, too.")
@@ -163,7 +163,7 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     if view == "code":
         from sightline.views.code import code_lines
 
-        yield from code_lines(trace, **given, more="--all shows them")
+        yield from code_lines(trace, **{"fold": True, **given}, more="--all shows them")
     elif view == "log":
         from sightline.views.log import log_lines
 

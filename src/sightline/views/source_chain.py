@@ -108,8 +108,8 @@ class ChainWriter:
         return len(self._chain)
 
     def shared(self, chain: Sequence[FrameLike]) -> int:
-        """How many of the open lines a chain shares."""
-        return shared_lines(self._chain, chain)
+        """How many of the open lines a chain shares; those around an open repeat also over several calls."""
+        return shared_lines(self._chain, chain, self.floor)
 
     def op(
         self, chain: Sequence[FrameLike], phase: str, content: tuple[Span, ...],
@@ -162,15 +162,15 @@ class ChainWriter:
         del self._chain[depth:], self._lines[depth:]
 
 
-def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike]) -> int:
-    """How many outer lines two chains share, entering the same calls."""
+def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike], any_call: int = 0) -> int:
+    """How many outer lines two chains share, entering the same calls; ``any_call`` of them whichever calls."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a is not b:
             if a.line != b.line or a.file != b.file or a.function != b.function:
                 break
             calls = getattr(a, "call", -1), getattr(b, "call", -1)
-            if calls[0] != calls[1] and -1 not in calls:
+            if count >= any_call and calls[0] != calls[1] and -1 not in calls:
                 break
         count += 1
     return count
