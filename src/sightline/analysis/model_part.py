@@ -85,8 +85,10 @@ def model_part(index: Index) -> ModelPart:
 
 
 def _frames(data: TraceData) -> tuple[Bools, Bools, Bools, Bools]:
-    """Per frame: whether it builds a model, is in an installed package, is called by one through torch, or is
-    a function inside a function of an installed package, as decorators are."""
+    """Per frame: whether it builds a model, is in an installed package, is called by one, or decorates.
+
+    A package also calls what it calls through torch. Decorators are functions inside functions of packages.
+    """
     builds = [code.function.rpartition(".")[2] in _BUILDERS for code in data.codes]
     in_torch = [torch_file(code.file) for code in data.codes]
     installed = [not in_torch[at] and installed_file(code.file) for at, code in enumerate(data.codes)]

@@ -103,17 +103,22 @@ class Modules:
         """Register parameters and buffers at the start, so that using them costs nothing in the run."""
         with no_torch_function():  # a model first called in the block is read while the function mode is on
             for kind, table in (("parameter", "_parameters"), ("buffer", "_buffers")):
+                named: list[tuple[str, Any]] = []
                 for path, module in modules:
+                    full = _join(prefix, path)
                     for name, tensor in getattr(module, table).items():
                         if tensor is not None and self.tensor_name(tensor) is None:
-                            self._name_tensor(tensor, kind, _join(_join(prefix, path), name))
+                            named.append((_join(full, name), tensor))
+                            self._tensors[id(tensor)] = (ref(tensor), kind, named[-1][0])
+                self._values.label(named, kind)
+                if kind == "parameter":
+                    self._name_gradients(named)
 
-    def _name_tensor(self, tensor: Any, kind: str, name: str) -> None:
-        values = self._values
-        self._tensors[id(tensor)] = (ref(tensor), kind, name)
-        values.label([(name, tensor)], kind)
-        if kind == "parameter" and tensor.grad is not None and values.find(tensor.grad) is None:
-            values.register(tensor.grad, KIND["gradient"], f"{name}.grad")
+    def _name_gradients(self, parameters: Sequence[tuple[str, Any]]) -> None:
+        """Register the gradients that parameters have already, unless something else is known to be one."""
+        for name, parameter in parameters:
+            if parameter.grad is not None and self._values.find(parameter.grad) is None:
+                self._values.register(parameter.grad, KIND["gradient"], f"{name}.grad")
 
     def record_of(self, module: Any, context: Callable[[], tuple[list[int], int]]) -> ModuleRecord:
         """The record of a module; ``context`` returns the modules that call it, if it is new."""
@@ -260,9 +265,10 @@ def original(module: Any) -> Any:
 
 def _named_modules(model: Any) -> list[tuple[str, Any]]:
     """The modules in a model and their paths; compiled ones have the path of the original."""
-    every = model.named_modules(remove_duplicate=False)
-    named = ((".".join(part for part in path.split(".") if part != "_orig_mod"), one) for path, one in every)
-    return [(path, one) for path, one in named if original(one) is one]
+    named = [(path, one) for path, one in model.named_modules(remove_duplicate=False) if original(one) is one]
+    if not any("_orig_mod" in path for path, _ in named):
+        return named
+    return [(".".join(part for part in path.split(".") if part != "_orig_mod"), one) for path, one in named]
 
 
 _MAX_CONTAINER: Final = 1000  #: a longer list holds data, not layers

@@ -88,6 +88,10 @@ class TensorRegistry:
         """Add a tensor that no recorded op made, of a kind that is given or found out."""
         raise NotImplementedError
 
+    def register_all(self, named: list[tuple[str, Any]], kind: int) -> list[int]:
+        """The same for many of one kind."""
+        return [self.register(tensor, kind, name) for name, tensor in named]
+
     def describe(self, tensor: Any) -> int:
         """The number of the metadata of any tensor."""
         raise NotImplementedError
@@ -120,14 +124,15 @@ class TensorRegistry:
 
     def label(self, tensors: Iterable[tuple[str, Any]], kind: str, new: bool = True) -> None:
         """Give tensors a kind and a name (optimizer state, gradients); with ``new``, unseen ones too."""
-        named = list(tensors)
+        named, unseen = list(tensors), []
         for (name, tensor), number in zip(named, self.find_all([one for _, one in named]), strict=True):
             if number is None:
-                if new:
-                    self.register(tensor, KIND[kind], name)
+                unseen.append((name, tensor))
             else:
                 self.names[number] = name
                 self.kinds[number] = KIND[kind]
+        if new and unseen:
+            self.register_all(unseen, KIND[kind])
 
 
 class Values(TensorRegistry):

@@ -163,7 +163,7 @@ class ChainWriter:
 
 
 def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike], any_call: int = 0) -> int:
-    """How many outer lines two chains share, entering the same calls; ``any_call`` of them whichever calls."""
+    """How many outer lines two chains share, entering the same calls; the first ``any_call`` whichever."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a is not b:

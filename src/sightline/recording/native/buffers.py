@@ -77,6 +77,11 @@ class NativeValues(TensorRegistry):
             self._types.add(kind)
             self.recording.type_kind(kind, TENSOR)
 
+    def _register_types(self, tensors: list[Any]) -> None:
+        for kind in set(map(type, tensors)) - self._types:
+            self._types.add(kind)
+            self.recording.type_kind(kind, TENSOR)
+
     def find(self, tensor: Any) -> int | None:
         """The current value of a tensor, if it has been seen."""
         self._register_type(tensor)
@@ -85,9 +90,7 @@ class NativeValues(TensorRegistry):
 
     def find_all(self, tensors: list[Any]) -> list[int | None]:
         """The same for many, in one call: all gradients are looked up before each optimizer step."""
-        for kind in set(map(type, tensors)) - self._types:
-            self._types.add(kind)
-            self.recording.type_kind(kind, TENSOR)
+        self._register_types(tensors)
         values: list[int | None] = self.recording.find_all(tensors)
         return values
 
@@ -110,13 +113,20 @@ class NativeValues(TensorRegistry):
 
     def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
         """Add a tensor that no recorded op made, of a kind that is given or found out."""
-        if kind is None:
-            return self.value(tensor)
-        self._register_type(tensor)
-        with no_torch_function():
-            number: int = self.recording.add(tensor, kind, -1, -1, int(bool(tensor.requires_grad)))
-            self.note(tensor, number, name)
-        return number
+        return self.value(tensor) if kind is None else self.register_all([(name, tensor)], kind)[0]
+
+    def register_all(self, named: list[tuple[str, Any]], kind: int) -> list[int]:
+        """The same for many of one kind, in one call: all parameters are added when a recording begins."""
+        tensors = [tensor for _, tensor in named]
+        self._register_types(tensors)
+        numbers: list[int] = []
+        for (name, _), (number, nbytes) in zip(named, self.recording.add_all(tensors, kind), strict=True):
+            numbers.append(number)
+            if name:
+                self.names[number] = name
+            if nbytes >= 0:
+                self.storage_bytes[number] = nbytes
+        return numbers
 
     def note(self, tensor: Any, number: int, name: str) -> None:
         """Store the name and the size of a tensor that was not made in the block."""

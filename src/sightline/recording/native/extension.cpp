@@ -333,24 +333,37 @@ PyObject* recording_find_storage(PyObject* self, PyObject* object) {
   return PyLong_FromLong(storage == nullptr ? -1 : recording->values.find_storage(storage));
 }
 
-// add(tensor, kind, name_is_kept_by_the_host): a value for a tensor that is not known yet.
-PyObject* recording_add(PyObject* self, PyObject* args) {
-  PyObject* object;
-  int kind, producer, base, flags;
-  if (!PyArg_ParseTuple(args, "Oiiii", &object, &kind, &producer, &base, &flags)) return nullptr;
+// add_all(tensors, kind): the values of tensors that no op has made, each with the bytes of its storage, -1 if unknown.
+PyObject* recording_add_all(PyObject* self, PyObject* args) {
+  PyObject* tensors;
+  int kind;
+  if (!PyArg_ParseTuple(args, "O!i", &PyList_Type, &tensors, &kind)) return nullptr;
   Recording* recording = recording_of(self);
-  if (recording == nullptr) return PyLong_FromLong(-1);
-  Lock lock(recording->mutex);
-  const at::TensorBase* tensor = recording->tensor_in(object);
-  if (tensor == nullptr) return PyLong_FromLong(-1);
-  const int32_t metadata = recording->metadata_of(*tensor, lock);
-  const int32_t id = recording->values.next++;
-  const void* storage = storage_of(tensor->unsafeGetTensorImpl());
-  recording->values.rows.push_back(
-      {reinterpret_cast<int64_t>(storage), storage ? tensor->storage_offset() : 0, id, metadata, producer, -1, base,
-       static_cast<int16_t>(kind), static_cast<int16_t>(flags)});
-  recording->values.know(*tensor, id);
-  return PyLong_FromLong(id);
+  std::vector<std::pair<int32_t, int64_t>> added;
+  if (recording != nullptr) {
+    Lock lock(recording->mutex);
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(tensors); ++at) {
+      const at::TensorBase* tensor = recording->tensor_in(PyList_GET_ITEM(tensors, at));
+      added.emplace_back(-1, -1);
+      if (tensor == nullptr) continue;
+      const int32_t metadata = recording->metadata_of(*tensor, lock), id = recording->values.next++;
+      const c10::TensorImpl* impl = tensor->unsafeGetTensorImpl();
+      const void* storage = storage_of(impl);
+      recording->values.rows.push_back(
+          {reinterpret_cast<int64_t>(storage), storage ? tensor->storage_offset() : 0, id, metadata, -1, -1, -1,
+           static_cast<int16_t>(kind), static_cast<int16_t>(tensor->requires_grad())});
+      recording->values.know(*tensor, id);
+      added.back().first = id;
+      if (!impl->has_storage()) continue;
+      const c10::SymInt bytes = impl->unsafe_storage().sym_nbytes();
+      if (!bytes.is_heap_allocated()) added.back().second = bytes.as_int_unchecked();
+    }
+  }
+  PyObject* found = PyList_New(static_cast<Py_ssize_t>(added.size()));
+  for (size_t at = 0; found != nullptr && at < added.size(); ++at) {
+    PyList_SET_ITEM(found, static_cast<Py_ssize_t>(at), Py_BuildValue("iL", added[at].first, static_cast<long long>(added[at].second)));
+  }
+  return found;
 }
 
 PyObject* recording_type_kind(PyObject* self, PyObject* args) {
@@ -533,7 +546,7 @@ const PyMethodDef own_methods[] = {
     {"forget", recording_forget, METH_O, "forget(tensor): its value, which it no longer has."},
     {"rebind", recording_rebind, METH_VARARGS, "rebind(tensor, value): the tensor has this value from now on."},
     {"find_storage", recording_find_storage, METH_O, "find_storage(tensor): the newest value in its storage, or -1."},
-    {"add", recording_add, METH_VARARGS, "add(tensor, kind, producer, base, flags): a new value."},
+    {"add_all", recording_add_all, METH_VARARGS, "add_all(tensors, kind): a new value of each, and the bytes of its storage."},
     {"type_kind", recording_type_kind, METH_VARARGS, "type_kind(type, kind): how its objects are read."},
     {"live_tensors", recording_live_tensors, METH_NOARGS, "live_tensors(): values of the tensors that are still alive."},
     {"observe", recording_observe, METH_VARARGS, "observe(ops, api, calls): which events observers get."},

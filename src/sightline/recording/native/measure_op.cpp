@@ -157,9 +157,7 @@ bool is_chosen(const Recording& recording, const ThreadState& state, const Measu
   const Measurements& found = recording.measurements;
   if (!kind.chosen) return false;
   if (!found.some_modules) return true;
-  if (state.calls.empty()) return false;
-  const auto module = static_cast<size_t>(state.calls.back().module);
-  return module < found.modules.size() && found.modules[module];
+  return !state.calls.empty() && found.includes(state.calls.back().module);
 }
 
 // A view of all elements has the numbers of its base. It is read only if the base has changed through another view, or
@@ -312,15 +310,33 @@ bool measure_op(Recording& recording, const ThreadState& state, const OpenOp& op
   return found.checks && check(recording, op, results, lock) && found.reports;
 }
 
-bool has_new_inputs(Recording& recording, const OpenCall& call) {
-  Measurements& found = recording.measurements;
-  if (found.depth == Measurements::kNothing) return false;
-  const auto module = static_cast<size_t>(call.module);
-  if (found.some_modules && (module >= found.modules.size() || !found.modules[module])) return false;
-  const bool first = found.parameters && found.first_call(module);
-  return first || std::any_of(call.inputs.begin(), call.inputs.end(), [&](int32_t value) {
+bool has_new_inputs(const Recording& recording, const OpenCall& call) {
+  const Measurements& found = recording.measurements;
+  return found.includes(call.module) && std::any_of(call.inputs.begin(), call.inputs.end(), [&](int32_t value) {
     return value >= 0 && !found.known(value);
   });
+}
+
+void measure_parameters(Recording& recording, PyObject* module, int32_t number, Tensors& held, Lock& lock) {
+  static PyObject* const names[] = {PyUnicode_InternFromString("_parameters"), PyUnicode_InternFromString("_buffers")};
+  Measurements& found = recording.measurements;
+  if (!found.parameters || !found.includes(number) || !found.first_call(static_cast<size_t>(number))) return;
+  Owned attributes(PyObject_GenericGetDict(module, nullptr));
+  if (!attributes || !PyDict_CheckExact(attributes.get())) return PyErr_Clear();
+  for (PyObject* name : names) {
+    PyObject *tensors = PyDict_GetItemWithError(attributes.get(), name), *key, *object;
+    Py_ssize_t at = 0;
+    if (tensors == nullptr || !PyDict_Check(tensors)) continue;
+    while (PyDict_Next(tensors, &at, &key, &object)) {
+      if (const at::TensorBase* tensor = recording.tensor_in(object)) held.push_back(at::Tensor(*tensor));
+    }
+  }
+  PyErr_Clear();
+  DeviceResults later;
+  for (const at::Tensor& tensor : held) {
+    take(recording, tensor, recording.values.find(tensor.unsafeGetTensorImpl()), true, later);
+  }
+  if (!later.empty()) measure_on_devices(recording, later, lock);
 }
 
 bool is_checkpoint(const Recording& recording, const Ids& outputs) {

@@ -15,7 +15,13 @@ struct Results {
 bool measure_op(Recording& recording, const ThreadState& state, const OpenOp& op, const Results& results, Lock& lock);
 
 // Whether a module was given anything that no op has made, and whose numbers are wanted.
-bool has_new_inputs(Recording& recording, const OpenCall& call);
+bool has_new_inputs(const Recording& recording, const OpenCall& call);
+
+using Tensors = c10::SmallVector<at::Tensor, 8>;
+
+// Take the numbers of a module's parameters and buffers when it is first called, if they are wanted. With the GIL.
+// `held` keeps them meanwhile, and is freed without the mutex.
+void measure_parameters(Recording& recording, PyObject* module, int32_t number, Tensors& held, Lock& lock);
 
 // Whether the check wants to look, now that a module has returned: at what compiled code has made, or at a device.
 bool is_checkpoint(const Recording& recording, const Ids& outputs);

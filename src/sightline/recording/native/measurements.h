@@ -58,6 +58,13 @@ class Measurements {
 
   bool on() const { return depth != kNothing || checks; }
 
+  // Whether numbers are taken in a module.
+  bool includes(int32_t module) const {
+    if (depth == kNothing || !some_modules) return depth != kNothing;
+    const auto at = static_cast<size_t>(module);
+    return at < modules.size() && modules[at];
+  }
+
   bool known(int32_t value) const { return static_cast<size_t>(value) < taken_.size() && taken_[static_cast<size_t>(value)]; }
 
   // Whether a value has not been looked at; from now on it has.

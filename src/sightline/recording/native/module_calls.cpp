@@ -62,6 +62,7 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const int64_t entered = now();
   PyObject *module = given[0], *args = given[1];
   const Frame* inner = current_frame();
+  Tensors parameters;  // freed after the mutex is given up
   each_here([&](Recording& recording, ThreadState& state, Lock& lock, Storages::Dead& dead) {
     if (!state.api.backward) end_api_call(recording, state, lock);
     if (state.calls.empty()) recording.values.memory.look_at_all(entered - recording.begin, dead);
@@ -94,6 +95,8 @@ PyObject* enter_module(PyObject*, PyObject* const* given, Py_ssize_t count) {
     call.spent = state.spent;
     const int32_t id = call.id;
     state.calls.push_back(std::move(call));
+    measure_parameters(recording, module, number, parameters, lock);
+    if (state.calls.empty() || state.calls.back().id != id) return;  // Python was asked, and has stopped the recording
     if (recording.observes_calls || has_new_inputs(recording, state.calls.back())) {
       const CallEvent answer{number, id, phase_of(state.calls.back()), state.calls.size() - 1, state.calls.back().input_form};
       notify_enter(recording, answer, args, keywords_of(recording, inner), lock);
