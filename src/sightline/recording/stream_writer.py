@@ -155,7 +155,11 @@ class StreamWriter:
         """The recording has never begun: end the thread. Safe to call again."""
         self._stopped = True
         self._jobs.put(_Job(int))
-        if self._thread.is_alive():
+        self._join()
+
+    def _join(self) -> None:
+        """Wait for the end of the thread, which is near: it leaves SIGTERM as it found it."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(_POLL_SECONDS)
 
     @property
@@ -416,6 +420,7 @@ class StreamWriter:
             self._finish_job = _Job(partial(without_modes, self._finish))
         if wait or not self._thread.is_alive():
             self._run_job(self._finish_job)
+            self._join()
         else:
             self._jobs.put(self._finish_job)
 

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 namespace sightline {
 namespace {
@@ -17,6 +18,7 @@ int delayed_by = 0;  // recordings; counted under the GIL, as all of this is but
 volatile sig_atomic_t write_end = -1;  // of the pipe that the thread waits at; -1 where there is none
 volatile pid_t owner = 0;
 volatile sig_atomic_t has_come = 0;
+std::thread* waiting = nullptr;  // the thread; a forked child has only what it left in memory
 
 void end_process() {
   ::signal(SIGTERM, SIG_DFL);
@@ -63,6 +65,7 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
   if (owner != getpid()) {  // what a parent counted and opened is not ours
     delayed_by = 0;
     write_end = -1;
+    waiting = nullptr;
   }
   int ends[2];
   if (delayed_by++ > 0 || !is_default() || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
@@ -75,7 +78,7 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    std::thread(wait_for_termination, ends[0], milliseconds).detach();
+    waiting = new std::thread(wait_for_termination, ends[0], milliseconds);
   } catch (const std::system_error&) {  // no thread to be had: SIGTERM stays as it is
     ::close(ends[0]);
     ::close(ends[1]);
@@ -93,9 +96,13 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
 PyObject* restore_termination(PyObject*, PyObject*) {
   if (owner != getpid() || delayed_by == 0 || --delayed_by > 0) Py_RETURN_NONE;
   if (is_ours()) ::signal(SIGTERM, SIG_DFL);
-  if (write_end >= 0) ::close(write_end);  // the thread ends
+  if (write_end >= 0) ::close(write_end);
   write_end = -1;
   if (has_come) end_process();  // all is written: a program that ends by itself now would hide the signal
+  if (waiting != nullptr) {  // it finds the pipe closed, and ends: nothing of ours is left open
+    waiting->join();
+    delete std::exchange(waiting, nullptr);
+  }
   Py_RETURN_NONE;
 }
 
