@@ -141,3 +141,28 @@ def test_a_line_around_a_repeat_is_not_written_again_inside_it() -> None:
     assert len(brackets) == 2
     for at in brackets:
         assert all(each.startswith("│ ┊ ") for each in lines[at + 1 : lines.index("│ └", at)])
+
+
+def test_what_is_shown_by_the_same_lines_folds_whatever_leads_to_it() -> None:
+    b = TraceBuilder()
+    for _ in range(3):
+        with b.at("/home/me/main.py", 2, "<module>"):
+            for line in (3, 4):  # fetched here for the first batch, there for the next
+                with b.at(TRAINER, line, "train"), b.at("/home/me/data.py", 7, "Data.__getitem__"):
+                    b.op("randint", 9, out=(4,))
+            with b.at(TRAINER, 5, "train"), b.call("", "Net"), b.at(MODEL, 9, "Net.forward"):
+                made = b.op("mul.Tensor", b.value(2, 4), 0.5, out=(2, 4))
+            with b.at(TRAINER, 6, "train"), b.phase("backward"):
+                b.op("mul.Tensor", b.value(2, 4), 0.5, forward=made, out=(2, 4))
+            with b.at(TRAINER, 7, "train"), b.phase("optimizer"):
+                for size in (4, 8):
+                    b.op("zeros_like", b.value(size), out=(size,))
+                    b.op("add_", b.value(size), out=(size,))
+    b.source(TRAINER, "def train():\n" + "    for x in data:\n" + "        step(x)\n" * 5)
+    lines = str(code(b.build(), fold=True)).splitlines()
+    assert sum("randint" in each for each in lines) == 1
+    assert any("randint(9) -> f32[4]; ×2" in each for each in lines)
+    repeats = [each for each in lines if "┌ ×" in each]
+    assert len(repeats) == 2
+    assert repeats[0].endswith("┌ ×3  for x in data:")
+    assert repeats[1].endswith("┌ ×2")  # over the weights of the optimizer, in torch: not the trainer's loop

@@ -161,6 +161,8 @@ class _Listing:
         self._chain_of = cache(self._read_chain)
         self._whole_chain = cache(self._read_whole_chain)
         self._entered = lru_cache(maxsize=1024)(self._read_entered)
+        self._shown = cache(self._read_shown)
+        self._shown_frames: dict[tuple[ChainFrame, ...], int] = {}
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
         """The finished lines of some ops, in windows.
@@ -194,8 +196,15 @@ class _Listing:
         keys: list[tuple[Hashable, Varying]] = []
         for at in self._ops.first:
             key, numbers = self._variation.op_key(self._ops.ids[at])
-            keys.append((ids.setdefault((self._ops.frames[at], key), len(ids)), numbers))
+            keys.append((ids.setdefault((self._shown(self._ops.frames[at]), key), len(ids)), numbers))
         return keys
+
+    def _read_shown(self, frame: int) -> int:
+        """A number that frames share which are shown by the same lines, whatever hidden ones lead to them."""
+        if self._whole is self._chains:
+            return frame
+        lines = tuple(self._frame(each, -1) for each in self._chains.of(frame))
+        return self._shown_frames.setdefault(lines, frame)
 
     def _is_loop(self, ops: Sequence[int]) -> bool:
         """Whether the source has a loop around all these ops, or an optimizer loops over its weights."""
@@ -261,7 +270,10 @@ class _Listing:
             yield entry, outer
         writer.close(depth)
         header = header_text(loops, self._shown_loops(depth))
-        if not loops and self._whole is not self._chains:  # it may be a trainer's loop
+        hides = self._whole is not self._chains
+        if (
+            not loops and hides and phases != {"optimizer"}
+        ):  # it may be a trainer's loop, not one over weights
             header = header_text(self._loops_of(two)[:1])
         yield Line(_header(header, node.count), gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
