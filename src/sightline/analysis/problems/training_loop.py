@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.problems.problem import (
@@ -121,7 +123,7 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
         if root in unregistered:
             continue  # the check for unregistered modules reports it
         if not any(name in record.optimized for name in owner if owner[name] == root):
-            if not _created_here(context, names):  # its optimizer may step outside the recording
+            if not _created_here(context, root, names):  # its optimizer may step outside the recording
                 continue
             type, count = context.module_type(root), len(names)
             title = f"{type} gets gradients in {count} parameters; no optimizer holds any"
@@ -133,16 +135,19 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
             yield Finding(title, root, place=optimizer.place, called=optimizer.called, parameter=names[0])
 
 
-def _created_here(context: ProblemContext, names: list[str]) -> bool:
-    """Whether these parameters were created within the recording."""
+def _created_here(context: ProblemContext, root: int, names: list[str]) -> bool:
+    """Whether these parameters of a model were created within the recording, before its first call."""
     values = context.data.values
     wanted = set(names)
-    for id in range(len(values)):
-        if values.kind[id] == KINDS.index("parameter") and context.index.name(values.name[id]) in wanted:
-            at = id
-            while values.previous[at] >= 0:
-                at = int(values.previous[at])
-            return bool(values.producer[at] >= 0 or values.base[at] >= 0)
+    parameters = np.flatnonzero((values.kind == KINDS.index("parameter")) & (values.name >= 0))
+    call = first_call(context, root)
+    end = int(context.data.calls.first_op[call]) if call >= 0 else 0
+    for id in parameters.tolist():
+        at = id if context.index.name(values.name[id]) in wanted else -1
+        while at >= 0:
+            if 0 <= values.producer[at] < end or values.base[at] >= 0:
+                return True
+            at = int(values.previous[at])
     return False
 
 
