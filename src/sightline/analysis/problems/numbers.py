@@ -14,7 +14,7 @@ from sightline.analysis.nonfinite import (
     nonfinite_sources,
     serious_findings,
 )
-from sightline.analysis.problems.activations import RECTIFIERS
+from sightline.analysis.problems.activations import RECTIFIERS, is_masked
 from sightline.analysis.problems.context import FORWARD, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
 from sightline.notation import number_text
@@ -85,13 +85,13 @@ def dead_layer(context: ProblemContext) -> Iterator[Finding]:
             stats = context.index.numbers(value)
             level = number_text(stats.max) if stats is not None and stats.max else "zero"
             title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
-            frame = int(calls.frame[call])
-            yield Finding(title, module, frame, context.producer(value), value)
+            yield op_finding(context, title, context.producer(value), value)
 
 
 def _is_activation(context: ProblemContext, value: int) -> bool:
     """Whether the checks of `activations` cover it."""
-    return context.name(context.producer(value)) in RECTIFIERS
+    producer = context.producer(value)
+    return context.name(producer) in RECTIFIERS or is_masked(context, producer)
 
 
 def _flat_calls(context: ProblemContext, constant: Mask) -> list[int]:

@@ -15,6 +15,7 @@ from sightline.trace.data import EVALUATION, NO_GRAD, TRAINING
 
 _NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "
                           "_batch_norm_with_update batch_norm".split())  # fmt: skip
+_LEAST_STEPS: Final = 3
 _DROPS: Final = frozenset("native_dropout _fused_dropout dropout bernoulli_ bernoulli".split())
 
 
@@ -184,3 +185,28 @@ def dropout_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
             continue
         module = context.module_type(context.module(op))
         yield op_finding(context, f"{context.written(op)} drops, though {module} is in evaluation mode", op)
+
+
+@check(
+    "batch-of-one",
+    Severity.NOTE,
+    "One sample's statistics are far from the running ones that evaluation uses. Take larger batches, or "
+    "a norm without batches: GroupNorm, LayerNorm.",
+    Confidence.GUESS,
+)
+def batch_of_one(context: ProblemContext) -> Iterator[Finding]:
+    """A trained batch norm that normalises by a batch of one sample, in every call."""
+    record, modes = context.derived(LoopRecord), context.derived(RunModes)
+    if len(record.steps) < _LEAST_STEPS:
+        return
+    leads = context.derived(Training).leads
+    by_module: dict[int, list[int]] = {}
+    for op in modes.norms.tolist():
+        by_module.setdefault(context.module(op), []).append(op)
+    for module, ops in by_module.items():
+        shape = context.meta(context.inputs(ops[0])[0]).shape
+        single = all(context.meta(context.inputs(op)[0]).shape[:1] == (1,) for op in ops)
+        if single and len(ops) >= _LEAST_STEPS and any(leads[value] for value in context.outputs(ops[0])):
+            sample = f"one sample, {list(shape)}, in {len(ops)} of {len(ops)} calls"
+            title = f"{context.module_type(module)} takes mean and variance of {sample}"
+            yield op_finding(context, title, ops[0], context.inputs(ops[0])[0])

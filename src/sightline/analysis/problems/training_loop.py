@@ -20,12 +20,17 @@ from sightline.analysis.problems.problem import (
     first_call,
     names_text,
 )
+from sightline.notation import number_text
 from sightline.trace.data import KINDS
 
 _SAMPLE: Final = 8  #: how many gradients of an optimizer are followed back
 _MAX_VERSIONS: Final = 64  #: how many versions of a gradient are followed back
 _CLEARS: Final = frozenset("zero_ zero zeros_like _foreach_zero_ fill_".split())
 _PATIENCE: Final = 5  #: steps after which a scheduler should have stepped once
+#: Schedulers whose rate is another one after every step.
+_CHANGES_ALWAYS: Final = frozenset(
+    "CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR OneCycleLR CyclicLR".split()
+)
 _CLIPPING: Final = "nn/utils/clip_grad.py"
 
 
@@ -238,6 +243,30 @@ def scheduler_out_of_order(context: ProblemContext) -> Iterator[Finding]:
             call = f"{scheduler.type}.step()"
             title = f"{call} runs before the first optimizer.step(): the first rate is never used"
             yield Finding(title, place=scheduler.stepped_at, confidence=Confidence.CERTAIN)
+
+
+@check(
+    "learning-rate-unchanged",
+    Severity.WARNING,
+    "A schedule of this kind changes the rate with every step. Something sets it back after each one, or the "
+    "arguments of the scheduler leave it as it is.",
+    Confidence.LIKELY,
+)
+def learning_rate_unchanged(context: ProblemContext) -> Iterator[Finding]:
+    """A scheduler that steps and should change the rate each time, while the rate stays the same."""
+    record = context.derived(LoopRecord)
+    for scheduler in record.schedulers:
+        if scheduler.type not in _CHANGES_ALWAYS or scheduler.steps < _PATIENCE or not scheduler.created_at:
+            continue
+        steps = record.steps_of(scheduler.optimizer)
+        rates = {(step.lowest, step.highest) for step in steps}
+        if len(steps) <= _PATIENCE or len(steps) < record.optimizers[scheduler.optimizer].count:
+            continue  # of a long run only the first steps are recorded
+        rate = steps[0].highest
+        if len(rates) == 1 and rate:
+            times = f"{scheduler.type} stepped {scheduler.steps} times"
+            title = f"{times}, and the learning rate is still {number_text(rate)}"
+            yield Finding(title, place=scheduler.created_at)
 
 
 def _optimizer_finding(optimizer: OptimizerRecord, title: str) -> Finding:
