@@ -9,7 +9,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, op_finding
-from sightline.analysis.problems.run_modes import RunModes
+from sightline.analysis.problems.run_modes import RunModes, call_outputs
 from sightline.trace.data import EVALUATION
 from sightline.trace.op_groups import ALLOCATIONS
 
@@ -45,7 +45,8 @@ def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
     for group in _same_inputs(context, modes.tops).values():
         for call in group[1:]:
             pairs += 1
-            found = _first_difference(context, group[0], call) if pairs <= _MAX_PAIRS else None
+            compared = pairs <= _MAX_PAIRS and _results_differ(context, group[0], call)
+            found = _first_difference(context, group[0], call) if compared else None
             if found is None or found.op in drops:
                 continue
             name, evaluated = context.written(found.op), bool(int(calls.flags[call]) & EVALUATION)
@@ -73,6 +74,12 @@ def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ..
         if inputs:
             groups.setdefault((int(calls.module[call]), int(calls.flags[call]), *keys), []).append(call)
     return {key: group for key, group in groups.items() if len(group) > 1}
+
+
+def _results_differ(context: ProblemContext, first: int, second: int) -> bool:
+    """Whether two calls returned different numbers: noise that is multiplied by zero is harmless."""
+    pairs = zip(call_outputs(context, first), call_outputs(context, second), strict=False)
+    return any(_differs(context, left, right) for left, right in pairs)
 
 
 def _first_difference(context: ProblemContext, first: int, second: int) -> Difference | None:

@@ -92,7 +92,7 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         if not (flags & NO_GRAD and flags & TRAINING) or int(calls.first_op[call]) < first:
             continue
         drops, norms = modes.active(call)
-        outputs = _outputs(context, call)
+        outputs = call_outputs(context, call)
         used = any(len(context.index.consumers(value)) for value in outputs)
         if not (drops or norms) or not used or any(leads[value] for value in outputs):
             continue
@@ -125,7 +125,9 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
     leads = context.derived(Training).leads
     by_root: dict[int, list[int]] = {}
     for call in modes.tops:
-        if not int(calls.flags[call]) & NO_GRAD and any(leads[value] for value in _outputs(context, call)):
+        if not int(calls.flags[call]) & NO_GRAD and any(
+            leads[value] for value in call_outputs(context, call)
+        ):
             by_root.setdefault(int(calls.module[call]), []).append(call)
     last = max(step.position for step in record.steps)
     for root, trained in by_root.items():
@@ -146,7 +148,8 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
         yield Finding(title, root, frame, op, confidence=confidence)
 
 
-def _outputs(context: ProblemContext, call: int) -> list[int]:
+def call_outputs(context: ProblemContext, call: int) -> list[int]:
+    """The values that a call returned."""
     calls = context.data.calls
     outputs: list[int] = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
     return outputs
