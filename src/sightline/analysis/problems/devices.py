@@ -69,13 +69,19 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _reads_activation(context: ProblemContext, op: int) -> bool:
-    """Whether an op reads floating-point results of a model: not a mask, an index, or a counter."""
+    """Whether an op reads floating-point results of a model: not a mask, an index, a counter or a dice."""
     inputs = context.inputs(op)
     producer = context.producer(inputs[0]) if inputs else -1
-    return producer >= 0 and (
-        bool(context.floating[inputs[0]])
-        or any(context.floating[value] for value in context.inputs(producer))
-    )
+    if producer < 0:
+        return False
+    read = [inputs[0], *context.inputs(producer)]
+    return any(bool(context.floating[value]) and not _is_drawn(context, value) for value in read)
+
+
+def _is_drawn(context: ProblemContext, value: int) -> bool:
+    """Whether a value was made of no other tensor: a random number."""
+    producer = context.producer(value)
+    return producer >= 0 and not context.inputs(producer)
 
 
 @check(

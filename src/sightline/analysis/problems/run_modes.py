@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
@@ -97,7 +98,7 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         if not (drops or norms) or not used or any(leads[value] for value in outputs):
             continue
         root = int(calls.module[call])
-        if not _is_trained(context, record, root):
+        if not _is_trained(context, record, root) or (not norms and _is_repeated(context, record, call)):
             continue
         did = [
             f"{len(rows)} {what}"
@@ -108,6 +109,18 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
             f"{context.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
         )
         yield Finding(title, root, int(calls.frame[call]), (drops or norms)[0])
+
+
+def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool:
+    """Whether a model is called several times on the same inputs between two steps: Monte Carlo dropout."""
+    calls, modes = context.data.calls, context.derived(RunModes)
+    steps = sorted(step.position for step in record.steps)
+
+    def key(one: int) -> tuple[int, ...]:
+        inputs = calls.inputs[calls.input_offsets[one] : calls.input_offsets[one + 1]].tolist()
+        return int(calls.module[one]), bisect_right(steps, int(calls.first_op[one])), *inputs
+
+    return sum(key(other) == key(call) for other in modes.tops) > 1
 
 
 @check(
@@ -136,6 +149,7 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
         ]
         training = [call for call in trained if int(calls.flags[call]) & TRAINING]
         sensitive = modes.sensitive(root)
+        evaluated = [call for call in evaluated if not _precedes(context, record, call, training)]
         if not evaluated or not sensitive or not _is_trained(context, record, root):
             continue
         if any(_trains(context, call, set(sensitive)) for call in evaluated):
@@ -146,6 +160,14 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
         frame, op = int(calls.frame[evaluated[0]]), int(calls.first_op[evaluated[0]])
         confidence = Confidence.CERTAIN if since else Confidence.LIKELY
         yield Finding(title, root, frame, op, confidence=confidence)
+
+
+def _precedes(context: ProblemContext, record: LoopRecord, call: int, training: list[int]) -> bool:
+    """Whether a call in training mode comes between a call and the next step: an attack on the inputs."""
+    first = context.data.calls.first_op
+    begin = int(first[call])
+    end = min((step.position for step in record.steps if step.position > begin), default=begin)
+    return any(begin < int(first[other]) < end for other in training)
 
 
 def call_outputs(context: ProblemContext, call: int) -> list[int]:
