@@ -1,4 +1,4 @@
-"""Where a value has its NaN, its dtype and its sizes from: the shortest path back to the op that made each."""
+"""Where a value has its NaN, its dtype and its sizes from: the shortest path back to each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LineageOrigin:
 
 
 def lineage_origins(index: Index, producers: Producers, value: int) -> tuple[LineageOrigin, ...]:
-    """The origins of what is odd about a value; none of what its own producer made, or a leaf brought along."""
+    """The origins of what is odd about a value, except what its own producer made or a leaf brought along."""
     found: list[LineageOrigin | None] = []
     stats = index.numbers(value)
     if stats is not None and not stats.finite:
@@ -91,7 +91,7 @@ def _origin(
     value: int,
     what: str,
     holds: Test,
-    begins: Callable[[list[int]], bool] = lambda sources: False,
+    begins: Callable[[list[int]], bool] = lambda _: False,
 ) -> LineageOrigin | None:
     """The nearest value for which ``holds`` is true and was not before; None if it is too far back.
 

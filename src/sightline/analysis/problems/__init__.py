@@ -132,7 +132,7 @@ def not_looked_at(index: Index) -> list[str]:
     if not len(context.data.stats) and "stats" not in (context.data.info.get("asked") or ()):
         notes.append(
             "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
-            "leave out everything, targets out of range"
+            "leave out everything, targets out of range, results that differ"
         )
     if context.aten.any() and not context.derived(LoopRecord).steps:
         notes.append("no optimizer stepped: with steps, mistakes of the training loop are found")

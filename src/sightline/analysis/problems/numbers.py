@@ -17,11 +17,13 @@ from sightline.analysis.nonfinite import (
 from sightline.analysis.problems.activations import RECTIFIERS, is_masked
 from sightline.analysis.problems.context import FORWARD, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.weights import has_parameters
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
 from sightline.trace.user_frames import statistics_text
 
 _MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
+_ACTIVATION_OPS: Final = 2  #: of an activation alone
 
 
 @check(
@@ -119,9 +121,15 @@ def _constant_and_varying(context: ProblemContext) -> tuple[Mask, Mask]:
 
 
 def _may_be_flat(context: ProblemContext, call: int, varying: Mask) -> bool:
-    """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers."""
+    """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers.
+
+    Neither is a module without parameters a layer, if it does more than one thing: it may measure something.
+    """
     calls, ops = context.data.calls, context.data.ops
     first, end = int(calls.first_op[call]), int(calls.end_op[call])
+    works = int(context.forward[first:end].sum())
+    if works > _ACTIVATION_OPS and not has_parameters(context, int(calls.module[call])):
+        return True
     dropout = "drop" in context.module_type(int(calls.module[call])).lower()
     if dropout or context.named(RANDOM)[first:end].any():
         return True
