@@ -303,3 +303,34 @@ def test_a_model_that_is_made_and_lost_in_the_block_has_its_gradients(engine: An
     with sl.trace(engine=engine) as t:
         run()
     assert kinds(t) == []
+
+
+@BOTH_ENGINES
+def test_gradients_of_one_part_that_are_never_cleared(engine: Any) -> None:
+    def run(*, whole: bool) -> Any:
+        torch.manual_seed(0)
+        net = Calls(lambda net, x: net.second(net.first(x)))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        with sl.trace(net, engine=engine) as t:
+            for _ in range(4):
+                (net if whole else net.second).zero_grad()
+                net(torch.randn(6, 8)).pow(2).mean().backward()
+                optimizer.step()
+        return t
+
+    problem = only(run(whole=False), "gradients-not-cleared")
+    assert problem.title.startswith("gradients of 2 parameters are never cleared, those of others are: in 3 of")
+    assert problem.title.endswith("(first.bias, first.weight)")
+    assert kinds(run(whole=True)) == []
+
+
+def test_raw_data_flood_a_tanh() -> None:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.second(torch.tanh(net.first(x)))  # type: ignore[no-any-return]
+
+    for scale, expected in ((2000.0, ["saturated-activation"]), (1.0, [])):
+        torch.manual_seed(0)
+        net = Calls(forward)
+        with sl.trace(net, stats=True) as t:
+            net(torch.rand(16, 8) * scale).sum().backward()
+        assert kinds(t) == expected

@@ -21,6 +21,8 @@ RECTIFIERS: Final = frozenset(
 _RECTIFIES_AT: Final = frozenset("clamp clamp_ maximum".split())
 _NORMS: Final = frozenset("native_layer_norm native_batch_norm native_group_norm batch_norm".split())
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
+_FLOOD: Final = 50.0  #: root mean square of an input that no activation is made for
+_NEARLY: Final = 0.05
 _TOLERANCE: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
 _MASKS: Final = frozenset("masked_fill masked_fill_ where".split())
 _SUMS: Final = frozenset("add add_".split())
@@ -85,15 +87,25 @@ def saturated_activation(context: ProblemContext) -> Iterator[Finding]:
     """A tanh or sigmoid that is at one of its bounds for every element in every call."""
     stats = context.data.stats
     for ops in _measured_lines(context, _BOUNDED):
-        if all(_is_saturated(context, op) for op in ops):
+        if all(_is_saturated(context, op) for op in ops) or all(_is_flooded(context, op) for op in ops):
             op, row = ops[0], _input_row(context, ops[0])
             bounds = (stats.min, stats.max)
             low, high = (number_text(float(bound[row])) if row >= 0 else "?" for bound in bounds)
-            what = f"is at its bound for all {context.meta(context.outputs(op)[0])}"
+            nearly = "" if all(_is_saturated(context, each) for each in ops) else "nearly "
+            what = f"is at its bound for {nearly}all {context.meta(context.outputs(op)[0])}"
             yield _finding(context, ops, what, f": it is given {low} … {high}")
 
 
-def _is_saturated(context: ProblemContext, op: int) -> bool:
+def _is_flooded(context: ProblemContext, op: int) -> bool:
+    """Whether nearly all numbers are at a bound because the input is far too large, as raw data are."""
+    row = _input_row(context, op)
+    if row < 0:
+        return False
+    size = float(context.data.stats.l2[row]) / context.meta(context.inputs(op)[0]).numel ** 0.5
+    return size > _FLOOD and _is_saturated(context, op, _NEARLY)
+
+
+def _is_saturated(context: ProblemContext, op: int, tolerance: float = _TOLERANCE) -> bool:
     """Whether all numbers are at a bound, where 1 - x² of a tanh and x - x² of a sigmoid are 0."""
     stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
     if stats.nans[row] or stats.infs[row]:
@@ -104,7 +116,7 @@ def _is_saturated(context: ProblemContext, op: int) -> bool:
         return False
     squares = float(stats.l2[row]) ** 2 / context.meta(context.outputs(op)[0]).numel
     rest = 1 - squares if context.name(op).startswith("tanh") else float(stats.mean[row]) - squares
-    return abs(rest) < _TOLERANCE
+    return abs(rest) < tolerance
 
 
 @check(

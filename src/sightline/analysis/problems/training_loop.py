@@ -23,7 +23,8 @@ from sightline.analysis.problems.problem import (
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
 
-_SAMPLE: Final = 8  #: how many gradients of an optimizer are followed back
+_SAMPLE: Final = 16  #: how many gradients of an optimizer are followed back
+_MAX_PAIRS: Final = 32  #: of steps that are compared
 _MAX_VERSIONS: Final = 64  #: how many versions of a gradient are followed back
 _CLEARS: Final = frozenset("zero_ zero zeros_like _foreach_zero_ fill_".split())
 _PATIENCE: Final = 5  #: steps after which a scheduler should have stepped once
@@ -71,16 +72,39 @@ def gradients_not_cleared(context: ProblemContext) -> Iterator[Finding]:
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
         steps = record.steps_of(number)
-        names = [name for name in sorted(optimizer.names) if name in record.gradients][:_SAMPLE]
+        names = _sample([name for name in sorted(optimizer.names) if name in record.gradients])
         if len(steps) < 3 or not names:
             continue
-        versions, pairs = [record.gradients[name] for name in names], list(pairwise(steps))
-        if all(_still_holds(context, each, *pair) for each in versions for pair in pairs):
+        pairs = list(pairwise(steps))[:_MAX_PAIRS]
+        held = {
+            name: all(_still_holds(context, record.gradients[name], *pair) for pair in pairs)
+            for name in names
+        }
+        if all(held.values()):
+            what, shown = "gradients are never cleared", names
+        else:  # those of a part of the model: each step adds to them
+            shown = [
+                name
+                for name in names
+                if held[name] and all(_grows(context, record.gradients[name], *pair) for pair in pairs)
+            ]
+            what = f"gradients of {len(shown)} parameters are never cleared, those of others are"
+        if shown:
             title = (
-                f"gradients are never cleared: in {len(pairs)} of {len(pairs)} later steps of "
-                f"{optimizer.type} they hold those of the step before ({names_text(names)})"
+                f"{what}: in {len(pairs)} of {len(pairs)} later steps of {optimizer.type} they hold those of "
+                f"the step before ({names_text(shown)})"
             )
             yield _optimizer_finding(optimizer, title)
+
+
+def _grows(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
+    """Whether a gradient got a new version between two steps."""
+    return any(before.position <= context.producer(version) < now.position for version in versions)
+
+
+def _sample(names: list[str]) -> list[str]:
+    """Some of the names, of all parts of a model."""
+    return names[:: -(-len(names) // _SAMPLE)] if names else []
 
 
 def _still_holds(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
