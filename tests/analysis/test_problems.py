@@ -144,6 +144,33 @@ def test_a_model_that_lives_on_both_devices_copies_on_purpose() -> None:
     assert copied(GPU, "cpu") == []
 
 
+def copied_outside(sources: int, copies: int, steps: int = 2) -> list[Problem]:
+    """A loop that copies from the CPU outside every module: some tensors, so many times in all."""
+    rows = [[0, at, 1, 0.1, 0.1] for at in range(steps)]
+    optimizer = {"type": "SGD", "parameters": 1, "names": [], "steps": steps, "place": []}
+    b = TraceBuilder(training={"optimizers": [optimizer], "steps": rows})
+    tables = [b.value(4, kind="constant") for _ in range(sources)]
+    with b.at("train.py", 12, "main"):
+        for at in range(copies):
+            b.op("_to_copy", tables[at % sources], device=Symbol(GPU), out=on_gpu(b, 4, kind="activation"))
+    return found(b)
+
+
+def test_the_same_tensor_copied_in_every_step() -> None:
+    (problem,) = copied_outside(1, 5)
+    assert (problem.kind, problem.place) == ("copied-in-loop", "train.py:12 in main")
+    assert problem.title == "the same f32[4] is copied to cuda:0 5 times"
+
+
+def test_many_small_copies_in_a_step() -> None:
+    (problem,) = copied_outside(40, 40)
+    assert problem.title == "40 small tensors such as f32[4] are copied to cuda:0 in 2 steps"
+
+
+def test_a_copy_of_each_batch_is_healthy() -> None:
+    assert copied_outside(6, 6) == []
+
+
 # -- numbers -----------------------------------------------------------------------------------------------
 
 

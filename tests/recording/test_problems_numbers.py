@@ -212,7 +212,10 @@ def test_a_float32_table_in_a_model_of_low_precision_under_autocast() -> None:
     with sl.trace(model) as t, torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(BATCH, 8).bfloat16()).sum().backward()
     problem = only(t, "upcast")
-    assert problem.title == "* mixes bf16[6, 8] with f32[8] and gives f32[6, 8], which feeds a matmul"
+    what, _, cost = problem.title.partition("; ")
+    assert what == "* mixes bf16[6, 8] with f32[8] and gives f32[6, 8], which feeds a matmul"
+    assert cost.startswith("float32 spreads over 2 ops to ")
+    assert cost.endswith(" in Scaled.forward, with 192 B more memory")
     assert "Scaled.forward" in problem.place
 
 

@@ -51,6 +51,41 @@ def recorded() -> sl.Trace:
     return t
 
 
+class Frames(torch.nn.Module):
+    """Cuts a wave into frames, in low precision, and takes the logarithm of what may be negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = torch.nn.Linear(16, 5)
+
+    def forward(self, wave: torch.Tensor) -> torch.Tensor:
+        frames = wave.unfold(1, 16, 8)
+        low = torch.relu(self.project(frames).to(torch.bfloat16))
+        return (low - 1000).log() + 1
+
+
+def test_it_begins_with_where_a_nan_a_dtype_and_a_size_come_from() -> None:
+    torch.manual_seed(0)
+    model = Frames()
+    with sl.trace(model, stats=True) as t:
+        out = model(torch.randn(2, 128))
+    assert out.shape == (2, 15, 5)
+    nan, dtype, size, *steps = str(lineage(t, t.values[-1])).splitlines()
+    line = Frames.forward.__code__.co_firstlineno
+    place = "test_lineage.py"
+    assert re.fullmatch(rf"NaN first appears at {place}:{line + 3}, Tensor.log of bf16.*: \$\d+ ← \$\d+", nan)
+    assert dtype.startswith(f"bf16 first appears at {place}:{line + 2}, Tensor.to of f32[2, 15, 5]: $")
+    assert size.startswith(f"size 15 first appears at {place}:{line + 1}, Tensor.unfold of f32[2, 128]: $")
+    assert steps[0].startswith(f"${t.values[-1].id} ")
+
+
+def test_the_line_number_is_never_cut() -> None:
+    for trace in (make_trace(), recorded(), nested()):
+        for value in trace.values:
+            for row in str(lineage(trace, value)).splitlines():
+                assert not re.search(r"\.py(:\d*)?…", row), row
+
+
 def test_an_update_says_what_it_replaced() -> None:
     text = str(lineage(recorded(), "fc1.weight"))
     assert "in place on fc1.weight" in text

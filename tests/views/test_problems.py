@@ -28,7 +28,7 @@ note     _local_scalar_dense of f32[4]@cuda:0: a tensor is read as a Python numb
 
 no backward pass ran: with one, parameters without a gradient are found
 statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that leave out
-  everything, targets out of range
+  everything, targets out of range, results that differ
 no optimizer stepped: with steps, mistakes of the training loop are found"""
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sightline.analysis.lineage_origins import lineage_origins
 from sightline.analysis.model_part import model_part
 from sightline.analysis.producers import NO_PRODUCER, Producers
 from sightline.argument_checks import argument_text
@@ -47,6 +48,18 @@ class LineageStep:
     children: tuple[int, ...]  #: positions of the branches below it, the trunk last
 
 
+@dataclass(frozen=True, slots=True)
+class OriginStep:
+    """Where something about a value began: ``size 61`` at ``Tensor.unfold``, with the shortest path to it."""
+
+    what: str
+    path: tuple[int, ...]  #: from the value back to the first one that has it
+    name: str  #: of the op that made the last one; empty for a leaf
+    file: str
+    line: int
+    sources: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Lineage:
     """The steps to a value, the most recent first. ``nodes`` and ``edges`` are the same as a small graph."""
@@ -55,6 +68,7 @@ class Lineage:
     value: int
     level: str
     steps: tuple[LineageStep, ...]  #: empty for a value without a recorded producer
+    origins: tuple[OriginStep, ...] = ()  #: where it has its NaN, its dtype and its sizes from
 
     @property
     def excluded(self) -> int:
@@ -127,7 +141,8 @@ def lineage_of(
     producers = Producers(index, level, excluded, None if everything else value)
     if producers.of(value) == NO_PRODUCER:
         return Lineage(index, value, level, ())
-    return Lineage(index, value, level, tuple(_LineageBuilder(index, producers, value, depth, most).steps()))
+    builder = _LineageBuilder(index, producers, value, depth, most)
+    return Lineage(index, value, level, tuple(builder.steps()), tuple(builder.origins()))
 
 
 def lineage_level(index: Index, ops: str | None) -> str:
@@ -174,6 +189,18 @@ class _LineageBuilder:
             self._step(producer, sorted(reached[producer]), before.get(producer, 0), children[at])
             for at, producer in enumerate(self._shown)
         ]
+
+    def origins(self) -> Iterator[OriginStep]:
+        """Where the value has its NaN, its dtype and its sizes from."""
+        for each in lineage_origins(self._index, self._producers, self._value):
+            producer = each.producer
+            if producer == NO_PRODUCER:
+                yield OriginStep(each.what, each.path, "", "", 0, ())
+                continue
+            op, call = self._producers.head(producer), self._producers.call(producer)
+            name, _, _ = self._labels(producer, op, call)
+            file, line, _, _ = self._line(op, call)
+            yield OriginStep(each.what, each.path, name, file, line, each.sources)
 
     def _sources(self, producer: int) -> tuple[list[int], list[int]]:
         """The values to follow, and those that a backward op only read from the forward pass."""

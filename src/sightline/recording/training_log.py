@@ -130,17 +130,23 @@ class TrainingLog:
         data["steps"] += 1
 
     def _has_stepped(self, optimizer: Any) -> bool:
-        record = self._optimizers.get(id(optimizer))
-        known = record is not None and record.reference() is optimizer
-        return known or bool(getattr(optimizer, "_opt_called", False))
+        return self._find(optimizer) is not None or bool(getattr(optimizer, "_opt_called", False))
+
+    def _find(self, optimizer: Any) -> OptimizerRecord | None:
+        """The record of an optimizer that has stepped; one that wraps another has the groups of that one."""
+        groups = getattr(optimizer, "param_groups", None)
+        for record in self._optimizers.values():
+            known = record.reference()
+            if known is not None and (known is optimizer or known.param_groups is groups):
+                return record
+        return None
 
     def summary(self) -> dict[str, Any]:
         """All of it as plain data."""
         for record in self._schedulers.values():
             scheduler = record.reference()
-            optimizer = getattr(scheduler, "optimizer", None)
-            owner = None if optimizer is None else self._optimizers.get(id(optimizer))
-            if owner is not None and owner.reference() is optimizer:
+            owner = self._find(getattr(scheduler, "optimizer", None))
+            if owner is not None:
                 record.data["optimizer"] = owner.number
         return {
             "optimizers": [dict(data) for data in self._optimizer_data],
@@ -156,7 +162,7 @@ class TrainingLog:
             return
         for record in self._schedulers.values():
             scheduler = record.reference()
-            if scheduler is not None and scheduler.optimizer is optimizer:
+            if scheduler is not None and self._find(scheduler.optimizer) is owner:
                 record.data["optimizer"] = owner.number
 
     def norms(self) -> list[list[Any]]:

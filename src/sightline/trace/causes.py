@@ -45,7 +45,7 @@ _ADVICE: Final = ((r"Expected more than 1 value per channel when training", _ONE
 def cause_lines(op: Op, message: str) -> list[str]:
     """At most a few lines that explain why an op failed; none if there is no explanation."""
     inputs = list(op.inputs)
-    for explain in (_device_lines, _dtype_lines, _size_lines, _message_size_lines):
+    for explain in (_device_lines, _dtype_lines, _size_lines, _message_size_lines, _probability_lines):
         lines = explain(op, inputs, message)
         if lines:
             return lines
@@ -279,6 +279,18 @@ def _name_text(value: Value) -> str:
 
 
 # -- numbers -----------------------------------------------------------------------------------------------
+
+
+def _probability_lines(_op: Op, inputs: list[Value], message: str) -> list[str]:
+    """The origin of what a binary cross entropy takes for probabilities or for its targets."""
+    match = re.search(r"all elements of (input|target) should be between 0 and 1", message)
+    at = 0 if match is None or match[1] == "input" else 1
+    if match is None or len(inputs) <= at:
+        return []
+    if at:
+        return [f"the targets are {numbers_origin(inputs[1])}; scale them to 0 … 1"]
+    fix = "apply a sigmoid, or give logits to binary_cross_entropy_with_logits"
+    return [f"the probabilities are {numbers_origin(inputs[0])}; {fix}"]
 
 
 def numbers_origin(value: Value) -> str:

@@ -32,6 +32,7 @@ _GAP: Final = "  "
 _CODE: Final = 24  #: the source line gets the columns that are left, but at least these
 _CODE_MIN: Final = 12  #: on a narrow terminal these, or none: the other columns matter more
 _MAX_NAMED: Final = 4  #: how many values are listed by name
+_MAX_PATH: Final = 5  #: values of a path that are written out
 _MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
 
@@ -74,7 +75,7 @@ def lineage(
     foot = [] if not history.excluded else [_excluded_line(history.excluded, more)]
 
     def fit(room: int) -> list[Line]:
-        return [*head, *lineage_lines(history, room), *foot]
+        return [*head, *_origin_lines(history, room), *lineage_lines(history, room), *foot]
 
     return LineageView(tuple(fit(WIDTH)), history, fit=fit)
 
@@ -88,6 +89,22 @@ def _assignment_line(name: str, frame: Frame) -> Line:
     """Which source line assigned the value to a variable."""
     code = cut(frame.code, WIDTH - width(name) - width(frame.position) - 20)
     return line((name, "title"), " was last set at ", (frame.position, "dim"), ": ", (code, "code"), hang=5)
+
+
+def _origin_lines(lineage: Lineage, room: int) -> Iterator[Line]:
+    """``size 61 first appears at net.py:13, Tensor.unfold of f32[4, 1024]: $59 ← $53``."""
+    values = lineage.index.values
+    for origin in lineage.origins:
+        path = [value_text(value) for value in origin.path]
+        chain = " ← ".join(path if len(path) <= _MAX_PATH else [*path[:2], f"{len(path) - 3} more", path[-1]])
+        place = position_text(origin.file, origin.line).rpartition("/")[2] if origin.file else ""
+        given = ", ".join(dict.fromkeys(str(values[source]) for source in origin.sources))
+        made = f"{origin.name or 'a view'}{f' of {given}' if given else ''}"
+        if not origin.name and not origin.sources:
+            place, made = "", f"with {_leaf_text(values[origin.path[-1]])}"
+        where = f"{' at' if place else ''} {printable(place)}{', ' if place else ''}{made}"
+        head = f"{origin.what} first appears{where}"
+        yield line((cut(head, max(room - width(chain) - 2, len(place) + 30)), "warn"), f": {chain}", hang=2)
 
 
 def lineage_lines(lineage: Lineage, room: int) -> list[Line]:

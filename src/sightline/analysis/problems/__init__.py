@@ -10,7 +10,13 @@ from typing import Final
 from sightline.analysis.problems.activations import dead_activation, masks_everything, saturated_activation
 from sightline.analysis.problems.broadcasts import rows_against_columns
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
-from sightline.analysis.problems.devices import copied_to_device, mixed_devices, waits_for_device
+from sightline.analysis.problems.determinism import not_deterministic
+from sightline.analysis.problems.devices import (
+    copied_in_loop,
+    copied_to_device,
+    mixed_devices,
+    waits_for_device,
+)
 from sightline.analysis.problems.gradients import (
     cut_gradient,
     exploding_gradients,
@@ -23,6 +29,7 @@ from sightline.analysis.problems.inplace_changes import changed_before_skip
 from sightline.analysis.problems.kept_graphs import graph_grows, graph_kept
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.losses import (
+    logits_as_probabilities,
     no_log_probabilities,
     probabilities_as_logits,
     targets_out_of_range,
@@ -31,6 +38,7 @@ from sightline.analysis.problems.numbers import dead_layer, first_non_finite
 from sightline.analysis.problems.problem import Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.recomputation import computed_again
 from sightline.analysis.problems.run_modes import (
+    batch_of_one,
     dropout_in_evaluation,
     evaluation_mode_in_training,
     training_mode_in_evaluation,
@@ -40,6 +48,7 @@ from sightline.analysis.problems.training_loop import (
     clipped_after_step,
     gradients_not_cleared,
     learning_rate_of_zero,
+    learning_rate_unchanged,
     parameters_without_optimizer,
     scheduler_out_of_order,
     step_without_gradients,
@@ -60,6 +69,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     learning_rate_of_zero,
     probabilities_as_logits,
     no_log_probabilities,
+    logits_as_probabilities,
     targets_out_of_range,
     unregistered_module,
     uninitialised,
@@ -75,6 +85,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     evaluation_mode_in_training,
     dropout_in_evaluation,
     scheduler_out_of_order,
+    learning_rate_unchanged,
+    not_deterministic,
     graph_grows,
     graph_kept,
     changed_before_skip,
@@ -86,9 +98,11 @@ CHECKS: Final[tuple[Check, ...]] = (
     saturated_activation,
     masks_everything,
     dead_layer,
+    batch_of_one,
     accidental_upcast,
     waits_for_device,
     copied_to_device,
+    copied_in_loop,
     computed_again,
     matched_nothing,
 )
@@ -118,7 +132,7 @@ def not_looked_at(index: Index) -> list[str]:
     if not len(context.data.stats) and "stats" not in (context.data.info.get("asked") or ()):
         notes.append(
             "statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that "
-            "leave out everything, targets out of range"
+            "leave out everything, targets out of range, results that differ"
         )
     if context.aten.any() and not context.derived(LoopRecord).steps:
         notes.append("no optimizer stepped: with steps, mistakes of the training loop are found")

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import RANDOM, ProblemContext
+from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
+from sightline.analysis.problems.losses import computed_by
 from sightline.analysis.problems.problem import Finding, Severity, check, group_by_line, op_finding
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
@@ -16,9 +17,15 @@ _MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
 RECTIFIERS: Final = frozenset(
     "relu relu_ threshold threshold_ hardtanh hardtanh_ clamp_min clamp_min_".split()
 )
+#: Ops that rectify where their other operand is zero.
+_RECTIFIES_AT: Final = frozenset("clamp clamp_ maximum".split())
+_NORMS: Final = frozenset("native_layer_norm native_batch_norm native_group_norm batch_norm".split())
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
+_FLOOD: Final = 50.0  #: root mean square of an input that no activation is made for
+_NEARLY: Final = 0.05
 _TOLERANCE: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
 _MASKS: Final = frozenset("masked_fill masked_fill_ where".split())
+_SUMS: Final = frozenset("add add_".split())
 _MASK_LEVEL: Final = -1e4  #: a mask fills with a number at most this
 
 
@@ -30,12 +37,26 @@ _MASK_LEVEL: Final = -1e4  #: a mask fills with a number at most this
 )
 def dead_activation(context: ProblemContext) -> Iterator[Finding]:
     """A rectifier that gives zero for every element in every call, though its input varies."""
-    for ops in _measured_lines(context, RECTIFIERS):
+    for ops in _measured_lines(context, RECTIFIERS | _RECTIFIES_AT):
         op, row = ops[0], _input_row(context, ops[0])
+        if context.name(op) in _RECTIFIES_AT and not _rectifies(context, op):
+            continue
         if all(_is_zero(context, each) for each in ops) and not _starts_at_zero(context, op):
             high = number_text(float(context.data.stats.max[row]))
             what = f"gives zero for all {context.meta(context.outputs(op)[0])}"
             yield _finding(context, ops, what, f": the largest it is given is {high}")
+
+
+def _rectifies(context: ProblemContext, op: int) -> bool:
+    """Whether a clamp or a maximum is a rectifier: at zero, of what a layer computed."""
+    producer = computed_by(context, context.inputs(op)[0])
+    if producer < 0 or context.name(producer) not in MATMULS | _NORMS:
+        return False
+    if context.name(op) != "maximum":
+        bound = next((arg for arg in context.args(op) if arg is None or type(arg) in (int, float)), None)
+        return bound == 0
+    row = context.stat(context.inputs(op)[-1])
+    return row >= 0 and bool(context.data.stats.min[row] == context.data.stats.max[row] == 0)
 
 
 def _is_zero(context: ProblemContext, op: int) -> bool:
@@ -66,15 +87,25 @@ def saturated_activation(context: ProblemContext) -> Iterator[Finding]:
     """A tanh or sigmoid that is at one of its bounds for every element in every call."""
     stats = context.data.stats
     for ops in _measured_lines(context, _BOUNDED):
-        if all(_is_saturated(context, op) for op in ops):
+        if all(_is_saturated(context, op) for op in ops) or all(_is_flooded(context, op) for op in ops):
             op, row = ops[0], _input_row(context, ops[0])
             bounds = (stats.min, stats.max)
             low, high = (number_text(float(bound[row])) if row >= 0 else "?" for bound in bounds)
-            what = f"is at its bound for all {context.meta(context.outputs(op)[0])}"
+            nearly = "" if all(_is_saturated(context, each) for each in ops) else "nearly "
+            what = f"is at its bound for {nearly}all {context.meta(context.outputs(op)[0])}"
             yield _finding(context, ops, what, f": it is given {low} … {high}")
 
 
-def _is_saturated(context: ProblemContext, op: int) -> bool:
+def _is_flooded(context: ProblemContext, op: int) -> bool:
+    """Whether nearly all numbers are at a bound because the input is far too large, as raw data are."""
+    row = _input_row(context, op)
+    if row < 0:
+        return False
+    size = float(context.data.stats.l2[row]) / context.meta(context.inputs(op)[0]).numel ** 0.5
+    return size > _FLOOD and _is_saturated(context, op, _NEARLY)
+
+
+def _is_saturated(context: ProblemContext, op: int, tolerance: float = _TOLERANCE) -> bool:
     """Whether all numbers are at a bound, where 1 - x² of a tanh and x - x² of a sigmoid are 0."""
     stats, row, input_row = context.data.stats, _output_row(context, op), _input_row(context, op)
     if stats.nans[row] or stats.infs[row]:
@@ -85,7 +116,7 @@ def _is_saturated(context: ProblemContext, op: int) -> bool:
         return False
     squares = float(stats.l2[row]) ** 2 / context.meta(context.outputs(op)[0]).numel
     rest = 1 - squares if context.name(op).startswith("tanh") else float(stats.mean[row]) - squares
-    return abs(rest) < _TOLERANCE
+    return abs(rest) < tolerance
 
 
 @check(
@@ -97,24 +128,51 @@ def _is_saturated(context: ProblemContext, op: int) -> bool:
 def masks_everything(context: ProblemContext) -> Iterator[Finding]:
     """A mask leaves out every element, in every call of its line."""
     stats = context.data.stats
-    for ops in _measured_lines(context, _MASKS):
-        if all(_masks_all(context, op) for op in ops):
-            row = _output_row(context, ops[0])
-            level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
-            what = f"masks all {context.meta(context.outputs(ops[0])[0])} with {level}"
-            yield _finding(context, ops, what)
+    for ops in context.derived(_masking_lines):
+        row = _output_row(context, ops[0])
+        level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
+        what = f"masks all {context.meta(context.outputs(ops[0])[0])} with {level}"
+        yield _finding(context, ops, what)
+
+
+def _masking_lines(context: ProblemContext) -> list[list[int]]:
+    """The masks that leave out every element, by line."""
+    lines = _measured_lines(context, _MASKS | _SUMS)
+    return [ops for ops in lines if all(_masks_all(context, op) for op in ops)]
+
+
+def is_masked(context: ProblemContext, op: int) -> bool:
+    """Whether an op is at a line at which everything is masked."""
+    line = context.visible(int(context.frames[op]))
+    return any(
+        context.visible(int(context.frames[ops[0]])) == line for ops in context.derived(_masking_lines)
+    )
 
 
 def _masks_all(context: ProblemContext, op: int) -> bool:
-    """Whether a result is one very low number throughout, though an input of its shape varies."""
-    stats, row, value = context.data.stats, _output_row(context, op), context.outputs(op)[0]
-    if context.named(RANDOM)[op]:
+    """Whether a result is very low throughout, though an input of its shape varies and is not."""
+    stats, value = context.data.stats, context.outputs(op)[0]
+    if not _is_low(context, value) or context.named(RANDOM)[op]:
         return False
-    count, shape = context.meta(value).numel, context.meta(value).shape
-    inputs = [context.stat(each) for each in context.inputs(op) if context.meta(each).shape == shape]
-    varies = any(at >= 0 and stats.min[at] < stats.max[at] for at in inputs)
-    constant = not stats.infs[row] and stats.min[row] == stats.max[row] <= _MASK_LEVEL
-    return bool(varies and (stats.infs[row] == count or constant) and not stats.nans[row])
+    if "scaled_dot_product_attention" in context.written(op):  # it makes numbers of a mask of booleans
+        return context.name(op) == "where"
+    shape = context.meta(value).shape
+    same_shape = [each for each in context.inputs(op) if context.meta(each).shape == shape]
+    rows = [context.stat(each) for each in same_shape if not _is_low(context, each)]
+    varies = any(at >= 0 and stats.min[at] < stats.max[at] for at in rows)
+    if context.name(op) in _SUMS:  # the mask is what is added
+        return varies and any(_is_low(context, each) for each in context.inputs(op))
+    row = context.stat(value)
+    return bool(varies and (stats.infs[row] or stats.min[row] == stats.max[row]))
+
+
+def _is_low(context: ProblemContext, value: int) -> bool:
+    """Whether all numbers of a tensor are those of a mask."""
+    stats, row = context.data.stats, context.stat(value)
+    if row < 0 or stats.nans[row]:
+        return False
+    whole = stats.infs[row] == context.meta(value).numel
+    return bool(whole or (not stats.infs[row] and stats.max[row] <= _MASK_LEVEL))
 
 
 def _measured_lines(context: ProblemContext, names: frozenset[str]) -> Iterator[list[int]]:
@@ -122,7 +180,9 @@ def _measured_lines(context: ProblemContext, names: frozenset[str]) -> Iterator[
     if not len(context.data.stats):
         return
     inside = context.forward & context.named(names) & (context.data.ops.call >= 0)
-    for group in group_by_line(context, np.flatnonzero(inside).tolist(), context.module):
+    for group in group_by_line(
+        context, np.flatnonzero(inside).tolist(), lambda op: (context.module(op), context.name(op))
+    ):
         ops = [op for op in group if context.outputs(op)]
         large = all(context.meta(context.outputs(op)[0]).numel >= _MIN_ELEMENTS for op in ops)
         if ops and large and all(_output_row(context, op) >= 0 for op in ops):

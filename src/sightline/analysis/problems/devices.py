@@ -1,13 +1,15 @@
-"""Devices: waits for one, several of them in one op, copies in every forward."""
+"""Devices: waits for one, several of them in one op, copies in every forward or step."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import Mask, ProblemContext
+from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
+from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
 from sightline.trace.data import KINDS, RAISED
 from sightline.trace.forms import Form
@@ -25,6 +27,9 @@ _AWAITED: Final = {
     "unique_dim": "the shape of unique depends on the data",
     "unique_consecutive": "the shape of unique depends on the data",
 }
+_LEAST_COPIES: Final = 3  #: of one tensor to a device
+_MANY: Final = 16  #: copies of a line in one step
+_SMALL: Final = 1 << 16  #: bytes
 _MASKED: Final = "the shape of x[mask] depends on the data"
 
 
@@ -64,13 +69,19 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _reads_activation(context: ProblemContext, op: int) -> bool:
-    """Whether an op reads floating-point results of a model: not a mask, an index, or a counter."""
+    """Whether an op reads floating-point results of a model: not a mask, an index, a counter or a dice."""
     inputs = context.inputs(op)
     producer = context.producer(inputs[0]) if inputs else -1
-    return producer >= 0 and (
-        bool(context.floating[inputs[0]])
-        or any(context.floating[value] for value in context.inputs(producer))
-    )
+    if producer < 0:
+        return False
+    read = [inputs[0], *context.inputs(producer)]
+    return any(bool(context.floating[value]) and not _is_drawn(context, value) for value in read)
+
+
+def _is_drawn(context: ProblemContext, value: int) -> bool:
+    """Whether a value was made of no other tensor: a random number."""
+    producer = context.producer(value)
+    return producer >= 0 and not context.inputs(producer)
 
 
 @check(
@@ -118,6 +129,38 @@ def copied_to_device(context: ProblemContext) -> Iterator[Finding]:
             and (meta.shape or copies[op])
         ):
             yield op_finding(context, f"{context.written(op)} copies {meta} to {target}", op, source)
+
+
+@check(
+    "copied-in-loop",
+    Severity.NOTE,
+    "Each copy waits for the host and for the bus. Copy what does not change once, before the loop; stack "
+    "small tensors on the host, and copy them together.",
+)
+def copied_in_loop(context: ProblemContext) -> Iterator[Finding]:
+    """Outside module calls, one tensor is copied to a device again and again, or many small ones."""
+    remote = _on_device(context)
+    if not remote.any():
+        return
+    copies = context.named(_COPIES) & _any_output(context, remote) & (context.data.ops.call < 0)
+    copies &= context.data.ops.phase == FORWARD
+    by_line: dict[int, list[tuple[int, int]]] = {}
+    for op in np.flatnonzero(copies).tolist():
+        source = next((v for v in context.inputs(op)[::-1] if context.meta(v).device == "cpu"), -1)
+        if source >= 0:
+            by_line.setdefault(context.visible(int(context.frames[op])), []).append((op, source))
+    steps = len(context.derived(LoopRecord).steps)
+    for pairs in by_line.values():
+        op, source = pairs[0]
+        meta, target = context.meta(source), context.meta(context.outputs(op)[0]).device
+        again, count = Counter(value for _, value in pairs).most_common(1)[0]
+        small = all(context.meta(value).nbytes <= _SMALL for _, value in pairs)
+        if count >= _LEAST_COPIES:
+            title = f"the same {context.meta(again)} is copied to {target} {count} times"
+            yield op_finding(context, title, op, again)
+        elif small and steps > 1 and len(pairs) >= _MANY * steps:
+            title = f"{len(pairs)} small tensors such as {meta} are copied to {target} in {steps} steps"
+            yield op_finding(context, title, op, source)
 
 
 def _mixed(context: ProblemContext) -> Mask:

@@ -22,10 +22,12 @@ _PROBABILITIES: Final = {
     "sigmoid": "sigmoid",
     "_safe_softmax": "softmax",
 }
+_LOG_SOFTMAX: Final = frozenset({"_log_softmax", "log_softmax"})
+_CLAMPS: Final = frozenset("clamp clamp_ clamp_min clamp_max relu relu_ hardtanh".split())
 _SCALES: Final = frozenset("mul div".split())
 
 
-def _computed_by(context: ProblemContext, value: int, skipped: frozenset[str] = _MOVES) -> int:
+def computed_by(context: ProblemContext, value: int, skipped: frozenset[str] = _MOVES) -> int:
     """The op that computed the numbers of a value, behind those that only move them; -1 if unknown."""
     for _ in range(_MAX_OPS):
         producer = context.producer(value)
@@ -62,18 +64,32 @@ def probabilities_as_logits(context: ProblemContext) -> Iterator[Finding]:
     for op in np.flatnonzero(context.forward & context.named({binary})).tolist():
         yield from _probability_findings(context, op, context.inputs(op)[0], binary)
     for op in np.flatnonzero(context.forward & context.named(_NLL_LOSSES)).tolist():
-        logs = _computed_by(context, context.inputs(op)[0])
-        if logs >= 0 and context.name(logs) in ("_log_softmax", "log_softmax"):
+        logs = computed_by(context, context.inputs(op)[0])
+        if logs >= 0 and context.name(logs) in _LOG_SOFTMAX:
             yield from _probability_findings(context, op, context.inputs(logs)[0], "cross_entropy")
 
 
 def _probability_findings(context: ProblemContext, op: int, value: int, loss: str) -> Iterator[Finding]:
-    producer = _computed_by(context, value)
-    activation = _PROBABILITIES.get(context.name(producer)) if producer >= 0 else None
-    if activation is not None:
+    producer = computed_by(context, value)
+    activation = _activation(context, producer)
+    if activation:
         line = op_line(context, producer) or "an unknown line"
         title = f"{loss} is given probabilities, made by {activation} at {line}"
         yield op_finding(context, title, op, value)
+
+
+def _activation(context: ProblemContext, op: int) -> str:
+    """The function by which an op made probabilities; empty if it made something else."""
+    name = context.name(op) if op >= 0 else ""
+    source = computed_by(context, context.inputs(op)[0]) if name in ("exp", "div") else -1
+    if source >= 0 and name == "exp" and context.name(source) in _LOG_SOFTMAX:
+        return "exp of log_softmax"
+    if source >= 0 and name == "div" and context.name(source) == "exp":
+        total = computed_by(context, context.inputs(op)[-1])
+        summed = total >= 0 and context.name(total) == "sum" and context.inputs(total)
+        if summed and computed_by(context, context.inputs(total)[0]) == source:
+            return "exp / sum"
+    return _PROBABILITIES.get(name, "")
 
 
 @check(
@@ -99,13 +115,30 @@ def _divergences(context: ProblemContext) -> list[int]:
 
 def _no_log_findings(context: ProblemContext, op: int, loss: str) -> Iterator[Finding]:
     value = context.inputs(op)[0]
-    producer = _computed_by(context, value, _MOVES | _SCALES)
+    producer = computed_by(context, value, _MOVES | _SCALES)
     name = context.name(producer) if producer >= 0 else ""
-    what = "logits" if name in MATMULS else "probabilities" if name in _PROBABILITIES else ""
+    what = "logits" if name in MATMULS else "probabilities" if _activation(context, producer) else ""
     if what:
         source = f"{context.written(producer)} at {op_line(context, producer) or 'an unknown line'}"
         title = f"{loss} is given {what} instead of log-probabilities, made by {source}"
         yield op_finding(context, title, op, value)
+
+
+@check(
+    "logits-as-probabilities",
+    Severity.ERROR,
+    "A binary cross entropy takes the logarithm of a probability. Give the logits themselves to "
+    "F.binary_cross_entropy_with_logits, or apply a sigmoid.",
+)
+def logits_as_probabilities(context: ProblemContext) -> Iterator[Finding]:
+    """``binary_cross_entropy`` gets what a layer computed, as it is or cut off at 0 and 1."""
+    for op in np.flatnonzero(context.forward & context.named({"binary_cross_entropy"})).tolist():
+        value = context.inputs(op)[0]
+        producer = computed_by(context, value, _MOVES | _CLAMPS)
+        if producer >= 0 and context.name(producer) in MATMULS:
+            line = op_line(context, producer) or "an unknown line"
+            title = f"binary_cross_entropy is given logits, made by {context.written(producer)} at {line}"
+            yield op_finding(context, title, op, value)
 
 
 @check(
@@ -124,7 +157,7 @@ def targets_out_of_range(context: ProblemContext) -> Iterator[Finding]:
         row = context.stat(targets)
         if row >= 0 and (stats.min[row] < 0 or stats.max[row] > 1):
             low, high = number_text(float(stats.min[row])), number_text(float(stats.max[row]))
-            producer = _computed_by(context, targets)
+            producer = computed_by(context, targets)
             where = f", made at {op_line(context, producer)}" if producer >= 0 else ""
             name = context.name(op)
             title = f"the targets {context.meta(targets)} of {name} go from {low} to {high}{where}"

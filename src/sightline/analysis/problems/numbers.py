@@ -14,14 +14,16 @@ from sightline.analysis.nonfinite import (
     nonfinite_sources,
     serious_findings,
 )
-from sightline.analysis.problems.activations import RECTIFIERS
+from sightline.analysis.problems.activations import RECTIFIERS, is_masked
 from sightline.analysis.problems.context import FORWARD, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.weights import has_parameters
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
 from sightline.trace.user_frames import statistics_text
 
 _MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
+_ACTIVATION_OPS: Final = 2  #: of an activation alone
 
 
 @check(
@@ -85,13 +87,13 @@ def dead_layer(context: ProblemContext) -> Iterator[Finding]:
             stats = context.index.numbers(value)
             level = number_text(stats.max) if stats is not None and stats.max else "zero"
             title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
-            frame = int(calls.frame[call])
-            yield Finding(title, module, frame, context.producer(value), value)
+            yield op_finding(context, title, context.producer(value), value)
 
 
 def _is_activation(context: ProblemContext, value: int) -> bool:
     """Whether the checks of `activations` cover it."""
-    return context.name(context.producer(value)) in RECTIFIERS
+    producer = context.producer(value)
+    return context.name(producer) in RECTIFIERS or is_masked(context, producer)
 
 
 def _flat_calls(context: ProblemContext, constant: Mask) -> list[int]:
@@ -119,9 +121,15 @@ def _constant_and_varying(context: ProblemContext) -> tuple[Mask, Mask]:
 
 
 def _may_be_flat(context: ProblemContext, call: int, varying: Mask) -> bool:
-    """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers."""
+    """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers.
+
+    Neither is a module without parameters a layer, if it does more than one thing: it may measure something.
+    """
     calls, ops = context.data.calls, context.data.ops
     first, end = int(calls.first_op[call]), int(calls.end_op[call])
+    works = int(context.forward[first:end].sum())
+    if works > _ACTIVATION_OPS and not has_parameters(context, int(calls.module[call])):
+        return True
     dropout = "drop" in context.module_type(int(calls.module[call])).lower()
     if dropout or context.named(RANDOM)[first:end].any():
         return True

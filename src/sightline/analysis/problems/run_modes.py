@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,6 +16,7 @@ from sightline.trace.data import EVALUATION, NO_GRAD, TRAINING
 
 _NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "
                           "_batch_norm_with_update batch_norm".split())  # fmt: skip
+_LEAST_STEPS: Final = 3
 _DROPS: Final = frozenset("native_dropout _fused_dropout dropout bernoulli_ bernoulli".split())
 
 
@@ -91,12 +93,12 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         if not (flags & NO_GRAD and flags & TRAINING) or int(calls.first_op[call]) < first:
             continue
         drops, norms = modes.active(call)
-        outputs = _outputs(context, call)
+        outputs = call_outputs(context, call)
         used = any(len(context.index.consumers(value)) for value in outputs)
         if not (drops or norms) or not used or any(leads[value] for value in outputs):
             continue
         root = int(calls.module[call])
-        if not _is_trained(context, record, root):
+        if not _is_trained(context, record, root) or (not norms and _is_repeated(context, record, call)):
             continue
         did = [
             f"{len(rows)} {what}"
@@ -107,6 +109,18 @@ def training_mode_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
             f"{context.module_type(root)} runs without gradients but in training mode: {' and '.join(did)}"
         )
         yield Finding(title, root, int(calls.frame[call]), (drops or norms)[0])
+
+
+def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool:
+    """Whether a model is called several times on the same inputs between two steps: Monte Carlo dropout."""
+    calls, modes = context.data.calls, context.derived(RunModes)
+    steps = sorted(step.position for step in record.steps)
+
+    def key(one: int) -> tuple[int, ...]:
+        inputs = calls.inputs[calls.input_offsets[one] : calls.input_offsets[one + 1]].tolist()
+        return int(calls.module[one]), bisect_right(steps, int(calls.first_op[one])), *inputs
+
+    return sum(key(other) == key(call) for other in modes.tops) > 1
 
 
 @check(
@@ -124,7 +138,9 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
     leads = context.derived(Training).leads
     by_root: dict[int, list[int]] = {}
     for call in modes.tops:
-        if not int(calls.flags[call]) & NO_GRAD and any(leads[value] for value in _outputs(context, call)):
+        if not int(calls.flags[call]) & NO_GRAD and any(
+            leads[value] for value in call_outputs(context, call)
+        ):
             by_root.setdefault(int(calls.module[call]), []).append(call)
     last = max(step.position for step in record.steps)
     for root, trained in by_root.items():
@@ -133,6 +149,7 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
         ]
         training = [call for call in trained if int(calls.flags[call]) & TRAINING]
         sensitive = modes.sensitive(root)
+        evaluated = [call for call in evaluated if not _precedes(context, record, call, training)]
         if not evaluated or not sensitive or not _is_trained(context, record, root):
             continue
         if any(_trains(context, call, set(sensitive)) for call in evaluated):
@@ -145,7 +162,16 @@ def evaluation_mode_in_training(context: ProblemContext) -> Iterator[Finding]:
         yield Finding(title, root, frame, op, confidence=confidence)
 
 
-def _outputs(context: ProblemContext, call: int) -> list[int]:
+def _precedes(context: ProblemContext, record: LoopRecord, call: int, training: list[int]) -> bool:
+    """Whether a call in training mode comes between a call and the next step: an attack on the inputs."""
+    first = context.data.calls.first_op
+    begin = int(first[call])
+    end = min((step.position for step in record.steps if step.position > begin), default=begin)
+    return any(begin < int(first[other]) < end for other in training)
+
+
+def call_outputs(context: ProblemContext, call: int) -> list[int]:
+    """The values that a call returned."""
     calls = context.data.calls
     outputs: list[int] = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
     return outputs
@@ -184,3 +210,28 @@ def dropout_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
             continue
         module = context.module_type(context.module(op))
         yield op_finding(context, f"{context.written(op)} drops, though {module} is in evaluation mode", op)
+
+
+@check(
+    "batch-of-one",
+    Severity.NOTE,
+    "One sample's statistics are far from the running ones that evaluation uses. Take larger batches, or "
+    "a norm without batches: GroupNorm, LayerNorm.",
+    Confidence.GUESS,
+)
+def batch_of_one(context: ProblemContext) -> Iterator[Finding]:
+    """A trained batch norm that normalises by a batch of one sample, in every call."""
+    record, modes = context.derived(LoopRecord), context.derived(RunModes)
+    if len(record.steps) < _LEAST_STEPS:
+        return
+    leads = context.derived(Training).leads
+    by_module: dict[int, list[int]] = {}
+    for op in modes.norms.tolist():
+        by_module.setdefault(context.module(op), []).append(op)
+    for module, ops in by_module.items():
+        shape = context.meta(context.inputs(ops[0])[0]).shape
+        single = all(context.meta(context.inputs(op)[0]).shape[:1] == (1,) for op in ops)
+        if single and len(ops) >= _LEAST_STEPS and any(leads[value] for value in context.outputs(ops[0])):
+            sample = f"one sample, {list(shape)}, in {len(ops)} of {len(ops)} calls"
+            title = f"{context.module_type(module)} takes mean and variance of {sample}"
+            yield op_finding(context, title, ops[0], context.inputs(ops[0])[0])

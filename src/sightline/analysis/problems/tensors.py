@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.problem import Finding, Severity, check, op_finding, op_line
+from sightline.notation import bytes_text
 from sightline.trace.file_owners import torch_file
 
 _ARITHMETIC: Final = frozenset("add sub rsub mul div".split())
@@ -132,8 +133,8 @@ _PROMOTING: Final = _ARITHMETIC | frozenset("where maximum minimum addcmul addcd
 @check(
     "upcast",
     Severity.WARNING,
-    "From here on the model computes in float32, with twice the memory and a fraction of the speed; cast the "
-    "float32 tensor once, where it is made.",
+    "What follows is in float32, at twice the memory and a fraction of the speed; cast the float32 tensor "
+    "once, where it is made.",
 )
 def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
     """In a model of low precision a float32 tensor is mixed in, and a matmul further on is fed the result.
@@ -158,9 +159,27 @@ def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
             low = next(value for value in inputs if context.low[value])
             title = (
                 f"{context.written(op)} mixes {context.meta(low)} with {_origin(context, other)} and gives "
-                f"{context.meta(outputs[0])}, which feeds a matmul"
+                f"{context.meta(outputs[0])}, which feeds a matmul; {_spread(context, op, single)}"
             )
             yield op_finding(context, title, op, other)
+
+
+def _spread(context: ProblemContext, first: int, single: Mask) -> str:
+    """How far float32 spreads from an op, and what it costs: the ops, where the last is, and the memory."""
+    reached = set(context.outputs(first))
+    queue, ops = sorted(reached), {first}
+    while queue:
+        for op in context.users(queue.pop()):
+            results = [value for value in context.outputs(op) if single[value]]
+            if results:
+                ops.add(op)
+            queue += [value for value in results if value not in reached]
+            reached.update(results)
+    made = [value for value in reached if context.data.values.base[value] < 0]
+    memory = bytes_text(sum(context.meta(value).nbytes for value in made) // 2)
+    if len(ops) == 1:
+        return f"it is one op in float32, with {memory} more memory"
+    return f"float32 spreads over {len(ops)} ops to {op_line(context, max(ops))}, with {memory} more memory"
 
 
 def _is_low_precision(context: ProblemContext) -> bool:

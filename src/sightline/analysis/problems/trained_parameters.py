@@ -150,8 +150,16 @@ class Training:
 
     @cached_property
     def wants(self) -> Mask:
-        """The values that require a gradient."""
-        return (self._data.values.flags & REQUIRES_GRAD).astype(np.bool_)
+        """The values that require a gradient.
+
+        A parameter that was initialised within the recording is a version of a tensor that required none.
+        """
+        wants = (self._data.values.flags & REQUIRES_GRAD).astype(np.bool_)
+        for module in self._data.modules:
+            for info in module.parameters:
+                if info.trainable and not info.buffer:
+                    wants[list(self._values_of(info.key))] = True
+        return wants
 
     @property
     def leads(self) -> list[bool]:

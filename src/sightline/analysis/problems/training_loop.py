@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.problems.problem import (
@@ -18,12 +20,18 @@ from sightline.analysis.problems.problem import (
     first_call,
     names_text,
 )
+from sightline.notation import number_text
 from sightline.trace.data import KINDS
 
-_SAMPLE: Final = 8  #: how many gradients of an optimizer are followed back
+_SAMPLE: Final = 16  #: how many gradients of an optimizer are followed back
+_MAX_PAIRS: Final = 32  #: of steps that are compared
 _MAX_VERSIONS: Final = 64  #: how many versions of a gradient are followed back
 _CLEARS: Final = frozenset("zero_ zero zeros_like _foreach_zero_ fill_".split())
 _PATIENCE: Final = 5  #: steps after which a scheduler should have stepped once
+#: Schedulers whose rate is another one after every step.
+_CHANGES_ALWAYS: Final = frozenset(
+    "CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR OneCycleLR CyclicLR".split()
+)
 _CLIPPING: Final = "nn/utils/clip_grad.py"
 
 
@@ -64,16 +72,39 @@ def gradients_not_cleared(context: ProblemContext) -> Iterator[Finding]:
     record = context.derived(LoopRecord)
     for number, optimizer in enumerate(record.optimizers):
         steps = record.steps_of(number)
-        names = [name for name in sorted(optimizer.names) if name in record.gradients][:_SAMPLE]
+        names = _sample([name for name in sorted(optimizer.names) if name in record.gradients])
         if len(steps) < 3 or not names:
             continue
-        versions, pairs = [record.gradients[name] for name in names], list(pairwise(steps))
-        if all(_still_holds(context, each, *pair) for each in versions for pair in pairs):
+        pairs = list(pairwise(steps))[:_MAX_PAIRS]
+        held = {
+            name: all(_still_holds(context, record.gradients[name], *pair) for pair in pairs)
+            for name in names
+        }
+        if all(held.values()):
+            what, shown = "gradients are never cleared", names
+        else:  # those of a part of the model: each step adds to them
+            shown = [
+                name
+                for name in names
+                if held[name] and all(_grows(context, record.gradients[name], *pair) for pair in pairs)
+            ]
+            what = f"gradients of {len(shown)} parameters are never cleared, those of others are"
+        if shown:
             title = (
-                f"gradients are never cleared: in {len(pairs)} of {len(pairs)} later steps of "
-                f"{optimizer.type} they hold those of the step before ({names_text(names)})"
+                f"{what}: in {len(pairs)} of {len(pairs)} later steps of {optimizer.type} they hold those of "
+                f"the step before ({names_text(shown)})"
             )
             yield _optimizer_finding(optimizer, title)
+
+
+def _grows(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
+    """Whether a gradient got a new version between two steps."""
+    return any(before.position <= context.producer(version) < now.position for version in versions)
+
+
+def _sample(names: list[str]) -> list[str]:
+    """Some of the names, of all parts of a model."""
+    return names[:: -(-len(names) // _SAMPLE)] if names else []
 
 
 def _still_holds(context: ProblemContext, versions: list[int], before: StepRecord, now: StepRecord) -> bool:
@@ -121,7 +152,7 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
         if root in unregistered:
             continue  # the check for unregistered modules reports it
         if not any(name in record.optimized for name in owner if owner[name] == root):
-            if not _created_here(context, names):  # its optimizer may step outside the recording
+            if not _created_here(context, root, names):  # its optimizer may step outside the recording
                 continue
             type, count = context.module_type(root), len(names)
             title = f"{type} gets gradients in {count} parameters; no optimizer holds any"
@@ -133,16 +164,19 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
             yield Finding(title, root, place=optimizer.place, called=optimizer.called, parameter=names[0])
 
 
-def _created_here(context: ProblemContext, names: list[str]) -> bool:
-    """Whether these parameters were created within the recording."""
+def _created_here(context: ProblemContext, root: int, names: list[str]) -> bool:
+    """Whether these parameters of a model were created within the recording, before its first call."""
     values = context.data.values
     wanted = set(names)
-    for id in range(len(values)):
-        if values.kind[id] == KINDS.index("parameter") and context.index.name(values.name[id]) in wanted:
-            at = id
-            while values.previous[at] >= 0:
-                at = int(values.previous[at])
-            return bool(values.producer[at] >= 0 or values.base[at] >= 0)
+    parameters = np.flatnonzero((values.kind == KINDS.index("parameter")) & (values.name >= 0))
+    call = first_call(context, root)
+    end = int(context.data.calls.first_op[call]) if call >= 0 else 0
+    for id in parameters.tolist():
+        at = id if context.index.name(values.name[id]) in wanted else -1
+        while at >= 0:
+            if 0 <= values.producer[at] < end or values.base[at] >= 0:
+                return True
+            at = int(values.previous[at])
     return False
 
 
@@ -233,6 +267,30 @@ def scheduler_out_of_order(context: ProblemContext) -> Iterator[Finding]:
             call = f"{scheduler.type}.step()"
             title = f"{call} runs before the first optimizer.step(): the first rate is never used"
             yield Finding(title, place=scheduler.stepped_at, confidence=Confidence.CERTAIN)
+
+
+@check(
+    "learning-rate-unchanged",
+    Severity.WARNING,
+    "A schedule of this kind changes the rate with every step. Something sets it back after each one, or the "
+    "arguments of the scheduler leave it as it is.",
+    Confidence.LIKELY,
+)
+def learning_rate_unchanged(context: ProblemContext) -> Iterator[Finding]:
+    """A scheduler that steps and should change the rate each time, while the rate stays the same."""
+    record = context.derived(LoopRecord)
+    for scheduler in record.schedulers:
+        if scheduler.type not in _CHANGES_ALWAYS or scheduler.steps < _PATIENCE or not scheduler.created_at:
+            continue
+        steps = record.steps_of(scheduler.optimizer)
+        rates = {(step.lowest, step.highest) for step in steps}
+        if len(steps) <= _PATIENCE or len(steps) < record.optimizers[scheduler.optimizer].count:
+            continue  # of a long run only the first steps are recorded
+        rate = steps[0].highest
+        if len(rates) == 1 and rate:
+            times = f"{scheduler.type} stepped {scheduler.steps} times"
+            title = f"{times}, and the learning rate is still {number_text(rate)}"
+            yield Finding(title, place=scheduler.created_at)
 
 
 def _optimizer_finding(optimizer: OptimizerRecord, title: str) -> Finding:

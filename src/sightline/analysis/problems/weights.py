@@ -103,7 +103,7 @@ def shared_layers(context: ProblemContext) -> Iterator[Finding]:
     for id, info in enumerate(modules):
         paths = _list_entries(info.aliases)
         calls = context.index.calls_of_module.get(id, ())
-        if len(paths) > 1 and len(calls) > 1 and _has_parameters(context, id):
+        if len(paths) > 1 and len(calls) > 1 and has_parameters(context, id):
             title = f"{', '.join(paths[:3])}{' …' if len(paths) > 3 else ''} are one and the same {info.type}"
             yield Finding(title, id, call_frame(context, calls[0]))
         keys = tuple(p.key for p in info.parameters if not p.buffer)
@@ -127,7 +127,8 @@ def _list_entries(aliases: tuple[str, ...]) -> list[str]:
     return max(lists.values(), key=len, default=[])
 
 
-def _has_parameters(context: ProblemContext, module: int) -> bool:
+def has_parameters(context: ProblemContext, module: int) -> bool:
+    """Whether a module or one below it has parameters."""
     path = context.data.modules[module].path
     return any(
         info.parameters and (info.path == path or info.path.startswith(f"{path}."))
@@ -147,6 +148,8 @@ def uninitialised(context: ProblemContext) -> Iterator[Finding]:
     for op in np.flatnonzero(context.named(ALLOCATIONS)).tolist():
         value = next(iter(context.outputs(op)), -1)
         if value < 0 or not context.meta(value).numel or not context.is_own(op):
+            continue
+        if "empty" not in context.written(op):  # the function that allocated it writes it itself
             continue
         reader = _first_reader(context, value)
         if reader >= 0:

@@ -1,0 +1,139 @@
+"""Results that differ between two calls of a model on the same inputs and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from sightline.analysis.problems.context import RANDOM, ProblemContext
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, op_finding
+from sightline.analysis.problems.run_modes import RunModes, call_outputs
+from sightline.trace.data import EVALUATION
+from sightline.trace.op_groups import ALLOCATIONS
+
+_MAX_PAIRS: Final = 8  #: how many pairs of calls are compared
+_LEAST: Final = 1e-5  #: relative difference of statistics; rounding alone is smaller
+#: Noise; what draws by probabilities that the model computed, such as multinomial, is a sample on purpose.
+_NOISE: Final = frozenset("rand randn rand_like randn_like normal normal_ uniform uniform_".split())
+_PRODUCTS: Final = frozenset("mul mul_ addcmul addcmul_ div".split())
+_WEIGHTS: Final = ("parameter", "buffer", "state")
+
+
+class Difference(NamedTuple):
+    """Where a call first differs from an earlier one on the same inputs."""
+
+    call: int
+    op: int
+    value: int
+    outside: bool  #: the difference came from outside the recorded ops, such as numpy
+
+
+@check(
+    "not-deterministic",
+    Severity.WARNING,
+    "In evaluation, equal inputs and weights should give equal results. Draw noise only if self.training; "
+    "torch.use_deterministic_algorithms(True) is for ops.",
+    Confidence.LIKELY,
+)
+def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
+    """A model is called twice on the same inputs with the same weights, and gives different numbers."""
+    calls, modes = context.data.calls, context.derived(RunModes)
+    drops = set(modes.drops.tolist())
+    pairs = 0
+    for group in _same_inputs(context, modes.tops).values():
+        for call in group[1:]:
+            pairs += 1
+            compared = pairs <= _MAX_PAIRS and _results_differ(context, group[0], call)
+            found = _first_difference(context, group[0], call) if compared else None
+            if found is None or found.op in drops:
+                continue
+            name, evaluated = context.written(found.op), bool(int(calls.flags[call]) & EVALUATION)
+            if found.outside or context.named(RANDOM)[found.op]:
+                if not evaluated or not (found.outside or _is_noise(context, found)):
+                    continue
+                what = "reads numbers that are made anew" if found.outside else "draws new random numbers"
+                title = f"{name} {what}: two calls on the same inputs differ, in evaluation mode"
+            else:
+                title = f"{name} gives other numbers in a second call, on the same inputs"
+            yield op_finding(context, title, found.op, found.value)
+
+
+def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ...], list[int]]:
+    """The calls from outside by module and inputs: the same tensors, or tensors with equal fingerprints."""
+    calls, prints = context.data.calls, context.data.stats.fingerprint
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for call in tops if len(context.data.stats) else ():
+        inputs = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]].tolist()
+        rows = [context.stat(value) for value in inputs]
+        keys = [
+            -int(prints[row]) if row >= 0 and prints[row] else value
+            for value, row in zip(inputs, rows, strict=True)
+        ]
+        if inputs:
+            groups.setdefault((int(calls.module[call]), int(calls.flags[call]), *keys), []).append(call)
+    return {key: group for key, group in groups.items() if len(group) > 1}
+
+
+def _results_differ(context: ProblemContext, first: int, second: int) -> bool:
+    """Whether two calls returned different numbers: noise that is multiplied by zero is harmless."""
+    pairs = zip(call_outputs(context, first), call_outputs(context, second), strict=False)
+    return any(_differs(context, left, right) for left, right in pairs)
+
+
+def _first_difference(context: ProblemContext, first: int, second: int) -> Difference | None:
+    """The first op of the second call with equal inputs and another result; None where all are equal."""
+    one, other = (_ops_of(context, call) for call in (first, second))
+    ops, skipped = context.data.ops, context.named(ALLOCATIONS)
+    same: dict[int, int] = {}  # values of the second call, by their counterparts in the first
+    for a, b in zip(one, other, strict=False):
+        if ops.name[a] != ops.name[b] or ops.form[a] != ops.form[b]:
+            return None
+        pairs = list(zip(context.inputs(a), context.inputs(b), strict=False))
+        for left, right in pairs:
+            if same.get(right, right) == left:
+                continue
+            differs = None if context.kind(right) in _WEIGHTS else _differs(context, left, right)
+            if differs is None or (differs and context.producer(right) >= 0):
+                return None  # other weights, a state that the model keeps, or numbers that are not known
+            if differs:
+                return Difference(second, b, right, True)
+        for left, right in zip(context.results(a), context.results(b), strict=False):
+            if not skipped[b] and _differs(context, left, right):
+                return Difference(second, b, right, False)
+            same[right] = left
+    return None
+
+
+def _ops_of(context: ProblemContext, call: int) -> list[int]:
+    calls = context.data.calls
+    first, end = int(calls.first_op[call]), int(calls.end_op[call])
+    ops: list[int] = (first + np.flatnonzero(context.forward[first:end])).tolist()
+    return ops
+
+
+def _differs(context: ProblemContext, left: int, right: int) -> bool | None:
+    """Whether two measured tensors hold different numbers; None if one was not measured."""
+    stats, one, other = context.data.stats, context.stat(left), context.stat(right)
+    if one < 0 or other < 0:
+        return None
+    if stats.fingerprint[one] and stats.fingerprint[other]:
+        return bool(stats.fingerprint[one] != stats.fingerprint[other])
+    pairs = [(float(column[one]), float(column[other])) for column in (stats.min, stats.max, stats.l2)]
+    return any(abs(a - b) > _LEAST * max(abs(a), abs(b)) for a, b in pairs)
+
+
+def _is_noise(context: ProblemContext, found: Difference) -> bool:
+    """Whether a draw is noise of a fixed size: scaled by what the model computed, it is a sample of it."""
+    if context.name(found.op) not in _NOISE:
+        return False
+    first, end = (
+        int(column[found.call]) for column in (context.data.calls.first_op, context.data.calls.end_op)
+    )
+    for user in context.users(found.value):
+        if context.name(user) in _PRODUCTS:
+            others = [value for value in context.inputs(user) if value != found.value]
+            if any(first <= context.producer(value) < end for value in others):
+                return False
+    return True
