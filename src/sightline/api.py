@@ -490,7 +490,10 @@ class Trace:
         return str(self._overview())
 
     def _repr_html_(self) -> str:
-        return self._overview()._repr_html_()
+        """The page, in a notebook; the overview where the page is too large or its viewer is not built."""
+        from sightline.page.notebook import inline_page
+
+        return inline_page(self.index) or self._overview()._repr_html_()
 
 
 @check_arguments

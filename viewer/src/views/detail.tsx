@@ -10,11 +10,19 @@ import { SourceText } from "./source";
 
 const MOST_LINKS = 8; // readers of a value that are named
 
-export function Detail({ state }: { state: State }): JSX.Element {
+interface DetailProps {
+  state: State;
+  label?: string;
+  /** What is said where nothing is selected; else the run as a whole is described. */
+  empty?: string;
+}
+
+export function Detail({ state, label = "Detail of the selection", empty = "" }: DetailProps): JSX.Element {
   const row = state.row.value;
+  const none = empty ? <p class="empty">{empty}</p> : <Welcome state={state} />;
   return (
-    <aside class="detail" aria-label="Detail of the selection" tabIndex={0}>
-      {row < 0 ? <Welcome state={state} /> : <Selected key={row} state={state} row={row} />}
+    <aside class="detail" aria-label={label} tabIndex={0}>
+      {row < 0 ? none : <Selected key={row} state={state} row={row} />}
     </aside>
   );
 }

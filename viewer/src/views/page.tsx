@@ -8,6 +8,7 @@ import { Detail } from "./detail";
 import { GraphView } from "./graph";
 import { Problems } from "./problems";
 import { SourceView } from "./source";
+import { ThemeButton } from "./theme";
 import { TimelineView } from "./timeline";
 import { Tree } from "./tree";
 
@@ -93,19 +94,9 @@ function Header({ state }: { state: State }): JSX.Element {
         <kbd>2</kbd>
         <kbd>3</kbd> views
       </span>
-      <button class="plain" type="button" onClick={switchTheme} aria-label="Switch between light and dark">
-        ◐
-      </button>
+      <ThemeButton />
     </header>
   );
-}
-
-/** Light or dark as the system has it, until somebody asks for the other one. */
-function switchTheme(): void {
-  const root = document.documentElement;
-  const isDark = root.style.colorScheme ? root.style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.style.colorScheme = isDark ? "light" : "dark";
-  dispatchEvent(new Event("themechange"));
 }
 
 function shortcut(state: State, event: KeyboardEvent): void {

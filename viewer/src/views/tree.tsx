@@ -1,14 +1,14 @@
 // The tree at the left: only the rows that are on the screen are in the document, however many there are.
 
 import type { JSX } from "preact";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect } from "preact/hooks";
 import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, type Recording } from "../data/recording";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
 import { focusTree } from "./page";
+import { useVirtualRows } from "./virtual_rows";
 
 const HEIGHT = 24; // pixels of a row
-const SPARE = 8; // rows that are drawn above and below what is seen
 
 export function Tree({ state }: { state: State }): JSX.Element {
   return (
@@ -83,33 +83,13 @@ function Search({ state }: { state: State }): JSX.Element {
 
 function Rows({ state }: { state: State }): JSX.Element {
   const { recording } = state;
-  const box = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600 });
   const rows = state.rows.value;
   const selected = state.row.value;
-
-  useLayoutEffect(() => {
-    const element = box.current;
-    if (!element) return undefined;
-    const measure = (): void => setView({ top: element.scrollTop, height: element.clientHeight });
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
-    return () => observer.disconnect();
-  }, []);
-
+  const { box, first, last, onScroll, spacer, reveal } = useVirtualRows(rows.length, HEIGHT);
   useEffect(() => {
-    const element = box.current;
     const at = indexOf(rows, selected);
-    if (!element || at < 0) return;
-    const top = at * HEIGHT;
-    if (top < element.scrollTop || top + HEIGHT > element.scrollTop + element.clientHeight) {
-      element.scrollTop = top - element.clientHeight / 3;
-    }
+    if (at >= 0) reveal(at);
   }, [selected, rows]);
-
-  const first = Math.max(0, Math.floor(view.top / HEIGHT) - SPARE);
-  const last = Math.min(rows.length, Math.ceil((view.top + view.height) / HEIGHT) + SPARE);
   const most = Math.max(1, ...recording.children(-1).map((row) => recording.time[row]));
   const mostMemory = Math.max(1, ...recording.children(-1).map((row) => recording.memory[row]));
   return (
@@ -121,13 +101,13 @@ function Rows({ state }: { state: State }): JSX.Element {
       tabIndex={0}
       aria-label="Steps, modules, lines and ops"
       aria-activedescendant={selected >= 0 ? `row-${selected}` : undefined}
-      onScroll={(event) => setView({ top: event.currentTarget.scrollTop, height: event.currentTarget.clientHeight })}
+      onScroll={onScroll}
       onKeyDown={(event) => move(state, event)}
     >
       {rows.length === 0 && (
         <p class="empty">{state.isFiltering.value ? "Nothing matches." : "Nothing was recorded in this run."}</p>
       )}
-      <div class="spacer" style={{ height: rows.length * HEIGHT }}>
+      <div class="spacer" style={spacer}>
         {Array.from(rows.subarray(first, last), (row, at) => (
           <Row key={row} state={state} row={row} top={(first + at) * HEIGHT} most={most} mostMemory={mostMemory} />
         ))}
