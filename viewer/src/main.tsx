@@ -44,7 +44,7 @@ function followAddress(state: State | DiffState): void {
   addEventListener("hashchange", () => state.follow(location.hash));
   effect(() => {
     const { fragment } = state; // reads the selection
-    if (fragment && `#${fragment}` !== location.hash) history.replaceState(null, "", `#${fragment}`);
+    if (fragment ? `#${fragment}` !== location.hash : location.hash) history.replaceState(null, "", fragment ? `#${fragment}` : location.pathname);
   });
 }
 

@@ -5,7 +5,7 @@ import { firstScope, graphScope } from "./data/graph";
 import { ASIDE, CALL, LINE, OP, type Recording } from "./data/recording";
 import { isFiltering, NO_FILTER, openRows, searchedRows, type Filter } from "./data/search";
 
-export type Tab = "problems" | "graph" | "source";
+export type Tab = "problems" | "graph" | "source" | "cost";
 
 const MOST_AT_FIRST = 24; // rows that the tree opens with
 
@@ -50,6 +50,14 @@ export class State {
       this.reveal(row);
       const frame = this.frame.value;
       if (frame >= 0 && this.recording.frameFile[frame] >= 0) this.file.value = this.recording.frameFile[frame];
+    });
+  }
+
+  /** Select nothing: the detail describes the run. */
+  deselect(): void {
+    batch(() => {
+      this.row.value = -1;
+      this.value.value = -1;
     });
   }
 

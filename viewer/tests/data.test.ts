@@ -76,11 +76,11 @@ describe("which rows are shown", () => {
     ["relu f32[2]", [3, 5]],
     ["nothing", []],
   ])("finds %s", (query, expected) => {
-    expect([...searchedRows(recording, { query, phase: -1, level: -1 }).matches]).toEqual(expected);
+    expect([...searchedRows(recording, { query, phase: -1, level: -1, step: -1 }).matches]).toEqual(expected);
   });
 
   it("filters by phase, and shows what is around", () => {
-    const { rows, matches } = searchedRows(recording, { query: "", phase: 1, level: -1 });
+    const { rows, matches } = searchedRows(recording, { query: "", phase: 1, level: -1, step: -1 });
     expect([...matches]).toEqual([8]);
     expect([...rows]).toEqual([0, 6, 8]);
   });

@@ -39,7 +39,7 @@ def diff_document(comparison: Comparison) -> str:
     """The page of a comparison, which holds both recordings."""
     sides = (comparison.a, comparison.b)
     names = [str(side.data.info.get("name", ""))[: _TITLE_LENGTH // 2] for side in sides]
-    blocks = {f"recording-{name}": payload(side.index) for name, side in zip("ab", sides, strict=True)}
+    blocks = {f"recording-{name}": payload(side.index, None) for name, side in zip("ab", sides, strict=True)}
     return _page(
         f"{names[0]} | {names[1]} · sightline", blocks | {"comparison": comparison_payload(comparison)}
     )

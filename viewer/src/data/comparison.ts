@@ -117,5 +117,5 @@ export function errorShare(error: number | null): number {
 
 export function errorText(error: number | null): string {
   if (error === null || Number.isNaN(error)) return "";
-  return error === 0 ? "0" : error.toExponential(1);
+  return error === 0 ? "" : error.toExponential(1).replace(/e([+-])(\d)$/, "e$10$2");
 }

@@ -27,7 +27,7 @@ export class DiffState {
   constructor(readonly comparison: Comparison) {
     this.a = new State(comparison.a);
     this.b = new State(comparison.b);
-    this.select(comparison.firstRow);
+    this.select(comparison.firstRow >= 0 ? comparison.firstRow : comparison.kind.indexOf(OP_ROW));
     for (const side of [this.a, this.b]) {
       side.tab.value = "graph";
       effect(() => {
@@ -60,6 +60,7 @@ export class DiffState {
 }
 
 export function DiffPage({ state }: { state: DiffState }): JSX.Element {
+  const nothing = state.row.value < 0 ? "Select a line or an op." : "Only the other run has this op.";
   return (
     <div class="page diff-page">
       <Header state={state} />
@@ -67,8 +68,8 @@ export function DiffPage({ state }: { state: DiffState }): JSX.Element {
       <Modules state={state} />
       <Middle state={state} />
       <section class="both-details" aria-label="Detail of both sides">
-        <Detail state={state.a} label={`Detail of ${sideName(state, 0)}`} empty="Only the other run has this op." />
-        <Detail state={state.b} label={`Detail of ${sideName(state, 1)}`} empty="Only the other run has this op." />
+        <Detail state={state.a} label={`Detail of ${sideName(state, 0)}`} empty={nothing} />
+        <Detail state={state.b} label={`Detail of ${sideName(state, 1)}`} empty={nothing} />
       </section>
     </div>
   );
@@ -184,10 +185,15 @@ function More({ state, others, more, facts }: { state: DiffState; others: Diverg
 /** The error of each pair of module calls, in the order they ended. */
 function Modules({ state }: { state: DiffState }): JSX.Element {
   const { modules } = state.comparison;
-  const { box, first, last, onScroll, spacer } = useVirtualRows(modules.length, HEIGHT);
+  const { box, first, last, onScroll, spacer, reveal } = useVirtualRows(modules.length, HEIGHT);
+  const current = currentModule(state);
+  useEffect(() => {
+    if (current >= 0) reveal(current);
+  }, [current]);
   return (
     <nav class="side" aria-label="Modules along the depth">
       <h2 class="list-title">Error along the depth</h2>
+      <DepthChart state={state} current={current} />
       {modules.length === 0 && <p class="empty">No module calls were compared.</p>}
       <div ref={box} class="rows" tabIndex={0} role="group" aria-label="Pairs of module calls" onScroll={onScroll}>
         <ol class="spacer" style={spacer}>
@@ -195,11 +201,11 @@ function Modules({ state }: { state: DiffState }): JSX.Element {
             <li key={first + at} class="module-pair" style={{ transform: `translateY(${(first + at) * HEIGHT}px)` }}>
               <button
                 type="button"
-                class={STATES[kind]}
+                class={`${STATES[kind]}${first + at === current ? " current" : ""}`}
                 title={`${a} (${typeA}) | ${b} (${typeB}), ${kind ? `${STATES[kind]} ${errorText(error)}` : "not measured"}`}
                 onClick={() => state.select(state.comparison.rowOfCalls(callA, callB))}
               >
-                <span class="name" style={{ paddingLeft: depth * 10 }}>{a === b ? a : `${a} | ${b}`}</span>
+                <span class="name" style={{ paddingLeft: depth * 5 }}><bdi>{a === b ? a : `${a} | ${b}`}</bdi></span>
                 <span class="sign">{SIGNS[kind]}</span>
                 <span class="number">{errorText(error)}</span>
                 <span class="track" aria-hidden="true"><i style={{ width: `${100 * errorShare(error)}%` }} /></span>
@@ -209,6 +215,31 @@ function Modules({ state }: { state: DiffState }): JSX.Element {
         </ol>
       </div>
     </nav>
+  );
+}
+
+/** The pair of module calls in which the selected op ran, the innermost; -1 for none. */
+function currentModule({ row, comparison }: DiffState): number {
+  if (row.value < 0) return -1;
+  const op = comparison.opA[row.value];
+  const call = op < 0 ? -1 : comparison.a.opCall[op];
+  return comparison.modules.findIndex((module) => module[7] === call);
+}
+
+/** The error of all module calls at a glance: a bar for each, by its power of ten. */
+function DepthChart({ state, current }: { state: DiffState; current: number }): JSX.Element | null {
+  const { comparison } = state;
+  const { modules } = comparison;
+  if (!modules.some((module) => module[6])) return null;
+  return (
+    <svg class="depth-chart" viewBox={`0 0 ${modules.length} 40`} preserveAspectRatio="none" aria-hidden="true">
+      {modules.map((module, at) => (
+        <g key={at} class={STATES[module[5]]} onClick={() => state.select(comparison.rowOfCalls(module[7], module[8]))}>
+          <rect class={at === current ? "place current" : "place"} x={at} y="0" width="1" height="40" />
+          <rect class="error" x={at + 0.1} y={40 - 40 * errorShare(module[6])} width="0.8" height={40 * errorShare(module[6])} />
+        </g>
+      ))}
+    </svg>
   );
 }
 
@@ -328,7 +359,7 @@ function lineText(recording: Recording, op: number): JSX.Element | string {
   const source = recording.sourceLine(frame).trim();
   return (
     <>
-      <span class="dim number">{frame >= 0 ? recording.frameLine[frame] : ""}</span>
+      <span class="dim line-number">{frame >= 0 ? recording.frameLine[frame] : ""}</span>
       {source ? <SourceText line={tokens([source])[0]} /> : <span class="dim">{recording.position(frame) || "no source line"}</span>}
     </>
   );

@@ -2,7 +2,8 @@
 
 import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
-import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, type Recording } from "../data/recording";
+import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, ROUND, STEP, type Recording } from "../data/recording";
+import { NO_FILTER } from "../data/search";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
 import { focusTree } from "./page";
@@ -24,6 +25,7 @@ function Search({ state }: { state: State }): JSX.Element {
   const filter = state.filter.value;
   const ran = [...new Set(state.recording.opPhase)].sort();
   const seen = [...new Set(state.recording.opLevel)].sort();
+  const steps = stepRows(state.recording);
   return (
     <div class="search">
       <input
@@ -41,6 +43,20 @@ function Search({ state }: { state: State }): JSX.Element {
           focusTree();
         }}
       />
+      {steps.length > 1 && (
+        <select
+          aria-label="Step"
+          value={filter.step}
+          onChange={(event) => (state.filter.value = { ...filter, step: Number(event.currentTarget.value) })}
+        >
+          <option value={-1}>all steps</option>
+          {steps.map((row) => (
+            <option key={row} value={row}>
+              {state.recording.rowLabel(row)}
+            </option>
+          ))}
+        </select>
+      )}
       {ran.length > 1 && (
         <select
           aria-label="Phase"
@@ -72,13 +88,24 @@ function Search({ state }: { state: State }): JSX.Element {
       {state.isFiltering.value && (
         <output class="found">
           {state.matches.value.size.toLocaleString("en")} found
-          <button class="plain" type="button" onClick={() => (state.filter.value = { query: "", phase: -1, level: -1 })}>
+          <button class="plain" type="button" onClick={() => (state.filter.value = NO_FILTER)}>
             clear
           </button>
         </output>
       )}
     </div>
   );
+}
+
+/** The rows of steps, also of those in a group. */
+function stepRows(recording: Recording): number[] {
+  const found: number[] = [];
+  for (let row = 0; row < recording.rows; ) {
+    const kind = recording.kind[row];
+    if (kind === STEP) found.push(row);
+    row = kind === GROUP || kind === ROUND || (kind === STEP && recording.kind[row + 1] === STEP) ? row + 1 : recording.end[row];
+  }
+  return found;
 }
 
 function Rows({ state }: { state: State }): JSX.Element {
