@@ -37,6 +37,8 @@ export class State {
     this.span.value = [recording.run.begin, Math.max(recording.run.begin + 1, recording.run.duration)];
     this.scope.value = firstScope(recording);
     this.open.value = firstOpen(recording, this.scope.value);
+    const [worst] = recording.problems.found;
+    if (worst && worst.severity === "error" && worst.op >= 0) this.selectOp(worst.op);
     if (recording.problems.found.some((problem) => problem.severity !== "note")) this.tab.value = "problems";
     else if (this.scope.value < 0 && recording.files.length) this.tab.value = "source";
   }

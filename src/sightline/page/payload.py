@@ -250,7 +250,8 @@ def _begin(index: Index) -> int:
 
 
 def _duration(data: TraceData) -> int:
-    ends = [table.start + np.maximum(table.duration, 0) for table in (data.ops, data.calls)]
+    timed = (data.ops, data.calls, data.device_work)
+    ends = [table.start + np.maximum(table.duration, 0) for table in timed]
     return max((int(end.max()) for end in ends if len(end)), default=0)
 
 

@@ -1,6 +1,6 @@
 // What costs most: rows of the tree as boxes whose widths are their shares, each below the one it is part of.
 
-import { GROUP, LINE, ROUND, type Recording } from "./recording";
+import { GROUP, LINE, OP, ROUND, type Recording } from "./recording";
 
 export type Metric = "time" | "flops" | "memory";
 
@@ -64,4 +64,20 @@ export function icicleOf(recording: Recording, root: number, metric: Metric): Ic
 function isGroupOf(recording: Recording, row: number, count: number): boolean {
   const parent = recording.parent[row];
   return count > 1 && parent >= 0 && recording.kind[parent] === GROUP;
+}
+
+/** What the ops in a row cost by their names, each as it was written, the most expensive first. */
+export function costsByName(recording: Recording, root: number, metric: Metric): { name: string; count: number; cost: number }[] {
+  const costs = costsOf(recording, metric);
+  const found = new Map<string, { name: string; count: number; cost: number }>();
+  const end = root < 0 ? recording.rows : recording.end[root];
+  for (let row = Math.max(0, root); row < end; row++) {
+    if (recording.kind[row] !== OP || (row !== root && recording.parent[row] >= 0 && recording.kind[recording.parent[row]] === OP)) continue;
+    const name = recording.opLabel(recording.ref[row]);
+    const each = found.get(name) ?? { name, count: 0, cost: 0 };
+    found.set(name, each);
+    each.count++;
+    each.cost += Math.max(0, costs[row]);
+  }
+  return [...found.values()].filter((each) => each.cost > 0).sort((a, b) => b.cost - a.cost);
 }

@@ -2,12 +2,14 @@
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { costsOf, icicleOf, type IcicleBox, type Metric } from "../data/icicle";
+import { costsByName, costsOf, icicleOf, type IcicleBox, type Metric } from "../data/icicle";
 import { CALL, GROUP, OP, PHASE, type Recording } from "../data/recording";
 import type { State } from "../state";
 import { bytesText, countText, timeText } from "../text";
 
 const HEIGHT = 22; // pixels of a box
+const READABLE = 0.035; // of the width: a narrower box has no room for its name
+const MOST_NAMES = 20; // ops in the table
 const METRICS: [Metric, string, (cost: number) => string][] = [
   ["time", "Time", timeText],
   ["flops", "FLOPs", countText],
@@ -54,11 +56,45 @@ export function CostView({ state }: { state: State }): JSX.Element {
               <Box key={`${box.row}-${box.depth}`} state={state} box={box} total={total} text={text} onEnter={setRoot} />
             ))}
           </div>
+          <ByName recording={recording} root={root} metric={metric} text={text} />
         </div>
       ) : (
         <p class="empty">{metric === "flops" ? "No FLOPs were counted in this run." : "Nothing was measured in this run."}</p>
       )}
     </div>
+  );
+}
+
+/** The ops of a row by their names, the most expensive first. */
+function ByName({ recording, root, metric, text }: { recording: Recording; root: number; metric: Metric; text: (cost: number) => string }): JSX.Element {
+  const found = useMemo(() => costsByName(recording, root, metric), [recording, root, metric]);
+  const most = found[0]?.cost || 1;
+  const all = found.reduce((sum, each) => sum + each.cost, 0) || 1;
+  return (
+    <table class="numbers by-name">
+      <caption>The same by op</caption>
+      <thead>
+        <tr>
+          <th scope="col">op</th>
+          <th scope="col">runs</th>
+          <th scope="col">{METRICS.find(([name]) => name === metric)?.[1]}</th>
+          <th scope="col">share</th>
+        </tr>
+      </thead>
+      <tbody>
+        {found.slice(0, MOST_NAMES).map(({ name, count, cost }) => (
+          <tr key={name}>
+            <th scope="row">{name}</th>
+            <td>{count.toLocaleString("en")}</td>
+            <td>{text(cost)}</td>
+            <td class="share">
+              <span class="track" aria-hidden="true"><i style={{ width: `${(100 * cost) / most}%` }} /></span>
+              {((100 * cost) / all).toFixed(1)} %
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
   );
 }
 
@@ -82,11 +118,16 @@ function Box({ state, box, total, text, onEnter }: BoxProps): JSX.Element {
       tabIndex={-1}
       class={`icicle-box ${boxClass(recording, row)}${selected === row ? " selected" : ""}`}
       style={{ left: `${100 * box.from}%`, width: `calc(${100 * (box.to - box.from)}% - 1px)`, top: box.depth * HEIGHT }}
+      aria-label={name}
       title={`${name} ${recording.rowNote(row)}\n${text(cost)}, ${share}${count > 1 ? `, ${count} together` : ""}`}
       onClick={() => state.select(row)}
       onDblClick={() => onEnter(row)}
     >
-      {name} <span>{text(cost)}</span>
+      {box.to - box.from > READABLE && (
+        <>
+          {name} <span>{text(cost)}</span>
+        </>
+      )}
     </button>
   );
 }

@@ -110,7 +110,7 @@ function Crumbs({ state, row }: { state: State; row: number }): JSX.Element {
   const { recording } = state;
   const around = recording.around(row).filter((each) => recording.kind[each] !== LINE);
   return (
-    <nav class="crumbs" aria-label="Where it is">
+    <p class="crumbs">
       {around.map((each) => (
         <span key={each}>
           <button class="link" type="button" onClick={() => state.select(each)}>
@@ -119,7 +119,7 @@ function Crumbs({ state, row }: { state: State; row: number }): JSX.Element {
           {" › "}
         </span>
       ))}
-    </nav>
+    </p>
   );
 }
 

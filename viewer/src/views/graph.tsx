@@ -190,10 +190,9 @@ function inPlace(old: Layout, now: Layout, camera: Camera, width: number, height
   const changed = wasNode ?? wasBox;
   const from = changed && places.get(changed.node.id);
   if (!changed || !from) return whole;
-  const { scale } = camera;
-  const x = camera.x + (from.x - changed.x) * scale;
-  const y = camera.y + (from.y - from.height / 2 - (changed.y - changed.height / 2)) * scale;
-  return { scale, x, y };
+  const seen = camera.y + (from.y - from.height / 2) * camera.scale;
+  const y = seen - (changed.y - changed.height / 2) * whole.scale;
+  return { ...whole, y: Math.max(height - now.height * whole.scale, Math.min(0, y)) };
 }
 
 function placesOf(layout: Layout): Map<string, Placed> {

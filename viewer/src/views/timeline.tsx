@@ -457,7 +457,7 @@ class Drawing {
     pen.fillRect(left, top, Math.max(0.7, right - left - 0.5), height);
     const room = right - left - 8;
     if (room < 18) return;
-    const most = Math.floor(room / 6);
+    const most = Math.floor(room / 6.6);
     pen.fillStyle = this.color(ink);
     pen.fillText(name.length <= most ? name : `${name.slice(0, most - 1)}…`, left + 4, top + height / 2 + 0.5);
   }

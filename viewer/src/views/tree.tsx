@@ -1,7 +1,7 @@
 // The tree at the left: only the rows that are on the screen are in the document, however many there are.
 
 import type { JSX } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useMemo } from "preact/hooks";
 import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, ROUND, STEP, type Recording } from "../data/recording";
 import { NO_FILTER } from "../data/search";
 import type { State } from "../state";
@@ -31,7 +31,7 @@ function Search({ state }: { state: State }): JSX.Element {
       <input
         id="search"
         type="search"
-        placeholder="Search modules, ops, shapes, variables, file:line"
+        placeholder="Search modules, ops, shapes, file:line"
         aria-label="Search modules, ops, shapes, variables and lines"
         value={filter.query}
         onInput={(event) => (state.filter.value = { ...filter, query: event.currentTarget.value })}
@@ -117,14 +117,15 @@ function Rows({ state }: { state: State }): JSX.Element {
     const at = indexOf(rows, selected);
     if (at >= 0) reveal(at);
   }, [selected, rows]);
-  const most = Math.max(1, ...recording.children(-1).map((row) => recording.time[row]));
-  const mostMemory = Math.max(1, ...recording.children(-1).map((row) => recording.memory[row]));
+  const whole = useMemo(() => wholes(recording), [recording]);
+  const most = Math.max(1, ...whole.map((row) => recording.time[row]));
+  const mostMemory = Math.max(1, ...whole.map((row) => recording.memory[row]));
   return (
     <div
       ref={box}
       id="tree"
       class="rows"
-      role="tree"
+      role={rows.length ? "tree" : "group"} // a tree has to have rows
       tabIndex={0}
       aria-label="Steps, modules, lines and ops"
       aria-activedescendant={selected >= 0 ? `row-${selected}` : undefined}
@@ -141,6 +142,11 @@ function Rows({ state }: { state: State }): JSX.Element {
       </div>
     </div>
   );
+}
+
+/** What the bars are shares of: the outermost rows, of a group its members, or a step would be a dot. */
+function wholes(recording: Recording): number[] {
+  return recording.children(-1).flatMap((row) => (recording.kind[row] === GROUP ? recording.children(row) : [row]));
 }
 
 interface RowProps {
