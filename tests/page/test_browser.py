@@ -244,7 +244,7 @@ def test_a_step_can_be_looked_at_alone(opened: Opener) -> None:
             model(x).sum().backward()
             optimizer.step()
     page = opened(t)
-    assert "step0 … step3 ×4" in page.text("#tree")
+    assert "step1 … step3 ×3" in page.text("#tree")
     page.page.select_option("[aria-label=Step]", label="step2")
     shown = page.text("#tree")
     assert "step2" in shown

@@ -25,19 +25,22 @@ export interface Layout {
   height: number;
 }
 
-const LETTER = 7; // pixels of a letter in a label, about
+const LETTER = 7.2; // pixels of a letter in a label, about
+const GAP = 20; // pixels between two layers
+const BOXED_GAP = 9; // the same where boxes add layers of their own
 const NODE_HEIGHT = 40;
 const INPUT_HEIGHT = 26;
 const TITLE = 18; // pixels of the title of a box
 
 export function layoutOf(graph: Graph, title: (node: GraphNode) => string, note: (node: GraphNode) => string): Layout {
   const made = new dagre.graphlib.Graph({ compound: true, multigraph: false });
-  made.setGraph({ rankdir: "TB", nodesep: 26, ranksep: 20, edgesep: 14, marginx: 16, marginy: 16 });
+  const ranksep = graph.boxes.length ? BOXED_GAP : GAP;
+  made.setGraph({ rankdir: "TB", nodesep: 26, ranksep, edgesep: 14, marginx: 16, marginy: graph.boxes.length ? 16 + TITLE : 16 });
   made.setDefaultEdgeLabel(() => ({}));
   for (const box of graph.boxes) made.setNode(box.id, { label: title(box) });
   for (const node of graph.nodes) {
     const isRow = node.role === "row";
-    const letters = isRow ? Math.max(title(node).length + 2, note(node).length * 0.9) : (title(node).length + note(node).length) * 0.9;
+    const letters = isRow ? Math.max(title(node).length + 3, note(node).length * 0.9) : (title(node).length + note(node).length) * 0.9;
     const width = Math.min(260, Math.max(72, letters * LETTER + 24));
     made.setNode(node.id, { width, height: isRow ? NODE_HEIGHT : INPUT_HEIGHT });
   }

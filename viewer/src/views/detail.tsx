@@ -93,7 +93,7 @@ function Selected({ state, row }: { state: State; row: number }): JSX.Element {
     <>
       <Crumbs state={state} row={row} />
       <h2 class={kind === OP ? "op" : "module"}>
-        {recording.rowLabel(row)}
+        {recording.rowLabel(row)}{" "}
         {recording.count[row] > 1 && <span class="times">×{recording.count[row]}</span>}
       </h2>
       {kind === OP && <OpDetail state={state} op={ref} />}

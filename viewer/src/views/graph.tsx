@@ -15,6 +15,8 @@ interface Camera {
 }
 
 const LARGEST = 1.15; // a small graph is not blown up to fill the screen
+const MAP = 116; // pixels of the longer side of the map
+const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
 const SMALLEST_FIT = 0.72; // below that nothing can be read: the top is shown instead of everything
 
 export function GraphView({ state }: { state: State }): JSX.Element {
@@ -235,8 +237,8 @@ interface MinimapProps {
 /** The whole graph in a corner, with what is seen of it; only where not all of it is. */
 function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | null {
   const isWhole = layout.width * camera.scale <= size.width + 4 && layout.height * camera.scale <= size.height + 4;
-  if (isWhole || !size.width) return null;
-  const shrunk = Math.min(150 / layout.width, 150 / layout.height);
+  if (isWhole || size.height < ROOM_FOR_MAP) return null;
+  const shrunk = Math.min(MAP / layout.width, MAP / layout.height);
   const seen = { x: -camera.x / camera.scale, y: -camera.y / camera.scale, width: size.width / camera.scale, height: size.height / camera.scale };
   const move = (event: JSX.TargetedPointerEvent<SVGSVGElement>): void => {
     const box = event.currentTarget.getBoundingClientRect();
