@@ -31,7 +31,8 @@ class Net(nn.Module):
         y = self.norm(self.fc(x))
         if self.extra:
             torch.tanh(y)
-        return y * 2
+        result: torch.Tensor = y * 2
+        return result
 
 
 def compared(first: nn.Module, second: nn.Module) -> sl.Diff:

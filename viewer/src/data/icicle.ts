@@ -18,15 +18,17 @@ export interface IcicleBox {
 const NARROWEST = 0.0015; // of the whole width; what is narrower cannot be seen
 const DEEPEST = 24;
 
-export function costsOf(recording: Recording, metric: Metric): ArrayLike<number> {
-  return metric === "time" ? recording.time : metric === "flops" ? recording.flops : recording.memory;
+/** What a row costs, for sums: of an op whose time is that of other rows, nothing. */
+export function costOf(recording: Recording, row: number, metric: Metric): number {
+  if (metric === "flops") return Math.max(0, recording.flops[row]);
+  if (metric === "memory") return Math.max(0, recording.memory[row]);
+  return recording.kind[row] === OP && recording.isApart(recording.ref[row]) ? 0 : Math.max(0, recording.time[row]);
 }
 
 /** The boxes inside a row, -1 for the run; those of equal layers are one, with the sum of all of them. */
 export function icicleOf(recording: Recording, root: number, metric: Metric): IcicleBox[] {
-  const costs = costsOf(recording, metric);
   const boxes: IcicleBox[] = [];
-  const sum = (rows: number[]): number => rows.reduce((total, row) => total + Math.max(0, costs[row]), 0);
+  const sum = (rows: number[]): number => rows.reduce((total, row) => total + costOf(recording, row, metric), 0);
 
   /** Equal rows side by side: their children, position by position. */
   const inside = (rows: number[]): number[][] => {
@@ -68,7 +70,6 @@ function isGroupOf(recording: Recording, row: number, count: number): boolean {
 
 /** What the ops in a row cost by their names, each as it was written, the most expensive first. */
 export function costsByName(recording: Recording, root: number, metric: Metric): { name: string; count: number; cost: number }[] {
-  const costs = costsOf(recording, metric);
   const found = new Map<string, { name: string; count: number; cost: number }>();
   const end = root < 0 ? recording.rows : recording.end[root];
   for (let row = Math.max(0, root); row < end; row++) {
@@ -77,7 +78,7 @@ export function costsByName(recording: Recording, root: number, metric: Metric):
     const each = found.get(name) ?? { name, count: 0, cost: 0 };
     found.set(name, each);
     each.count++;
-    each.cost += Math.max(0, costs[row]);
+    each.cost += costOf(recording, row, metric);
   }
   return [...found.values()].filter((each) => each.cost > 0).sort((a, b) => b.cost - a.cost);
 }

@@ -200,6 +200,7 @@ export class Recording {
   private readonly valueIds: Numbers;
   private readonly stats: Record<keyof Statistics, Numbers>;
   private readonly statRow = new Map<number, number>();
+  private apart: Uint8Array | undefined;
   private readers: { offsets: Int32Array; ops: Int32Array } | undefined;
 
   constructor(sections: Sections) {
@@ -349,6 +350,23 @@ export class Recording {
     let row = this.opRow[op];
     while (this.parent[row] >= 0 && this.kind[this.parent[row]] === OP) row = this.parent[row];
     return this.ref[row];
+  }
+
+  /** Whether what ran inside an op has rows elsewhere, as that of `loss.backward()` has: its time is theirs. */
+  isApart(op: number): boolean {
+    this.apart ??= this.findApart();
+    return this.apart[op] === 1;
+  }
+
+  private findApart(): Uint8Array {
+    const apart = new Uint8Array(this.run.ops);
+    for (let op = 0; op < apart.length; op++) {
+      const parent = this.opParent[op];
+      if (parent < 0) continue;
+      const row = this.opRow[parent];
+      if (this.opRow[op] <= row || this.opRow[op] >= this.end[row]) apart[parent] = 1;
+    }
+    return apart;
   }
 
   shape(value: number): string {

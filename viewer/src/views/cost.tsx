@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { costsByName, costsOf, icicleOf, type IcicleBox, type Metric } from "../data/icicle";
+import { costOf, costsByName, icicleOf, type IcicleBox, type Metric } from "../data/icicle";
 import { CALL, GROUP, OP, PHASE, type Recording } from "../data/recording";
 import type { State } from "../state";
 import { bytesText, countText, timeText } from "../text";
@@ -22,7 +22,7 @@ export function CostView({ state }: { state: State }): JSX.Element {
   const [root, setRoot] = useState(-1);
   const boxes = useMemo(() => icicleOf(recording, root, metric), [recording, root, metric]);
   const text = METRICS.find(([name]) => name === metric)?.[2] ?? timeText;
-  const total = recording.children(-1).reduce((sum, row) => sum + Math.max(0, costsOf(recording, metric)[row]), 0);
+  const total = recording.children(-1).reduce((sum, row) => sum + costOf(recording, row, metric), 0);
   const depth = boxes.reduce((most, box) => Math.max(most, box.depth), -1) + 1;
   return (
     <div class="cost-view">
@@ -72,7 +72,7 @@ function ByName({ recording, root, metric, text }: { recording: Recording; root:
   const all = found.reduce((sum, each) => sum + each.cost, 0) || 1;
   return (
     <table class="numbers by-name">
-      <caption>The same by op</caption>
+      <caption>The same by op{recording.isFolded && ", of equal layers and steps the first"}</caption>
       <thead>
         <tr>
           <th scope="col">op</th>
@@ -89,7 +89,7 @@ function ByName({ recording, root, metric, text }: { recording: Recording; root:
             <td>{text(cost)}</td>
             <td class="share">
               <span class="track" aria-hidden="true"><i style={{ width: `${(100 * cost) / most}%` }} /></span>
-              {((100 * cost) / all).toFixed(1)} %
+              <span class="percent">{((100 * cost) / all).toFixed(1)} %</span>
             </td>
           </tr>
         ))}

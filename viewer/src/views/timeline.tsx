@@ -478,14 +478,8 @@ function callLanes(recording: Recording): number[][] {
 
 /** Calls as they were written; but not one whose ops stand by themselves, as those of `loss.backward()` do. */
 function drawnOps(recording: Recording): Uint8Array {
-  const drawn = new Uint8Array(recording.run.ops).fill(1);
-  for (let op = 0; op < drawn.length; op++) {
-    const parent = recording.opParent[op];
-    if (parent < 0) continue;
-    const row = recording.opRow[parent];
-    if (recording.opRow[op] > row && recording.opRow[op] < recording.end[row]) drawn[op] = 0;
-    else drawn[parent] = 0;
-  }
+  const drawn = new Uint8Array(recording.run.ops);
+  for (let op = 0; op < drawn.length; op++) drawn[op] = recording.written(op) === op && !recording.isApart(op) ? 1 : 0;
   return drawn;
 }
 
