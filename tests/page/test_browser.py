@@ -138,6 +138,28 @@ def test_problems_come_first(opened: Opener) -> None:
     assert "layer(x) - target" in page.line()
 
 
+def test_a_nan_is_marked_where_it_comes_out(opened: Opener) -> None:
+    class Lost(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.fc(x) * torch.nan
+            return y.relu()
+
+    model = Lost()
+    with sl.trace(model, stats=True) as t:
+        model(torch.ones(2, 4))
+    page = opened(t)
+    marked = page.page.locator(".row", has=page.page.locator(".badge")).locator(".name").all_inner_texts()
+    assert "F.linear" not in marked
+    assert "*" in marked
+    page.page.click("#tab-graph")
+    assert page.page.locator(".node.faulty", has_text="Tensor.relu").count() == 1
+    assert page.page.locator(".node.faulty", has_text="Linear").count() == 0
+
+
 def test_dark_is_dark(opened: Opener, gpt2: Trace) -> None:
     for scheme, is_dark in (("light", False), ("dark", True)):
         page = opened(gpt2, scheme=scheme)

@@ -37,6 +37,7 @@ export class State {
     this.span.value = [recording.run.begin, Math.max(recording.run.begin + 1, recording.run.duration)];
     this.scope.value = firstScope(recording);
     this.open.value = firstOpen(recording, this.scope.value);
+    this.file.value = firstFile(recording);
     const [worst] = recording.problems.found;
     if (worst && worst.severity === "error" && worst.op >= 0) this.selectOp(worst.op);
     if (recording.problems.found.some((problem) => problem.severity !== "note")) this.tab.value = "problems";
@@ -154,6 +155,12 @@ export class State {
     this.select(row);
     return true;
   }
+}
+
+/** The file that is shown at first: of those the user wrote, the one with most lines that ran ops. */
+function firstFile(recording: Recording): number {
+  const ran = recording.files.map((file) => (file.installed ? 0 : file.lines.filter(([, , , phases]) => phases.length).length));
+  return Math.max(0, ran.indexOf(Math.max(...ran)));
 }
 
 /** The line of a row: its own, or that of the first thing in it. */

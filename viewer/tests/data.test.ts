@@ -191,6 +191,14 @@ describe("the costs", () => {
   });
 });
 
+describe("what went wrong", () => {
+  const recording = byHand();
+
+  it("is marked where a NaN came out", () => {
+    expect([3, 7, 8].map((row) => recording.gaveNan(row))).toEqual([false, true, false]);
+  });
+});
+
 describe("a captured tensor", () => {
   const recording = byHand();
 

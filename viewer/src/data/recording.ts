@@ -450,6 +450,21 @@ export class Recording {
     ) as unknown as Statistics;
   }
 
+  /** Whether an op or a module call ended in an exception. */
+  raised(row: number): boolean {
+    const ref = this.ref[row];
+    if (this.kind[row] === OP) return (this.opFlags[ref] & RAISED) > 0;
+    return this.kind[row] === CALL && (this.callFlags[ref] & RAISED) > 0;
+  }
+
+  /** Whether an op or a module call gave a NaN, where statistics were taken. */
+  gaveNan(row: number): boolean {
+    const ref = this.ref[row];
+    const isCall = this.kind[row] === CALL && this.callRow[ref] === row;
+    const outputs = this.kind[row] === OP ? this.opOutputs.of(ref) : isCall ? this.callOutputs.of(ref) : [];
+    return outputs.some((value) => this.stats.nans[this.statRow.get(value) ?? -1] > 0);
+  }
+
   /** The tensor that was captured of a value, drawn. */
   capture(value: number): Capture | undefined {
     const at = this.captureRow.get(value);

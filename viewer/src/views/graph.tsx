@@ -322,10 +322,11 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
   const expands = isRow && canExpand(recording, node.row);
   const choose = (): void => (isRow ? state.select(node.row) : state.selectValue(node.value));
   const name = title(recording, node);
+  const isWrong = isRow && (recording.gaveNan(node.row) || recording.raised(node.row));
   const room = Math.floor((width - (expands ? 30 : 18)) / 6.6);
   return (
     <g
-      class={`node ${isRow ? nodeClass(recording, node.row) : node.role}${isSelected ? " selected" : ""}${isNear ? " near" : ""}`}
+      class={`node ${isRow ? nodeClass(recording, node.row) : node.role}${isSelected ? " selected" : ""}${isWrong ? " faulty" : ""}${isNear ? " near" : ""}`}
       style={{ transform: `translate(${placed.x - width / 2}px, ${placed.y - height / 2}px)` }}
       data-node={node.id}
       role="button"

@@ -61,7 +61,8 @@ function File({ state, file, at, label }: FileProps): JSX.Element {
   const isHere = frame >= 0 && recording.frameFile[frame] === at;
   const current = isHere ? recording.frameLine[frame] : -1;
   useEffect(() => {
-    box.current?.querySelector(".code-line.current")?.scrollIntoView({ block: "center" });
+    const line = box.current?.querySelector(".code-line.current") ?? box.current?.querySelector(".code-line.ran");
+    line?.scrollIntoView({ block: "center" });
   }, [current, file]);
   return (
     <div ref={box} class="code" tabIndex={0} role="region" aria-label={`Source of ${file.name}${label && `, run ${label}`}`}>

@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
-import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, ROUND, STEP, type Recording } from "../data/recording";
+import { ASIDE, CALL, GROUP, LINE, OP, PHASE, ROUND, STEP, type Recording } from "../data/recording";
 import { NO_FILTER } from "../data/search";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
@@ -190,6 +190,7 @@ function Row({ state, row, top, most, mostMemory }: RowProps): JSX.Element {
       </span>
       <span class="name">{recording.rowLabel(row)}</span>
       {recording.count[row] > 1 && <span class="times">×{recording.count[row]}</span>}
+      {recording.gaveNan(row) && <span class="badge error">NaN</span>}
       <span class="note">{recording.rowNote(row)}</span>
       <span class="cost">{time > 0 ? timeText(time) : ""}</span>
       <span class="bars" aria-hidden="true" title={`${timeText(time)}, makes ${bytesText(memory)}`}>
@@ -204,11 +205,11 @@ function rowClass(recording: Recording, row: number): string {
   const ref = recording.ref[row];
   switch (recording.kind[row]) {
     case OP: {
-      const raised = recording.opFlags[ref] & RAISED ? " raised" : "";
+      const raised = recording.raised(row) ? " raised" : "";
       return `op ${recording.run.phases[recording.opPhase[ref]]}${raised}`;
     }
     case CALL:
-      return recording.callFlags[ref] & RAISED ? "call raised" : "call";
+      return recording.raised(row) ? "call raised" : "call";
     case LINE:
       return "line";
     case GROUP:
