@@ -43,7 +43,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "graph": _READERS,
     "views": _READERS | {"diff"},
     "convert": _READERS | {"views"},
-    "page": _READERS | {"graph", "views", "convert"},
+    "page": _READERS | {"diff", "graph", "views", "convert"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},
     "diff_api": _HELD | {"api", "tracing"},

@@ -136,13 +136,17 @@ def screen() -> str:
     return console.export_svg(title="t.code()", code_format=TERMINAL, unique_id="screen")
 
 
-def page() -> bytes:
-    """The page of a training run, as Chromium draws it."""
-    from playwright.sync_api import sync_playwright
+def narrow_gpt2() -> Any:
+    """A GPT-2 of four narrow layers, with a head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 500, "n_positions": 64}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
+def page() -> bytes:
+    """The page of a training run, as Chromium draws it."""
+    model = narrow_gpt2()
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(0, 500, (2, 32))
 
@@ -155,14 +159,35 @@ def page() -> bytes:
     with sl.trace(model, stats=True, name="train") as t:
         for _ in range(3):
             train()
+    return screenshot(t, click=".node.call:has-text('lm_head')")
+
+
+def page_diff() -> bytes:
+    """The page of two runs, one of which has another constant in one layer."""
+    model = narrow_gpt2().eval()
+    tokens = torch.randint(0, 500, (2, 32))
+    traces = []
+    for name, eps in (("before", 1e-5), ("after", 1e-3)):
+        model.transformer.h[1].ln_2.eps = eps
+        with torch.no_grad(), sl.trace(model, stats=True, name=name) as t:
+            model(input_ids=tokens)
+        traces.append(t)
+    return screenshot(sl.diff(*traces))
+
+
+def screenshot(shown: sl.Trace | sl.Diff, click: str = "") -> bytes:
+    """A page in Chromium, after a click."""
+    from playwright.sync_api import sync_playwright
+
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        t.html(f"{folder}/run.html")
+        shown.html(f"{folder}/run.html")
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
-        shown.goto(f"file://{folder}/run.html")
-        shown.wait_for_selector("[data-ready]")
-        shown.locator(".node.call", has_text="lm_head").click()
-        picture: bytes = shown.screenshot()
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+        page.goto(f"file://{folder}/run.html")
+        page.wait_for_selector("[data-ready]")
+        if click:
+            page.click(click)
+        picture: bytes = page.screenshot()
         browser.close()
     return picture
 
@@ -189,6 +214,7 @@ TERMINAL: Final = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.or
 PICTURES: Final[dict[str, Callable[[], Graph | str | bytes]]] = {
     "screen": screen,
     "page": page,
+    "page-diff": page_diff,
     "cnn": cnn,
     "gpt2-folded": lambda: gpt2(fold=True),
     "gpt2-depth-2": lambda: gpt2(depth=2),

@@ -445,8 +445,9 @@ class Trace:
         """Write the run as a page to walk through: one HTML file, which opens offline anywhere.
 
         It shows the tree of modules, the source with what ran on each line, the graph, the timeline, what
-        looks wrong, and every value with its shape, its maker and its readers. It holds the text of your
-        source files. A file that is there is replaced, at once or not at all.
+        costs most, what looks wrong, and every value with its shape, its maker and its readers. It holds the
+        text of your source files. A file that is there is replaced, at once or not at all. In a notebook, a
+        cell that ends with the trace shows the same page.
 
         >>> import pathlib, tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -490,7 +491,10 @@ class Trace:
         return str(self._overview())
 
     def _repr_html_(self) -> str:
-        return self._overview()._repr_html_()
+        """The page, in a notebook; the overview where the page is too large or its viewer is not built."""
+        from sightline.page.notebook import inline_page
+
+        return inline_page(self.index) or self._overview()._repr_html_()
 
 
 @check_arguments

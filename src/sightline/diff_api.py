@@ -106,6 +106,24 @@ class Diff:
 
         return source_view(self, everything=everything)
 
+    @check_arguments
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write the comparison as a page to walk through: one HTML file with both runs side by side.
+
+        It shows the verdict, the error of each module along the depth, and the ops, sources and values of
+        both runs beside each other. It holds the text of both runs' source files.
+
+        >>> import pathlib, tempfile, torch, sightline as sl
+        >>> d = sl.diff(torch.nn.LayerNorm(4), torch.nn.LayerNorm(4, eps=0.1), torch.ones(2, 4))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     d.html(f"{folder}/diff.html")
+        ...     pathlib.Path(folder, "diff.html").read_text()[:15]
+        '<!doctype html>'
+        """
+        from sightline.page.document import save_diff_page
+
+        save_diff_page(self.comparison, path)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, ready for JSON."""
         names = {"a": str(self.a.info["name"]), "b": str(self.b.info["name"])}

@@ -13,6 +13,7 @@ import pytest
 
 import sightline.page
 from sightline.api import Trace
+from sightline.diff_api import Diff
 
 _PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _VIEWER = Path(sightline.page.__file__).with_name("viewer.js")
@@ -55,10 +56,10 @@ class OpenPage:
     """A page that was opened, with everything it said and asked for."""
 
     def __init__(
-        self, chromium: Any, trace: Trace, folder: Path, *, scheme: str = "light", fragment: str = ""
+        self, chromium: Any, shown: Trace | Diff, folder: Path, *, scheme: str = "light", fragment: str = ""
     ) -> None:
         path = folder / "run.html"
-        trace.html(path)
+        shown.html(path)
         self.page = chromium.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
         self.page.set_default_timeout(10_000)
         self.said: list[str] = []

@@ -34,7 +34,12 @@ def _column(data: bytes, entry: dict[str, Any]) -> Any:
 
 
 def recording_in(page: str) -> dict[str, Any]:
-    """The sections that a page carries."""
-    found = re.search(r'id="recording">([^<]*)</script>', page)
-    assert found is not None
-    return unpacked(base64.b64decode(found[1]))
+    """The sections of the recording that a page carries."""
+    found: dict[str, Any] = blocks_in(page)["recording"]
+    return found
+
+
+def blocks_in(page: str) -> dict[str, dict[str, Any]]:
+    """The sections of every block that a page carries, by the ids of the blocks."""
+    found = re.findall(r'octet-stream" id="([\w-]+)">([^<]*)</script>', page)
+    return {id: unpacked(base64.b64decode(data)) for id, data in found}

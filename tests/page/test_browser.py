@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +12,11 @@ from torch import nn
 
 import sightline as sl
 from sightline.api import Trace
-from tests.builders import TraceBuilder
-from tests.page.browser import OpenPage, browser, needed
+from sightline.page.payload import payload
+from tests.builders import TraceBuilder, make_trace
+from tests.device_work import kernels, timed
+from tests.page.conftest import Opener
 from tests.views.odd_traces import SCRIPT, hostile
-
-Opener = Callable[..., OpenPage]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    needed()
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def opened(chromium: Any, tmp_path: Path) -> Iterator[Opener]:
-    pages: list[OpenPage] = []
-
-    def opener(trace: Trace, **options: Any) -> OpenPage:
-        pages.append(OpenPage(chromium, trace, tmp_path, **options))
-        return pages[-1]
-
-    yield opener
-    for page in pages:
-        page.close()
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +138,28 @@ def test_problems_come_first(opened: Opener) -> None:
     assert "layer(x) - target" in page.line()
 
 
+def test_a_nan_is_marked_where_it_comes_out(opened: Opener) -> None:
+    class Lost(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.fc(x) * torch.nan
+            return y.relu()
+
+    model = Lost()
+    with sl.trace(model, stats=True) as t:
+        model(torch.ones(2, 4))
+    page = opened(t)
+    marked = page.page.locator(".row", has=page.page.locator(".badge")).locator(".name").all_inner_texts()
+    assert "F.linear" not in marked
+    assert "*" in marked
+    page.page.click("#tab-graph")
+    assert page.page.locator(".node.faulty", has_text="Tensor.relu").count() == 1
+    assert page.page.locator(".node.faulty", has_text="Linear").count() == 0
+
+
 def test_dark_is_dark(opened: Opener, gpt2: Trace) -> None:
     for scheme, is_dark in (("light", False), ("dark", True)):
         page = opened(gpt2, scheme=scheme)
@@ -168,14 +170,14 @@ def test_dark_is_dark(opened: Opener, gpt2: Trace) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nobody_is_kept_out(opened: Opener, gpt2: Trace, scheme: str) -> None:
     page = opened(gpt2, scheme=scheme, fragment=f"#op-{op_named(gpt2, 'F.cross_entropy')}")
-    for tab in ("problems", "graph", "source"):
+    for tab in ("problems", "graph", "source", "cost"):
         page.page.click(f"#tab-{tab}")
         assert page.barriers() == []
 
 
 def test_hostile_names_are_text(opened: Opener) -> None:
     page = opened(hostile())
-    for key in ("1", "2", "3"):
+    for key in ("1", "2", "3", "4"):
         page.page.keyboard.press(key)
     page.page.fill("#search", "alert")
     page.page.keyboard.press("Enter")
@@ -192,3 +194,166 @@ def test_nothing_recorded_is_said(opened: Opener) -> None:
 def test_a_link_to_nothing_selects_nothing(opened: Opener, gpt2: Trace) -> None:
     page = opened(gpt2, fragment="#op-99999999")
     assert page.page.locator(".row[aria-selected=true]").count() == 0
+
+
+def test_escape_selects_the_run_again(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2, fragment=f"#op-{op_named(gpt2, 'F.cross_entropy')}")
+    assert page.page.locator(".row[aria-selected=true]").count() == 1
+    page.page.keyboard.press("Escape")
+    assert page.page.locator(".row[aria-selected=true]").count() == 0
+    assert page.fragment() == ""
+    assert "Memory at the peak" in page.text(".detail")
+
+
+def test_the_lineage_leads_back(opened: Opener, gpt2: Trace) -> None:
+    op = gpt2.ops[op_named(gpt2, "F.cross_entropy")]
+    page = opened(gpt2, fragment=f"#op-{op.id}")
+    steps = page.page.locator(".lineage li")
+    assert "F.cross_entropy" in steps.nth(0).inner_text()
+    assert "Tensor.view" in steps.nth(1).inner_text()
+    assert "ops before these" in page.text(".lineage")
+    assert "lm_head.weight" in page.text(".lineage") or "wte.weight" in page.text(".lineage")
+    steps.nth(1).locator(".link").click()
+    assert "Tensor.view" in page.text(".detail h2")
+
+
+def test_the_costs_are_boxes_that_lead_to_their_rows(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.keyboard.press("4")
+    assert "forward" in page.text(".icicle")
+    page.page.click("text=FLOPs")
+    assert page.page.get_attribute("button:has-text('FLOPs')", "aria-pressed") == "true"
+    group = page.page.locator(".icicle-box", has_text="h.0 … h.2 ×3").first
+    group.click()
+    assert page.text(".detail h2") == "h.0 … h.2 ×3"
+    group.dblclick()
+    assert page.text(".cost-head .crumbs").endswith("h.0 … h.2")
+    assert "F.scaled_dot_product_attention" in page.text(".by-name")
+
+
+def test_a_graph_larger_than_the_screen_has_a_map(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.click("#tab-graph")
+    assert page.page.locator(".minimap").count() == 0
+    page.page.locator(".node.call", has_text="transformer").locator(".expand").click()
+    minimap = page.page.locator(".minimap")
+    minimap.wait_for()
+    before = page.page.get_attribute(".camera", "style")
+    box = minimap.bounding_box()
+    page.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] - 4)
+    assert page.page.get_attribute(".camera", "style") != before
+
+
+def test_a_row_expands_where_it_is_and_its_nodes_come_out_of_it(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.click("#tab-graph")
+    node = page.page.locator(".node.call", has_text="transformer")
+    name = node.get_attribute("data-node")
+    node.locator(".expand").click()
+    moving = page.page.evaluate("document.querySelector('.camera').getAnimations({ subtree: true }).length")
+    assert moving > 5
+    box = page.page.locator(f".box[data-node={name}]")
+    assert box.count() == 1
+    box.locator("text").click()
+    assert page.page.locator(f".node[data-node={name}]").count() == 1
+
+
+def test_a_step_can_be_looked_at_alone(opened: Opener) -> None:
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    with sl.trace(model) as t:
+        for _ in range(4):
+            model(x).sum().backward()
+            optimizer.step()
+    page = opened(t)
+    assert "step1 … step3 ×3" in page.text("#tree")
+    page.page.select_option("[aria-label=Step]", label="step2")
+    names = page.page.locator("#tree .name").all_inner_texts()
+    assert "step2" in names
+    assert not {"step0", "step1", "step3"} & set(names)
+    page.page.click("text=clear")
+    assert page.page.input_value("[aria-label=Step]") == "-1"
+
+
+def test_a_captured_tensor_is_drawn(opened: Opener) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    with sl.trace(model, capture=True) as t:
+        model(torch.randn(4, 8))
+    page = opened(t, fragment=f"#op-{op_named(t, 'relu')}")
+    assert page.page.locator(".histogram rect").count() > 10
+    painted = page.page.evaluate(
+        "() => { const c = document.querySelector('.heat-map');"
+        " return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x > 0); }"
+    )
+    assert painted
+    assert 't.tensors["1/output/0/0"]' in page.page.content().replace("&quot;", '"')
+    assert page.barriers() == []
+
+
+def test_copy_buttons_copy(opened: Opener, gpt2: Trace) -> None:
+    op = op_named(gpt2, "F.cross_entropy")
+    page = opened(gpt2, fragment=f"#op-{op}")
+    page.page.evaluate(
+        "() => { window.copied = []; Object.defineProperty(navigator, 'clipboard',"
+        " { value: { writeText: async text => { window.copied.push(text); } } }); }"
+    )
+    page.page.click(f"[aria-label='Copy t.ops[{op}]']")
+    page.page.locator(".values .value-head").first.click()
+    value = gpt2.ops[op].inputs[0]
+    page.page.click(f"[aria-label='Copy t.values[{value.id}]']")
+    page.page.click(f"[aria-label='Copy {value}']")
+    copied = page.page.evaluate("window.copied")
+    assert copied == [f"t.ops[{op}]", f"t.values[{value.id}]", str(value)]
+
+
+def test_devices_have_tracks(opened: Opener) -> None:
+    trace = make_trace()
+    works = [*kernels(trace.data), *kernels(trace.data, stream=9)]
+    page = opened(timed(trace, works))
+    box = page.page.locator(".timeline canvas").bounding_box()
+    x, streams = box["x"] + box["width"] * 0.6, {}
+    for y in range(int(box["y"]), int(box["y"] + box["height"]), 6):
+        page.page.mouse.move(x, y)
+        text = page.text(".tip") if page.page.locator(".tip").count() else ""
+        if text.startswith("cuda:0"):
+            streams[text.partition(": ")[0]] = (y, text)
+    assert list(streams) == ["cuda:0 #7", "cuda:0 #9"]
+    y, text = streams["cuda:0 #9"]
+    launched = re.search(r"(\S+)_kernel, .*, launched by (\S+)$", text)
+    assert launched is not None
+    assert launched[1] == launched[2]
+    page.page.mouse.click(x, y)
+    assert page.text(".detail h2") == launched[1]
+    assert "device" in page.text(".detail .facts")
+
+
+def test_a_very_long_run_says_that_it_is_folded(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(30)))
+    with sl.trace(model) as t:
+        model(torch.ones(2, 3))
+    held = payload(t.index, most_ops=10)
+    monkeypatch.setattr("sightline.page.document.payload", lambda index: held)
+    page = opened(t)
+    assert "folded" in page.text(".header")
+    assert f"This run has {len(t.ops)} ops." in page.text(".detail")
+    assert "0 … 29 ×30" in page.text("#tree")
+    assert page.barriers() == []
+
+
+def test_a_notebook_shows_the_page(chromium: Any, gpt2: Trace, tmp_path: Path) -> None:
+    file = tmp_path / "notebook.html"
+    file.write_text(f"<!doctype html><title>notebook</title><body style='width:900px'>{gpt2._repr_html_()}")
+    page = chromium.new_page(viewport={"width": 1000, "height": 900})
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(file.as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator("[data-ready]").wait_for()
+    frame.locator("#tab-graph").click()
+    frame.locator(".node.call", has_text="lm_head").click()
+    assert "Linear" in frame.locator(".detail").inner_text()
+    frame.locator(".detail .copy").first.click()
+    assert page.evaluate("location.hash") == ""
+    page.close()
+    assert said == []

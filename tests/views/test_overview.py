@@ -33,7 +33,6 @@ def test_it_is_one_screen() -> None:
 def test_print_and_str_of_a_trace_are_the_overview() -> None:
     trace = make_trace()
     assert str(trace) == str(overview(trace))
-    assert trace._repr_html_() == overview(trace)._repr_html_()
 
 
 def test_trouble_is_said_in_red() -> None:

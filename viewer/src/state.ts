@@ -5,7 +5,7 @@ import { firstScope, graphScope } from "./data/graph";
 import { ASIDE, CALL, LINE, OP, type Recording } from "./data/recording";
 import { isFiltering, NO_FILTER, openRows, searchedRows, type Filter } from "./data/search";
 
-export type Tab = "problems" | "graph" | "source";
+export type Tab = "problems" | "graph" | "source" | "cost";
 
 const MOST_AT_FIRST = 24; // rows that the tree opens with
 
@@ -37,6 +37,9 @@ export class State {
     this.span.value = [recording.run.begin, Math.max(recording.run.begin + 1, recording.run.duration)];
     this.scope.value = firstScope(recording);
     this.open.value = firstOpen(recording, this.scope.value);
+    this.file.value = firstFile(recording);
+    const [worst] = recording.problems.found;
+    if (worst && worst.severity === "error" && worst.op >= 0) this.selectOp(worst.op);
     if (recording.problems.found.some((problem) => problem.severity !== "note")) this.tab.value = "problems";
     else if (this.scope.value < 0 && recording.files.length) this.tab.value = "source";
   }
@@ -50,6 +53,14 @@ export class State {
       this.reveal(row);
       const frame = this.frame.value;
       if (frame >= 0 && this.recording.frameFile[frame] >= 0) this.file.value = this.recording.frameFile[frame];
+    });
+  }
+
+  /** Select nothing: the detail describes the run. */
+  deselect(): void {
+    batch(() => {
+      this.row.value = -1;
+      this.value.value = -1;
     });
   }
 
@@ -144,6 +155,12 @@ export class State {
     this.select(row);
     return true;
   }
+}
+
+/** The file that is shown at first: of those the user wrote, the one with most lines that ran ops. */
+function firstFile(recording: Recording): number {
+  const ran = recording.files.map((file) => (file.installed ? 0 : file.lines.filter(([, , , phases]) => phases.length).length));
+  return Math.max(0, ran.indexOf(Math.max(...ran)));
 }
 
 /** The line of a row: its own, or that of the first thing in it. */

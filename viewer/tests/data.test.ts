@@ -1,5 +1,8 @@
 import { describe, expect, it } from "vitest";
+import { Comparison, errorShare, errorText } from "../src/data/comparison";
 import { firstScope, graphOf, graphScope } from "../src/data/graph";
+import { costsByName, icicleOf } from "../src/data/icicle";
+import { lineageOf } from "../src/data/lineage";
 import { openRows, searchedRows } from "../src/data/search";
 import { Sections } from "../src/data/sections";
 import { State } from "../src/state";
@@ -76,11 +79,11 @@ describe("which rows are shown", () => {
     ["relu f32[2]", [3, 5]],
     ["nothing", []],
   ])("finds %s", (query, expected) => {
-    expect([...searchedRows(recording, { query, phase: -1, level: -1 }).matches]).toEqual(expected);
+    expect([...searchedRows(recording, { query, phase: -1, level: -1, step: -1 }).matches]).toEqual(expected);
   });
 
   it("filters by phase, and shows what is around", () => {
-    const { rows, matches } = searchedRows(recording, { query: "", phase: 1, level: -1 });
+    const { rows, matches } = searchedRows(recording, { query: "", phase: 1, level: -1, step: -1 });
     expect([...matches]).toEqual([8]);
     expect([...rows]).toEqual([0, 6, 8]);
   });
@@ -139,5 +142,98 @@ describe("the selection", () => {
     const state = new State(byHand());
     expect(state.follow(fragment)).toBe(false);
     expect(state.row.value).toBe(-1);
+  });
+});
+
+describe("lineage", () => {
+  const recording = byHand();
+
+  it("goes back from op to op, the latest first, to what came from outside", () => {
+    const { steps, more, sources } = lineageOf(recording, 4, 3);
+    expect(steps.map(({ op, value }) => [op, value])).toEqual([[3, 4], [2, 3], [1, 2]]);
+    expect(more).toBe(1);
+    expect(sources).toEqual([0]);
+  });
+
+  it("of what nothing made is that alone", () => {
+    expect(lineageOf(recording, 0, 3)).toEqual({ steps: [], more: 0, isCut: false, sources: [0] });
+  });
+});
+
+describe("the costs", () => {
+  const recording = byHand();
+
+  it("are shares of the run, equal layers as one box with the sum of both", () => {
+    const boxes = icicleOf(recording, -1, "time");
+    expect(boxes.map(({ row, count, depth, from, to }) => [row, count, depth, from, to])).toEqual([
+      [0, 1, 0, 0, 1],
+      [1, 1, 1, 0, 0.5],
+      [3, 2, 2, 0, 0.5],
+      [7, 1, 1, 0.5, 0.75],
+      [8, 1, 1, 0.75, 1],
+    ]);
+  });
+
+  it("of one row are shares of that row", () => {
+    expect(icicleOf(recording, 2, "time").map(({ row, from, to }) => [row, from, to])).toEqual([[2, 0, 1], [3, 0, 1]]);
+  });
+
+  it("by name count every run", () => {
+    expect(costsByName(recording, -1, "time")).toEqual([
+      { name: "relu", count: 2, cost: 10 },
+      { name: "sum", count: 1, cost: 5 },
+      { name: "mul", count: 1, cost: 5 },
+    ]);
+  });
+
+  it("are none where nothing was counted", () => {
+    expect(icicleOf(recording, -1, "flops")).toEqual([]);
+  });
+});
+
+describe("what went wrong", () => {
+  const recording = byHand();
+
+  it("is marked where a NaN came out", () => {
+    expect([3, 7, 8].map((row) => recording.gaveNan(row))).toEqual([false, true, false]);
+  });
+});
+
+describe("a captured tensor", () => {
+  const recording = byHand();
+
+  it("belongs to its value", () => {
+    expect(recording.capture(2)).toMatchObject({ key: "loss", bins: [1, 3], rows: 1, cells: [0, 255] });
+    expect(recording.capture(1)).toBeUndefined();
+  });
+});
+
+describe("a comparison", () => {
+  it.each([
+    [0, 0],
+    [null, 0],
+    [1e-8, 0.04],
+    [1e-4, 0.5],
+    [3, 1],
+  ])("draws an error of %s as %s", (error, share) => {
+    expect(errorShare(error)).toBeCloseTo(share);
+  });
+
+  it("writes errors as the command line does", () => {
+    expect([0.3, 1e-12, 0, null].map(errorText)).toEqual(["3.0e-01", "1.0e-12", "", ""]);
+  });
+
+  it("finds the rows of ops and of module calls", () => {
+    const columns: Record<string, number[]> = {
+      "rows.kind": [0, 1, 2, 0, 1, 2], "rows.a": [1, 0, 0, 0, 2, 2], "rows.b": [1, 0, 0, 0, -1, -1],
+      "rows.state": [0, 1, 1, 0, 3, 3], "rows.error": [NaN, 0, 0, NaN, 1, 1], "rows.first": [0, 0, 0, 0, 1, 1],
+    };
+    const sections = { column: (name: string) => Float64Array.from(columns[name]), table: () => [] };
+    const found = new Comparison(sections as unknown as Sections, byHand(), byHand());
+    expect(found.firstRow).toBe(5);
+    expect(found.rowOfOps(2, -1)).toBe(5);
+    expect(found.rowOfOps(-1, 0)).toBe(2);
+    expect(found.rowOfCalls(1, -1)).toBe(2);
+    expect(found.rowOfCalls(0, 0)).toBe(5); // the one that differs
   });
 });

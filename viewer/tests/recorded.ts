@@ -33,18 +33,24 @@ const COLUMNS: Record<string, number[]> = {
   "tree.inside": [8, 4, 1, 0, 1, 0, 2, 0, 0], "tree.count": [1, 2, 1, 1, 1, 1, 1, 1, 1],
   "tree.label": [1, 2, 3, 0, 4, 0, 0, 0, 0], "tree.time": [20, 10, 5, 0, 5, 0, 10, 0, 0],
   "tree.memory": [0, 0, 0, 0, 0, 0, 0, 0, 0], "tree.flops": [0, 0, 0, 0, 0, 0, 0, 0, 0],
+  "ops.id": [], "values.id": [],
+  "device.name": [6], "device.lane": [0], "device.op": [0], "device.start": [12], "device.span": [4],
+  "captures.value": [2], "captures.key": [12], "captures.slice": [0], "captures.low": [-1], "captures.high": [1],
+  "captures.least": [-1], "captures.most": [1], "captures.bin_count": [2], "captures.bins": [1, 3],
+  "captures.rows": [1], "captures.cell_count": [2], "captures.cells": [0, 255],
   "stats.value": [3], "stats.min": [-1], "stats.max": [2], "stats.mean": [0.5], "stats.std": [1], "stats.l2": [3],
   "stats.zeros": [0], "stats.nans": [1], "stats.infs": [0],
 };
 
 const TABLES: Record<string, unknown> = {
   run: {
-    name: "by hand", version: "0", ops: 4, values: 5, begin: 0, duration: 50, parameters: 0, unfinished: false,
+    name: "by hand", version: "0", ops: 4, values: 5, recordedOps: 4, capturesLeftOut: 0, begin: 0, duration: 50, parameters: 0, unfinished: false,
     levels: ["api", "aten"], phases: ["forward", "backward", "recompute", "optimizer"],
     kinds: ["input", "parameter", "buffer", "state", "constant", "activation"],
     rows: ["step", "phase", "call", "line", "op", "group", "round"],
   },
   strings: STRINGS,
+  streams: ["cuda:0"],
   files: [{ path: "/net.py", name: "net.py", installed: false, text: [[9, ["loss = x.sum() * x"]]], lines: [] }],
   problems: { found: [], notLookedAt: [] },
   timeline: { phases: [], steps: [], memory: null },

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sightline.cli.command import Command, examples, open_recording, view_in_cli_words
+from sightline.cli.command import Command, examples, open_recording, printable_text, view_in_cli_words
 from sightline.cli.screen import Screen, screen_options, wait_message
+from sightline.notation import bytes_text
 
 if TYPE_CHECKING:
     from sightline.diff_api import Diff
@@ -30,6 +31,7 @@ _FAILURES = {
         "sightline diff paper.sight mine.sight --rename mixer=attn --view source",
         "sightline diff run.sight run.sight --step step10 --step-b step11",
         "sightline diff run.rank0.sight run.rank3.sight",
+        "sightline diff before.sight after.sight --html diff.html",
         "sightline diff a.sight b.sight --fail-on divergence      # exit code 3 in CI",
     ),
 )
@@ -52,6 +54,8 @@ _FAILURES = {
               default="auto", show_default=True, help="What values are compared by.")  # fmt: skip
 @click.option("--step", metavar="NAME", help="Only this step.")
 @click.option("--step-b", metavar="NAME", help="The step of B, where it is another.")
+@click.option("--html", "page", metavar="OUT", type=click.Path(),
+              help="Write a page with both runs side by side to this file.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option("--fail-on", type=click.Choice(list(_FAILURES)),
               help="Exit code 3 if the runs diverge; rounding: also if they are not the same to the bit; "
@@ -59,7 +63,7 @@ _FAILURES = {
 @screen_options
 def command(
     a: str, b: str, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,
-    atol: float | None, values: str, step: str | None, step_b: str | None, as_json: bool,
+    atol: float | None, values: str, step: str | None, step_b: str | None, page: str | None, as_json: bool,
     fail_on: str | None, screen: Screen,
 ) -> None:  # fmt: skip
     """Tell where two recordings part, and why.
@@ -75,12 +79,21 @@ def command(
     steps = (_step(step), _step(step_b if step_b is not None else step))
     with wait_message("comparing …"):
         found = diff(first, second, rename=names, rtol=rtol, atol=atol, values=values, step=steps)
+    if page is not None:
+        _write_page(found, page)
     if as_json:
         click.echo(json.dumps(found.to_dict()))
     else:
         screen.show(view_in_cli_words(_view(found, view, everything)).within(screen.room))
     if fail_on is not None and found.verdict in _FAILURES[fail_on]:
         raise click.exceptions.Exit(3)
+
+
+def _write_page(found: Diff, path: str) -> None:
+    from sightline.page.document import save_diff_page
+
+    size = save_diff_page(found.comparison, path)
+    click.echo(f"Wrote {printable_text(path)}: {bytes_text(size)}.", err=True)
 
 
 def _view(found: Diff, view: str, everything: bool) -> View:

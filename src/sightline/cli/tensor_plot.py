@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sightline.analysis.tensor_cells import (
+    F64,
+    Array,
+    Cells,
+    as_float64,
+    finite_sample,
+    histogram,
+    scale_unit,
+)
 from sightline.errors import UsageError
 from sightline.notation import number_text
 from sightline.views.layout import NARROWEST
 from sightline.views.outline import Line, Span, line
 from sightline.views.statistics_text import ValueStatistics
-
-Array = NDArray[Any]
-F64 = NDArray[np.float64]
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHADES: Final = "·░▒▓█"
@@ -30,7 +34,6 @@ _COLUMNS: Final = 72
 _ROWS: Final = 24
 _BINS: Final = 48
 _CHUNK: Final = 1 << 22  #: elements looked at together: a tensor may be larger than what is free
-_SAMPLE: Final = 1 << 20  #: elements that quantiles are taken from
 _QUANTILES: Final = (1, 25, 50, 75, 99)
 _MARGIN: Final = 11  #: columns for the titles of facts
 
@@ -51,7 +54,7 @@ def array_statistics(given: Array) -> ValueStatistics:
         low, high = min(low, float(finite.min(initial=low))), max(high, float(finite.max(initial=high)))
     if not count:
         return ValueStatistics(math.nan, math.nan, math.nan, math.nan, nans, infs, size=given.size)
-    unit = _unit(low, high)
+    unit = scale_unit(low, high)
     mean = sum(float((wide[np.isfinite(wide)] / unit).sum()) for wide in _chunks(given)) / count
     squares = sum(float(((wide[np.isfinite(wide)] / unit - mean) ** 2).sum()) for wide in _chunks(given))
     std = math.sqrt(squares / max(count - 1, 1))
@@ -60,12 +63,7 @@ def array_statistics(given: Array) -> ValueStatistics:
 
 def _chunks(given: Array) -> Iterator[F64]:
     flat = given.reshape(-1)
-    return (_as_float64(flat[at : at + _CHUNK]) for at in range(0, flat.size, _CHUNK))
-
-
-def _unit(low: float, high: float) -> float:
-    """A scale to divide by, since the square or the sum of doubles may overflow."""
-    return max(abs(low), abs(high)) or 1.0
+    return (as_float64(flat[at : at + _CHUNK]) for at in range(0, flat.size, _CHUNK))
 
 
 def tensor_lines(given: Array, chosen: Sequence[int] = (), room: int | None = None) -> Iterator[Line]:
@@ -79,19 +77,13 @@ def tensor_lines(given: Array, chosen: Sequence[int] = (), room: int | None = No
         return
     yield from _distribution(given)
     at = _indices(given.shape, chosen)
-    shown = _as_float64(np.asarray(given[at]))
+    shown = as_float64(np.asarray(given[at]))
     yield line()
     yield line((_slice_text(at, shown.shape, most), "dim"))
     if not shown.ndim:
         yield line(number_text(float(shown)))
     else:
         yield from (_bars if shown.ndim == 1 else _map)(shown, most)
-
-
-def _as_float64(given: Array) -> F64:
-    """As float64, without warnings about overflow."""
-    with np.errstate(all="ignore"):
-        return (np.abs(given) if given.dtype.kind == "c" else given).astype(np.float64)
 
 
 # -- facts -----------------------------------------------------------------------------------------
@@ -101,7 +93,7 @@ def _facts(given: Array) -> Iterator[Line]:
     seen = array_statistics(given)
     complex_ = " of the magnitudes" if given.dtype.kind == "c" else ""
     yield _fact_line("numbers", *(seen.spans or (Span("there are none"),)), Span(complex_, "dim"))
-    sample = _finite_sample(given)
+    sample = finite_sample(given)
     if sample.size > 1 and seen.low != seen.high:
         values = np.percentile(sample, _QUANTILES, method="nearest").tolist()
         told = (f"{q} % {number_text(value)}" for q, value in zip(_QUANTILES, values, strict=True))
@@ -115,23 +107,14 @@ def _fact_line(title: str, *spans: Span) -> Line:
     return line((f"{title:<{_MARGIN}}", "dim"), *spans, hang=_MARGIN)
 
 
-def _finite_sample(given: Array) -> F64:
-    flat = given.reshape(-1)
-    wide = _as_float64(flat[:: max(1, flat.size // _SAMPLE)])
-    return wide[np.isfinite(wide)]
-
-
 def _distribution(given: Array) -> Iterator[Line]:
     """How often each stretch of the range occurs, as bars."""
-    sample = _finite_sample(given)
-    low, high = (float(sample.min()), float(sample.max())) if sample.size else (0.0, 0.0)
-    if sample.size < 3 or low == high:
+    sample = finite_sample(given)
+    counts = histogram(sample, _BINS)
+    if counts is None:
         return
-    unit = _unit(low, high)
-    shares = (sample / unit - low / unit) / (high / unit - low / unit)
-    counts = np.bincount(np.minimum((shares * _BINS).astype(np.int64), _BINS - 1), minlength=_BINS)
     bars = "".join(" " if not n else BARS[_level(n / counts.max(), len(BARS))] for n in counts.tolist())
-    ends = number_text(low), number_text(high)
+    ends = number_text(float(sample.min())), number_text(float(sample.max()))
     yield _fact_line("spread", Span(f"{ends[0]} "), Span(bars, "number"), Span(f" {ends[1]}"))
 
 
@@ -140,7 +123,7 @@ def _level(share: float, count: int) -> int:
     return min(int(share * count), count - 1)
 
 
-# -- drawings --------------------------------------------------------------------------------------
+# -- cellss --------------------------------------------------------------------------------------
 
 
 def _indices(shape: Sequence[int], chosen: Sequence[int]) -> tuple[int, ...]:
@@ -163,39 +146,19 @@ def _slice_text(at: Sequence[int], shape: Sequence[int], most: int) -> str:
     return "  ".join([*told, *([sizes] if sizes else [])]) + ("" if fits else ", averaged")
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """The means of the finite numbers in as many cells as fit, and which cells hold a NaN or an infinity.
+class _DrawnCells(Cells):
+    """Cells as signs on a screen."""
 
-    Means, and the range of them, are in shares of ``unit``.
-    """
-
-    means: F64
-    nans: Array
-    infs: Array
-    low: float
-    high: float
-    unit: float
-
-    @classmethod
-    def of(cls, shown: F64, most: Sequence[int]) -> _Cells:
-        finite = np.isfinite(shown)
-        held = shown[finite]
-        unit = _unit(float(held.min()), float(held.max())) if held.size else 1.0
-        parts = [np.where(finite, shown, 0.0) / unit, finite, np.isnan(shown), np.isinf(shown)]
-        for axis, limit in enumerate(most):
-            count = min(shown.shape[axis], limit)
-            edges = np.arange(count) * shown.shape[axis] // count
-            parts = [np.add.reduceat(part.astype(np.float64), edges, axis=axis) for part in parts]
-        total, there, nans, infs = parts
-        means = np.where(there > 0, total / np.maximum(there, 1), np.nan)
-        known = means[there > 0]
-        low, high = (float(known.min()), float(known.max())) if known.size else (math.nan, math.nan)
-        return cls(means, nans > 0, infs > 0, low, high, unit)
+    __slots__ = ()
 
     def spans(self, signs: str, wide: int = 1, row: int | tuple[()] = ()) -> tuple[Span, ...]:
         """A row of cells."""
-        cells = zip(self.means[row].tolist(), self.nans[row].tolist(), self.infs[row].tolist(), strict=True)
+        cells = zip(
+            self.means[row].tolist(),
+            self.nans[row].tolist(),
+            self.infs[row].tolist(),
+            strict=True,
+        )
         return _merge_spans([self._span(*cell, signs, wide) for cell in cells])
 
     def _span(self, mean: float, nan: bool, inf: bool, signs: str, wide: int) -> Span:
@@ -219,13 +182,13 @@ class _Cells:
 
 
 def _bars(shown: F64, most: int) -> Iterator[Line]:
-    cells = _Cells.of(shown, [most])
+    cells = _DrawnCells.of(shown, [most])
     yield Line(cells.spans(BARS))
     yield cells.legend(BARS)
 
 
 def _map(shown: F64, most: int) -> Iterator[Line]:
-    cells = _Cells.of(shown, [_ROWS, most])
+    cells = _DrawnCells.of(shown, [_ROWS, most])
     wide = 2 if shown.shape[1] * 2 <= most else 1  # a cell of a terminal is twice as high as it is wide
     for row in range(len(cells.means)):
         yield Line(cells.spans(SHADES, wide, row))

@@ -1,4 +1,4 @@
-"""The page of a recording as one HTML file: `document(index)` writes it, `save_page` saves it.
+"""A page as one HTML file: of a recording (`document`, `save_page`), or of a comparison (`diff_document`).
 
 The file opens without a network and asks for none: a Content-Security-Policy forbids everything but the one
 script and the one style sheet it carries, each by its hash. What was recorded stands in it as base64 and is
@@ -15,7 +15,9 @@ from importlib.resources import files
 from typing import Final
 
 from sightline.convert.atomic_files import atomic_path
+from sightline.diff.comparison import Comparison
 from sightline.errors import UsageError
+from sightline.page.comparison import comparison_payload
 from sightline.page.payload import payload
 from sightline.trace.index import Index
 
@@ -29,13 +31,27 @@ _TITLE_LENGTH: Final = 120
 
 def document(index: Index) -> str:
     """The page of a recording."""
+    name = str(index.raw.info.get("name", ""))[:_TITLE_LENGTH]
+    return _page(f"{name} · sightline" if name else "sightline", {"recording": payload(index)})
+
+
+def diff_document(comparison: Comparison) -> str:
+    """The page of a comparison, which holds both recordings."""
+    sides = (comparison.a, comparison.b)
+    names = [str(side.data.info.get("name", ""))[: _TITLE_LENGTH // 2] for side in sides]
+    blocks = {f"recording-{name}": payload(side.index, None) for name, side in zip("ab", sides, strict=True)}
+    return _page(
+        f"{names[0]} | {names[1]} · sightline", blocks | {"comparison": comparison_payload(comparison)}
+    )
+
+
+def _page(title: str, blocks: dict[str, bytes]) -> str:
+    """A page with the viewer and what it shows: blocks of data by their ids."""
     script, style = _viewer_file("viewer.js"), _viewer_file("viewer.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    name = str(index.raw.info.get("name", ""))[:_TITLE_LENGTH]
-    data = base64.b64encode(payload(index)).decode("ascii")
     return "\n".join([
         "<!doctype html>",
         '<html lang="en">',
@@ -44,12 +60,13 @@ def document(index: Index) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="color-scheme" content="light dark">',
-        f"<title>{_text(f'{name} · sightline' if name else 'sightline')}</title>",
+        f"<title>{_text(title)}</title>",
         f"<style>{style}</style>",
         "</head>",
         "<body>",
         '<div id="page"><noscript>This page needs JavaScript.</noscript></div>',
-        f'<script type="application/octet-stream" id="recording">{data}</script>',
+        *(f'<script type="application/octet-stream" id="{id}">{_base64(data)}</script>'
+          for id, data in blocks.items()),
         f"<script>{script}</script>",
         "</body>",
         "</html>",
@@ -58,8 +75,17 @@ def document(index: Index) -> str:
 
 
 def save_page(index: Index, path: str | os.PathLike[str]) -> int:
-    """Write the page to a file, at once or not at all; returns how many bytes it has."""
-    data = document(index).encode("utf-8", "replace")
+    """Write the page of a recording to a file, at once or not at all; returns how many bytes it has."""
+    return _save(document(index), path)
+
+
+def save_diff_page(comparison: Comparison, path: str | os.PathLike[str]) -> int:
+    """Write the page of a comparison to a file, at once or not at all; returns how many bytes it has."""
+    return _save(diff_document(comparison), path)
+
+
+def _save(page: str, path: str | os.PathLike[str]) -> int:
+    data = page.encode("utf-8", "replace")
     with atomic_path(path) as target:
         target.write_bytes(data)
     return len(data)
@@ -74,7 +100,11 @@ def _viewer_file(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+    return f"sha256-{_base64(hashlib.sha256(text.encode()).digest())}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 def _text(text: str) -> str:

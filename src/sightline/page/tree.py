@@ -16,7 +16,7 @@ import numpy as np
 
 from sightline.analysis.model_part import model_part
 from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
-from sightline.analysis.sequence_repeats import Node, Repeat, fold
+from sightline.analysis.sequence_repeats import Repeat, fold, length_of
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData
@@ -28,6 +28,7 @@ ROW_KINDS: Final = ("step", "phase", "call", "line", "op", "group", "round", "as
 _ASIDES: Final = ("building the model", "around the model")
 _MANY_OPS: Final = 4  #: so many ops in a row that look alike are a group; fewer are read faster one by one
 _BACKWARD: Final = PHASES.index("backward")
+_OPTIMIZER: Final = PHASES.index("optimizer")
 _NAMED: Final = 3  #: members of a round that are named
 
 
@@ -228,7 +229,7 @@ class _Builder:
         made: list[int] = []
         at = 0
         for node in fold(keys):
-            length = _length(node)
+            length = length_of(node)
             members = siblings[at : at + length]
             at += length
             few = all(self._kind[each] == OP for each in members) and length < _MANY_OPS
@@ -364,13 +365,17 @@ def _children(parent: I32) -> dict[int, list[int]]:
 
 
 def _op_looks(data: TraceData) -> list[int]:
-    """For each op a number that is equal for ops of one name, one form and outputs of the same metadata."""
+    """For each op a number that is equal for ops of one name, one form and outputs of the same metadata.
+
+    The numbers in an optimizer's ops change from step to step, and do not make two steps different.
+    """
     ops = data.ops
     if not len(ops):
         return []
     places, lengths = flat_positions(ops.output_offsets, np.arange(len(ops)))
     outputs = list_keys(data.values.meta[ops.outputs[places]], lengths)
-    looks: list[int] = group_rows(ops.name, ops.form, outputs).of.tolist()
+    form = np.where(ops.phase == _OPTIMIZER, -1, ops.form)
+    looks: list[int] = group_rows(ops.name, form, outputs).of.tolist()
     return looks
 
 
@@ -384,11 +389,6 @@ def made_bytes(facts: TableContext) -> I64:
     known = producers >= 0
     np.add.at(made, producers[known], data.storages[storages[known]])
     return made
-
-
-def _length(node: Node) -> int:
-    """How many positions of the sequence a node of a fold stands for."""
-    return node.count * sum(map(_length, node.body)) if isinstance(node, Repeat) else 1
 
 
 def _below(path: str, outer: str) -> str:

@@ -7,6 +7,9 @@ export interface Run {
   version: string;
   ops: number;
   values: number;
+  /** How many ops the recording has; more than `ops` where the page holds the folded run. */
+  recordedOps: number;
+  capturesLeftOut: number;
   /** When the model first runs, in nanoseconds; the recording may have begun much earlier. */
   begin: number;
   duration: number;
@@ -77,6 +80,21 @@ export interface Statistics {
   zeros: number;
   nans: number;
   infs: number;
+}
+
+/** A captured tensor, drawn: how its numbers are distributed, and the means of its cells. */
+export interface Capture {
+  key: string;
+  low: number;
+  high: number;
+  bins: number[];
+  /** The part that the map shows; empty for all of it. */
+  slice: string;
+  rows: number;
+  /** From 0 to 255 between `least` and `most`; -1 for a NaN, -2 for an infinity. */
+  cells: number[];
+  least: number;
+  most: number;
 }
 
 export const RAISED = 1;
@@ -168,8 +186,21 @@ export class Recording {
   /** The first row of each call: where it ran; later ones are its part of the backward pass. */
   readonly callRow: Int32Array;
 
+  /** What devices ran: names, streams, the op that launched it, when it began and how long it took. */
+  readonly deviceName: Numbers;
+  readonly deviceLane: Numbers;
+  readonly deviceOp: Numbers;
+  readonly deviceStart: Numbers;
+  readonly deviceSpan: Numbers;
+  readonly streams: string[];
+
+  private readonly captures: { column: (name: string) => Numbers; bins: Lists; cells: Lists };
+  private readonly captureRow = new Map<number, number>();
+  private readonly opIds: Numbers;
+  private readonly valueIds: Numbers;
   private readonly stats: Record<keyof Statistics, Numbers>;
   private readonly statRow = new Map<number, number>();
+  private apart: Uint8Array | undefined;
   private readers: { offsets: Int32Array; ops: Int32Array } | undefined;
 
   constructor(sections: Sections) {
@@ -257,6 +288,22 @@ export class Recording {
     this.stats = Object.fromEntries(
       ["min", "max", "mean", "std", "l2", "zeros", "nans", "infs"].map((name) => [name, column(`stats.${name}`)]),
     ) as Record<keyof Statistics, Numbers>;
+    this.deviceName = column("device.name");
+    this.deviceLane = column("device.lane");
+    this.deviceOp = column("device.op");
+    this.deviceStart = column("device.start");
+    this.deviceSpan = column("device.span");
+    this.streams = sections.table<string[]>("streams");
+    this.opIds = column("ops.id");
+    this.valueIds = column("values.id");
+    this.captures = {
+      column: (name) => column(`captures.${name}`),
+      bins: new Lists(column("captures.bin_count"), column("captures.bins")),
+      cells: new Lists(column("captures.cell_count"), column("captures.cells")),
+    };
+    column("captures.value").forEach((value: number, at: number) => {
+      if (!this.captureRow.has(value)) this.captureRow.set(value, at);
+    });
     column("stats.value").forEach((value: number, at: number) => this.statRow.set(value, at));
   }
 
@@ -281,6 +328,45 @@ export class Recording {
 
   isLeaf(row: number): boolean {
     return this.end[row] === row + 1;
+  }
+
+  /** Whether equal layers and steps are here once: the run was too long to hold all of it. */
+  get isFolded(): boolean {
+    return this.run.ops < this.run.recordedOps;
+  }
+
+  /** The number of an op in the recording, as `t.ops` counts. */
+  opNumber(op: number): number {
+    return this.opIds.length ? this.opIds[op] : op;
+  }
+
+  /** The number of a value in the recording, as `t.values` counts. */
+  valueNumber(value: number): number {
+    return this.valueIds.length ? this.valueIds[value] : value;
+  }
+
+  /** The op as it was written, in which an op ran; itself where none did. */
+  written(op: number): number {
+    let row = this.opRow[op];
+    while (this.parent[row] >= 0 && this.kind[this.parent[row]] === OP) row = this.parent[row];
+    return this.ref[row];
+  }
+
+  /** Whether what ran inside an op has rows elsewhere, as that of `loss.backward()` has: its time is theirs. */
+  isApart(op: number): boolean {
+    this.apart ??= this.findApart();
+    return this.apart[op] === 1;
+  }
+
+  private findApart(): Uint8Array {
+    const apart = new Uint8Array(this.run.ops);
+    for (let op = 0; op < apart.length; op++) {
+      const parent = this.opParent[op];
+      if (parent < 0) continue;
+      const row = this.opRow[parent];
+      if (this.opRow[op] <= row || this.opRow[op] >= this.end[row]) apart[parent] = 1;
+    }
+    return apart;
   }
 
   shape(value: number): string {
@@ -362,6 +448,39 @@ export class Recording {
     return Object.fromEntries(
       Object.entries(this.stats).map(([name, column]) => [name, column[at]]),
     ) as unknown as Statistics;
+  }
+
+  /** Whether an op or a module call ended in an exception. */
+  raised(row: number): boolean {
+    const ref = this.ref[row];
+    if (this.kind[row] === OP) return (this.opFlags[ref] & RAISED) > 0;
+    return this.kind[row] === CALL && (this.callFlags[ref] & RAISED) > 0;
+  }
+
+  /** Whether an op or a module call gave a NaN, where statistics were taken. */
+  gaveNan(row: number): boolean {
+    const ref = this.ref[row];
+    const isCall = this.kind[row] === CALL && this.callRow[ref] === row;
+    const outputs = this.kind[row] === OP ? this.opOutputs.of(ref) : isCall ? this.callOutputs.of(ref) : [];
+    return outputs.some((value) => this.stats.nans[this.statRow.get(value) ?? -1] > 0);
+  }
+
+  /** The tensor that was captured of a value, drawn. */
+  capture(value: number): Capture | undefined {
+    const at = this.captureRow.get(value);
+    if (at === undefined) return undefined;
+    const { column, bins, cells } = this.captures;
+    return {
+      key: this.strings[column("key")[at]],
+      slice: this.strings[column("slice")[at]],
+      low: column("low")[at],
+      high: column("high")[at],
+      least: column("least")[at],
+      most: column("most")[at],
+      rows: column("rows")[at],
+      bins: bins.of(at),
+      cells: cells.of(at),
+    };
   }
 
   /** The ops that read a value, each once, in the order they ran. */

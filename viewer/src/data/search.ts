@@ -9,12 +9,14 @@ export interface Filter {
   phase: number;
   /** A level of ops, or -1 for all. */
   level: number;
+  /** The row of a step, or -1 for all. */
+  step: number;
 }
 
-export const NO_FILTER: Filter = { query: "", phase: -1, level: -1 };
+export const NO_FILTER: Filter = { query: "", phase: -1, level: -1, step: -1 };
 
 export function isFiltering(filter: Filter): boolean {
-  return filter.query.trim() !== "" || filter.phase >= 0 || filter.level >= 0;
+  return filter.query.trim() !== "" || filter.phase >= 0 || filter.level >= 0 || filter.step >= 0;
 }
 
 /** The rows to show, in order: what is inside a closed row is left out. */
@@ -43,7 +45,8 @@ export function searchedRows(recording: Recording, filter: Filter): { rows: Int3
   return { rows: Int32Array.from(rows), matches };
 }
 
-function passes(recording: Recording, row: number, { phase, level }: Filter): boolean {
+function passes(recording: Recording, row: number, { phase, level, step }: Filter): boolean {
+  if (step >= 0 && (row <= step || row >= recording.end[step])) return false;
   if (phase < 0 && level < 0) return true;
   if (recording.kind[row] !== OP) return false;
   const op = recording.ref[row];

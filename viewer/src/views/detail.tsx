@@ -1,20 +1,31 @@
 // The detail at the right: everything that is known of what is selected.
 
 import type { JSX } from "preact";
+import { lineageOf } from "../data/lineage";
 import { CALL, GROUP, LINE, OP, type Recording, type Statistics } from "../data/recording";
 import type { State } from "../state";
 import { bytesText, countText, numberText, timeText } from "../text";
 import { CopyButton } from "./copy";
 import { tokens } from "./python";
 import { SourceText } from "./source";
+import { TensorPlot } from "./tensor";
 
 const MOST_LINKS = 8; // readers of a value that are named
+const MOST_BEHIND = 12; // ops behind a value that are listed
 
-export function Detail({ state }: { state: State }): JSX.Element {
+interface DetailProps {
+  state: State;
+  label?: string;
+  /** What is said where nothing is selected; else the run as a whole is described. */
+  empty?: string;
+}
+
+export function Detail({ state, label = "Detail of the selection", empty = "" }: DetailProps): JSX.Element {
   const row = state.row.value;
+  const none = empty ? <p class="empty">{empty}</p> : <Welcome state={state} />;
   return (
-    <aside class="detail" aria-label="Detail of the selection" tabIndex={0}>
-      {row < 0 ? <Welcome state={state} /> : <Selected key={row} state={state} row={row} />}
+    <aside class="detail" aria-label={label} tabIndex={0}>
+      {row < 0 ? none : <Selected key={row} state={state} row={row} />}
     </aside>
   );
 }
@@ -25,6 +36,16 @@ function Welcome({ state }: { state: State }): JSX.Element {
     <>
       <h2>{state.recording.run.name || "a run"}</h2>
       <p class="dim">Select anything: a row of the tree, a line, a node of the graph, a stretch of the timeline.</p>
+      {state.recording.isFolded && (
+        <p class="hint">
+          This run has {state.recording.run.recordedOps.toLocaleString("en")} ops. The page holds the folded run,{" "}
+          {state.recording.run.ops.toLocaleString("en")} of them: of equal layers and steps the first. Times and memory
+          beside ×N are those of all.
+        </p>
+      )}
+      {state.recording.run.capturesLeftOut > 0 && (
+        <p class="hint">{state.recording.run.capturesLeftOut.toLocaleString("en")} captured tensors are not drawn: there are too many.</p>
+      )}
       {memory && (
         <section>
           <h3>Memory at the peak, {memory.device}</h3>
@@ -66,18 +87,21 @@ function Selected({ state, row }: { state: State; row: number }): JSX.Element {
   const { recording } = state;
   const ref = recording.ref[row];
   const kind = recording.kind[row];
+  const results = kind === OP ? recording.opOutputs.of(ref) : kind === CALL ? recording.callOutputs.of(ref) : [];
+  const shown = state.value.value >= 0 ? state.value.value : (results[0] ?? -1);
   return (
     <>
       <Crumbs state={state} row={row} />
       <h2 class={kind === OP ? "op" : "module"}>
-        {recording.rowLabel(row)}
+        {recording.rowLabel(row)}{" "}
         {recording.count[row] > 1 && <span class="times">×{recording.count[row]}</span>}
       </h2>
       {kind === OP && <OpDetail state={state} op={ref} />}
       {kind === CALL && <CallDetail state={state} row={row} call={ref} />}
       {(kind === GROUP || kind === LINE || kind < CALL) && <Costs recording={recording} row={row} />}
-      <Line state={state} frame={recording.rowFrame(row)} />
       {state.value.value >= 0 && <ValueDetail state={state} value={state.value.value} />}
+      <Line state={state} frame={recording.rowFrame(row)} />
+      <LineageList state={state} value={shown} />
     </>
   );
 }
@@ -86,7 +110,7 @@ function Crumbs({ state, row }: { state: State; row: number }): JSX.Element {
   const { recording } = state;
   const around = recording.around(row).filter((each) => recording.kind[each] !== LINE);
   return (
-    <nav class="crumbs" aria-label="Where it is">
+    <p class="crumbs">
       {around.map((each) => (
         <span key={each}>
           <button class="link" type="button" onClick={() => state.select(each)}>
@@ -95,7 +119,7 @@ function Crumbs({ state, row }: { state: State; row: number }): JSX.Element {
           {" › "}
         </span>
       ))}
-    </nav>
+    </p>
   );
 }
 
@@ -116,7 +140,7 @@ function OpDetail({ state, op }: { state: State; op: number }): JSX.Element {
       <p class="tags">
         <span class={`tag ${phases[recording.opPhase[op]]}`}>{phases[recording.opPhase[op]]}</span>
         <span class="tag">{levels[recording.opLevel[op]]}</span>
-        <CopyButton text={`t.ops[${op}]`} />
+        <CopyButton text={`t.ops[${recording.opNumber(op)}]`} />
       </p>
       <Facts facts={facts} />
       {form && (
@@ -237,6 +261,7 @@ function ValueRow({ state, value, name, makes }: ValueRowProps): JSX.Element {
   const maker = recording.valueProducer[value];
   const label = recording.valueLabel(value);
   const statistics = recording.statistics(value);
+  const capture = recording.capture(value);
   const wrong = statistics && statistics.nans + statistics.infs > 0;
   return (
     <li class={state.value.value === value ? "value selected" : "value"}>
@@ -245,9 +270,10 @@ function ValueRow({ state, value, name, makes }: ValueRowProps): JSX.Element {
         <span class="shape">{recording.shape(value)}</span>
         {label && <span class="label">{label}</span>}
         {wrong && <span class="badge error">not finite</span>}
-        <span class="dim id">${value}</span>
+        <span class="dim id">${recording.valueNumber(value)}</span>
       </button>
       {statistics && <Range statistics={statistics} />}
+      {capture && <TensorPlot capture={capture} />}
       <div class="flow">
         {makes ? (
           <Readers state={state} value={value} />
@@ -336,10 +362,11 @@ function ValueDetail({ state, value }: { state: State; value: number }): JSX.Ele
   const { recording } = state;
   const maker = recording.valueProducer[value];
   const base = recording.valueBase[value];
+  const number = recording.valueNumber(value);
   return (
     <section class="value-detail">
       <h3>
-        Value ${value} <CopyButton text={`t.values[${value}]`} /> <CopyButton text={recording.shape(value)} />
+        Value ${number} <CopyButton text={`t.values[${number}]`} /> <CopyButton text={recording.shape(value)} />
       </h3>
       <dl class="links">
         <div>
@@ -355,7 +382,7 @@ function ValueDetail({ state, value }: { state: State; value: number }): JSX.Ele
             <dt>view of</dt>
             <dd>
               <button class="link" type="button" onClick={() => state.selectValue(base)}>
-                ${base} {recording.shape(base)}
+                ${recording.valueNumber(base)} {recording.shape(base)}
               </button>
             </dd>
           </div>
@@ -367,6 +394,44 @@ function ValueDetail({ state, value }: { state: State; value: number }): JSX.Ele
           </dd>
         </div>
       </dl>
+    </section>
+  );
+}
+
+/** Where a value came from: the ops behind it, the latest first, and what came from outside. */
+function LineageList({ state, value }: { state: State; value: number }): JSX.Element | null {
+  const { recording } = state;
+  if (value < 0 || recording.valueProducer[value] < 0) return null;
+  const { steps, more, isCut, sources } = lineageOf(recording, value, MOST_BEHIND);
+  const named = sources.filter((each) => recording.valueLabel(each));
+  return (
+    <section class="lineage">
+      <h3>
+        Lineage of ${recording.valueNumber(value)} <CopyButton text={`t.lineage("$${recording.valueNumber(value)}")`} />
+      </h3>
+      <ol>
+        {steps.map(({ op, value: made }) => (
+          <li key={op}>
+            <OpButton state={state} op={op} value={made} /> <span class="shape">{recording.shape(made)}</span>{" "}
+            <span class="dim">{recording.position(recording.opLine[op]).replace(/^.*\//, "")}</span>
+          </li>
+        ))}
+      </ol>
+      {more > 0 && <p class="dim">{`and ${more.toLocaleString("en")}${isCut ? " or more" : ""} ops before these`}</p>}
+      {named.length > 0 && (
+        <p class="dim">
+          out of{" "}
+          {named.slice(0, MOST_LINKS).map((each, at) => (
+            <span key={each}>
+              {at > 0 && ", "}
+              <button class="link" type="button" onClick={() => state.selectValue(each)}>
+                {recording.valueLabel(each)}
+              </button>
+            </span>
+          ))}
+          {named.length > MOST_LINKS && ` and ${named.length - MOST_LINKS} more`}
+        </p>
+      )}
     </section>
   );
 }

@@ -1,7 +1,7 @@
 // The graph of what is selected: rows as nodes, the values between them as edges; rows expand in place.
 
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { canExpand, graphOf, MOST_NODES, type GraphNode } from "../data/graph";
 import { curve, layoutOf, type Layout, type Placed } from "../data/layout";
 import { CALL, GROUP, LINE, OP, type Recording } from "../data/recording";
@@ -15,6 +15,8 @@ interface Camera {
 }
 
 const LARGEST = 1.15; // a small graph is not blown up to fill the screen
+const MAP = 116; // pixels of the longer side of the map
+const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
 const SMALLEST_FIT = 0.72; // below that nothing can be read: the top is shown instead of everything
 
 export function GraphView({ state }: { state: State }): JSX.Element {
@@ -83,11 +85,22 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
   const [camera, setCamera] = useState<Camera>({ x: 0, y: 0, scale: 1 });
   const [hovered, setHovered] = useState("");
   const drag = useRef<{ x: number; y: number; camera: Camera } | undefined>(undefined);
+  const [size, setSize] = useState({ width: 0, height: 0 });
+  const before = useRef<{ layout: Layout; camera: Camera } | undefined>(undefined);
   const fit = (): void => {
     const box = svg.current?.getBoundingClientRect();
     if (box) setCamera(fitted(layout, box.width, box.height));
   };
-  useEffect(fit, [layout]);
+  useLayoutEffect(() => {
+    const box = svg.current?.getBoundingClientRect();
+    if (!box || !svg.current) return;
+    setSize({ width: box.width, height: box.height });
+    const old = before.current;
+    const next = old ? inPlace(old.layout, layout, camera, box.width, box.height) : fitted(layout, box.width, box.height);
+    setCamera(next);
+    if (old) follow(svg.current, old.layout, layout, camera, next);
+    before.current = { layout, camera: next };
+  }, [layout]);
   const zoom = (factor: number, at?: { x: number; y: number }): void => {
     const box = svg.current?.getBoundingClientRect();
     if (!box) return;
@@ -137,7 +150,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
             <Box key={box.node.id} state={state} box={box} />
           ))}
           {layout.routes.map(({ edge, points, label }) => (
-            <g key={`${edge.from}>${edge.to}`} class={near.has(`${edge.from}>${edge.to}`) ? "edge near" : "edge"}>
+            <g key={`${edge.from}>${edge.to}`} data-edge={`${edge.from}>${edge.to}`} class={near.has(`${edge.from}>${edge.to}`) ? "edge near" : "edge"}>
               <path d={curve(points)} marker-end="url(#arrow)" />
               <text x={label.x} y={label.y + 3}>
                 {edge.shape}
@@ -150,6 +163,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
           ))}
         </g>
       </svg>
+      <Minimap layout={layout} camera={camera} size={size} onMove={setCamera} />
       <div class="zoom">
         <button type="button" aria-label="Zoom in" onClick={() => zoom(1.3)}>+</button>
         <button type="button" aria-label="Zoom out" onClick={() => zoom(1 / 1.3)}>−</button>
@@ -165,6 +179,95 @@ function fitted(layout: Layout, width: number, height: number): Camera {
   const scale = Math.min(LARGEST, Math.max(Math.min(wide, height / Math.max(1, layout.height)), Math.min(wide, SMALLEST_FIT)));
   const room = height - layout.height * scale;
   return { scale, x: (width - layout.width * scale) / 2, y: room > 0 ? room / 2 : 0 };
+}
+
+/** Where the camera is after rows were expanded or closed: what fits is shown, else the row stays where it was. */
+function inPlace(old: Layout, now: Layout, camera: Camera, width: number, height: number): Camera {
+  const whole = fitted(now, width, height);
+  if (now.width * whole.scale <= width + 1 && now.height * whole.scale <= height + 1) return whole;
+  const places = placesOf(old);
+  const isBox = new Set(old.boxes.map((box) => box.node.id));
+  const wasNode = now.boxes.find((box) => places.has(box.node.id) && !isBox.has(box.node.id));
+  const wasBox = now.nodes.find((node) => isBox.has(node.node.id));
+  const changed = wasNode ?? wasBox;
+  const from = changed && places.get(changed.node.id);
+  if (!changed || !from) return whole;
+  const seen = camera.y + (from.y - from.height / 2) * camera.scale;
+  const y = seen - (changed.y - changed.height / 2) * whole.scale;
+  return { ...whole, y: Math.max(height - now.height * whole.scale, Math.min(0, y)) };
+}
+
+function placesOf(layout: Layout): Map<string, Placed> {
+  return new Map([...layout.nodes, ...layout.boxes].map((placed) => [placed.node.id, placed]));
+}
+
+/** Moves everything from where it was: what is new comes out of the row that was expanded, or closed. */
+function follow(svg: SVGSVGElement, old: Layout, now: Layout, from: Camera, to: Camera): void {
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const options = { duration: 320, easing: "cubic-bezier(0.3, 0, 0.2, 1)" };
+  const places = placesOf(old);
+  const cameraText = ({ x, y, scale }: Camera): string => `translate(${x}px, ${y}px) scale(${scale})`;
+  svg.querySelector(".camera")?.animate([{ transform: cameraText(from) }, { transform: cameraText(to) }], options);
+  const corner = (placed: Placed, width = placed.width, height = placed.height): string =>
+    `translate(${placed.x - width / 2}px, ${placed.y - height / 2}px)`;
+  const elements = new Map([...svg.querySelectorAll("[data-node]")].map((each) => [each.getAttribute("data-node"), each]));
+  for (const placed of [...now.nodes, ...now.boxes]) {
+    const was = places.get(placed.node.id);
+    const start = was ?? places.get(placed.node.box);
+    const element = elements.get(placed.node.id);
+    if (!element || !start) continue;
+    element.animate(
+      [
+        { transform: corner(start, was && was.width !== placed.width ? placed.width : start.width), opacity: was ? 1 : 0 },
+        { transform: corner(placed), opacity: 1 },
+      ],
+      options,
+    );
+  }
+  for (const edge of svg.querySelectorAll("[data-edge]")) edge.animate([{ opacity: 0 }, { opacity: 0, offset: 0.5 }, { opacity: 1 }], options);
+}
+
+interface MinimapProps {
+  layout: Layout;
+  camera: Camera;
+  size: { width: number; height: number };
+  onMove: (camera: Camera) => void;
+}
+
+/** The whole graph in a corner, with what is seen of it; only where not all of it is. */
+function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | null {
+  const isWhole = layout.width * camera.scale <= size.width + 4 && layout.height * camera.scale <= size.height + 4;
+  if (isWhole || size.height < ROOM_FOR_MAP) return null;
+  const shrunk = Math.min(MAP / layout.width, MAP / layout.height);
+  const seen = { x: -camera.x / camera.scale, y: -camera.y / camera.scale, width: size.width / camera.scale, height: size.height / camera.scale };
+  const move = (event: JSX.TargetedPointerEvent<SVGSVGElement>): void => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const x = (event.clientX - box.left) / shrunk;
+    const y = (event.clientY - box.top) / shrunk;
+    onMove({ ...camera, x: size.width / 2 - x * camera.scale, y: size.height / 2 - y * camera.scale });
+  };
+  return (
+    <svg
+      class="minimap"
+      aria-hidden="true"
+      width={layout.width * shrunk}
+      height={layout.height * shrunk}
+      viewBox={`0 0 ${layout.width} ${layout.height}`}
+      onPointerDown={(event) => {
+        event.currentTarget.setPointerCapture(event.pointerId);
+        move(event);
+      }}
+      onPointerMove={(event) => event.buttons & 1 && move(event)}
+    >
+      {layout.boxes.map((box) => (
+        <rect key={box.node.id} class="group" x={box.x - box.width / 2} y={box.y - box.height / 2} width={box.width} height={box.height} />
+      ))}
+      {layout.nodes.map(({ node, x, y, width, height }) => (
+        <rect key={node.id} x={x - width / 2} y={y - height / 2} width={width} height={height} />
+      ))}
+      <rect class="seen" {...seen} />
+    </svg>
+  );
 }
 
 /** What a node depends on and what depends on it: the ids of nodes and edges. */
@@ -194,7 +297,7 @@ function followed(layout: Layout, id: string): Set<string> {
 function Box({ state, box }: { state: State; box: Placed }): JSX.Element {
   const { row } = box.node;
   return (
-    <g class="box" style={{ transform: `translate(${box.x - box.width / 2}px, ${box.y - box.height / 2}px)` }}>
+    <g class="box" data-node={box.node.id} style={{ transform: `translate(${box.x - box.width / 2}px, ${box.y - box.height / 2}px)` }}>
       <rect width={box.width} height={box.height} rx="8" />
       <text x="10" y="16" role="button" onClick={() => state.expand(row)}>
         ▾ {title(state.recording, box.node)}
@@ -219,11 +322,13 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
   const expands = isRow && canExpand(recording, node.row);
   const choose = (): void => (isRow ? state.select(node.row) : state.selectValue(node.value));
   const name = title(recording, node);
+  const isWrong = isRow && (recording.gaveNan(node.row) || recording.raised(node.row));
   const room = Math.floor((width - (expands ? 30 : 18)) / 6.6);
   return (
     <g
-      class={`node ${isRow ? nodeClass(recording, node.row) : node.role}${isSelected ? " selected" : ""}${isNear ? " near" : ""}`}
+      class={`node ${isRow ? nodeClass(recording, node.row) : node.role}${isSelected ? " selected" : ""}${isWrong ? " faulty" : ""}${isNear ? " near" : ""}`}
       style={{ transform: `translate(${placed.x - width / 2}px, ${placed.y - height / 2}px)` }}
+      data-node={node.id}
       role="button"
       tabindex={0} // in SVG attributes have their own case
       aria-label={`${name} ${isRow ? note(recording, node) : recording.shape(node.value)}`}

@@ -4,11 +4,13 @@ import type { JSX } from "preact";
 import { useEffect } from "preact/hooks";
 import type { State, Tab } from "../state";
 import { bytesText, countText, timeText } from "../text";
+import { CostView } from "./cost";
 import { Detail } from "./detail";
 import { GraphView } from "./graph";
 import { Problems } from "./problems";
 import { SourceView } from "./source";
-import { TimelineView } from "./timeline";
+import { ThemeButton } from "./theme";
+import { TimelineView, timelineHeight } from "./timeline";
 import { Tree } from "./tree";
 
 export function Page({ state }: { state: State }): JSX.Element {
@@ -18,7 +20,7 @@ export function Page({ state }: { state: State }): JSX.Element {
     return () => removeEventListener("keydown", onKey);
   }, [state]);
   return (
-    <div class="page">
+    <div class="page" style={{ "--time": `${timelineHeight(state.recording)}px` }}>
       <Header state={state} />
       <Tree state={state} />
       <Middle state={state} />
@@ -32,6 +34,7 @@ const TABS: [Tab, string][] = [
   ["problems", "Problems"],
   ["graph", "Graph"],
   ["source", "Source"],
+  ["cost", "Cost"],
 ];
 
 function Middle({ state }: { state: State }): JSX.Element {
@@ -59,6 +62,7 @@ function Middle({ state }: { state: State }): JSX.Element {
         {tab === "problems" && <Problems state={state} />}
         {tab === "graph" && <GraphView state={state} />}
         {tab === "source" && <SourceView state={state} />}
+        {tab === "cost" && <CostView state={state} />}
       </div>
     </main>
   );
@@ -67,7 +71,7 @@ function Middle({ state }: { state: State }): JSX.Element {
 function Header({ state }: { state: State }): JSX.Element {
   const { run, timeline } = state.recording;
   const facts: [string, string][] = [
-    [run.ops.toLocaleString("en"), run.ops === 1 ? "op" : "ops"],
+    [run.recordedOps.toLocaleString("en"), run.recordedOps === 1 ? "op" : "ops"],
     [timeText(run.duration), "recorded"],
     ...(run.parameters ? [[countText(run.parameters), "parameters"] as [string, string]] : []),
     ...(timeline.memory ? [[bytesText(timeline.memory.peak), "peak memory"] as [string, string]] : []),
@@ -75,7 +79,16 @@ function Header({ state }: { state: State }): JSX.Element {
   ];
   return (
     <header class="header">
-      <h1>{run.name || "a run"}</h1>
+      <h1>
+        <button class="plain" type="button" title="Everything: select nothing" onClick={() => state.deselect()}>
+          {run.name || "a run"}
+        </button>
+      </h1>
+      {state.recording.isFolded && (
+        <span class="badge note" title={`It holds ${run.ops.toLocaleString("en")} of them: of equal layers and steps the first`}>
+          folded
+        </span>
+      )}
       {run.unfinished && <span class="badge warning">cut short</span>}
       <dl class="facts">
         {facts.map(([number, name]) => (
@@ -91,21 +104,12 @@ function Header({ state }: { state: State }): JSX.Element {
         <kbd>←</kbd>
         <kbd>→</kbd> tree <kbd>1</kbd>
         <kbd>2</kbd>
-        <kbd>3</kbd> views
+        <kbd>3</kbd>
+        <kbd>4</kbd> views <kbd>esc</kbd> run
       </span>
-      <button class="plain" type="button" onClick={switchTheme} aria-label="Switch between light and dark">
-        ◐
-      </button>
+      <ThemeButton />
     </header>
   );
-}
-
-/** Light or dark as the system has it, until somebody asks for the other one. */
-function switchTheme(): void {
-  const root = document.documentElement;
-  const isDark = root.style.colorScheme ? root.style.colorScheme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.style.colorScheme = isDark ? "light" : "dark";
-  dispatchEvent(new Event("themechange"));
 }
 
 function shortcut(state: State, event: KeyboardEvent): void {
@@ -117,6 +121,7 @@ function shortcut(state: State, event: KeyboardEvent): void {
   }
   const tab = TABS[Number(event.key) - 1];
   if (tab) state.tab.value = tab[0];
+  else if (event.key === "Escape") state.deselect();
   else if (event.key === "/") {
     document.getElementById("search")?.focus();
     event.preventDefault();

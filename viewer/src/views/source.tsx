@@ -7,7 +7,8 @@ import type { State } from "../state";
 import { timeText } from "../text";
 import { marked, tokens, type Token } from "./python";
 
-export function SourceView({ state }: { state: State }): JSX.Element {
+/** The files of a run; `label` tells those of two runs apart. */
+export function SourceView({ state, label = "" }: { state: State; label?: string }): JSX.Element {
   const { files } = state.recording;
   if (!files.length) return <p class="empty">No source lines were recorded in this run.</p>;
   const at = Math.min(state.file.value, files.length - 1);
@@ -15,7 +16,7 @@ export function SourceView({ state }: { state: State }): JSX.Element {
     <div class="source">
       <div class="source-head">
         <label>
-          File{" "}
+          {label ? <span class="side-letter">{label}</span> : "File"}{" "}
           <select value={at} onChange={(event) => (state.file.value = Number(event.currentTarget.value))}>
             {files.map((file, index) => (
               <option key={file.path} value={index}>
@@ -26,7 +27,7 @@ export function SourceView({ state }: { state: State }): JSX.Element {
         </label>
         <span class="dim">{about(files[at])}</span>
       </div>
-      <File key={at} state={state} file={files[at]} at={at} />
+      <File key={at} state={state} file={files[at]} at={at} label={label} />
     </div>
   );
 }
@@ -37,7 +38,14 @@ function about(file: SourceFile): string {
   return `${ran} ${ran === 1 ? "line" : "lines"} with ops${missing}`;
 }
 
-function File({ state, file, at }: { state: State; file: SourceFile; at: number }): JSX.Element {
+interface FileProps {
+  state: State;
+  file: SourceFile;
+  at: number;
+  label: string;
+}
+
+function File({ state, file, at, label }: FileProps): JSX.Element {
   const { recording } = state;
   const box = useRef<HTMLDivElement>(null);
   const stretches = useMemo(
@@ -53,10 +61,11 @@ function File({ state, file, at }: { state: State; file: SourceFile; at: number 
   const isHere = frame >= 0 && recording.frameFile[frame] === at;
   const current = isHere ? recording.frameLine[frame] : -1;
   useEffect(() => {
-    box.current?.querySelector(".code-line.current")?.scrollIntoView({ block: "center" });
+    const line = box.current?.querySelector(".code-line.current") ?? box.current?.querySelector(".code-line.ran");
+    line?.scrollIntoView({ block: "center" });
   }, [current, file]);
   return (
-    <div ref={box} class="code" tabIndex={0} role="region" aria-label={`Source of ${file.name}`}>
+    <div ref={box} class="code" tabIndex={0} role="region" aria-label={`Source of ${file.name}${label && `, run ${label}`}`}>
       {stretches.map(({ first, lines }, stretch) => (
         <div key={first} class="stretch">
           {stretch > 0 && <div class="gap" aria-hidden="true">⋮</div>}

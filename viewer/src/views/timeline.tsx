@@ -3,12 +3,14 @@
 import type { JSX } from "preact";
 import { effect } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { CALL, type Recording } from "../data/recording";
+import { CALL, STEP, type Memory, type Recording } from "../data/recording";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
 
 const LANE = 15; // pixels of a lane
 const LANES = 4; // depths of module calls that have one
+const STREAMS = 4; // streams of devices that have one
+const MEMORY = 84; // pixels of the curve of memory
 const TOP = 16; // the axis
 const LEFT = 74; // the names of the lanes
 
@@ -71,7 +73,7 @@ export function TimelineView({ state }: { state: State }): JSX.Element {
       <canvas
         ref={canvas}
         role="img"
-        aria-label="Phases, module calls, ops and memory over time; drag to zoom into a stretch"
+        aria-label="Steps, phases, module calls, ops, devices and memory over time; drag to zoom into a stretch"
         onPointerDown={(event) => {
           const { x } = placeOf(event);
           event.currentTarget.setPointerCapture(event.pointerId);
@@ -106,6 +108,20 @@ export function TimelineView({ state }: { state: State }): JSX.Element {
   );
 }
 
+/** How high the timeline is: as many lanes as there is something to show in. */
+export function timelineHeight(recording: Recording): number {
+  const lanes = 2 + (hasSteps(recording) ? 1 : 0) + Math.max(1, callLanes(recording).length) + streamCount(recording);
+  return TOP + lanes * LANE + (recording.timeline.memory ? MEMORY : 8);
+}
+
+function hasSteps(recording: Recording): boolean {
+  return recording.timeline.steps.length > 1;
+}
+
+function streamCount(recording: Recording): number {
+  return Math.min(STREAMS, recording.streams.length);
+}
+
 /** Draws the timeline, and knows what is where on it. */
 class Drawing {
   private readonly recording: Recording;
@@ -135,16 +151,26 @@ class Drawing {
     return LEFT + ((moment - from) / (to - from)) * (this.width - LEFT);
   }
 
-  private get laneTops(): { phases: number; calls: number; ops: number; memory: number } {
-    const calls = TOP + LANE;
+  private get laneTops(): { steps: number; phases: number; calls: number; ops: number; device: number; memory: number } {
+    const phases = TOP + (hasSteps(this.recording) ? LANE : 0);
+    const calls = phases + LANE;
     const ops = calls + this.lanes.length * LANE;
-    return { phases: TOP, calls, ops, memory: ops + LANE + 4 };
+    const device = ops + LANE;
+    return { steps: TOP, phases, calls, ops, device, memory: device + streamCount(this.recording) * LANE + 4 };
   }
 
   rowAt(x: number, y: number): number {
     const tops = this.laneTops;
     const moment = this.moment(x);
     if (x < LEFT) return -1;
+    if (y < tops.phases) {
+      const step = this.stepAt(moment);
+      return step ? this.stepRow(step[0]) : -1;
+    }
+    if (y >= tops.device && y < tops.memory) {
+      const op = this.recording.deviceOp[this.workAt(Math.floor((y - tops.device) / LANE), moment)] ?? -1;
+      return op < 0 ? -1 : this.recording.opRow[op];
+    }
     if (y >= tops.calls && y < tops.ops) return this.callAt(Math.floor((y - tops.calls) / LANE), moment);
     if (y >= tops.ops) {
       const op = this.opAt(moment);
@@ -161,7 +187,19 @@ class Drawing {
       if (!memory) return "";
       const share = memory.exact ? this.moment(x) / memory.over : (x - LEFT) / (this.width - LEFT);
       const held = memory.curve[Math.floor(share * memory.curve.length)];
-      return held === undefined ? "" : `${bytesText(held)} held at ${timeText(this.moment(x))}`;
+      return held === undefined ? "" : `${bytesText(held)} held at ${timeText(this.moment(x))}${this.peakText(x, memory)}`;
+    }
+    if (y >= TOP && y < tops.phases) {
+      const step = this.stepAt(this.moment(x));
+      return step ? `${step[0]}, ${timeText(step[2])}` : "";
+    }
+    if (y >= tops.device && y < tops.memory) {
+      const lane = Math.floor((y - tops.device) / LANE);
+      const work = this.workAt(lane, this.moment(x));
+      if (work < 0) return "";
+      const op = recording.deviceOp[work];
+      const from = op < 0 ? "" : `, launched by ${recording.opLabel(op)}`;
+      return `${recording.streams[lane]}: ${recording.strings[recording.deviceName[work]]}, ${timeText(recording.deviceSpan[work])}${from}`;
     }
     if (y >= tops.phases && y < tops.calls) {
       const moment = this.moment(x);
@@ -171,6 +209,38 @@ class Drawing {
     const row = this.rowAt(x, y);
     if (row < 0) return "";
     return `${recording.rowLabel(row)}  ${recording.rowNote(row)}  ${timeText(recording.time[row])}`;
+  }
+
+  /** Who holds the memory, where the peak is pointed at. */
+  private peakText(x: number, memory: Memory): string {
+    const [first, last] = memory.exact ? this.state.span.value : [0, memory.over];
+    const peak = LEFT + ((memory.moment - first) / (last - first)) * (this.width - LEFT);
+    if (Math.abs(x - peak) > 12) return "";
+    const held = memory.largest.slice(0, 3).map(([name, bytes]) => `${name} ${bytesText(bytes)}`);
+    return `; the peak, most of it ${held.join(", ")}`;
+  }
+
+  private stepAt(moment: number): [string, number, number] | undefined {
+    return this.recording.timeline.steps.find(([, from, took]) => from <= moment && moment < from + took);
+  }
+
+  private stepRow(name: string): number {
+    const { recording } = this;
+    for (let row = 0; row < recording.rows; row++) {
+      if (recording.kind[row] === STEP && recording.rowLabel(row) === name) return row;
+    }
+    return -1;
+  }
+
+  /** The device work of a stream that ran at a moment; -1 for none. */
+  private workAt(lane: number, moment: number): number {
+    const { deviceLane, deviceStart, deviceSpan } = this.recording;
+    const slack = this.moment(1) - this.moment(0); // a short one is drawn a pixel wide
+    for (let work = 0; work < deviceStart.length; work++) {
+      if (deviceLane[work] !== lane) continue;
+      if (deviceStart[work] - slack <= moment && moment <= deviceStart[work] + deviceSpan[work] + slack) return work;
+    }
+    return -1;
   }
 
   private callAt(lane: number, moment: number): number {
@@ -220,6 +290,8 @@ class Drawing {
     this.drawPhases(pen);
     this.drawCalls(pen);
     this.drawOps(pen);
+    this.drawSteps(pen);
+    this.drawDevice(pen);
     this.drawMemory(pen);
     this.drawSelection(pen);
     this.drawNames(pen);
@@ -285,6 +357,30 @@ class Drawing {
     }
   }
 
+  private drawSteps(pen: CanvasRenderingContext2D): void {
+    if (!hasSteps(this.recording)) return;
+    const fill = this.color("rule");
+    for (const [name, from, took] of this.recording.timeline.steps) {
+      this.bar(pen, from, from + took, this.laneTops.steps, LANE - 2, fill, name, "ink");
+    }
+  }
+
+  private drawDevice(pen: CanvasRenderingContext2D): void {
+    const { recording } = this;
+    const { device } = this.laneTops;
+    const fill = this.color("device");
+    const drawn = recording.streams.map(() => -1);
+    for (let work = 0; work < recording.deviceStart.length; work++) {
+      const lane = recording.deviceLane[work];
+      const start = recording.deviceStart[work];
+      const end = start + recording.deviceSpan[work];
+      const right = this.x(end);
+      if (lane >= STREAMS || right < drawn[lane] + 0.5) continue;
+      this.bar(pen, start, end, device + lane * LANE, LANE - 2, fill, recording.strings[recording.deviceName[work]], "on-phase");
+      drawn[lane] = right;
+    }
+  }
+
   private drawMemory(pen: CanvasRenderingContext2D): void {
     const memory = this.recording.timeline.memory;
     const { memory: top } = this.laneTops;
@@ -347,6 +443,8 @@ class Drawing {
     pen.fillStyle = this.color("dim");
     const names: [string, number][] = [["phases", tops.phases], ["ops", tops.ops]];
     if (this.lanes.length) names.push(["modules", tops.calls]);
+    if (hasSteps(this.recording)) names.push(["steps", tops.steps]);
+    this.recording.streams.slice(0, STREAMS).forEach((name, lane) => names.push([name, tops.device + lane * LANE]));
     if (this.recording.timeline.memory) names.push(["memory", tops.memory + 2]);
     for (const [name, y] of names) pen.fillText(name, 12, y + LANE / 2);
   }
@@ -359,7 +457,7 @@ class Drawing {
     pen.fillRect(left, top, Math.max(0.7, right - left - 0.5), height);
     const room = right - left - 8;
     if (room < 18) return;
-    const most = Math.floor(room / 6);
+    const most = Math.floor(room / 6.6);
     pen.fillStyle = this.color(ink);
     pen.fillText(name.length <= most ? name : `${name.slice(0, most - 1)}…`, left + 4, top + height / 2 + 0.5);
   }
@@ -380,14 +478,8 @@ function callLanes(recording: Recording): number[][] {
 
 /** Calls as they were written; but not one whose ops stand by themselves, as those of `loss.backward()` do. */
 function drawnOps(recording: Recording): Uint8Array {
-  const drawn = new Uint8Array(recording.run.ops).fill(1);
-  for (let op = 0; op < drawn.length; op++) {
-    const parent = recording.opParent[op];
-    if (parent < 0) continue;
-    const row = recording.opRow[parent];
-    if (recording.opRow[op] > row && recording.opRow[op] < recording.end[row]) drawn[op] = 0;
-    else drawn[parent] = 0;
-  }
+  const drawn = new Uint8Array(recording.run.ops);
+  for (let op = 0; op < drawn.length; op++) drawn[op] = recording.written(op) === op && !recording.isApart(op) ? 1 : 0;
   return drawn;
 }
 

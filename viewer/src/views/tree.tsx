@@ -1,14 +1,15 @@
 // The tree at the left: only the rows that are on the screen are in the document, however many there are.
 
 import type { JSX } from "preact";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { ASIDE, CALL, GROUP, LINE, OP, PHASE, RAISED, type Recording } from "../data/recording";
+import { useEffect, useMemo } from "preact/hooks";
+import { ASIDE, CALL, GROUP, LINE, OP, PHASE, ROUND, STEP, type Recording } from "../data/recording";
+import { NO_FILTER } from "../data/search";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
 import { focusTree } from "./page";
+import { useVirtualRows } from "./virtual_rows";
 
 const HEIGHT = 24; // pixels of a row
-const SPARE = 8; // rows that are drawn above and below what is seen
 
 export function Tree({ state }: { state: State }): JSX.Element {
   return (
@@ -24,12 +25,13 @@ function Search({ state }: { state: State }): JSX.Element {
   const filter = state.filter.value;
   const ran = [...new Set(state.recording.opPhase)].sort();
   const seen = [...new Set(state.recording.opLevel)].sort();
+  const steps = stepRows(state.recording);
   return (
     <div class="search">
       <input
         id="search"
         type="search"
-        placeholder="Search modules, ops, shapes, variables, file:line"
+        placeholder="Search modules, ops, shapes, file:line"
         aria-label="Search modules, ops, shapes, variables and lines"
         value={filter.query}
         onInput={(event) => (state.filter.value = { ...filter, query: event.currentTarget.value })}
@@ -41,6 +43,20 @@ function Search({ state }: { state: State }): JSX.Element {
           focusTree();
         }}
       />
+      {steps.length > 1 && (
+        <select
+          aria-label="Step"
+          value={filter.step}
+          onChange={(event) => (state.filter.value = { ...filter, step: Number(event.currentTarget.value) })}
+        >
+          <option value={-1}>all steps</option>
+          {steps.map((row) => (
+            <option key={row} value={row}>
+              {state.recording.rowLabel(row)}
+            </option>
+          ))}
+        </select>
+      )}
       {ran.length > 1 && (
         <select
           aria-label="Phase"
@@ -72,7 +88,7 @@ function Search({ state }: { state: State }): JSX.Element {
       {state.isFiltering.value && (
         <output class="found">
           {state.matches.value.size.toLocaleString("en")} found
-          <button class="plain" type="button" onClick={() => (state.filter.value = { query: "", phase: -1, level: -1 })}>
+          <button class="plain" type="button" onClick={() => (state.filter.value = NO_FILTER)}>
             clear
           </button>
         </output>
@@ -81,59 +97,56 @@ function Search({ state }: { state: State }): JSX.Element {
   );
 }
 
+/** The rows of steps, also of those in a group. */
+function stepRows(recording: Recording): number[] {
+  const found: number[] = [];
+  for (let row = 0; row < recording.rows; ) {
+    const kind = recording.kind[row];
+    if (kind === STEP) found.push(row);
+    row = kind === GROUP || kind === ROUND || (kind === STEP && recording.kind[row + 1] === STEP) ? row + 1 : recording.end[row];
+  }
+  return found;
+}
+
 function Rows({ state }: { state: State }): JSX.Element {
   const { recording } = state;
-  const box = useRef<HTMLDivElement>(null);
-  const [view, setView] = useState({ top: 0, height: 600 });
   const rows = state.rows.value;
   const selected = state.row.value;
-
-  useLayoutEffect(() => {
-    const element = box.current;
-    if (!element) return undefined;
-    const measure = (): void => setView({ top: element.scrollTop, height: element.clientHeight });
-    measure();
-    const observer = new ResizeObserver(measure);
-    observer.observe(element);
-    return () => observer.disconnect();
-  }, []);
-
+  const { box, first, last, onScroll, spacer, reveal } = useVirtualRows(rows.length, HEIGHT);
   useEffect(() => {
-    const element = box.current;
     const at = indexOf(rows, selected);
-    if (!element || at < 0) return;
-    const top = at * HEIGHT;
-    if (top < element.scrollTop || top + HEIGHT > element.scrollTop + element.clientHeight) {
-      element.scrollTop = top - element.clientHeight / 3;
-    }
+    if (at >= 0) reveal(at);
   }, [selected, rows]);
-
-  const first = Math.max(0, Math.floor(view.top / HEIGHT) - SPARE);
-  const last = Math.min(rows.length, Math.ceil((view.top + view.height) / HEIGHT) + SPARE);
-  const most = Math.max(1, ...recording.children(-1).map((row) => recording.time[row]));
-  const mostMemory = Math.max(1, ...recording.children(-1).map((row) => recording.memory[row]));
+  const whole = useMemo(() => wholes(recording), [recording]);
+  const most = Math.max(1, ...whole.map((row) => recording.time[row]));
+  const mostMemory = Math.max(1, ...whole.map((row) => recording.memory[row]));
   return (
     <div
       ref={box}
       id="tree"
       class="rows"
-      role="tree"
+      role={rows.length ? "tree" : "group"} // a tree has to have rows
       tabIndex={0}
       aria-label="Steps, modules, lines and ops"
       aria-activedescendant={selected >= 0 ? `row-${selected}` : undefined}
-      onScroll={(event) => setView({ top: event.currentTarget.scrollTop, height: event.currentTarget.clientHeight })}
+      onScroll={onScroll}
       onKeyDown={(event) => move(state, event)}
     >
       {rows.length === 0 && (
         <p class="empty">{state.isFiltering.value ? "Nothing matches." : "Nothing was recorded in this run."}</p>
       )}
-      <div class="spacer" style={{ height: rows.length * HEIGHT }}>
+      <div class="spacer" style={spacer}>
         {Array.from(rows.subarray(first, last), (row, at) => (
           <Row key={row} state={state} row={row} top={(first + at) * HEIGHT} most={most} mostMemory={mostMemory} />
         ))}
       </div>
     </div>
   );
+}
+
+/** What the bars are shares of: the outermost rows, of a group its members, or a step would be a dot. */
+function wholes(recording: Recording): number[] {
+  return recording.children(-1).flatMap((row) => (recording.kind[row] === GROUP ? recording.children(row) : [row]));
 }
 
 interface RowProps {
@@ -177,6 +190,7 @@ function Row({ state, row, top, most, mostMemory }: RowProps): JSX.Element {
       </span>
       <span class="name">{recording.rowLabel(row)}</span>
       {recording.count[row] > 1 && <span class="times">×{recording.count[row]}</span>}
+      {recording.gaveNan(row) && <span class="badge error">NaN</span>}
       <span class="note">{recording.rowNote(row)}</span>
       <span class="cost">{time > 0 ? timeText(time) : ""}</span>
       <span class="bars" aria-hidden="true" title={`${timeText(time)}, makes ${bytesText(memory)}`}>
@@ -191,11 +205,11 @@ function rowClass(recording: Recording, row: number): string {
   const ref = recording.ref[row];
   switch (recording.kind[row]) {
     case OP: {
-      const raised = recording.opFlags[ref] & RAISED ? " raised" : "";
+      const raised = recording.raised(row) ? " raised" : "";
       return `op ${recording.run.phases[recording.opPhase[ref]]}${raised}`;
     }
     case CALL:
-      return recording.callFlags[ref] & RAISED ? "call raised" : "call";
+      return recording.raised(row) ? "call raised" : "call";
     case LINE:
       return "line";
     case GROUP:
