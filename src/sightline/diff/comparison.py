@@ -290,7 +290,7 @@ def _module_rows(alignment: Alignment) -> list[ModuleRow]:
         if y < 0:
             continue
         state, error = State.UNKNOWN, math.nan
-        for one, other in zip(*alignment.call_values(x, y, "outputs"), strict=False):
+        for one, other in alignment.call_outputs(x, y):
             verdict = alignment.compare(one, other)
             if verdict.state >= state and not (verdict.error <= error):
                 error = verdict.error

@@ -46,7 +46,9 @@ class Alignment:
         self._pair_leaves()
         partners = self._align_sequences()
         self._layout_ops_b = self._layout_ops_by_input(b)
-        self._ops_by_inputs_b = self._ops_by_inputs(b)
+        self._ops_by_inputs_b: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for op in np.flatnonzero(b.compared & ~b.layout).tolist():
+            self._ops_by_inputs_b[self._input_key(op)].append(op)
         self._follow(partners)
         for _ in range(_ROUNDS):
             if not self._pair_by_statistics():
@@ -68,9 +70,20 @@ class Alignment:
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
                 continue
-            for one, other in zip(*self.call_values(x, y, "outputs"), strict=False):
+            for one, other in self.call_outputs(x, y):
                 if self.values_a[one] != other:
                     yield one, other
+
+    def call_outputs(self, x: int, y: int) -> list[tuple[int, int]]:
+        """What two calls return, in pairs.
+
+        Where one side calls a module for parts of what the other gives it at once, the sizes differ and the
+        values have no partner: the call around it returns the whole.
+        """
+        pairs = zip(*self.call_values(x, y, "outputs"), strict=False)
+        inner, numel_a, numel_b = self.a.data.calls.parent[x] >= 0, self.a.numel, self.b.numel
+        return [(one, other) for one, other in pairs
+                if not inner or self.values_a[one] == other or numel_a[one] == numel_b[other]]  # fmt: skip
 
     @cached_property
     def ignored_values(self) -> set[int]:
@@ -87,39 +100,34 @@ class Alignment:
     def position(self, value: int) -> int:
         """The op of the first run that made a value, or that first used it."""
         producer = self.a.producer[value]
-        return producer if producer >= 0 else self.consumers.get(value, [len(self.a.data.ops)])[0]
+        return producer if producer >= 0 else self.a.leaf_consumers.get(value, [len(self.a.data.ops)])[0]
 
-    @cached_property
-    def consumers(self) -> dict[int, list[int]]:
-        """The computing ops that use each value of the first side that no op made."""
-        consumers: dict[int, list[int]] = {}
-        a = self.a
-        for op in np.flatnonzero(a.compared & ~a.layout).tolist():
-            for value in a.inputs(op):
-                origin = a.origin[value]
-                if a.producer[origin] < 0:
-                    consumers.setdefault(origin, []).append(op)
-        return consumers
-
-    def calls_with_other_constant(self) -> set[int]:
-        """Calls whose ops without partners have, on each side, one constant that the other side lacks."""
-        numbers: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
-        for which, (side, partners, anchors) in enumerate(
-            ((self.a, self.ops_a, self._anchor_a), (self.b, self.ops_b, self._anchor_b))
-        ):
-            calls = side.data.ops.call
-            for op in np.flatnonzero(side.compared & ~side.layout).tolist():
-                if partners[op] < 0 <= calls[op]:
-                    constants = significant_floats(side.index.ops[op])
-                    numbers[which].setdefault(int(anchors[calls[op]]), []).extend(constants)
+    def calls_computed_otherwise(self) -> set[int]:
+        """Calls whose ops without partners have another constant on each side, or another activation."""
+        lone_a, lone_b = (
+            self._lone_ops(self.a, self.ops_a, self._anchor_a),
+            self._lone_ops(self.b, self.ops_b, self._anchor_b),
+        )
         calls_found = set()
-        for anchor, first in numbers[0].items():
-            second = numbers[1].get(self._partner_call(anchor), [])
+        for anchor, ops in lone_a.items():
+            others = lone_b.get(self._partner_call(anchor), [])
+            first = [number for op in ops for number in significant_floats(self.a.index.ops[op])]
+            second = [number for op in others for number in significant_floats(self.b.index.ops[op])]
             left = [x for x in first if not any(same_constant(x, y) for y in second)]
             right = [y for y in second if not any(same_constant(x, y) for x in first)]
-            if len(left) == len(right) == 1:
+            hearts = self.a.activations(ops), self.b.activations(others)
+            if len(left) == len(right) == 1 or (all(hearts) and hearts[0] != hearts[1]):
                 calls_found.add(anchor)
         return calls_found
+
+    def _lone_ops(self, side: Side, partners: list[int], anchors: Ints) -> dict[int, list[int]]:
+        """The computing ops without a partner, by the paired call around them."""
+        calls = side.data.ops.call
+        ops: dict[int, list[int]] = {}
+        for op in np.flatnonzero(side.compared & ~side.layout).tolist():
+            if partners[op] < 0 <= calls[op]:
+                ops.setdefault(int(anchors[calls[op]]), []).append(op)
+        return ops
 
     def _partner_call(self, call: int) -> int:
         return int(self.calls.of_a[call]) if call >= 0 else -1
@@ -233,16 +241,6 @@ class Alignment:
             ops[side.flat_inputs[side.input_offsets[op]], names[op]].append(op)
         return ops
 
-    def _ops_by_inputs(self, side: Side) -> dict[tuple[int, tuple[int, ...]], list[int]]:
-        """Computing ops by their name and by the origins of their inputs."""
-        ops: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
-        names, origin, producer = side.name.tolist(), side.origin, side.producer
-        for op in np.flatnonzero(side.compared & ~side.layout).tolist():
-            origins = {origin[value] for value in side.inputs(op)}
-            sources = sorted(v for v in origins if producer[v] >= 0 or v in side.parameter_names)
-            ops[names[op], tuple(sources)].append(op)
-        return ops
-
     def _follow(self, partners: dict[int, int]) -> None:
         """Pair ops in one pass in the order of the run, each given the pairs before it."""
         a, layout = self.a, self.a.layout.tolist()
@@ -278,6 +276,20 @@ class Alignment:
     def _shape(self, side: Side, op: int) -> tuple[int, ...]:
         return side.data.metas[int(side.data.values.meta[side.outputs(op)[0]])].shape
 
+    def _is_one_of_parts(self, op: int, other: int) -> bool:
+        """Whether the second side runs an op several times on parts of what the first takes at once."""
+        b = self.b
+        if self.a.numel[self.a.outputs(op)[0]] == b.numel[b.outputs(other)[0]]:
+            return False
+        return len(self._ops_by_inputs_b[self._input_key(other)]) > 1
+
+    def _input_key(self, op: int) -> tuple[int, tuple[int, ...]]:
+        """The name of an op of the second side, with the origins of its inputs."""
+        b = self.b
+        origins = {b.origin[value] for value in b.inputs(op)}
+        sources = sorted(v for v in origins if b.producer[v] >= 0 or v in b.parameter_names)
+        return int(b.name[op]), tuple(sources)
+
     def _follow_inputs(self, op: int) -> None:
         """Pair an op with one that has the same name and the same inputs."""
         a, b = self.a, self.b
@@ -300,7 +312,9 @@ class Alignment:
             self._pair_ops(op, free[0])
 
     def _contradicts(self, op: int, other: int) -> bool:
-        """Whether two ops have different values and different inputs."""
+        """Whether two ops have different values and different inputs, or one is a part of the other."""
+        if self._is_one_of_parts(op, other):
+            return True
         for value_a, value_b in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
             verdict = self.compare(value_a, value_b)
             if verdict.agrees:
@@ -344,7 +358,7 @@ class Alignment:
 
     def _pair_by_statistics(self) -> bool:
         """Pair what is left in a pair of calls where the statistics agree; whether there was any."""
-        paired = False
+        paired = self._pair_call_outputs()
         groups: dict[tuple[int, int, int], list[tuple[float, int]]] = defaultdict(list)
         for value, anchor, phase in self._unpaired_values(self.b, self._anchor_b, self.ops_b, self.values_b):
             numbers = self.b.numbers(value)
@@ -361,6 +375,16 @@ class Alignment:
             if best >= 0 and self._pair_values(value, best):
                 paired = True
                 self.by_statistics.setdefault(anchor, []).append((value, best))
+        return paired
+
+    def _pair_call_outputs(self) -> bool:
+        """Pair what paired calls return where it agrees, whichever ops made it."""
+        paired = False
+        for x in np.flatnonzero(self.calls.of_a >= 0).tolist():
+            for one, other in self.call_outputs(x, int(self.calls.of_a[x])):
+                lone = self.values_a[one] < 0 and self.values_b[other] < 0
+                if lone and self.compare(one, other).agrees:
+                    paired |= self._pair_values(one, other)
         return paired
 
     def _nearest(self, value: int, norm: float, near: list[tuple[float, int]]) -> int:

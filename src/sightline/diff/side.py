@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.argument_checks import argument_text
-from sightline.diff.op_names import LAYOUT, plain_name
+from sightline.diff.constants import constants
+from sightline.diff.op_names import LAYOUT, activations, plain_name
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
@@ -259,6 +261,34 @@ class Side:
 
     def kind(self, value: int) -> str:
         return KINDS[int(self.data.values.kind[value])]
+
+    @cached_property
+    def leaf_consumers(self) -> dict[int, list[int]]:
+        """The computing ops that use each value that no op made."""
+        consumers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.compared & ~self.layout).tolist():
+            for value in self.inputs(op):
+                origin = self.origin[value]
+                if self.producer[origin] < 0:
+                    consumers.setdefault(origin, []).append(op)
+        return consumers
+
+    @cached_property
+    def consumers(self) -> dict[int, list[int]]:
+        """The ops that use each value."""
+        consumers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.compared).tolist():
+            for value in self.inputs(op):
+                consumers.setdefault(value, []).append(op)
+        return consumers
+
+    def activations(self, ops: Iterable[int]) -> frozenset[str] | None:
+        """The functions at the heart of the activations among ops; None where exponentials may hide one."""
+        names = ["tanh" if self._is_tanh_gelu(op) else self.op_name(op) for op in ops]
+        return activations(names)
+
+    def _is_tanh_gelu(self, op: int) -> bool:
+        return self.op_name(op) == "gelu" and dict(constants(self.index.ops[op])).get("approximate") == "tanh"
 
     # -- keys ----------------------------------------------------------------------------------
 
