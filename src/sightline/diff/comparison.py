@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from sightline.analysis.cost import is_opaque
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.parameters import ParameterDiff, compare_parameters
@@ -87,7 +88,7 @@ class Comparison:
         self.level = level
         self.a, self.b = alignment.a, alignment.b
         self.divergences, self.more = divergences.find()
-        self.notes = notes + self._model_notes()
+        self.notes = notes + self._model_notes() + self._precision_notes() + self._integer_notes()
 
     @property
     def divergence(self) -> Divergence | None:
@@ -162,17 +163,49 @@ class Comparison:
     @cached_property
     def harmless(self) -> list[str]:
         """Differences that do not matter or follow from the divergence, counted."""
-        ops = [_names_text(self.a, self.removed, "a"), _names_text(self.b, self.added, "b")]
-        return [text for text in (*ops, *_metadata(self)) if text]
+        held_a, held_b = self.compiled
+        removed, added = set(self.removed).difference(held_a), set(self.added).difference(held_b)
+        ops = [_names_text(self.a, sorted(removed), "a"), _names_text(self.b, sorted(added), "b")]
+        return [text for text in (*_compiled_texts(self), *ops, *_metadata(self)) if text]
+
+    @cached_property
+    def compiled(self) -> tuple[list[int], list[int]]:
+        """The ops of each side that are inside a compiled region of the other, and such regions themselves."""
+        return self.alignment.compiled_ops()
 
     def _model_notes(self) -> list[str]:
         computed = [int((side.compared & ~side.layout).sum()) for side in (self.a, self.b)]
         paired = sum(self.alignment.ops_a[op] >= 0 for op in np.flatnonzero(self.a.compared & ~self.a.layout))
+        paired += len(self.compiled[0])
         few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
         if min(computed) and (few or (other_root and paired < _DIFFERENT_MODELS * max(computed))):
             return [f"these look like different models: {paired} of {computed[0]} ops have a partner"]
         return []
+
+    def _precision_notes(self) -> list[str]:
+        """Whether one side computes float32 products in a coarser precision than the other."""
+        if self.a.precision == self.b.precision:
+            return []
+        texts = []
+        for side in (self.a, self.b):
+            kinds = [f"{kind} in {name}s" for name, kind in side.precision.items()]
+            texts.append(" and ".join(kinds) or "full precision")
+        return [f"float32 products: {texts[0]} in a, {texts[1]} in b; the tolerance is by the coarser one"]
+
+    def _integer_notes(self) -> list[str]:
+        """Whether inputs of integers, which have no statistics, could not be compared."""
+        a, alignment = self.a, self.alignment
+        if not alignment.compare.measured:
+            return []
+        lacking = [value for value, other in enumerate(alignment.values_a)
+                   if other >= 0 and not a.rounding[value] and a.kind(value) == "input"
+                   and alignment.compare(value, other).state is State.UNKNOWN]  # fmt: skip
+        if not lacking:
+            return []
+        names = list(dict.fromkeys(a.index.values[value].name or "an input" for value in lacking))
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return [f"integers are not measured: {listed} {'were' if len(names) > 1 else 'was'} not compared"]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data for JSON."""
@@ -216,7 +249,9 @@ def compare(
 
 def _level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
     """The finest level that both have, and notes about it."""
-    levels = [{int(level) for level in np.unique(data.ops.level)} for data in (a, b)]
+    levels = [{int(level) for level in np.unique(data.ops.level[~is_opaque(data)])} for data in (a, b)]
+    opaque = [len(data.ops) > 0 and not levels[at] for at, data in enumerate((a, b))]
+    levels = [levels[1 - at] if opaque[at] else levels[at] for at in (0, 1)]  # compiled code has no level
     if all(_ATEN in recorded for recorded in levels):
         return "aten", []
     if all(recorded - {_ATEN} for recorded in levels):
@@ -298,6 +333,15 @@ def _module_rows(alignment: Alignment) -> list[ModuleRow]:
         types = a.module(x).type, b.module(y).type
         rows.append((int(order[x]), ModuleRow(x, y, a.label(x), b.label(y), *types, depths[x], state, error)))
     return [row for _, row in sorted(rows, key=lambda each: each[0])]
+
+
+def _compiled_texts(comparison: Comparison) -> Iterator[str]:
+    """How many ops of one side are inside compiled regions of the other."""
+    sides = ("a", comparison.a, "b"), ("b", comparison.b, "a")
+    for (name, side, other), ops in zip(sides, comparison.compiled, strict=True):
+        count = sum(not side.opaque[op] for op in ops)
+        if count:
+            yield f"{count} ops of {name} are inside compiled regions of {other}; their results are compared"
 
 
 def _names_text(side: Side, ops: list[int], name: str) -> str:

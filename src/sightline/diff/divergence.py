@@ -48,6 +48,10 @@ class Divergence:
         if label is None:
             return f"{reason.text}; {self.inputs_text}"
         name, against = label.name, ""
+        both = reason.a is not None and reason.b is not None and reason.a.where != reason.b.where
+        if reason.side and both and reason.kind == "op":
+            opposite = reason.b if reason.side == "a" else reason.a
+            against = f"; the other goes on with {opposite}"
         if first is not None and second is not None:
             if first.name != second.name:
                 name = f"{first.name} | {second.name}"
@@ -92,6 +96,7 @@ class Divergences:
     def find(self) -> tuple[list[Divergence], int]:
         """The divergences, the first one first, and the number of candidates that were not examined."""
         divergences: list[Divergence] = []
+        texts: set[str] = set()  # the ops of one reason may have several results
         examined = 0
         candidates = self._candidates()
         for at, (_, one, other, strong) in enumerate(candidates):
@@ -104,7 +109,8 @@ class Divergences:
                 continue
             examined += 1
             divergence = self._judge(one, other, region, strong)
-            if divergence is not None:
+            if divergence is not None and divergence.text not in texts:
+                texts.add(divergence.text)
                 divergences.append(divergence)
         return divergences, 0
 

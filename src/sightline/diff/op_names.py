@@ -59,12 +59,16 @@ DISCRETE: Final = frozenset(
 
 #: Ops for which the order of their inputs matters. Matrix products are left out: A·B is (Bᵀ·Aᵀ)ᵀ.
 ORDERED: Final = frozenset("cat stack sub div pow where addcdiv lerp scaled_dot_product_attention".split())
+#: Matrix products and convolutions, which may be computed in a coarser precision than their results have.
+PRODUCTS: Final = frozenset(
+    "mm bmm addmm baddbmm addbmm addmv mv dot matmul linear einsum convolution scaled_dot_product_attention "
+    "_grouped_mm convolution_backward".split()
+)
 #: Ops through which a factor passes unchanged.
 LINEAR: Final = frozenset(
     "mul div neg mm bmm addmm baddbmm matmul linear einsum convolution sum mean".split()
 )
-#: The function at the heart of an activation, fused or written as its parts. What is written with exponentials
-#: may be any of them.
+#: The function at the heart of an activation, fused or written as its parts.
 _ACTIVATIONS: Final = {
     "gelu": "erf", "erf": "erf", "tanh": "tanh", "silu": "sigmoid", "sigmoid": "sigmoid",
     "hardswish": "hardsigmoid", "hardsigmoid": "hardsigmoid", "relu": "relu", "leaky_relu": "leaky relu",

@@ -104,10 +104,7 @@ class Alignment:
 
     def calls_computed_otherwise(self) -> set[int]:
         """Calls whose ops without partners have another constant on each side, or another activation."""
-        lone_a, lone_b = (
-            self._lone_ops(self.a, self.ops_a, self._anchor_a),
-            self._lone_ops(self.b, self.ops_b, self._anchor_b),
-        )
+        lone_a, lone_b = self._lone_ops()
         calls_found = set()
         for anchor, ops in lone_a.items():
             others = lone_b.get(self._partner_call(anchor), [])
@@ -120,14 +117,30 @@ class Alignment:
                 calls_found.add(anchor)
         return calls_found
 
-    def _lone_ops(self, side: Side, partners: list[int], anchors: Ints) -> dict[int, list[int]]:
-        """The computing ops without a partner, by the paired call around them."""
-        calls = side.data.ops.call
-        ops: dict[int, list[int]] = {}
-        for op in np.flatnonzero(side.compared & ~side.layout).tolist():
-            if partners[op] < 0 <= calls[op]:
-                ops.setdefault(int(anchors[calls[op]]), []).append(op)
-        return ops
+    def _lone_ops(self, layout: bool = False) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The ops of each side without a partner, by the paired call around them; layout ops if asked."""
+        found: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
+        for which, (side, partners, anchors) in enumerate(
+            ((self.a, self.ops_a, self._anchor_a), (self.b, self.ops_b, self._anchor_b))
+        ):
+            calls = side.data.ops.call
+            for op in np.flatnonzero(side.compared & (~side.layout | layout)).tolist():
+                if partners[op] < 0 <= calls[op]:
+                    found[which].setdefault(int(anchors[calls[op]]), []).append(op)
+        return found
+
+    def compiled_ops(self) -> tuple[list[int], list[int]]:
+        """Ops without a partner in calls where the other side, or both, ran compiled code."""
+        found: tuple[list[int], list[int]] = ([], [])
+        if not (self.a.opaque.any() or self.b.opaque.any()):
+            return found
+        lone = self._lone_ops(layout=True)
+        for anchor, ops in lone[0].items():
+            others = lone[1].get(self._partner_call(anchor), [])
+            if self.a.opaque[ops].any() or (others and self.b.opaque[others].any()):
+                found[0].extend(ops)
+                found[1].extend(others)
+        return found
 
     def _partner_call(self, call: int) -> int:
         return int(self.calls.of_a[call]) if call >= 0 else -1
@@ -378,14 +391,19 @@ class Alignment:
         return paired
 
     def _pair_call_outputs(self) -> bool:
-        """Pair what paired calls return where it agrees, whichever ops made it."""
+        """Pair what paired calls return where it agrees, or where compiled code made it."""
         paired = False
         for x in np.flatnonzero(self.calls.of_a >= 0).tolist():
             for one, other in self.call_outputs(x, int(self.calls.of_a[x])):
                 lone = self.values_a[one] < 0 and self.values_b[other] < 0
-                if lone and self.compare(one, other).agrees:
+                if lone and (self.compare(one, other).agrees or self._is_compiled(one, other)):
                     paired |= self._pair_values(one, other)
         return paired
+
+    def _is_compiled(self, one: int, other: int) -> bool:
+        """Whether a compiled region made either of two values: no op of the other side will pair with it."""
+        made = (self.a, self.a.producer[one]), (self.b, self.b.producer[other])
+        return any(op >= 0 and bool(side.opaque[op]) for side, op in made)
 
     def _nearest(self, value: int, norm: float, near: list[tuple[float, int]]) -> int:
         at = bisect_left(near, (norm * (1 - _NEAR), -1))

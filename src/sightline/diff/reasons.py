@@ -32,7 +32,7 @@ _MAX_COMPARED: Final = 400  #: ops of a region that are compared each with each
 class Reason:
     """The likeliest reason of a divergence.
 
-    ``kind`` is "module", "parameter", "constant", "op", "precision", "layout", "wiring", "random", "input" or
+    ``kind`` is "compiled", "module", "parameter", "constant", "op", "precision", "layout", "wiring", "random", "input" or
     "unexplained". ``a`` and ``b`` are the ops it is about; one side may have none.
     """
 
@@ -71,7 +71,7 @@ class Reasons:
         return self._unmeasured(region) or self._element_order(region)
 
     def _all(self, region: Region) -> Iterator[Reason]:
-        for check in (self._input, self._module, self._parameter, self._constant, self._random, self._op,
+        for check in (self._input, self._compiled, self._module, self._parameter, self._constant, self._random, self._op,
                       self._precision, self._order, self._layout, self._wiring):  # fmt: skip
             reason = check(region)
             if reason is not None:
@@ -91,6 +91,22 @@ class Reasons:
                 name = alignment.a.index.values[value].name or "an input"
                 return self._value_reason(region, "input", f"{name} itself differs", value, other)
         return None
+
+    def _compiled(self, region: Region) -> Reason | None:
+        """A compiled region against the ops it was compiled from, or against another."""
+        a, b = self._alignment.a, self._alignment.b
+        regions = [next((op for op in ops if side.opaque[op]), -1)
+                   for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
+        if max(regions) < 0:
+            return None
+        labels = self._region_labels(region, *regions)
+        hint = 'compiled="eager" shows the ops inside'
+        if min(regions) >= 0:
+            return Reason("compiled", f"another result; {hint}", *labels)
+        which, ops = ("a", region.ops_b) if regions[0] >= 0 else ("b", region.ops_a)
+        count = f"{len(ops)} ops" if len(ops) > 1 else "op"
+        text = f"another result than the {count} of the {_SIDES['b' if which == 'a' else 'a']} side; {hint}"
+        return Reason("compiled", text, *labels, which)
 
     def _module(self, region: Region) -> Reason | None:
         """A module that only one side called."""
@@ -152,12 +168,12 @@ class Reasons:
         return -1
 
     def one_sided_uses(self) -> list[tuple[bool, int]]:
-        """Whether it is the first side, and the op, for each first use of a parameter that the other has unused."""
-        return [(first, op) for first, op in self._one_sided_parameters.values()]
+        """First uses of parameters that the other side has and does not use: whether of a, and the op."""
+        return list(self._one_sided_parameters.values())
 
     @cached_property
     def _one_sided_parameters(self) -> dict[str, tuple[bool, int]]:
-        """The path of each parameter that both sides have and only one uses, with the side and the first use."""
+        """Each parameter that both sides have and only one uses: whether it is the first, and the op."""
         a, b, calls = self._alignment.a, self._alignment.b, self._alignment.calls
         named = {calls.name(path): path for path in b.parameters}
         found: dict[str, tuple[bool, int]] = {}
@@ -259,8 +275,8 @@ class Reasons:
         a, b = self._alignment.a, self._alignment.b
         factors = [[_factor(side, op) for op in ops if side.op_name(op) in _SCALING]
                    for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
-        products = [math.prod(each) for each in factors]
-        return products[0] != 1.0 and same_constant(*products)
+        first, second = math.prod(factors[0]), math.prod(factors[1])
+        return first != 1.0 and same_constant(first, second)
 
     def differing_constants(self, x: int, y: int) -> list[Constant]:
         """The constants of two ops that differ and decide their result."""
@@ -307,8 +323,9 @@ class Reasons:
         labels = self._region_labels(region, left[0] if left else -1, right[0] if right else -1)
         if left and right:
             return Reason("op", f"{texts[0]} against {texts[1]}", *labels)
-        text = f"{texts[0]} is missing on the second" if left else f"{texts[1]} is missing on the first"
-        return Reason("op", f"{text} side", *labels)
+        which = "a" if left else "b"
+        text = f"{texts[0 if left else 1]} only on the {_SIDES[which]} side"
+        return Reason("op", text, *labels, which)
 
     def _precision(self, region: Region) -> Reason | None:
         """A cast to a coarser precision that only one side has."""

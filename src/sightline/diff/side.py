@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.analysis.cost import is_opaque
 from sightline.argument_checks import argument_text
 from sightline.diff.constants import constants
-from sightline.diff.op_names import LAYOUT, activations, plain_name
+from sightline.diff.op_names import LAYOUT, PRODUCTS, activations, plain_name
 from sightline.errors import NothingMatched, UsageError
 from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
@@ -87,6 +88,8 @@ ROUNDING: Final = {
     "complex64": 2.0**-24, "complex128": 2.0**-53, "complex32": 2.0**-11,
     "float8_e4m3fn": 2.0**-4, "float8_e4m3fnuz": 2.0**-4, "float8_e5m2": 2.0**-3, "float8_e5m2fnuz": 2.0**-3,
 }  # fmt: skip
+#: What ``torch.set_float32_matmul_precision`` allows for products; a GPU takes TF32 for both.
+_PRODUCTS: Final = {"high": "TF32", "medium": "bfloat16"}
 
 
 class Side:
@@ -113,6 +116,9 @@ class Side:
         self.layout: NDArray[np.bool_] = np.diff(ops.input_offsets) > 0
         if len(ops):
             self.layout &= np.array([name in LAYOUT for name in plain])[ops.name]
+
+        #: Which ops are compiled regions, whose own ops were not recorded.
+        self.opaque: NDArray[np.bool_] = is_opaque(self.data)
 
     def key_id(self, key: Any) -> int:
         """The id of a key, which is the same on both sides."""
@@ -222,17 +228,44 @@ class Side:
     @cached_property
     def _past(self) -> tuple[list[float], list[int]]:
         coarsest, depths = list(self.rounding), [0] * len(self.data.values)
+        products = self._product_rounding
+        names, metas = self.name_ids, self.data.values.meta.tolist() if products else []
         layout = self.layout.tolist()
         for op in np.flatnonzero(self.compared).tolist():
             worst, deepest = 0.0, 0
             for value in self.inputs(op):
                 worst, deepest = max(worst, coarsest[value]), max(deepest, depths[value])
             deepest += not layout[op]
+            if products:
+                worst = max(worst, products.get((names[op], metas[self.outputs(op)[0]]), 0.0))
             for value in self.outputs(op):
                 depths[value] = max(depths[value], deepest)
                 if self.rounding[value] and worst > coarsest[value]:
                     coarsest[value] = worst
         return coarsest, depths
+
+    @cached_property
+    def precision(self) -> dict[str, str]:
+        """In what float32 products are computed where that is coarser: ``{"matmul": "TF32"}``."""
+        settings = self.data.info.get("precision") or {}
+        kinds = {"matmul": _PRODUCTS.get(str(settings.get("float32_matmul")), "")}
+        kinds["convolution"] = "TF32" if settings.get("cudnn_tf32") is True else ""
+        return {name: kind for name, kind in kinds.items() if kind}
+
+    @cached_property
+    def _product_rounding(self) -> dict[tuple[int, int], float]:
+        """The rounding of float32 products by the name of an op and the form of its result."""
+        found: dict[tuple[int, int], float] = {}
+        metas = [at for at, meta in enumerate(self.data.metas) if meta.dtype == "float32"]
+        for name, plain in enumerate(self.names) if self.precision else ():
+            kind = self.precision.get("convolution" if plain == "convolution" else "matmul", "")
+            if not kind or plain not in PRODUCTS:
+                continue
+            for meta in metas:
+                on_gpu = self.data.metas[meta].device.startswith("cuda")
+                if on_gpu or plain != "convolution":  # a processor has no TF32 for convolutions
+                    found[name, meta] = 2.0**-11 if on_gpu or kind == "TF32" else 2.0**-9
+        return found
 
     @cached_property
     def stat_row(self) -> list[int]:
