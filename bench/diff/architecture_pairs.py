@@ -122,7 +122,8 @@ def _class_token_last(model: Any) -> None:
 
 
 def _interleaved(model: Any) -> None:
-    edited(model.model.layers[1].self_attn, "x1 = x[..., : x.shape[-1] // 2]\n    x2 = x[..., x.shape[-1] // 2 :]",
+    edited(model.model.layers[1].self_attn,
+           "x1 = x[..., : x.shape[-1] // 2]\n    x2 = x[..., x.shape[-1] // 2 :]",
            "x1 = x[..., 0::2]\n    x2 = x[..., 1::2]", "rotate_half", "apply_rotary_pos_emb")  # fmt: skip
 
 
@@ -197,7 +198,8 @@ def _unfolded(model: Any) -> None:
 def _einsum(model: Any) -> None:
     for layer in model.gpt_neox.layers:
         edited(layer.attention, "torch.matmul(query, key.transpose(2, 3)) * scaling",
-               "torch.einsum('bhqd,bhkd->bhqk', query * scaling, key)", "eager_attention_forward")  # fmt: skip
+               "torch.einsum('bhqd,bhkd->bhqk', query * scaling, key)",
+               "eager_attention_forward")  # fmt: skip
 
 
 def _in_place(model: Any) -> None:
@@ -234,30 +236,42 @@ def _nothing(model: Any) -> None:
 
 ARCHITECTURE_PAIRS: Final[tuple[Pair, ...]] = (
     Pair("GELU left out of a stem", "whisper", _no_gelu, "model.encoder", r"gelu"),
-    Pair("values rolled by one", "whisper", _cross_attention, r"model.decoder.layers.1.encoder_attn(.v_proj)?", r"roll"),
-    Pair("GELU for quick GELU", "clip", _quick_gelu, "text_model.encoder.layers.1.mlp.activation_fn", r"sigmoid.*gelu"),
+    Pair("values rolled by one", "whisper", _cross_attention,
+         r"model.decoder.layers.1.encoder_attn(.v_proj)?", r"roll"),
+    Pair("GELU for quick GELU", "clip", _quick_gelu, "text_model.encoder.layers.1.mlp.activation_fn",
+         r"sigmoid.*gelu"),
     Pair("exp of the scale left out", "clip", _no_exp, "CLIPModel", r"exp"),
-    Pair("residuals in a row", "gpt_neox", _parallel_residual, r"gpt_neox.layers.1(.post_attention_layernorm)?", r"takes|\+"),
-    Pair("positions without offset", "opt", _position_offset, "model.decoder.embed_positions", r"term 2 against 1"),
+    Pair("residuals in a row", "gpt_neox", _parallel_residual,
+         r"gpt_neox.layers.1(.post_attention_layernorm)?", r"takes|\+"),
+    Pair("positions without offset", "opt", _position_offset, "model.decoder.embed_positions",
+         r"term 2 against 1"),
     Pair("half of the scores", "bloom", _alibi, "transformer.h.1.self_attention", r"beta 1.*0\.5"),
     Pair("embeddings not scaled", "gemma", _embed_scale, "model.embed_tokens", r"embed_scale"),
     Pair("another soft cap", "gemma2", _softcap, "model.layers.1.self_attn", r"50.*30"),
-    Pair("norm after attention left out", "gemma2", _post_norm, r"model.layers.1(.post_attention_layernorm)?", r"post_attention_layernorm"),
+    Pair("norm after attention left out", "gemma2", _post_norm,
+         r"model.layers.1(.post_attention_layernorm)?", r"post_attention_layernorm"),
     Pair("norm of keys left out", "qwen3", _key_norm, r"model.layers.1.self_attn(.k_norm)?", r"k_norm"),
-    Pair("layer scale left out", "convnext", _layer_scale, "convnext.encoder.stages.1.layers.0", r"layer_scale|\*"),
+    Pair("layer scale left out", "convnext", _layer_scale, "convnext.encoder.stages.1.layers.0",
+         r"layer_scale|\*"),
     Pair("gate and up in other halves", "phi3", _halves, r"model.layers.1.mlp(.activation_fn)?", r"takes"),
     Pair("a weight transposed", "llama", _transposed, "model.layers.1.self_attn.q_proj", r"q_proj\.weight"),
-    Pair("weights of two layers swapped", "bert", _swapped_weights, "bert.encoder.layer.0.attention.self.query", r"query\.weight"),
+    Pair("weights of two layers swapped", "bert", _swapped_weights,
+         "bert.encoder.layer.0.attention.self.query", r"query\.weight"),
     Pair("skip connection left out", "mamba", _skip, "backbone.layers.1.mixer", r"\bD\b|\*|\+"),
     Pair("softplus left out", "mamba", _no_softplus, "backbone.layers.0.mixer", r"softplus"),
     Pair("exp of the decay left out", "mamba", _decay, "backbone.layers.2.mixer", r"exp"),
     Pair("decoder not scaled", "t5", _decoder_scale, "T5ForConditionalGeneration", r"\*"),
-    Pair("buckets of nearer positions", "t5", _buckets, r"encoder.block.0.layer.0.SelfAttention", r"div|/|4\.159|\d against"),
-    Pair("positions in one direction", "t5", _t5_bidirectional, r"encoder.block.0.layer.0.SelfAttention", r"min|gt|>|against"),
-    Pair("experts in another order", "mixtral", _experts_swapped, r"model.layers.1.mlp.experts", r"down_proj"),
-    Pair("sigmoid in the router", "mixtral", _softmax_after_topk, "model.layers.1.mlp.gate", r"softmax.*sigmoid"),
+    Pair("buckets of nearer positions", "t5", _buckets, r"encoder.block.0.layer.0.SelfAttention",
+         r"div|/|4\.159|\d against"),
+    Pair("positions in one direction", "t5", _t5_bidirectional, r"encoder.block.0.layer.0.SelfAttention",
+         r"min|gt|>|against"),
+    Pair("experts in another order", "mixtral", _experts_swapped, r"model.layers.1.mlp.experts",
+         r"down_proj"),
+    Pair("sigmoid in the router", "mixtral", _softmax_after_topk, "model.layers.1.mlp.gate",
+         r"softmax.*sigmoid"),
     Pair("class token at the end", "vit", _class_token_last, "vit.embeddings", r"cat|takes"),
-    Pair("rotation of neighbours", "llama", _interleaved, "model.layers.1.self_attn", r"slice|step|takes|neg"),
+    Pair("rotation of neighbours", "llama", _interleaved, "model.layers.1.self_attn",
+         r"slice|step|takes|neg"),
     Pair("a smaller eps", "bert", _bert_eps, "bert.encoder.layer.2.output.LayerNorm", r"eps.*1e-12.*1e-05"),
     Pair("mean for the first token", "bert", _mean_pool, r"bert.pooler(.dense)?", r"mean"),
     Pair("= scores scaled, not queries", "whisper", _scores_scaled),

@@ -15,7 +15,7 @@ from sightline.analysis.cost import is_opaque
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.parameters import ParameterDiff, compare_parameters
-from sightline.diff.side import OpLabel, Side, span_of
+from sightline.diff.side import OpLabel, Side, StepRange, span_of
 from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict
 from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.index import Index
@@ -24,7 +24,7 @@ VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
 _ATEN: Final = LEVELS.index("aten")
 _DIFFERENT_MODELS: Final = 0.2  #: with fewer ops in pairs, two recordings are of different models
 
-Steps = str | int | tuple[str | int | None, str | int | None] | None
+Steps = StepRange | tuple[StepRange | None, StepRange | None] | None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ class Comparison:
         self.level = level
         self.a, self.b = alignment.a, alignment.b
         self.divergences, self.more = divergences.find()
-        self.notes = notes + self._model_notes() + self._precision_notes() + self._integer_notes()
+        different = [self.different_models] if self.different_models else []
+        self.notes = [*notes, *different, *self._precision_notes(), *self._integer_notes()]
 
     @property
     def divergence(self) -> Divergence | None:
@@ -163,25 +164,30 @@ class Comparison:
     @cached_property
     def harmless(self) -> list[str]:
         """Differences that do not matter or follow from the divergence, counted."""
-        held_a, held_b = self.compiled
-        removed, added = set(self.removed).difference(held_a), set(self.added).difference(held_b)
-        ops = [_names_text(self.a, sorted(removed), "a"), _names_text(self.b, sorted(added), "b")]
-        return [text for text in (*_compiled_texts(self), *ops, *_metadata(self)) if text]
+        lone_a = sorted(set(self.removed).difference(self.compiled[0]))
+        lone_b = sorted(set(self.added).difference(self.compiled[1]))
+        computing = [_names_text(side, [op for op in ops if not side.layout[op]], f" only in {name}")
+                     for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
+        moving = [_names_text(side, [op for op in ops if side.layout[op]], f" only in {name}, no arithmetic")
+                  for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
+        return [text for text in (*_compiled_texts(self), *computing, *_metadata(self), *moving) if text]
 
     @cached_property
     def compiled(self) -> tuple[list[int], list[int]]:
-        """The ops of each side that are inside a compiled region of the other, and such regions themselves."""
+        """The ops of each side inside compiled regions of the other, and such regions themselves."""
         return self.alignment.compiled_ops()
 
-    def _model_notes(self) -> list[str]:
+    @cached_property
+    def different_models(self) -> str:
+        """A sentence where two recordings have too little in common; else nothing."""
         computed = [int((side.compared & ~side.layout).sum()) for side in (self.a, self.b)]
         paired = sum(self.alignment.ops_a[op] >= 0 for op in np.flatnonzero(self.a.compared & ~self.a.layout))
         paired += len(self.compiled[0])
         few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
         if min(computed) and (few or (other_root and paired < _DIFFERENT_MODELS * max(computed))):
-            return [f"these look like different models: {paired} of {computed[0]} ops have a partner"]
-        return []
+            return f"these look like different models: {paired} of {computed[0]} ops have a partner"
+        return ""
 
     def _precision_notes(self) -> list[str]:
         """Whether one side computes float32 products in a coarser precision than the other."""
@@ -241,8 +247,8 @@ def compare(
     notes += _recording_notes(a.raw, "a") + _recording_notes(b.raw, "b") + _value_notes(a.raw, b.raw, values)
     first, second = step if isinstance(step, tuple) else (step, step)
     key_ids: dict[Any, int] = {}
-    one = Side(a, level, key_ids, span_of(a.raw, first))
-    other = Side(b, level, key_ids, span_of(b.raw, second))
+    one = Side(a, level, key_ids, span_of(a, first))
+    other = Side(b, level, key_ids, span_of(b, second))
     alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, Divergences(alignment), notes)
 
@@ -344,13 +350,13 @@ def _compiled_texts(comparison: Comparison) -> Iterator[str]:
             yield f"{count} ops of {name} are inside compiled regions of {other}; their results are compared"
 
 
-def _names_text(side: Side, ops: list[int], name: str) -> str:
+def _names_text(side: Side, ops: list[int], where: str) -> str:
     if not ops:
         return ""
     counts = Counter(side.op_name(op) for op in ops)
     shown = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in counts.most_common(5))
     more = f" and {len(counts) - 5} more kinds" if len(counts) > 5 else ""
-    return f"{len(ops)} op{'s' if len(ops) > 1 else ''} only in {name}: {shown}{more}"
+    return f"{len(ops)} op{'s' if len(ops) > 1 else ''}{where}: {shown}{more}"
 
 
 def _metadata(comparison: Comparison) -> list[str]:

@@ -147,6 +147,8 @@ class Divergences:
         else:
             significant = strong and self._is_significant(one, other, verdict, region)
             strong_reason = self.reasons.strong(region) if significant else None
+            if strong and strong_reason is None and verdict.state is State.CLOSE:
+                strong_reason = self.reasons.order(region)  # which statistics do not show
             if strong_reason is None:
                 return None
             reason = strong_reason
@@ -157,15 +159,18 @@ class Divergences:
 
         A factor that is applied later, or a sign that is squared away, is no divergence. Another constant is
         one, unless only factors are between. In a coarse precision a difference drowns in a larger sum, so
-        nothing is concluded there.
+        there the factors of both sides have to be the same.
         """
         alignment = self._alignment
         a = alignment.a
         bound = max(4 * region.error, 8 * 2.0**-24)
-        waiting, seen = [one], {one}
+        waiting, seen, passed, coarse = [one], {one}, set(region.ops_a), False
         while waiting:
             ops = a.consumers.get(waiting.pop(), [])
+            passed.update(ops)
             if not ops or len(seen) > _MAX_UNTIL_TOGETHER:
+                return False
+            if any("::" in a.op_name(op) for op in ops):  # all ranks have what a collective returns
                 return False
             if reason.kind == "constant" and not all(a.layout[op] or a.op_name(op) in LINEAR for op in ops):
                 return False
@@ -173,12 +178,13 @@ class Divergences:
                 other = alignment.values_a[value]
                 verdict = alignment.compare(value, other) if other >= 0 else None
                 if verdict is not None and verdict.agrees:
-                    if verdict.error > bound or alignment.compare.rounding(value, other) >= _COARSE:
+                    coarse |= alignment.compare.rounding(value, other) >= _COARSE
+                    if verdict.error > bound and not coarse:
                         return False
                 elif value not in seen:
                     seen.add(value)
                     waiting.append(value)
-        return True
+        return not coarse or (reason.kind == "constant" and self.reasons.same_factor(passed))
 
     def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
         """Whether the rounding of the inputs explains different results of the same ops.

@@ -315,7 +315,7 @@ class Alignment:
         free = [
             other
             for other in self._ops_by_inputs_b.get((int(a.name[op]), sources), ())
-            if self.ops_b[other] < 0
+            if self.ops_b[other] < 0 and not self._is_one_of_parts(op, other)
         ]
         if len(free) > 1:
             exact = [other for other in free if self._shape(a, op) == self._shape(b, other)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -32,8 +31,8 @@ _MAX_COMPARED: Final = 400  #: ops of a region that are compared each with each
 class Reason:
     """The likeliest reason of a divergence.
 
-    ``kind`` is "compiled", "module", "parameter", "constant", "op", "precision", "layout", "wiring", "random", "input" or
-    "unexplained". ``a`` and ``b`` are the ops it is about; one side may have none.
+    ``kind`` is "compiled", "module", "parameter", "constant", "op", "precision", "layout", "wiring",
+    "random", "input" or "unexplained". ``a`` and ``b`` are the ops it is about; one side may have none.
     """
 
     kind: str
@@ -60,7 +59,7 @@ class Reasons:
     def strong(self, region: Region) -> Reason | None:
         """A reason that counts even where values are close."""
         for check in (self._one_sided_use, self._parameter, self._constant, self._activation, self._precision,
-                      self._order):  # fmt: skip
+                      self.order):  # fmt: skip
             reason = check(region)
             if reason is not None:
                 return reason
@@ -71,8 +70,9 @@ class Reasons:
         return self._unmeasured(region) or self._element_order(region)
 
     def _all(self, region: Region) -> Iterator[Reason]:
-        for check in (self._input, self._compiled, self._module, self._parameter, self._constant, self._random, self._op,
-                      self._precision, self._order, self._layout, self._wiring):  # fmt: skip
+        for check in (self._input, self._compiled, self._module, self._parameter, self._constant,
+                      self._random, self._op, self._precision, self.order, self._layout,
+                      self._wiring):  # fmt: skip
             reason = check(region)
             if reason is not None:
                 yield reason
@@ -210,7 +210,7 @@ class Reasons:
         hearts = self._alignment.a.activations(left), self._alignment.b.activations(right)
         return self._op(region) if all(hearts) and hearts[0] != hearts[1] else None
 
-    def _order(self, region: Region) -> Reason | None:
+    def order(self, region: Region) -> Reason | None:
         """The same inputs in another order."""
         for x, y in self._pairs(region):
             if self.reordered_inputs(x, y):
@@ -256,8 +256,9 @@ class Reasons:
                 or self._alignment.compare(value, other).state is not State.UNKNOWN
             ):
                 continue
-            name = a.index.values[value].name or b.index.values[other].name or "an input of integers"
-            text = f"{name} probably differs: it holds {a.index.values[value].dtype}, which was not measured"
+            dtype = dtype_name(a.index.values[value].dtype)
+            name = a.index.values[value].name or b.index.values[other].name or f"its input {dtype}"
+            text = f"{name} probably differs: integers are not measured, and all else agrees"
             return self._value_reason(region, "input", text, value, other)
         return None
 
@@ -272,11 +273,17 @@ class Reasons:
 
     def _factors_moved(self, region: Region) -> bool:
         """Whether both sides of a region scale by the same factor in all, at different places."""
-        a, b = self._alignment.a, self._alignment.b
-        factors = [[_factor(side, op) for op in ops if side.op_name(op) in _SCALING]
-                   for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
-        first, second = math.prod(factors[0]), math.prod(factors[1])
+        first, second = _factor(self._alignment.a, region.ops_a), _factor(self._alignment.b, region.ops_b)
         return first != 1.0 and same_constant(first, second)
+
+    def same_factor(self, ops: Iterable[int]) -> bool:
+        """Whether ops of the first side and their partners scale by the same factor in all."""
+        pairs = [(op, self._alignment.ops_a[op]) for op in ops]
+        if any(other < 0 for op, other in pairs if not self._alignment.a.layout[op]):
+            return False
+        first = _factor(self._alignment.a, [op for op, _ in pairs])
+        second = _factor(self._alignment.b, [other for _, other in pairs if other >= 0])
+        return same_constant(first, second)
 
     def differing_constants(self, x: int, y: int) -> list[Constant]:
         """The constants of two ops that differ and decide their result."""
@@ -492,11 +499,17 @@ def is_coarser(side: Side, op: int) -> bool:
 _SCALING: Final = frozenset(("mul", "div"))
 
 
-def _factor(side: Side, op: int) -> float:
-    """The number that an op multiplies by; 1 where it multiplies two tensors."""
-    numbers = [item for _, item in constants(side.index.ops[op]) if type(item) in (int, float) and item]
-    factor = float(numbers[0]) if len(numbers) == 1 else 1.0
-    return factor if side.op_name(op) == "mul" else 1.0 / factor
+def _factor(side: Side, ops: Iterable[int]) -> float:
+    """The number that ops multiply by in all."""
+    product = 1.0
+    for op in ops:
+        if side.op_name(op) in _SCALING:
+            numbers = [
+                item for _, item in constants(side.index.ops[op]) if type(item) in (int, float) and item
+            ]
+            factor = float(numbers[0]) if len(numbers) == 1 else 1.0
+            product *= factor if side.op_name(op) == "mul" else 1.0 / factor
+    return product
 
 
 def _ops_text(side: Side, ops: list[int]) -> str:

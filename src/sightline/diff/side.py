@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.cost import is_opaque
-from sightline.argument_checks import argument_text
+from sightline.analysis.steps import step_span
 from sightline.diff.constants import constants
 from sightline.diff.op_names import LAYOUT, PRODUCTS, activations, plain_name
-from sightline.errors import NothingMatched, UsageError
 from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
 from sightline.trace.index import Index, ValueNumbers
+
+StepRange = int | str | slice  #: a step: a number, a name, ``"3:5"``, ``"last"``
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,11 @@ class Span:
     end_call: int
 
 
-def span_of(data: TraceData, step: str | int | None) -> Span:
-    """The span of a step, by its name or its number; all of the recording without one."""
+def span_of(index: Index, step: StepRange | None) -> Span:
+    """The span of a step or of several; all of the recording without one."""
     if step is None:
-        return Span(0, len(data.ops), 0, len(data.calls))
-    if type(step) not in (str, int):
-        raise UsageError(
-            f"step={argument_text(step)} must be the name or the number of a step, or a pair of them."
-        )
-    names = [info.name for info in data.steps]
-    if isinstance(step, int) and 0 <= step < len(names):
-        info = data.steps[step]
-    elif step in names:
-        info = data.steps[names.index(str(step))]
-    else:
-        listed = ", ".join(map(repr, names[:6])) + (", …" if len(names) > 6 else "")
-        raise NothingMatched(f"step={step!r} is no step of this recording; it has {listed or 'none'}.")
+        return Span(0, len(index.raw.ops), 0, len(index.raw.calls))
+    info = step_span(index, step)
     return Span(info.first_op, info.end_op, info.first_call, info.end_call)
 
 
@@ -143,7 +133,8 @@ class Side:
             frame = self.index.frames[user_frame]
             file, line, function, code = frame.file, frame.line, frame.function, frame.code
         module = self.label(int(self.data.ops.call[op]))
-        return OpLabel(op, (row.parent or row).name, row.name, file, line, function, code, module)
+        written = row.parent if row.parent is not None and row.phase != "backward" else row
+        return OpLabel(op, written.name, row.name, file, line, function, code, module)
 
     def _compared_ops(self, level: str) -> NDArray[np.bool_]:
         """Which ops take part: those that contain no other op and return something new."""
@@ -367,15 +358,27 @@ class Side:
     # -- parameters ----------------------------------------------------------------------------
 
     @cached_property
+    def _used_values(self) -> NDArray[np.bool_]:
+        """Which values are inputs of ops in the span, in all of the recording all values."""
+        ops = self.data.ops
+        if (self.span.first_op, self.span.end_op) == (0, len(ops)):
+            return np.ones(len(self.data.values), dtype=np.bool_)
+        used = np.zeros(len(self.data.values), dtype=np.bool_)
+        used[ops.inputs[ops.input_offsets[self.span.first_op] : ops.input_offsets[self.span.end_op]]] = True
+        return used
+
+    @cached_property
     def parameters(self) -> dict[str, tuple[ParameterInfo, int]]:
-        """Every parameter and buffer by its path, with its first value; -1 where no op used it."""
+        """Every parameter and buffer by its path, with its first value in the span, or -1."""
         named: dict[str, int] = {}
         names, values = self.data.names, self.data.values
         weights = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.name >= 0)
+        used = self._used_values
         for value in np.flatnonzero(weights).tolist():
             path = names[int(values.name[value])]
             first = named.setdefault(path, value)
-            if self.stat_row[first] < 0 <= self.stat_row[value]:
+            better = (bool(used[value]), self.stat_row[value] >= 0)
+            if better > (bool(used[first]), self.stat_row[first] >= 0):
                 named[path] = value
         by_key: dict[int, int] = {}
         for module in self.data.modules:

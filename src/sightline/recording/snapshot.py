@@ -102,7 +102,7 @@ def info_of(session: SessionBase) -> dict[str, Any]:
 
 
 def _precision() -> dict[str, Any]:
-    """How float32 products may be rounded; empty where torch does not tell, as after two ways of setting it."""
+    """How float32 products may be rounded; empty where torch refuses to tell."""
     try:
         return {
             "float32_matmul": torch.get_float32_matmul_precision(),
