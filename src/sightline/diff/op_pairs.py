@@ -9,9 +9,10 @@ paired by its statistics: one matrix product for three, a fused op for its parts
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from sightline.diff.side import Side
 from sightline.diff.values import State, ValueComparer
 
 _ROUNDS: Final = 2  #: of pairing by statistics; each may undo a wrong pair
+_MAX_VIEWS: Final = 64  #: layout ops of one name and one value among which a partner is sought
 _NEAR: Final = 0.02  #: the relative difference of two norms that may be of one value in two precisions
 
 
@@ -246,9 +248,9 @@ class Alignment:
 
     # -- following the data --------------------------------------------------------------------
 
-    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], list[int]]:
+    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], deque[int]]:
         """Layout ops by their input and their name."""
-        ops: dict[tuple[int, int], list[int]] = defaultdict(list)
+        ops: dict[tuple[int, int], deque[int]] = defaultdict(deque)
         names = side.name.tolist()
         for op in np.flatnonzero(side.compared & side.layout).tolist():
             ops[side.flat_inputs[side.input_offsets[op]], names[op]].append(op)
@@ -276,13 +278,13 @@ class Alignment:
         if source < 0:
             return
         size = len(self.a.outputs(op))
-        free = [
-            other
-            for other in self._layout_ops_b.get((source, int(self.a.name[op])), ())
-            if self.ops_b[other] < 0
-        ]
-        for other in free:
-            if len(self.b.outputs(other)) == size and self._shape(self.a, op) == self._shape(self.b, other):
+        waiting = self._layout_ops_b.get((source, int(self.a.name[op])))
+        while waiting and self.ops_b[waiting[0]] >= 0:  # a weight is transposed again in every step
+            waiting.popleft()
+        for other in islice(waiting or (), _MAX_VIEWS):
+            if self.ops_b[other] >= 0 or len(self.b.outputs(other)) != size:
+                continue
+            if self._shape(self.a, op) == self._shape(self.b, other):
                 self._pair_ops(op, other)
                 return
 
