@@ -20,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from architecture_pairs import ARCHITECTURE_PAIRS
 from pairs import PAIRS, Pair
 from tiny_models import Inputs
 
@@ -55,7 +56,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="pairs whose name holds this text")
     parser.add_argument("--verbose", action="store_true", help="print every verdict, not only the wrong ones")
     options = parser.parse_args()
-    chosen = [pair for pair in PAIRS if options.only in pair.name]
+    chosen = [pair for pair in (*PAIRS, *ARCHITECTURE_PAIRS) if options.only in pair.name]
     right = {(planted, dtype): 0 for planted in (True, False) for dtype in (torch.float32, torch.bfloat16)}
     spent = 0.0
     for pair in chosen:

@@ -35,6 +35,33 @@ _CONFIGS: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
     "t5": ("T5ForConditionalGeneration", "T5Config", {
         "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
         "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**_DECODER, "head_dim": 8}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**_DECODER, "head_dim": 8, "sliding_window": 4}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", _DECODER),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "max_position_embeddings": 32}),
+    "opt": ("OPTForCausalLM", "OPTConfig", {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "max_position_embeddings": 32, "word_embed_proj_dim": 32}),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 3, "n_head": 4}),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", {
+        "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48, "num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 16,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}),
+    "clip": ("CLIPModel", "CLIPConfig", {
+        "text_config": {
+            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "max_position_embeddings": 16, "eos_token_id": 2},
+        "vision_config": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "image_size": 16, "patch_size": 8},
+        "projection_dim": 16}),
+    "convnext": ("ConvNextForImageClassification", "ConvNextConfig", {
+        "hidden_sizes": [8, 16], "depths": [1, 2], "num_stages": 2, "patch_size": 4, "image_size": 32,
+        "layer_scale_init_value": 0.5}),
     "vit": ("ViTForImageClassification", "ViTConfig", {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
         "image_size": 16, "patch_size": 8}),
@@ -67,11 +94,17 @@ def _inputs(name: str) -> Inputs:
     drawn = torch.Generator().manual_seed(2)
     if name == "vit":
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=drawn)}
-    if name == "resnet":
+    if name in ("resnet", "convnext"):
         return {"pixel_values": torch.randn(2, 3, 32, 32, generator=drawn)}
     ids = torch.randint(3, VOCABULARY, (2, 7), generator=drawn)
     mask = torch.ones(2, 7, dtype=torch.long)
     mask[1, -2:] = 0
+    if name == "whisper":
+        return {"input_features": torch.randn(2, 8, 20, generator=drawn), "decoder_input_ids": ids[:, :5]}
+    if name == "clip":
+        ids[:, -1] = 2
+        images = torch.randn(3, 3, 16, 16, generator=drawn)
+        return {"input_ids": ids, "pixel_values": images, "attention_mask": torch.ones_like(ids)}
     if name == "mamba":
         return {"input_ids": ids, "use_cache": False}
     if name == "t5":

@@ -176,8 +176,9 @@ def diff(
     gradients. ``rename={"mixer": "attn"}``
     names a module of one as in the other. Without ``rtol`` and ``atol`` the tolerance is what rounding
     explains, by dtype and by the number of ops behind a value. ``values`` is "auto" (the best
-    that both have), "tensors", "statistics", "fingerprints" or "none". ``step`` compares one step of both, or
-    with a pair a step of one with a step of the other.
+    that both have), "tensors", "statistics", "fingerprints" or "none". ``step`` (a
+    number, a name, ``"3:5"``, ``"last"``) compares one step of both, or with a pair a step of one with a step
+    of the other.
     """
     from sightline.diff.comparison import VALUES, compare
 

@@ -57,7 +57,7 @@ def test_steps_and_names(runs: Path) -> None:
     options = ("--step", "only", "--rename", "x=y")
     assert "eps" in told("diff", runs / "a.sight", runs / "b.sight", *options)
     said = refused("diff", runs / "a.sight", runs / "b.sight", "--step", "none")
-    assert "is no step of this recording; it has 'only'" in said
+    assert "--step 'none' must be a step, counted from 0: 3, '3:5', 'last', or a name." in said
 
 
 def test_a_wrong_name_is_answered(runs: Path) -> None:

@@ -188,8 +188,24 @@ def test_a_step_is_compared_with_another() -> None:
                 model(inputs() * (2 if number == 2 else 1))
     assert sl.diff(trace, trace, step=("step0", "step1")).verdict == "same"
     assert sl.diff(trace, trace, step=("step0", 2)).verdict == "different"
-    with pytest.raises(sl.NothingMatched, match=r"step='step9' is no step of this recording; it has 'step0'"):
-        sl.diff(trace, trace, step="step9")
+    assert sl.diff(trace, trace, step=(0, "last")).verdict == "different"
+    with pytest.raises(sl.NothingMatched, match=r"step=9 is not there; this recording has the steps 0 to 2"):
+        sl.diff(trace, trace, step=9)
+
+
+def test_the_weights_of_a_step_are_those_it_used() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model, stats=True) as trace:
+        for _ in range(3):
+            model(inputs()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    diff = sl.diff(trace, trace, step=(1, 2))
+    assert diff.divergence is not None
+    assert diff.divergence.reason.kind == "parameter"
+    assert diff.divergence.reason.text == "blocks.0.norm.weight differs"
+    assert len(diff.parameters.of("different")) == len(list(model.parameters()))
 
 
 _RANKS = """
@@ -217,6 +233,7 @@ def test_two_ranks_part_at_the_first_op_that_differs(tmp_path: Path) -> None:
     assert "job.py:8" in diff.parting.text
     assert "tanh" in diff.parting.text
     assert "job.py:10" in diff.parting.text
+    assert "ops part   " in str(diff)
 
 
 def _python(script: str, folder: Path, more: dict[str, str] | None = None) -> str:
@@ -260,6 +277,7 @@ def test_different_models_are_said_to_be_such() -> None:
     other = nn.Sequential(nn.Conv1d(5, 3, 3), nn.Tanh(), nn.MaxPool1d(2))
     diff = sl.diff(recorded(net()), recorded(other))
     assert any(note.startswith("these look like different models") for note in diff.notes)
+    assert "verdict    these look like different models" in str(diff)
 
 
 def test_levels_that_differ_are_compared_at_the_one_that_both_have() -> None:

@@ -52,7 +52,7 @@ _FAILURES = {
 @click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.")
 @click.option("--values", type=click.Choice(["auto", "tensors", "statistics", "fingerprints", "none"]),
               default="auto", show_default=True, help="What values are compared by.")  # fmt: skip
-@click.option("--step", metavar="NAME", help="Only this step.")
+@click.option("--step", metavar="NAME", help="Only this step: a number, a name, 3:5, or last.")
 @click.option("--step-b", metavar="NAME", help="The step of B, where it is another.")
 @click.option("--html", "page", metavar="OUT", type=click.Path(),
               help="Write a page with both runs side by side to this file.")  # fmt: skip
@@ -76,7 +76,7 @@ def command(
 
     first, second = open_recording(a), open_recording(b)
     names = dict(_renamed(pair) for pair in rename)
-    steps = (_step(step), _step(step_b if step_b is not None else step))
+    steps = (step, step_b if step_b is not None else step)
     with wait_message("comparing …"):
         found = diff(first, second, rename=names, rtol=rtol, atol=atol, values=values, step=steps)
     if page is not None:
@@ -107,7 +107,3 @@ def _renamed(pair: str) -> tuple[str, str]:
     if not equals or not old:
         raise click.UsageError(f"--rename {pair!r} must be two names: --rename mixer=attn.")
     return old, new
-
-
-def _step(name: str | None) -> str | int | None:
-    return int(name) if name is not None and name.isascii() and name.isdecimal() else name

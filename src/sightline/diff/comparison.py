@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
+from sightline.analysis.cost import is_opaque
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.parameters import ParameterDiff, compare_parameters
-from sightline.diff.side import OpLabel, Side, span_of
+from sightline.diff.side import OpLabel, Side, StepRange, span_of
 from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict
 from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.index import Index
@@ -23,7 +24,7 @@ VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
 _ATEN: Final = LEVELS.index("aten")
 _DIFFERENT_MODELS: Final = 0.2  #: with fewer ops in pairs, two recordings are of different models
 
-Steps = str | int | tuple[str | int | None, str | int | None] | None
+Steps = StepRange | tuple[StepRange | None, StepRange | None] | None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Comparison:
         self.level = level
         self.a, self.b = alignment.a, alignment.b
         self.divergences, self.more = divergences.find()
-        self.notes = notes + self._model_notes()
+        different = [self.different_models] if self.different_models else []
+        self.notes = [*notes, *different, *self._precision_notes(), *self._integer_notes()]
 
     @property
     def divergence(self) -> Divergence | None:
@@ -162,17 +164,54 @@ class Comparison:
     @cached_property
     def harmless(self) -> list[str]:
         """Differences that do not matter or follow from the divergence, counted."""
-        ops = [_names_text(self.a, self.removed, "a"), _names_text(self.b, self.added, "b")]
-        return [text for text in (*ops, *_metadata(self)) if text]
+        lone_a = sorted(set(self.removed).difference(self.compiled[0]))
+        lone_b = sorted(set(self.added).difference(self.compiled[1]))
+        computing = [_names_text(side, [op for op in ops if not side.layout[op]], f" only in {name}")
+                     for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
+        moving = [_names_text(side, [op for op in ops if side.layout[op]], f" only in {name}, no arithmetic")
+                  for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
+        return [text for text in (*_compiled_texts(self), *computing, *_metadata(self), *moving) if text]
 
-    def _model_notes(self) -> list[str]:
+    @cached_property
+    def compiled(self) -> tuple[list[int], list[int]]:
+        """The ops of each side inside compiled regions of the other, and such regions themselves."""
+        return self.alignment.compiled_ops()
+
+    @cached_property
+    def different_models(self) -> str:
+        """A sentence where two recordings have too little in common; else nothing."""
         computed = [int((side.compared & ~side.layout).sum()) for side in (self.a, self.b)]
         paired = sum(self.alignment.ops_a[op] >= 0 for op in np.flatnonzero(self.a.compared & ~self.a.layout))
+        paired += len(self.compiled[0])
         few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
         if min(computed) and (few or (other_root and paired < _DIFFERENT_MODELS * max(computed))):
-            return [f"these look like different models: {paired} of {computed[0]} ops have a partner"]
-        return []
+            return f"these look like different models: {paired} of {computed[0]} ops have a partner"
+        return ""
+
+    def _precision_notes(self) -> list[str]:
+        """Whether one side computes float32 products in a coarser precision than the other."""
+        if self.a.precision == self.b.precision:
+            return []
+        texts = []
+        for side in (self.a, self.b):
+            kinds = [f"{kind} in {name}s" for name, kind in side.precision.items()]
+            texts.append(" and ".join(kinds) or "full precision")
+        return [f"float32 products: {texts[0]} in a, {texts[1]} in b; the tolerance is by the coarser one"]
+
+    def _integer_notes(self) -> list[str]:
+        """Whether inputs of integers, which have no statistics, could not be compared."""
+        a, alignment = self.a, self.alignment
+        if not alignment.compare.measured:
+            return []
+        lacking = [value for value, other in enumerate(alignment.values_a)
+                   if other >= 0 and not a.rounding[value] and a.kind(value) == "input"
+                   and alignment.compare(value, other).state is State.UNKNOWN]  # fmt: skip
+        if not lacking:
+            return []
+        names = list(dict.fromkeys(a.index.values[value].name or "an input" for value in lacking))
+        listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return [f"integers are not measured: {listed} {'were' if len(names) > 1 else 'was'} not compared"]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data for JSON."""
@@ -208,15 +247,17 @@ def compare(
     notes += _recording_notes(a.raw, "a") + _recording_notes(b.raw, "b") + _value_notes(a.raw, b.raw, values)
     first, second = step if isinstance(step, tuple) else (step, step)
     key_ids: dict[Any, int] = {}
-    one = Side(a, level, key_ids, span_of(a.raw, first))
-    other = Side(b, level, key_ids, span_of(b.raw, second))
+    one = Side(a, level, key_ids, span_of(a, first))
+    other = Side(b, level, key_ids, span_of(b, second))
     alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, Divergences(alignment), notes)
 
 
 def _level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
     """The finest level that both have, and notes about it."""
-    levels = [{int(level) for level in np.unique(data.ops.level)} for data in (a, b)]
+    levels = [{int(level) for level in np.unique(data.ops.level[~is_opaque(data)])} for data in (a, b)]
+    opaque = [len(data.ops) > 0 and not levels[at] for at, data in enumerate((a, b))]
+    levels = [levels[1 - at] if opaque[at] else levels[at] for at in (0, 1)]  # compiled code has no level
     if all(_ATEN in recorded for recorded in levels):
         return "aten", []
     if all(recorded - {_ATEN} for recorded in levels):
@@ -290,7 +331,7 @@ def _module_rows(alignment: Alignment) -> list[ModuleRow]:
         if y < 0:
             continue
         state, error = State.UNKNOWN, math.nan
-        for one, other in zip(*alignment.call_values(x, y, "outputs"), strict=False):
+        for one, other in alignment.call_outputs(x, y):
             verdict = alignment.compare(one, other)
             if verdict.state >= state and not (verdict.error <= error):
                 error = verdict.error
@@ -300,13 +341,22 @@ def _module_rows(alignment: Alignment) -> list[ModuleRow]:
     return [row for _, row in sorted(rows, key=lambda each: each[0])]
 
 
-def _names_text(side: Side, ops: list[int], name: str) -> str:
+def _compiled_texts(comparison: Comparison) -> Iterator[str]:
+    """How many ops of one side are inside compiled regions of the other."""
+    sides = ("a", comparison.a, "b"), ("b", comparison.b, "a")
+    for (name, side, other), ops in zip(sides, comparison.compiled, strict=True):
+        count = sum(not side.opaque[op] for op in ops)
+        if count:
+            yield f"{count} ops of {name} are inside compiled regions of {other}; their results are compared"
+
+
+def _names_text(side: Side, ops: list[int], where: str) -> str:
     if not ops:
         return ""
     counts = Counter(side.op_name(op) for op in ops)
     shown = ", ".join(f"{op} ×{count}" if count > 1 else op for op, count in counts.most_common(5))
     more = f" and {len(counts) - 5} more kinds" if len(counts) > 5 else ""
-    return f"{len(ops)} op{'s' if len(ops) > 1 else ''} only in {name}: {shown}{more}"
+    return f"{len(ops)} op{'s' if len(ops) > 1 else ''}{where}: {shown}{more}"
 
 
 def _metadata(comparison: Comparison) -> list[str]:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.op_names import DISCRETE
+from sightline.diff.op_names import DISCRETE, LINEAR
 from sightline.diff.op_pairs import Alignment
-from sightline.diff.reasons import Reason, Reasons, Region, Regions, is_coarser
+from sightline.diff.reasons import Reason, Reasons, is_coarser
+from sightline.diff.regions import Region, Regions
 from sightline.diff.values import State, Verdict
 
 #: An error this many times that of the inputs is not only their error grown: something was done differently.
@@ -22,6 +23,7 @@ _WEAK: Final = ("unexplained", "layout", "wiring")  #: reasons that count only w
 _COARSE: Final = 2.0**-12  #: with coarser rounding, close values may come from different constants
 _BEYOND: Final = 3  #: values that agree only by statistics, past which a reason is sought
 _MAX_CANDIDATES: Final = 64
+_MAX_UNTIL_TOGETHER: Final = 48  #: values within which a difference has to end to be harmless
 _MAX_CASTS: Final = 4  #: to a coarser precision; more of them are intended
 
 
@@ -46,6 +48,10 @@ class Divergence:
         if label is None:
             return f"{reason.text}; {self.inputs_text}"
         name, against = label.name, ""
+        both = reason.a is not None and reason.b is not None and reason.a.where != reason.b.where
+        if reason.side and both and reason.kind == "op":
+            opposite = reason.b if reason.side == "a" else reason.a
+            against = f"; the other goes on with {opposite}"
         if first is not None and second is not None:
             if first.name != second.name:
                 name = f"{first.name} | {second.name}"
@@ -90,6 +96,7 @@ class Divergences:
     def find(self) -> tuple[list[Divergence], int]:
         """The divergences, the first one first, and the number of candidates that were not examined."""
         divergences: list[Divergence] = []
+        texts: set[str] = set()  # the ops of one reason may have several results
         examined = 0
         candidates = self._candidates()
         for at, (_, one, other, strong) in enumerate(candidates):
@@ -102,7 +109,8 @@ class Divergences:
                 continue
             examined += 1
             divergence = self._judge(one, other, region, strong)
-            if divergence is not None:
+            if divergence is not None and divergence.text not in texts:
+                texts.add(divergence.text)
                 divergences.append(divergence)
         return divergences, 0
 
@@ -132,13 +140,51 @@ class Divergences:
                 or self._is_rounding(one, other, verdict, region)
             ):
                 return None
+            if self._comes_together(one, region, reason):
+                return None
+            if reason.kind == "unexplained":
+                reason = self.reasons.unseen(region) or reason
         else:
             significant = strong and self._is_significant(one, other, verdict, region)
             strong_reason = self.reasons.strong(region) if significant else None
+            if strong and strong_reason is None and verdict.state is State.CLOSE:
+                strong_reason = self.reasons.order(region)  # which statistics do not show
             if strong_reason is None:
                 return None
             reason = strong_reason
         return Divergence(one, other, verdict, reason, region, region.error)
+
+    def _comes_together(self, one: int, region: Region, reason: Reason) -> bool:
+        """Whether everything made from a value that differs agrees again, as well as its inputs do.
+
+        A factor that is applied later, or a sign that is squared away, is no divergence. Another constant is
+        one, unless only factors are between. In a coarse precision a difference drowns in a larger sum, so
+        there the factors of both sides have to be the same.
+        """
+        alignment = self._alignment
+        a = alignment.a
+        bound = max(4 * region.error, 8 * 2.0**-24)
+        waiting, seen, passed, coarse = [one], {one}, set(region.ops_a), False
+        while waiting:
+            ops = a.consumers.get(waiting.pop(), [])
+            passed.update(ops)
+            if not ops or len(seen) > _MAX_UNTIL_TOGETHER:
+                return False
+            if any("::" in a.op_name(op) for op in ops):  # all ranks have what a collective returns
+                return False
+            if reason.kind == "constant" and not all(a.layout[op] or a.op_name(op) in LINEAR for op in ops):
+                return False
+            for value in (value for op in ops for value in a.outputs(op)):
+                other = alignment.values_a[value]
+                verdict = alignment.compare(value, other) if other >= 0 else None
+                if verdict is not None and verdict.agrees:
+                    coarse |= alignment.compare.rounding(value, other) >= _COARSE
+                    if verdict.error > bound and not coarse:
+                        return False
+                elif value not in seen:
+                    seen.add(value)
+                    waiting.append(value)
+        return not coarse or (reason.kind == "constant" and self.reasons.same_factor(passed))
 
     def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
         """Whether the rounding of the inputs explains different results of the same ops.
@@ -153,22 +199,27 @@ class Divergences:
         numbers = alignment.a.numbers(one)
         if numbers is None or not math.isfinite(verdict.error):
             return False
-        size = _size(numbers.l2, alignment.a.numel[one])
-        inputs = [(alignment.a.numbers(value), alignment.a.numel[value]) for value in region.edge_a]
+        count = alignment.a.numel[one]
+        inputs = [(alignment.a.numbers(value), alignment.a.numel[value]) for value in region.edge_a
+                  if alignment.a.numel[value] >= count]  # fmt: skip
         largest = max((_size(each.l2, count) for each, count in inputs if each is not None), default=0.0)
+        size = _size(numbers.l2, count)
         return verdict.error * size <= alignment.compare.tolerances(one, other)[0] * largest
 
     def _wider_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
         """The nearest reason past inputs that agree by their statistics alone."""
+        widest = region
         for beyond in range(1, _BEYOND + 1):
             wider = self._regions.behind(one, other, beyond)
             if wider.begins_earlier:
                 break
             wider_reason = self.reasons.find(wider)
+            wider.error = region.error
             if wider_reason.kind not in _WEAK:
-                wider.error = region.error
                 return wider, wider_reason
-        return region, reason
+            if wider_reason.kind == "wiring" and reason.kind == "unexplained":
+                widest, reason = wider, wider_reason
+        return widest, reason
 
     def _is_significant(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
         """Whether close values of different ops differ by more than rounding."""
@@ -204,7 +255,7 @@ class Divergences:
     def _first_use(self, parameter: int) -> Iterator[tuple[int, int, int, bool]]:
         """The result of the first op that uses a parameter."""
         alignment = self._alignment
-        for op in alignment.consumers.get(parameter, ()):
+        for op in alignment.a.leaf_consumers.get(parameter, ()):
             for value in alignment.a.outputs(op)[:1]:
                 if alignment.values_a[value] >= 0 and not alignment.a.layout[op]:
                     yield op, value, alignment.values_a[value], True
@@ -216,46 +267,46 @@ class Divergences:
         a, b = alignment.a, alignment.b
         for x in np.flatnonzero(a.compared & ~a.layout).tolist():
             y = alignment.ops_a[x]
-            if y >= 0 and self.reasons.differing_constants(x, y):
+            if y >= 0 and (self.reasons.differing_constants(x, y) or self.reasons.reordered_inputs(x, y)):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):
                     yield alignment.position(one), one, other, True
         yield from self._fused_candidates()
+        for first, op in self.reasons.one_sided_uses():
+            yield from self._first_pair_after(first, op)
         for first, side, partners in ((True, a, alignment.ops_a), (False, b, alignment.ops_b)):
             casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()
                      if partners[op] < 0 and is_coarser(side, op)]  # fmt: skip
             if not 0 < len(casts) <= _MAX_CASTS:
                 continue
             for op in casts:
-                yield from self._after_cast(first, op)
+                yield from self._first_pair_after(first, op)
 
     def _fused_candidates(self) -> Iterator[tuple[int, int, int, bool]]:
-        """Results of calls whose ops were fused or split and have another constant, or other parameters."""
+        """Results of calls whose ops were fused or split and compute otherwise, or have other parameters."""
         alignment = self._alignment
-        other_constant = alignment.calls_with_other_constant()
+        otherwise = alignment.calls_computed_otherwise()
         for x, y in enumerate(alignment.calls.of_a.tolist()):
             if y < 0:
                 continue
             names = [{info.name for info in side.module(call).parameters if not info.buffer}
                      for side, call in ((alignment.a, x), (alignment.b, y))]  # fmt: skip
             one_sided = bool(names[0]) and bool(names[1]) and names[0] != names[1]
-            if x in other_constant or one_sided:
-                returned = list(zip(*alignment.call_values(x, y, "outputs"), strict=False))[:1]
+            if x in otherwise or one_sided:
+                returned = alignment.call_outputs(x, y)[:1]
                 for one, other in [*alignment.by_statistics.get(x, []), *returned]:
                     yield alignment.position(one), one, other, True
 
-    def _after_cast(self, first: bool, op: int) -> Iterator[tuple[int, int, int, bool]]:
-        """The first value that is computed from the result of a cast."""
+    def _first_pair_after(self, first: bool, op: int) -> Iterator[tuple[int, int, int, bool]]:
+        """The first value in a pair that is computed from the result of an op."""
         alignment = self._alignment
         side, partners = (alignment.a, alignment.values_a) if first else (alignment.b, alignment.values_b)
-        views = set(side.outputs(op))
-        for later in range(op + 1, min(len(side.data.ops), op + 64)):
-            if not side.compared[later] or not views & set(side.inputs(later)):
-                continue
-            if side.layout[later]:
-                views |= set(side.outputs(later))
+        made = set(side.outputs(op))
+        for later in range(op, min(len(side.data.ops), op + 64)):
+            if not side.compared[later] or not (later == op or made & set(side.inputs(later))):
                 continue
             value = side.outputs(later)[0]
-            if partners[value] >= 0:
+            if not side.layout[later] and partners[value] >= 0:
                 one, other = (value, partners[value]) if first else (partners[value], value)
                 yield alignment.position(one), one, other, True
                 return
+            made |= set(side.outputs(later))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -55,6 +56,38 @@ DISCRETE: Final = frozenset(
     "topk argmax argmin sort argsort max min gt ge lt le eq ne nonzero unique searchsorted bucketize round "
     "floor ceil sign multinomial kthvalue median mode".split()
 )
+
+#: Ops for which the order of their inputs matters. Matrix products are left out: A·B is (Bᵀ·Aᵀ)ᵀ.
+ORDERED: Final = frozenset("cat stack sub div pow where addcdiv lerp scaled_dot_product_attention".split())
+#: Matrix products and convolutions, which may be computed in a coarser precision than their results have.
+PRODUCTS: Final = frozenset(
+    "mm bmm addmm baddbmm addbmm addmv mv dot matmul linear einsum convolution scaled_dot_product_attention "
+    "_grouped_mm convolution_backward".split()
+)
+#: Ops through which a factor passes unchanged.
+LINEAR: Final = frozenset(
+    "mul div neg mm bmm addmm baddbmm matmul linear einsum convolution sum mean".split()
+)
+#: The function at the heart of an activation, fused or written as its parts.
+_ACTIVATIONS: Final = {
+    "gelu": "erf", "erf": "erf", "tanh": "tanh", "silu": "sigmoid", "sigmoid": "sigmoid",
+    "hardswish": "hardsigmoid", "hardsigmoid": "hardsigmoid", "relu": "relu", "leaky_relu": "leaky relu",
+    "elu": "elu", "mish": "tanh", "softplus": "softplus", "softmax": "softmax", "sin": "sin", "cos": "cos",
+    "scaled_dot_product_attention": "softmax",
+}  # fmt: skip
+_EXPONENTIALS: Final = frozenset("exp exp2 expm1 log log1p log2 log_softmax".split())
+
+
+def activations(names: Iterable[str]) -> frozenset[str] | None:
+    """The functions at the heart of the activations among ops; None where exponentials may hide one.
+
+    >>> sorted(activations(["mul", "silu"])), activations(["neg", "exp", "add", "div"])
+    (['sigmoid'], None)
+    """
+    found = set(names)
+    if not found.isdisjoint(_EXPONENTIALS):
+        return None
+    return frozenset(_ACTIVATIONS[name] for name in found if name in _ACTIVATIONS)
 
 
 @lru_cache(maxsize=65536)

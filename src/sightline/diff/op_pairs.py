@@ -9,9 +9,10 @@ paired by its statistics: one matrix product for three, a fused op for its parts
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from sightline.diff.side import Side
 from sightline.diff.values import State, ValueComparer
 
 _ROUNDS: Final = 2  #: of pairing by statistics; each may undo a wrong pair
+_MAX_VIEWS: Final = 64  #: layout ops of one name and one value among which a partner is sought
 _NEAR: Final = 0.02  #: the relative difference of two norms that may be of one value in two precisions
 
 
@@ -46,7 +48,9 @@ class Alignment:
         self._pair_leaves()
         partners = self._align_sequences()
         self._layout_ops_b = self._layout_ops_by_input(b)
-        self._ops_by_inputs_b = self._ops_by_inputs(b)
+        self._ops_by_inputs_b: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for op in np.flatnonzero(b.compared & ~b.layout).tolist():
+            self._ops_by_inputs_b[self._input_key(op)].append(op)
         self._follow(partners)
         for _ in range(_ROUNDS):
             if not self._pair_by_statistics():
@@ -68,9 +72,20 @@ class Alignment:
         for x, y in enumerate(self.calls.of_a.tolist()):
             if y < 0:
                 continue
-            for one, other in zip(*self.call_values(x, y, "outputs"), strict=False):
+            for one, other in self.call_outputs(x, y):
                 if self.values_a[one] != other:
                     yield one, other
+
+    def call_outputs(self, x: int, y: int) -> list[tuple[int, int]]:
+        """What two calls return, in pairs.
+
+        Where one side calls a module for parts of what the other gives it at once, the sizes differ and the
+        values have no partner: the call around it returns the whole.
+        """
+        pairs = zip(*self.call_values(x, y, "outputs"), strict=False)
+        inner, numel_a, numel_b = self.a.data.calls.parent[x] >= 0, self.a.numel, self.b.numel
+        return [(one, other) for one, other in pairs
+                if not inner or self.values_a[one] == other or numel_a[one] == numel_b[other]]  # fmt: skip
 
     @cached_property
     def ignored_values(self) -> set[int]:
@@ -87,39 +102,47 @@ class Alignment:
     def position(self, value: int) -> int:
         """The op of the first run that made a value, or that first used it."""
         producer = self.a.producer[value]
-        return producer if producer >= 0 else self.consumers.get(value, [len(self.a.data.ops)])[0]
+        return producer if producer >= 0 else self.a.leaf_consumers.get(value, [len(self.a.data.ops)])[0]
 
-    @cached_property
-    def consumers(self) -> dict[int, list[int]]:
-        """The computing ops that use each value of the first side that no op made."""
-        consumers: dict[int, list[int]] = {}
-        a = self.a
-        for op in np.flatnonzero(a.compared & ~a.layout).tolist():
-            for value in a.inputs(op):
-                origin = a.origin[value]
-                if a.producer[origin] < 0:
-                    consumers.setdefault(origin, []).append(op)
-        return consumers
+    def calls_computed_otherwise(self) -> set[int]:
+        """Calls whose ops without partners have another constant on each side, or another activation."""
+        lone_a, lone_b = self._lone_ops()
+        calls_found = set()
+        for anchor, ops in lone_a.items():
+            others = lone_b.get(self._partner_call(anchor), [])
+            first = [number for op in ops for number in significant_floats(self.a.index.ops[op])]
+            second = [number for op in others for number in significant_floats(self.b.index.ops[op])]
+            left = [x for x in first if not any(same_constant(x, y) for y in second)]
+            right = [y for y in second if not any(same_constant(x, y) for x in first)]
+            hearts = self.a.activations(ops), self.b.activations(others)
+            if len(left) == len(right) == 1 or (all(hearts) and hearts[0] != hearts[1]):
+                calls_found.add(anchor)
+        return calls_found
 
-    def calls_with_other_constant(self) -> set[int]:
-        """Calls whose ops without partners have, on each side, one constant that the other side lacks."""
-        numbers: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
+    def _lone_ops(self, layout: bool = False) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The ops of each side without a partner, by the paired call around them; layout ops if asked."""
+        found: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
         for which, (side, partners, anchors) in enumerate(
             ((self.a, self.ops_a, self._anchor_a), (self.b, self.ops_b, self._anchor_b))
         ):
             calls = side.data.ops.call
-            for op in np.flatnonzero(side.compared & ~side.layout).tolist():
+            for op in np.flatnonzero(side.compared & (~side.layout | layout)).tolist():
                 if partners[op] < 0 <= calls[op]:
-                    constants = significant_floats(side.index.ops[op])
-                    numbers[which].setdefault(int(anchors[calls[op]]), []).extend(constants)
-        calls_found = set()
-        for anchor, first in numbers[0].items():
-            second = numbers[1].get(self._partner_call(anchor), [])
-            left = [x for x in first if not any(same_constant(x, y) for y in second)]
-            right = [y for y in second if not any(same_constant(x, y) for x in first)]
-            if len(left) == len(right) == 1:
-                calls_found.add(anchor)
-        return calls_found
+                    found[which].setdefault(int(anchors[calls[op]]), []).append(op)
+        return found
+
+    def compiled_ops(self) -> tuple[list[int], list[int]]:
+        """Ops without a partner in calls where the other side, or both, ran compiled code."""
+        found: tuple[list[int], list[int]] = ([], [])
+        if not (self.a.opaque.any() or self.b.opaque.any()):
+            return found
+        lone = self._lone_ops(layout=True)
+        for anchor, ops in lone[0].items():
+            others = lone[1].get(self._partner_call(anchor), [])
+            if self.a.opaque[ops].any() or (others and self.b.opaque[others].any()):
+                found[0].extend(ops)
+                found[1].extend(others)
+        return found
 
     def _partner_call(self, call: int) -> int:
         return int(self.calls.of_a[call]) if call >= 0 else -1
@@ -225,22 +248,12 @@ class Alignment:
 
     # -- following the data --------------------------------------------------------------------
 
-    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], list[int]]:
+    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], deque[int]]:
         """Layout ops by their input and their name."""
-        ops: dict[tuple[int, int], list[int]] = defaultdict(list)
+        ops: dict[tuple[int, int], deque[int]] = defaultdict(deque)
         names = side.name.tolist()
         for op in np.flatnonzero(side.compared & side.layout).tolist():
             ops[side.flat_inputs[side.input_offsets[op]], names[op]].append(op)
-        return ops
-
-    def _ops_by_inputs(self, side: Side) -> dict[tuple[int, tuple[int, ...]], list[int]]:
-        """Computing ops by their name and by the origins of their inputs."""
-        ops: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
-        names, origin, producer = side.name.tolist(), side.origin, side.producer
-        for op in np.flatnonzero(side.compared & ~side.layout).tolist():
-            origins = {origin[value] for value in side.inputs(op)}
-            sources = sorted(v for v in origins if producer[v] >= 0 or v in side.parameter_names)
-            ops[names[op], tuple(sources)].append(op)
         return ops
 
     def _follow(self, partners: dict[int, int]) -> None:
@@ -265,18 +278,32 @@ class Alignment:
         if source < 0:
             return
         size = len(self.a.outputs(op))
-        free = [
-            other
-            for other in self._layout_ops_b.get((source, int(self.a.name[op])), ())
-            if self.ops_b[other] < 0
-        ]
-        for other in free:
-            if len(self.b.outputs(other)) == size and self._shape(self.a, op) == self._shape(self.b, other):
+        waiting = self._layout_ops_b.get((source, int(self.a.name[op])))
+        while waiting and self.ops_b[waiting[0]] >= 0:  # a weight is transposed again in every step
+            waiting.popleft()
+        for other in islice(waiting or (), _MAX_VIEWS):
+            if self.ops_b[other] >= 0 or len(self.b.outputs(other)) != size:
+                continue
+            if self._shape(self.a, op) == self._shape(self.b, other):
                 self._pair_ops(op, other)
                 return
 
     def _shape(self, side: Side, op: int) -> tuple[int, ...]:
         return side.data.metas[int(side.data.values.meta[side.outputs(op)[0]])].shape
+
+    def _is_one_of_parts(self, op: int, other: int) -> bool:
+        """Whether the second side runs an op several times on parts of what the first takes at once."""
+        b = self.b
+        if self.a.numel[self.a.outputs(op)[0]] == b.numel[b.outputs(other)[0]]:
+            return False
+        return len(self._ops_by_inputs_b[self._input_key(other)]) > 1
+
+    def _input_key(self, op: int) -> tuple[int, tuple[int, ...]]:
+        """The name of an op of the second side, with the origins of its inputs."""
+        b = self.b
+        origins = {b.origin[value] for value in b.inputs(op)}
+        sources = sorted(v for v in origins if b.producer[v] >= 0 or v in b.parameter_names)
+        return int(b.name[op]), tuple(sources)
 
     def _follow_inputs(self, op: int) -> None:
         """Pair an op with one that has the same name and the same inputs."""
@@ -290,7 +317,7 @@ class Alignment:
         free = [
             other
             for other in self._ops_by_inputs_b.get((int(a.name[op]), sources), ())
-            if self.ops_b[other] < 0
+            if self.ops_b[other] < 0 and not self._is_one_of_parts(op, other)
         ]
         if len(free) > 1:
             exact = [other for other in free if self._shape(a, op) == self._shape(b, other)
@@ -300,7 +327,9 @@ class Alignment:
             self._pair_ops(op, free[0])
 
     def _contradicts(self, op: int, other: int) -> bool:
-        """Whether two ops have different values and different inputs."""
+        """Whether two ops have different values and different inputs, or one is a part of the other."""
+        if self._is_one_of_parts(op, other):
+            return True
         for value_a, value_b in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
             verdict = self.compare(value_a, value_b)
             if verdict.agrees:
@@ -344,7 +373,7 @@ class Alignment:
 
     def _pair_by_statistics(self) -> bool:
         """Pair what is left in a pair of calls where the statistics agree; whether there was any."""
-        paired = False
+        paired = self._pair_call_outputs()
         groups: dict[tuple[int, int, int], list[tuple[float, int]]] = defaultdict(list)
         for value, anchor, phase in self._unpaired_values(self.b, self._anchor_b, self.ops_b, self.values_b):
             numbers = self.b.numbers(value)
@@ -362,6 +391,21 @@ class Alignment:
                 paired = True
                 self.by_statistics.setdefault(anchor, []).append((value, best))
         return paired
+
+    def _pair_call_outputs(self) -> bool:
+        """Pair what paired calls return where it agrees, or where compiled code made it."""
+        paired = False
+        for x in np.flatnonzero(self.calls.of_a >= 0).tolist():
+            for one, other in self.call_outputs(x, int(self.calls.of_a[x])):
+                lone = self.values_a[one] < 0 and self.values_b[other] < 0
+                if lone and (self.compare(one, other).agrees or self._is_compiled(one, other)):
+                    paired |= self._pair_values(one, other)
+        return paired
+
+    def _is_compiled(self, one: int, other: int) -> bool:
+        """Whether a compiled region made either of two values: no op of the other side will pair with it."""
+        made = (self.a, self.a.producer[one]), (self.b, self.b.producer[other])
+        return any(op >= 0 and bool(side.opaque[op]) for side, op in made)
 
     def _nearest(self, value: int, norm: float, near: list[tuple[float, int]]) -> int:
         at = bisect_left(near, (norm * (1 - _NEAR), -1))

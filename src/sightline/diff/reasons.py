@@ -1,123 +1,38 @@
-"""Why the same inputs gave different values: the likeliest reason, with the op of each side.
-
-A `Region` lies between values that agree and one that differs: the ops of both sides and their inputs.
-"""
+"""Why the same inputs gave different values: the likeliest reason, with the op of each side."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.constants import Constant, differing_constants, same_constant, significant_floats
-from sightline.diff.op_names import FACTORIES, RANDOM
+from sightline.diff.constants import (
+    Constant,
+    constants,
+    differing_constants,
+    same_constant,
+    significant_floats,
+)
+from sightline.diff.op_names import FACTORIES, ORDERED, RANDOM
 from sightline.diff.op_pairs import Alignment
+from sightline.diff.regions import Region
 from sightline.diff.sequences import best_pairs
 from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State
 from sightline.notation import constant_text, dtype_name
 
-_MAX_REGION: Final = 2000  #: ops of a region on each side
 _MAX_COMPARED: Final = 400  #: ops of a region that are compared each with each
-
-
-@dataclass
-class Region:
-    """The ops between the last values that agree and a pair, on both sides."""
-
-    ops_a: list[int] = field(default_factory=list)
-    ops_b: list[int] = field(default_factory=list)
-    edge_a: list[int] = field(default_factory=list)  #: values that agree, which the ops start from
-    edge_b: list[int] = field(default_factory=list)
-    leaves_a: list[int] = field(default_factory=list)  #: parameters, inputs and constants
-    leaves_b: list[int] = field(default_factory=list)
-    error: float = 0.0  #: the largest error of the values at the edge
-    begins_earlier: bool = False  #: whether an input differs already
-    cut: bool = False  #: whether there were too many ops
-
-
-class Regions:
-    """Finds the region behind a pair of values."""
-
-    def __init__(self, alignment: Alignment) -> None:
-        self._alignment = alignment
-
-    def behind(self, one: int, other: int, beyond: int = 0) -> Region:
-        """The region of a pair of values.
-
-        Values that agree only by their statistics may hide a difference: on each path the region goes on
-        past ``beyond`` of them.
-        """
-        region = Region()
-        alignment = self._alignment
-        self._walk(region, alignment.a, alignment.values_a, (one, other), True, beyond)
-        self._walk(region, alignment.b, alignment.values_b, (other, one), False, beyond)
-        region.ops_a.sort()
-        region.ops_b.sort()
-        return region
-
-    def _walk(
-        self, region: Region, side: Side, partners: list[int], pair: tuple[int, int], first: bool, beyond: int
-    ) -> None:
-        value, goal = pair
-        ops, edge, leaves = (
-            (region.ops_a, region.edge_a, region.leaves_a)
-            if first
-            else (region.ops_b, region.edge_b, region.leaves_b)
-        )
-        seen: set[int] = set()
-        seen_ops: set[int] = set()
-        waiting = deque([(value, beyond)])
-        while waiting:
-            at, left = waiting.popleft()
-            if at in seen:
-                continue
-            seen.add(at)
-            partner = partners[at]
-            producer = side.producer[at]
-            verdict = None
-            if partner >= 0 and not (at == value and partner == goal):
-                verdict = self._alignment.compare(*((at, partner) if first else (partner, at)))
-            if producer < 0:
-                leaves.append(at)
-                continue
-            if (
-                verdict is not None
-                and verdict.state is not State.UNKNOWN
-                and self._is_computed(at, partner, first)
-            ):
-                if verdict.agrees and (verdict.state is State.SAME or not left):
-                    edge.append(at)
-                    region.error = max(region.error, verdict.error)
-                    continue
-                left -= 1
-                if not verdict.agrees and at != value:
-                    region.begins_earlier = True
-                    continue
-            if len(ops) >= _MAX_REGION:
-                region.cut = True
-                return
-            if producer not in seen_ops:
-                seen_ops.add(producer)
-                ops.append(producer)
-                waiting += ((source, left) for source in side.inputs(producer))
-
-    def _is_computed(self, value: int, partner: int, first: bool) -> bool:
-        """Whether a value was computed on either side: statistics of a view do not show its order."""
-        alignment = self._alignment
-        one, other = (value, partner) if first else (partner, value)
-        return alignment.a.origin[one] == one or alignment.b.origin[other] == other
 
 
 @dataclass(frozen=True)
 class Reason:
     """The likeliest reason of a divergence.
 
-    ``kind`` is "module", "parameter", "constant", "op", "precision", "layout", "wiring", "random", "input" or
-    "unexplained". ``a`` and ``b`` are the ops it is about; one side may have none.
+    ``kind`` is "compiled", "module", "parameter", "constant", "op", "precision", "layout", "wiring",
+    "random", "input" or "unexplained". ``a`` and ``b`` are the ops it is about; one side may have none.
     """
 
     kind: str
@@ -142,12 +57,22 @@ class Reasons:
         return next(self._all(region))
 
     def strong(self, region: Region) -> Reason | None:
-        """A reason that counts even where values are close: another parameter, constant or precision."""
-        return self._parameter(region) or self._constant(region) or self._precision(region)
+        """A reason that counts even where values are close."""
+        for check in (self._one_sided_use, self._parameter, self._constant, self._activation, self._precision,
+                      self.order):  # fmt: skip
+            reason = check(region)
+            if reason is not None:
+                return reason
+        return None
+
+    def unseen(self, region: Region) -> Reason | None:
+        """What statistics do not show, where nothing else explains a difference."""
+        return self._unmeasured(region) or self._element_order(region)
 
     def _all(self, region: Region) -> Iterator[Reason]:
-        for check in (self._input, self._module, self._parameter, self._constant, self._random, self._op,
-                      self._precision, self._layout, self._wiring):  # fmt: skip
+        for check in (self._input, self._compiled, self._module, self._parameter, self._constant,
+                      self._random, self._op, self._precision, self.order, self._layout,
+                      self._wiring):  # fmt: skip
             reason = check(region)
             if reason is not None:
                 yield reason
@@ -166,6 +91,22 @@ class Reasons:
                 name = alignment.a.index.values[value].name or "an input"
                 return self._value_reason(region, "input", f"{name} itself differs", value, other)
         return None
+
+    def _compiled(self, region: Region) -> Reason | None:
+        """A compiled region against the ops it was compiled from, or against another."""
+        a, b = self._alignment.a, self._alignment.b
+        regions = [next((op for op in ops if side.opaque[op]), -1)
+                   for side, ops in ((a, region.ops_a), (b, region.ops_b))]  # fmt: skip
+        if max(regions) < 0:
+            return None
+        labels = self._region_labels(region, *regions)
+        hint = 'compiled="eager" shows the ops inside'
+        if min(regions) >= 0:
+            return Reason("compiled", f"another result; {hint}", *labels)
+        which, ops = ("a", region.ops_b) if regions[0] >= 0 else ("b", region.ops_a)
+        count = f"{len(ops)} ops" if len(ops) > 1 else "op"
+        text = f"another result than the {count} of the {_SIDES['b' if which == 'a' else 'a']} side; {hint}"
+        return Reason("compiled", text, *labels, which)
 
     def _module(self, region: Region) -> Reason | None:
         """A module that only one side called."""
@@ -226,13 +167,123 @@ class Reasons:
                 return value
         return -1
 
+    def one_sided_uses(self) -> list[tuple[bool, int]]:
+        """First uses of parameters that the other side has and does not use: whether of a, and the op."""
+        return list(self._one_sided_parameters.values())
+
+    @cached_property
+    def _one_sided_parameters(self) -> dict[str, tuple[bool, int]]:
+        """Each parameter that both sides have and only one uses: whether it is the first, and the op."""
+        a, b, calls = self._alignment.a, self._alignment.b, self._alignment.calls
+        named = {calls.name(path): path for path in b.parameters}
+        found: dict[str, tuple[bool, int]] = {}
+        for path, (info, value) in a.parameters.items():
+            its = named.get(calls.name(path))
+            if info.buffer or its is None:
+                continue
+            uses = a.leaf_consumers.get(value, []), b.leaf_consumers.get(b.parameters[its][1], [])
+            if bool(uses[0]) != bool(uses[1]):
+                found[path if uses[0] else its] = (True, uses[0][0]) if uses[0] else (False, uses[1][0])
+        return found
+
+    def _one_sided_use(self, region: Region) -> Reason | None:
+        """A parameter that both sides have and only one uses."""
+        alignment = self._alignment
+        for first, side, leaves in (
+            (True, alignment.a, region.leaves_a),
+            (False, alignment.b, region.leaves_b),
+        ):
+            for value in leaves:
+                name = side.parameter_names.get(value, "")
+                if self._one_sided_parameters.get(name, (None,))[0] is not first:
+                    continue
+                text = f"{name} is used only on the {_SIDES['a' if first else 'b']} side"
+                pair = (value, -1) if first else (-1, value)
+                return self._module(region) or self._value_reason(
+                    region, "parameter", text, *pair, "a" if first else "b"
+                )
+        return None
+
+    def _activation(self, region: Region) -> Reason | None:
+        """Ops without a counterpart that compute another function."""
+        left, right = self._one_sided_ops(region)
+        hearts = self._alignment.a.activations(left), self._alignment.b.activations(right)
+        return self._op(region) if all(hearts) and hearts[0] != hearts[1] else None
+
+    def order(self, region: Region) -> Reason | None:
+        """The same inputs in another order."""
+        for x, y in self._pairs(region):
+            if self.reordered_inputs(x, y):
+                sides = self._alignment.a, self._alignment.b
+                texts = [
+                    ", ".join(_source_text(side, value) for value in side.inputs(op)[:3])
+                    for side, op in zip(sides, (x, y), strict=True)
+                ]
+                return Reason("wiring", f"takes {texts[0]} against {texts[1]}", *self._labels(x, y))
+        return None
+
+    def reordered_inputs(self, x: int, y: int) -> bool:
+        """Whether two ops have the same inputs in an order that matters and differs."""
+        alignment = self._alignment
+        if alignment.a.op_name(x) not in ORDERED:
+            return False
+        partners = [alignment.values_a[value] for value in alignment.a.inputs(x)]
+        inputs = alignment.b.inputs(y)
+        return partners != inputs and -1 not in partners and sorted(partners) == sorted(inputs)
+
+    def _element_order(self, region: Region) -> Reason | None:
+        """A parameter that has the same statistics and other bits: its elements are in another order."""
+        alignment = self._alignment
+        for value in region.leaves_a:
+            other, name = alignment.values_a[value], alignment.a.parameter_names.get(value)
+            if other < 0 or not name or alignment.compare(value, other).state is not State.CLOSE:
+                continue
+            shapes = [side.parameters[side.parameter_names[each]][0].shape
+                      for side, each in ((alignment.a, value), (alignment.b, other))]  # fmt: skip
+            if len(shapes[0]) > 1 and shapes[0] == shapes[1]:
+                text = f"{name} has the statistics of the other, and its elements may be in another order"
+                return self._value_reason(region, "parameter", text, value, other)
+        return None
+
+    def _unmeasured(self, region: Region) -> Reason | None:
+        """An input of integers: they are not measured, and all else agrees."""
+        a, b = self._alignment.a, self._alignment.b
+        for value in region.leaves_a:
+            other = self._alignment.values_a[value]
+            if (
+                other < 0
+                or a.rounding[value]
+                or self._alignment.compare(value, other).state is not State.UNKNOWN
+            ):
+                continue
+            dtype = dtype_name(a.index.values[value].dtype)
+            name = a.index.values[value].name or b.index.values[other].name or f"its input {dtype}"
+            text = f"{name} probably differs: integers are not measured, and all else agrees"
+            return self._value_reason(region, "input", text, value, other)
+        return None
+
     def _constant(self, region: Region) -> Reason | None:
+        moved = self._factors_moved(region)
         for x, y in self._pairs(region):
             differing = self.differing_constants(x, y)
-            if differing:
+            if differing and not (moved and self._alignment.a.op_name(x) in _SCALING):
                 text = ", ".join(_constant_text(each, self._alignment.a.op_name(x)) for each in differing[:3])
                 return Reason("constant", text, *self._labels(x, y))
-        return self._lone_constants(region)
+        return None if moved else self._lone_constants(region)
+
+    def _factors_moved(self, region: Region) -> bool:
+        """Whether both sides of a region scale by the same factor in all, at different places."""
+        first, second = _factor(self._alignment.a, region.ops_a), _factor(self._alignment.b, region.ops_b)
+        return first != 1.0 and same_constant(first, second)
+
+    def same_factor(self, ops: Iterable[int]) -> bool:
+        """Whether ops of the first side and their partners scale by the same factor in all."""
+        pairs = [(op, self._alignment.ops_a[op]) for op in ops]
+        if any(other < 0 for op, other in pairs if not self._alignment.a.layout[op]):
+            return False
+        first = _factor(self._alignment.a, [op for op, _ in pairs])
+        second = _factor(self._alignment.b, [other for _, other in pairs if other >= 0])
+        return same_constant(first, second)
 
     def differing_constants(self, x: int, y: int) -> list[Constant]:
         """The constants of two ops that differ and decide their result."""
@@ -279,8 +330,9 @@ class Reasons:
         labels = self._region_labels(region, left[0] if left else -1, right[0] if right else -1)
         if left and right:
             return Reason("op", f"{texts[0]} against {texts[1]}", *labels)
-        text = f"{texts[0]} is missing on the second" if left else f"{texts[1]} is missing on the first"
-        return Reason("op", f"{text} side", *labels)
+        which = "a" if left else "b"
+        text = f"{texts[0 if left else 1]} only on the {_SIDES[which]} side"
+        return Reason("op", text, *labels, which)
 
     def _precision(self, region: Region) -> Reason | None:
         """A cast to a coarser precision that only one side has."""
@@ -442,6 +494,22 @@ def is_coarser(side: Side, op: int) -> bool:
     if not inputs or not outputs or side.rounding[outputs[0]] <= side.usual_rounding:
         return False
     return side.rounding[outputs[0]] > side.history[inputs[0]] > 0
+
+
+_SCALING: Final = frozenset(("mul", "div"))
+
+
+def _factor(side: Side, ops: Iterable[int]) -> float:
+    """The number that ops multiply by in all."""
+    product = 1.0
+    for op in ops:
+        if side.op_name(op) in _SCALING:
+            numbers = [
+                item for _, item in constants(side.index.ops[op]) if type(item) in (int, float) and item
+            ]
+            factor = float(numbers[0]) if len(numbers) == 1 else 1.0
+            product *= factor if side.op_name(op) == "mul" else 1.0 / factor
+    return product
 
 
 def _ops_text(side: Side, ops: list[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -9,12 +10,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.argument_checks import argument_text
-from sightline.diff.op_names import LAYOUT, plain_name
-from sightline.errors import NothingMatched, UsageError
+from sightline.analysis.cost import is_opaque
+from sightline.analysis.steps import step_span
+from sightline.diff.constants import constants
+from sightline.diff.op_names import LAYOUT, PRODUCTS, activations, plain_name
 from sightline.notation import position_text
 from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
 from sightline.trace.index import Index, ValueNumbers
+
+StepRange = int | str | slice  #: a step: a number, a name, ``"3:5"``, ``"last"``
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +63,11 @@ class Span:
     end_call: int
 
 
-def span_of(data: TraceData, step: str | int | None) -> Span:
-    """The span of a step, by its name or its number; all of the recording without one."""
+def span_of(index: Index, step: StepRange | None) -> Span:
+    """The span of a step or of several; all of the recording without one."""
     if step is None:
-        return Span(0, len(data.ops), 0, len(data.calls))
-    if type(step) not in (str, int):
-        raise UsageError(
-            f"step={argument_text(step)} must be the name or the number of a step, or a pair of them."
-        )
-    names = [info.name for info in data.steps]
-    if isinstance(step, int) and 0 <= step < len(names):
-        info = data.steps[step]
-    elif step in names:
-        info = data.steps[names.index(str(step))]
-    else:
-        listed = ", ".join(map(repr, names[:6])) + (", …" if len(names) > 6 else "")
-        raise NothingMatched(f"step={step!r} is no step of this recording; it has {listed or 'none'}.")
+        return Span(0, len(index.raw.ops), 0, len(index.raw.calls))
+    info = step_span(index, step)
     return Span(info.first_op, info.end_op, info.first_call, info.end_call)
 
 
@@ -85,6 +78,8 @@ ROUNDING: Final = {
     "complex64": 2.0**-24, "complex128": 2.0**-53, "complex32": 2.0**-11,
     "float8_e4m3fn": 2.0**-4, "float8_e4m3fnuz": 2.0**-4, "float8_e5m2": 2.0**-3, "float8_e5m2fnuz": 2.0**-3,
 }  # fmt: skip
+#: What ``torch.set_float32_matmul_precision`` allows for products; a GPU takes TF32 for both.
+_PRODUCTS: Final = {"high": "TF32", "medium": "bfloat16"}
 
 
 class Side:
@@ -112,6 +107,9 @@ class Side:
         if len(ops):
             self.layout &= np.array([name in LAYOUT for name in plain])[ops.name]
 
+        #: Which ops are compiled regions, whose own ops were not recorded.
+        self.opaque: NDArray[np.bool_] = is_opaque(self.data)
+
     def key_id(self, key: Any) -> int:
         """The id of a key, which is the same on both sides."""
         return self._key_ids.setdefault(key, len(self._key_ids))
@@ -135,7 +133,8 @@ class Side:
             frame = self.index.frames[user_frame]
             file, line, function, code = frame.file, frame.line, frame.function, frame.code
         module = self.label(int(self.data.ops.call[op]))
-        return OpLabel(op, (row.parent or row).name, row.name, file, line, function, code, module)
+        written = row.parent if row.parent is not None and row.phase != "backward" else row
+        return OpLabel(op, written.name, row.name, file, line, function, code, module)
 
     def _compared_ops(self, level: str) -> NDArray[np.bool_]:
         """Which ops take part: those that contain no other op and return something new."""
@@ -220,17 +219,44 @@ class Side:
     @cached_property
     def _past(self) -> tuple[list[float], list[int]]:
         coarsest, depths = list(self.rounding), [0] * len(self.data.values)
+        products = self._product_rounding
+        names, metas = self.name_ids, self.data.values.meta.tolist() if products else []
         layout = self.layout.tolist()
         for op in np.flatnonzero(self.compared).tolist():
             worst, deepest = 0.0, 0
             for value in self.inputs(op):
                 worst, deepest = max(worst, coarsest[value]), max(deepest, depths[value])
             deepest += not layout[op]
+            if products:
+                worst = max(worst, products.get((names[op], metas[self.outputs(op)[0]]), 0.0))
             for value in self.outputs(op):
                 depths[value] = max(depths[value], deepest)
                 if self.rounding[value] and worst > coarsest[value]:
                     coarsest[value] = worst
         return coarsest, depths
+
+    @cached_property
+    def precision(self) -> dict[str, str]:
+        """In what float32 products are computed where that is coarser: ``{"matmul": "TF32"}``."""
+        settings = self.data.info.get("precision") or {}
+        kinds = {"matmul": _PRODUCTS.get(str(settings.get("float32_matmul")), "")}
+        kinds["convolution"] = "TF32" if settings.get("cudnn_tf32") is True else ""
+        return {name: kind for name, kind in kinds.items() if kind}
+
+    @cached_property
+    def _product_rounding(self) -> dict[tuple[int, int], float]:
+        """The rounding of float32 products by the name of an op and the form of its result."""
+        found: dict[tuple[int, int], float] = {}
+        metas = [at for at, meta in enumerate(self.data.metas) if meta.dtype == "float32"]
+        for name, plain in enumerate(self.names) if self.precision else ():
+            kind = self.precision.get("convolution" if plain == "convolution" else "matmul", "")
+            if not kind or plain not in PRODUCTS:
+                continue
+            for meta in metas:
+                on_gpu = self.data.metas[meta].device.startswith("cuda")
+                if on_gpu or plain != "convolution":  # a processor has no TF32 for convolutions
+                    found[name, meta] = 2.0**-11 if on_gpu or kind == "TF32" else 2.0**-9
+        return found
 
     @cached_property
     def stat_row(self) -> list[int]:
@@ -259,6 +285,34 @@ class Side:
 
     def kind(self, value: int) -> str:
         return KINDS[int(self.data.values.kind[value])]
+
+    @cached_property
+    def leaf_consumers(self) -> dict[int, list[int]]:
+        """The computing ops that use each value that no op made."""
+        consumers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.compared & ~self.layout).tolist():
+            for value in self.inputs(op):
+                origin = self.origin[value]
+                if self.producer[origin] < 0:
+                    consumers.setdefault(origin, []).append(op)
+        return consumers
+
+    @cached_property
+    def consumers(self) -> dict[int, list[int]]:
+        """The ops that use each value."""
+        consumers: dict[int, list[int]] = {}
+        for op in np.flatnonzero(self.compared).tolist():
+            for value in self.inputs(op):
+                consumers.setdefault(value, []).append(op)
+        return consumers
+
+    def activations(self, ops: Iterable[int]) -> frozenset[str] | None:
+        """The functions at the heart of the activations among ops; None where exponentials may hide one."""
+        names = ["tanh" if self._is_tanh_gelu(op) else self.op_name(op) for op in ops]
+        return activations(names)
+
+    def _is_tanh_gelu(self, op: int) -> bool:
+        return self.op_name(op) == "gelu" and dict(constants(self.index.ops[op])).get("approximate") == "tanh"
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -304,15 +358,27 @@ class Side:
     # -- parameters ----------------------------------------------------------------------------
 
     @cached_property
+    def _used_values(self) -> NDArray[np.bool_]:
+        """Which values are inputs of ops in the span, in all of the recording all values."""
+        ops = self.data.ops
+        if (self.span.first_op, self.span.end_op) == (0, len(ops)):
+            return np.ones(len(self.data.values), dtype=np.bool_)
+        used = np.zeros(len(self.data.values), dtype=np.bool_)
+        used[ops.inputs[ops.input_offsets[self.span.first_op] : ops.input_offsets[self.span.end_op]]] = True
+        return used
+
+    @cached_property
     def parameters(self) -> dict[str, tuple[ParameterInfo, int]]:
-        """Every parameter and buffer by its path, with its first value; -1 where no op used it."""
+        """Every parameter and buffer by its path, with its first value in the span, or -1."""
         named: dict[str, int] = {}
         names, values = self.data.names, self.data.values
         weights = np.isin(values.kind, [KINDS.index("parameter"), KINDS.index("buffer")]) & (values.name >= 0)
+        used = self._used_values
         for value in np.flatnonzero(weights).tolist():
             path = names[int(values.name[value])]
             first = named.setdefault(path, value)
-            if self.stat_row[first] < 0 <= self.stat_row[value]:
+            better = (bool(used[value]), self.stat_row[value] >= 0)
+            if better > (bool(used[first]), self.stat_row[first] >= 0):
                 named[path] = value
         by_key: dict[int, int] = {}
         for module in self.data.modules:

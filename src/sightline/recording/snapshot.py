@@ -95,9 +95,21 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         "asked": {} if session.observer is None else session.observer.requested(),
         "training": session.training.summary(),
         **({} if session.running else {"gradients": session.training.norms()}),
+        "precision": _precision(),
         **session.modules.summary(),
         **_rank(),
     }  # fmt: skip
+
+
+def _precision() -> dict[str, Any]:
+    """How float32 products may be rounded; empty where torch refuses to tell."""
+    try:
+        return {
+            "float32_matmul": torch.get_float32_matmul_precision(),
+            "cudnn_tf32": torch.cuda.is_initialized() and bool(torch.backends.cudnn.allow_tf32),
+        }
+    except RuntimeError:
+        return {}
 
 
 def _rank() -> dict[str, int]:

@@ -70,7 +70,9 @@ def _head(diff: Diff, room: int) -> Iterator[Line]:
     for name, side in (("a", diff.comparison.a), ("b", diff.comparison.b)):
         data = side.data
         parts = [", ".join(_dtypes(side)), ", ".join(sorted({meta.device for meta in data.metas}))]
-        parts.append(f"{int(side.compared.sum()):,} ops, {len(data.calls):,} module calls")
+        parts.append(
+            f"{int(side.compared.sum()):,} ops, {side.span.end_call - side.span.first_call:,} module calls"
+        )
         title = cut(str(data.info.get("name") or ""), room // 2)
         yield _fact(name, (title, "title"), ("  " + " · ".join(part for part in parts if part), "dim"))
     yield _fact("compared", (_compared(diff), "dim"))
@@ -99,23 +101,33 @@ def _compared(diff: Diff) -> str:
 def _answer(diff: Diff, room: int) -> Iterator[Line]:
     text, style = _VERDICTS[diff.verdict]
     divergence = diff.divergence
+    if diff.comparison.different_models:
+        yield _fact("verdict", (diff.comparison.different_models, "warn"))
+        return
     if divergence is None:
         worst = max((pair.verdict.error for pair in diff.pairs if pair.verdict.agrees), default=0.0)
         more = f"; the largest error is {error_text(worst)}" if diff.verdict == "close" and worst > 0 else ""
         yield _fact("verdict", (text + more, style))
-        if diff.verdict == "unknown" and diff.parting is not None:
+        if diff.parting is not None and (diff.verdict == "unknown" or _are_ranks(diff)):
             yield _fact("ops part", (diff.parting.text, ""))
         return
     yield _fact("verdict", (f"{text}: ", style), (divergence.text, ""))
     yield line()
     yield from _sides(divergence, room)
     yield _fact("error", (_error_line(diff, divergence), ""))
+    if diff.parting is not None and _are_ranks(diff):
+        yield _fact("ops part", (diff.parting.text, ""))
     others = diff.divergences[1:]
     for at, other in enumerate(others[:_MAX_OTHERS]):
         yield _fact("" if at else "also", (other.text, "dim"))
     left = len(others) - _MAX_OTHERS + diff.comparison.more
     if left > 0:
         yield _fact("", (f"… and {left} more places that are no consequence of these", "dim"))
+
+
+def _are_ranks(diff: Diff) -> bool:
+    """Whether both recordings are of processes of one job: where their ops part is a question of its own."""
+    return all("rank" in trace.info for trace in (diff.a, diff.b))
 
 
 def _sides(divergence: Divergence, room: int) -> Iterator[Line]:
@@ -152,7 +164,7 @@ def _error_line(diff: Diff, divergence: Divergence) -> str:
 def _growth(diff: Diff, room: int) -> Iterator[Block]:
     """The error of the modules that end after the divergence, evenly sampled."""
     divergence = diff.divergence
-    if divergence is None:
+    if divergence is None or diff.comparison.different_models:
         return
     rows = _diverging_modules(diff)
     if len(rows) < 2:
@@ -189,7 +201,7 @@ def _facts(diff: Diff) -> Iterator[Block]:
         yield line(" " * _MARGIN, (f"{name}: tied on one side only", ""))
     for at, text in enumerate(diff.comparison.harmless):
         yield _fact("" if at else "besides", (text, "dim"))
-    for at, text in enumerate(diff.notes):
+    for at, text in enumerate(each for each in diff.notes if each != diff.comparison.different_models):
         yield _fact("" if at else "note", (text, "warn"))
 
 
