@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final, Self
 import torch
 
 from sightline.api import Trace
+from sightline.compat import FUSED_HINT
 from sightline.errors import UsageError
 from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
@@ -38,9 +39,6 @@ __all__ = ["Color", "Tracer", "trace_model"]
 #: Ops that torch runs in place of the modules of its own attention layers, in eval mode without gradients.
 _FUSED: Final = re.compile(r"_transformer_encoder_layer_fwd|_native_multi_head_attention")
 _FUSED_MODULES: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
-_HINT: Final = (
-    "torch ran the whole module as one fused op; torch.backends.mha.set_fastpath_enabled(False) shows inside"
-)
 
 
 class Color:
@@ -246,7 +244,7 @@ class _BlockWatcher(LogWatcher):
 
     def note(self, event: LiveOpEvent) -> str:
         """A hint where torch ran a whole module as one op."""
-        return _HINT if _FUSED.search(event.name) else ""
+        return FUSED_HINT if _FUSED.search(event.name) else ""
 
     def _adapted(self, event: LiveCallEvent) -> LiveCallEvent:
         leaf = event.leaf and event.library and not (event.root and self._own_model)

@@ -6,6 +6,7 @@ the model. A shared module is reported under the name it was called by.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import weakref
@@ -17,13 +18,17 @@ from functools import partial
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from torch import nn
 
+from sightline.compat import FUSED_HINT
 from sightline.compat.torchspy.tensor_saver import BaseDebugger, Classes, Names, matching_modules
 from sightline.recording.observers import ObservedCall, Observer
 from sightline.recording.recorder import Recorder, RecordingOptions
+
+#: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
+_log: Final = logging.getLogger("torchspy.tracer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ class CallTracer(BaseDebugger):
     '0\\n1\\nroot'
 
     ``with tracer:`` enables it, clears the trace, and ends the recording with the block; the next such block
-    starts one again. Calls that raise are not reported. A recording sees the thread that started it.
+    starts one again. Calls that raise are not reported. A recording sees the thread that started it, and a
+    compiled module as one call.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
@@ -114,12 +120,14 @@ class CallTracer(BaseDebugger):
             key = str(number) if module is model and path == "root" else f"{number}.{path}"
             self._calls.hooked[key] = path
             self._remember(module, path)
+            _log.info("Registered hook on: %s", path)
         self._sync()
 
     def remove_hooks(self) -> None:
         """End the recording; its calls stay in ``call_trace``."""
         self._end_recording()
         self._calls.hooked, self._last_hooked, self._models = {}, {}, []
+        _log.info("Removed all hooks")
 
     def reset_trace(self) -> None:
         """Forget the calls so far."""
@@ -131,6 +139,7 @@ class CallTracer(BaseDebugger):
         path = self.output_dir / filename
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(self.call_trace), "utf-8")
+        _log.info("Saved call trace to: %s (%d calls)", path, len(self.call_trace))
         return path
 
     def __enter__(self) -> Self:
@@ -171,16 +180,18 @@ class CallTracer(BaseDebugger):
 
 @dataclass(frozen=True, slots=True)
 class _ModuleNames:
-    """The paths of all modules, and those of containers, which are never called."""
+    """The paths of all modules, of containers, which are never called, and of layers that torch may fuse."""
 
     paths: AbstractSet[str]
     containers: AbstractSet[str]
+    fusible: AbstractSet[str]
 
     @classmethod
     def of(cls, models: nn.Module) -> _ModuleNames:
         named = dict(models.named_modules(remove_duplicate=False))
         containers = {path for path, module in named.items() if type(module).forward is nn.Module.forward}
-        return cls(frozenset(named), containers)
+        fusible = {path for path, module in named.items() if isinstance(module, nn.TransformerEncoderLayer)}
+        return cls(frozenset(named), containers, fusible)
 
     def choose(self, aliases: Sequence[str], caller: str, turn: int) -> str:
         """The name a module was called by: one that its caller can reach, each in turn."""
@@ -227,6 +238,7 @@ class _CallObserver(Observer):
         self._names = names
         self._open: defaultdict[int, list[_OpenCall]] = defaultdict(lambda: [(-1, "", "", {})])  # by thread
         self._name_cache: dict[tuple[int, str, int], str] = {}
+        self._fusible = names.fusible
 
     def enter(self, call: ObservedCall) -> None:
         """A module call begins."""
@@ -246,6 +258,16 @@ class _CallObserver(Observer):
             stack.pop()
         if stack[-1][0] != call.number:
             return  # it began before the recording
-        own = stack.pop()[1]
+        _, own, _, turns = stack.pop()
+        if own in self._fusible and not turns and not call.raised:
+            self._warn_of_fusion(own)
         if not call.raised and own in self._calls.hooked:
             self._calls.done.append(self._calls.hooked[own])
+
+    def _warn_of_fusion(self, path: str) -> None:
+        """Say once why modules that were asked for are missing."""
+        hooked = self._calls.hooked
+        if any(other.startswith(f"{path}.") for other in hooked):
+            self._fusible = frozenset()
+            shown = path.partition(".")[2] or "root"  # without the number of the model
+            _log.warning("No calls inside %s: %s.", shown, FUSED_HINT)

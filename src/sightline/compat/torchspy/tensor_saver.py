@@ -29,7 +29,9 @@ from sightline.recording.captures import copied_size, dense_copy, save_one
 from sightline.recording.torchapi import without_modes
 from sightline.trace.file_names import FileNames, file_name
 
-logger = logging.getLogger(__name__)
+#: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
+_saver_log: Final = logging.getLogger("torchspy.saver")
+_context_log: Final = logging.getLogger("torchspy.context")
 
 Names = Sequence[str] | None
 Classes = type[nn.Module] | tuple[type[nn.Module], ...]
@@ -133,6 +135,7 @@ class TensorSaver(BaseDebugger):
         """Note the paths of modules for `spy_save`, without hooks."""
         for path, module in matching_modules(model, target_classes, target_names, exclude_names):
             self._remember(module, path)
+            _saver_log.info("Registered module path: %s", path)
 
     def save(
         self, name: str, tensor: Any, call_idx: int | None = None, norm_only: bool = False
@@ -150,6 +153,7 @@ class TensorSaver(BaseDebugger):
             path = self._free_path(name, call_idx)
             _writers[path] = self
         without_modes(partial(_write, copies, path))
+        _saver_log.debug("Saved tensor: %s", path)
         return path
 
     def reset_counts(self) -> None:
@@ -160,7 +164,7 @@ class TensorSaver(BaseDebugger):
         if call_idx is not None:
             path = self._path(f"{name}.call{call_idx}")
             if self._is_foreign(path):
-                logger.warning("%s was written by another saver and is replaced", path)
+                _saver_log.warning("%s was written by another saver and is replaced", path)
             return path
         while True:
             path = self._path(f"{name}.call{self.call_counts[name]}")
@@ -271,7 +275,10 @@ class DebugContext:
         else:
             path = self.saver.get_module_path(module)
             if path == "unknown":
-                logger.warning("Module path unknown: %r of %s is not saved", name, type(module).__name__)
+                _context_log.warning(
+                    "Module path unknown for tensor '%s' of a %s that is not registered. Skipping save.",
+                    name, type(module).__name__,
+                )  # fmt: skip
                 return
         self.saver.save(".".join(part for part in (self.prefix, path, name) if part), tensor)
 
