@@ -12,11 +12,12 @@ module of torch; a bias is mentioned where there is none, and a dtype where it i
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final, Self
 
@@ -39,6 +40,7 @@ __all__ = ["Color", "Tracer", "trace_model"]
 #: Ops that torch runs in place of the modules of its own attention layers, in eval mode without gradients.
 _FUSED: Final = re.compile(r"_transformer_encoder_layer_fwd|_native_multi_head_attention")
 _FUSED_MODULES: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+_LONGEST_LABEL: Final = 30
 
 
 class Color:
@@ -246,10 +248,50 @@ class _BlockWatcher(LogWatcher):
         """A hint where torch ran a whole module as one op."""
         return FUSED_HINT if _FUSED.search(event.name) else ""
 
+    def labels(self, event: LiveOpEvent) -> tuple[str, str, str]:
+        """The names in ``scores = q @ k``: ``Q``, ``K`` and ``Scores``."""
+        frame = next((one for one in reversed(event.chain) if not torch_file(one.file)), None)
+        if event.flavour != "operator" or frame is None or frame.columns is None:
+            return super().labels(event)
+        return _labels_in(frame.code, frame.columns[0] - frame.indent, frame.columns[1] - frame.indent)
+
     def _adapted(self, event: LiveCallEvent) -> LiveCallEvent:
         leaf = event.leaf and event.library and not (event.root and self._own_model)
         event = replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
         return replace(event, extra=_named_settings(event)) if event.library else event
+
+
+@lru_cache(maxsize=1024)
+def _labels_in(code: str, column: int, end_column: int) -> tuple[str, str, str]:
+    """The names of a line that assigns the operator at these columns; generic ones for what has no name.
+
+    >>> _labels_in("scores = q @ k.mT", 9, 17), _labels_in("return q @ k", 7, 12)
+    (('Q', 'K.mT', 'Scores'), ('Left', 'Right', 'Output'))
+    """
+    match _statement(code):
+        case ast.Assign([ast.Name(result)], ast.BinOp(left=left, right=right) as value) if (
+            value.col_offset, value.end_col_offset
+        ) == (column, end_column):  # fmt: skip
+            return _label(left, "Left"), _label(right, "Right"), result[:1].upper() + result[1:]
+    return "Left", "Right", "Output"
+
+
+def _statement(code: str) -> ast.stmt | None:
+    try:
+        return ast.parse(code).body[0]
+    except (SyntaxError, ValueError, IndexError):  # a part of a statement
+        return None
+
+
+def _label(operand: ast.expr, otherwise: str) -> str:
+    """A variable, or what is short and begins with one: ``K``, ``K.transpose(-2, -1)``."""
+    name = operand
+    while isinstance(name, ast.Attribute | ast.Call):
+        name = name.func if isinstance(name, ast.Call) else name.value
+    text = ast.unparse(operand).removeprefix("self.")
+    if not isinstance(name, ast.Name) or len(text) > _LONGEST_LABEL:
+        return otherwise
+    return text[:1].upper() + text[1:]
 
 
 def _named_settings(event: LiveCallEvent) -> str:
