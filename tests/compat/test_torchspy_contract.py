@@ -508,7 +508,7 @@ def test_a_tracer_is_its_thread_s_own(tracer: CallTracer, model: Stack, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_compiled_code_is_one_call(tracer: CallTracer, model: Stack) -> None:
+def test_inside_compiled_code_nothing_is_reported(tracer: CallTracer, model: Stack) -> None:
     """Different from torchspy, as the table says: its hooks would be compiled in, and change the graph."""
     compiled = torch.compile(model.out, backend="eager")
     tracer.register_hooks(model.out)

@@ -151,8 +151,7 @@ class Operands(nn.Module):
     def scale(self, weights: torch.Tensor) -> torch.Tensor:
         """Assigns what is not an operator, and more than one."""
         half, weights = weights / 2, weights.exp()
-        scaled = half * 2 if half.shape else weights
-        return scaled
+        return half * 2 if half.shape else weights
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
@@ -372,7 +371,7 @@ def test_a_module_of_the_users_own_shows_what_runs_in_it(capsys: pytest.CaptureF
     with trace_model(model):
         model(X)
     out = capsys.readouterr().out
-    assert "● TRACING Sequential STARTED" in out
+    assert "● TRACING Quick Trace STARTED" in out
     assert "● 0 (Doubled)" in out
     assert "● Tensor.relu() @ [Doubled.forward]" in out
     assert "● Tensor.* @ [Doubled.forward]" in out
@@ -383,7 +382,7 @@ def test_a_tracer_without_a_model_traces_what_runs(capsys: pytest.CaptureFixture
     with Tracer() as tracer:
         linear(X)
     out = capsys.readouterr().out
-    assert out.startswith("  ● TRACING Model STARTED")
+    assert out.startswith("  ● TRACING Neural Network STARTED")
     assert "  ● Linear (in_features: 3, out_features: 2)\n  ├─ Input: Tensor [2, 3] @ cpu\n  └─" in out
     assert not tracer.active
 

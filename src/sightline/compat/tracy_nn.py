@@ -105,7 +105,7 @@ class Tracer:
     ``tracer.recording``, for every other view. A tracer can be used again.
     """
 
-    def __init__(self, name: str = "Model", model: Any = None) -> None:
+    def __init__(self, name: str = "Neural Network", model: Any = None) -> None:
         self.name = name
         self._model = model
         self._recorder: Recorder | None = None
@@ -182,17 +182,15 @@ class Tracer:
         self._log.stop()
 
 
-def trace_model(model: Any, name: str | None = None) -> Tracer:
+def trace_model(model: Any, name: str = "Quick Trace") -> Tracer:
     """A tracer of a model, not started yet: ``with tracer:`` or ``with tracer.trace(model):`` starts it.
-
-    Without a name it has that of the model's class.
 
     >>> import torch
     >>> trace_model(torch.nn.ReLU(), "My model"), trace_model(torch.nn.ReLU())
-    (<Tracer 'My model', not tracing>, <Tracer 'ReLU', not tracing>)
+    (<Tracer 'My model', not tracing>, <Tracer 'Quick Trace', not tracing>)
     """
     check_model(model)
-    return Tracer(type(model).__name__ if name is None else name, model)
+    return Tracer(name, model)
 
 
 class _TraceBlock:

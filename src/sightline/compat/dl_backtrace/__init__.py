@@ -16,6 +16,7 @@ Relevance is not computed here; everything up to it is: the graph, its attribute
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from sightline.compat.dl_backtrace.backtrace import DLBacktrace
@@ -51,4 +52,6 @@ def missing_name(name: str) -> NoReturn:
 if not TYPE_CHECKING:  # a type checker that saw it would accept any name
 
     def __getattr__(name: str) -> Any:
+        if name == "pytorch_backtrace":
+            return import_module("sightline.compat.dl_backtrace.pytorch_backtrace")
         missing_name(name)

@@ -61,8 +61,8 @@ class CallTracer(BaseDebugger):
     '0\\n1\\nroot'
 
     ``with tracer:`` enables it, clears the trace, and ends the recording with the block; the next such block
-    starts one again. Calls that raise are not reported. A recording sees the thread that started it, and a
-    compiled module as one call.
+    starts one again. Calls that raise are not reported. A recording sees the thread that started it, and
+    nothing inside compiled code.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
