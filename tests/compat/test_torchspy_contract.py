@@ -489,32 +489,76 @@ def test_gradients_and_results_are_those_of_the_plain_run(tracer: CallTracer, mo
     )
 
 
-def test_a_tracer_is_its_thread_s_own(tracer: CallTracer, model: Stack, tmp_path: Path) -> None:
-    """Different from torchspy, as the table says: a thread that is to be seen has a tracer of its own."""
-    found: list[list[str]] = []
-
-    def work() -> None:
-        own = CallTracer(tmp_path)
-        own.register_hooks(model, (Head,))
-        with own:
-            run(model)
-        found.append(own.call_trace)
-
+def test_calls_of_other_threads_are_reported(tracer: CallTracer, model: Stack) -> None:
     tracer.register_hooks(model, (Head,))
-    thread = Thread(target=work)
+    thread = Thread(target=run, args=(model,))
     thread.start()
     thread.join()
-    assert (tracer.call_trace, found) == ([], [["heads.0", "heads.1"]])
+    assert tracer.call_trace == ["heads.0", "heads.1"]
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_inside_compiled_code_nothing_is_reported(tracer: CallTracer, model: Stack) -> None:
-    """Different from torchspy, as the table says: its hooks would be compiled in, and change the graph."""
-    compiled = torch.compile(model.out, backend="eager")
+def test_compiled_code_reports_from_inside_and_stays_whole(tracer: CallTracer, model: Stack) -> None:
     tracer.register_hooks(model.out)
+    compiled = torch.compile(model.out, backend="eager", fullgraph=True)
+    for _ in range(2):
+        compiled(torch.ones(1, 4))
+    assert tracer.call_trace == ["0", "1", "root"] * 2
+    tracer.remove_hooks()
     compiled(torch.ones(1, 4))
-    assert tracer.call_trace == ["root"]
     torch._dynamo.reset()
+
+
+def test_nothing_is_attached_to_a_layer_that_torch_would_not_fuse_then(tracer: CallTracer) -> None:
+    model = encoder()
+    x = torch.randn(1, 3, 8)
+    with torch.no_grad():
+        plain = model(x)
+        tracer.register_hooks(model)
+        assert model(x).equal(plain)  # the fused op rounds otherwise
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+
+
+def test_only_what_is_reported_is_hooked(tracer: CallTracer, model: Stack) -> None:
+    tracer.register_hooks(model, (nn.Tanh,))
+    assert [path for path, one in model.named_modules() if one._forward_hooks] == ["out.1"]
+    tracer.remove_hooks()
+    assert not any(one._forward_hooks for one in model.modules())
+
+
+class Shared(nn.Module):
+    """Two owners of one module, and a call that fails before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.Tanh()
+        self.first = nn.Sequential(nn.Linear(4, 4), self.act)
+        self.second = nn.Sequential(self.act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with pytest.raises(RuntimeError, match="shapes"):
+            self.first(torch.ones(1, 3))
+        return self.act(self.second(self.first(x)))  # type: ignore[no-any-return]
+
+
+def test_a_shared_module_is_named_by_its_caller_also_after_a_failure(tracer: CallTracer) -> None:
+    model = Shared()
+    tracer.register_hooks(model)
+    try:
+        raise KeyError("handled while the model runs")
+    except KeyError:
+        run(model)
+    assert tracer.call_trace == ["first.0", "first.1", "first", "second.0", "second", "act", "root"]
+
+
+def test_a_module_that_replaces_a_registered_one_is_not_taken_for_it(
+    tracer: CallTracer, model: Stack
+) -> None:
+    tracer.register_hooks(model, (nn.Linear,), ["out"])
+    for _ in range(50):  # numbers of modules are given out again
+        model.out[0] = nn.Linear(4, 2)
+        run(model)
+    assert tracer.call_trace == []
 
 
 def encoder() -> nn.Module:
