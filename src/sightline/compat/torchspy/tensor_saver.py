@@ -1,7 +1,6 @@
 """Tensors saved to files by name: `TensorSaver`, `DebugContext` and `spy_save`.
 
-A tensor is written at once, detached and without the rest of its storage. A file gets its name only when it
-is complete.
+A tensor is written at once, detached and without the rest of its storage.
 """
 
 from __future__ import annotations
@@ -250,12 +249,11 @@ def _norms(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(copies: Any, path: str) -> None:
-    unfinished = os.path.join(os.path.dirname(path), f".{os.getpid()}-{threading.get_ident()}.unfinished")
+    """Write a file; what an error leaves of it is removed."""
     try:
-        torch.save(copies, unfinished)
-        os.replace(unfinished, path)
+        torch.save(copies, path)
     except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
+        Path(path).unlink(missing_ok=True)
         raise
 
 
