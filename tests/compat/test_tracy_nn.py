@@ -397,7 +397,7 @@ def test_a_block_inside_a_block_leaves_the_tracer_on(capsys: pytest.CaptureFixtu
         active.append(tracer.active)
     assert [*active, tracer.active] == [True, False]
     out = capsys.readouterr().out
-    assert out.count("● Tracer Linear is already active") == 1
+    assert out.count("● Tracer Quick Trace is already active") == 1
     assert out.count("COMPLETE") == 1
 
 
