@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sightline.compat.dl_backtrace
-from sightline.compat.dl_backtrace import DLBacktrace
+from sightline.compat.dl_backtrace import DLBacktrace, diagnose_model_compatibility
 from sightline.errors import ExportError, UsageError
 from tests import leftovers
 from tests.recording.architectures import ZOO
@@ -385,11 +386,162 @@ def test_wrong_calls_get_one_sentence() -> None:
         DLBacktrace(nn.ReLU(), torch.randn(2), device="tpu")
 
 
-@pytest.mark.parametrize("name", ["evaluation", "visualize_dlbacktrace", "print_all_relevance_info"])
+RELEVANCE = [
+    "evaluation", "run_task", "print_all_relevance_info", "visualize_dlbacktrace",
+    "visualize_dlbacktrace_with_modules", "visualize_tokenwise_relevance_map",
+    "visualize_input_heatmap_for_token", "all_wt", "layer_implementation", "get_layer_implementation",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELEVANCE)
 def test_relevance_is_not_offered(name: str) -> None:
     dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3))
-    with pytest.raises(UsageError, match="computes no relevance"):
+    with pytest.raises(UsageError, match="computes no relevance: use `predict`"):
         getattr(dlb, name)(mode="default")
+    assert not hasattr(dlb, name)
+
+
+def test_text_is_generated_by_the_model() -> None:
+    dlb = DLBacktrace(nn.ReLU(), torch.randn(2, 3))
+    with pytest.raises(UsageError, match=r"call `model\.generate\(\.\.\.\)`"):
+        dlb.sample_auto(tokenizer=None, input_ids=torch.zeros(1, 2))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = dlb.nonsense
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("path", ["", ".pytorch_backtrace", ".pytorch_backtrace.dlbacktrace"])
+def test_names_about_relevance_say_so(path: str) -> None:
+    module = importlib.import_module(f"dl_backtrace{path}")
+    with pytest.raises(UsageError, match="activation_master is about relevance"):
+        _ = module.activation_master
+    with pytest.raises(UsageError, match="MoEBacktrace is about relevance"):
+        exec(f"from dl_backtrace{path} import MoEBacktrace")
+    with pytest.raises(AttributeError, match="it has DLBacktrace"):
+        _ = module.nonsense
+
+
+# -- the original's other methods ------------------------------------------------------------------------
+
+
+def test_input_values_are_the_data_and_weights_are_hyperparameters() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.norm, self.out = nn.Embedding(9, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+            both = torch.cat([self.words(ids), self.norm(x)]) * self.out.weight.sum()
+            return self.out(both)  # type: ignore[no-any-return]
+
+    ids, x = torch.tensor([1, 2, 3]), torch.randn(5, 4)
+    dlb = DLBacktrace(Mixed().eval(), (ids, x))
+    node_io = assert_predicts(dlb, ids, x)
+    assert node_io["embedding"]["input_values"] is ids  # second of its arguments
+    assert node_io["batch_norm"]["input_values"] is x
+    assert node_io["linear"]["input_values"] is node_io["mul"]["output_values"]
+    pair = node_io["cat"]["input_values"]
+    assert isinstance(pair, tuple)
+    assert pair[0] is node_io["embedding"]["output_values"]
+    assert node_io["sum_1"]["input_values"] is dlb.model.get_parameter("out.weight")  # it has nothing else
+    assert node_io["ids"]["input_values"] == ()
+    assert node_io["output"]["input_values"] is node_io["output"]["output_values"]
+    assert set(node_io["linear"]["layer_hyperparams"]) == {"weight", "bias"}
+    assert node_io["linear"]["input_sources"] == ["mul", "p_out_weight", "p_out_bias"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({0: torch.export.Dim("batch", min=5, max=9)}, r"4 not in range \[5, 9\]"),
+        ({1: torch.export.Dim("width")}, "specialized it to be a constant"),
+    ],
+)
+def test_sizes_that_cannot_be_had_fall_back_with_a_warning(sizes: dict[int, Any], reason: str) -> None:
+    with pytest.warns(UserWarning, match=rf"dynamic_shapes do not work here: .*{reason}") as caught:
+        dlb = DLBacktrace(nn.Linear(3, 2), torch.randn(4, 3), dynamic_shapes={"input": sizes})
+    assert caught[0].filename == __file__
+    assert_predicts(dlb, torch.randn(7, 3))
+    assert dlb.dynamic_shapes == {"input": sizes}
+
+
+def test_a_model_that_cannot_be_exported_is_not_blamed_on_its_sizes() -> None:
+    shapes = {"inputs": ({0: torch.export.Dim("batch")},)}
+    with pytest.raises(ExportError, match="depends on the numbers"):
+        DLBacktrace(Of(lambda x: x if x.sum() > 0 else -x), torch.randn(3), dynamic_shapes=shapes)
+
+
+def test_a_diagnosis_before_tracing_names_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum() > 0:
+                return x
+            return -x
+
+    found = diagnose_model_compatibility(Branching(), torch.randn(3))
+    [issue] = found["issues"]
+    assert re.match(
+        r"\S*test_dl_backtrace\.py:\d+ in .*forward \(`if x\.sum\(\) > 0:`\): what happens", issue
+    )
+    assert (found["model_type"], list(found["forward_params"]), found["warnings"]) == ("Branching", ["x"], [])
+    assert capsys.readouterr().out == f"Branching(x) cannot be traced\n  issue: {issue}\n"
+
+
+def test_a_diagnosis_says_what_a_graph_does_not_do(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    dlb = DLBacktrace(model, torch.randn(4, 3))
+    found = dlb.diagnose_model_compatibility()
+    assert found["issues"] == []
+    assert found["warnings"][0].startswith("input: dimension 1 is fixed at 3 by ")
+    assert capsys.readouterr().out.startswith("Sequential(input) can be traced: 6 nodes\n  warning: input")
+    before = diagnose_model_compatibility(model, torch.randn(4, 3))
+    assert before["warnings"] == found["warnings"]
+    assert model.training
+    refused = diagnose_model_compatibility(model, torch.randn(4, 3), {"input": {1: torch.export.Dim("w")}})
+    assert "specialized" in refused["issues"][0]
+
+
+def test_the_graph_is_compared_with_the_model(capsys: pytest.CaptureFixture[str]) -> None:
+    dlb = DLBacktrace(Pictures().eval(), torch.randn(2, 3, 8, 8))
+    found = dlb.debug_execution_differences(torch.randn(2, 3, 8, 8))
+    assert (found["max_difference"], found["final_node_name"]) == (0.0, "output")
+    assert found["direct_output"].equal(found["dlb_output"])
+    assert "largest difference 0.00e+00" in capsys.readouterr().out
+
+
+def test_the_last_output_can_be_scaled() -> None:
+    dlb, x = DLBacktrace(nn.Linear(3, 2), torch.randn(4, 3)), torch.randn(4, 3)
+    with pytest.raises(UsageError, match="call `predict` first"):
+        dlb.apply_temperature_scaling(2.0)
+    plain = output(dlb.predict(x))
+    assert output(dlb.apply_temperature_scaling(1.0)) is plain
+    torch.testing.assert_close(output(dlb.apply_temperature_scaling(2.0)), plain / 2)
+    with pytest.raises(UsageError, match="greater than 0"):
+        dlb.apply_temperature_scaling(-1)
+
+
+def test_memory_can_be_given_back() -> None:
+    dlb, x = DLBacktrace(nn.Linear(3, 2), torch.randn(1, 3)), torch.randn(4, 3)
+    dlb.predict(x)
+    assert len(dlb._traces) == 2
+    dlb.clear_intermediates()
+    assert (dlb.node_io, dlb.activation_dict, len(dlb._traces)) == ({}, {}, 2)
+    dlb.clear_intermediates(clear_executor_cache=True)
+    assert len(dlb._traces) == 1
+    assert_predicts(dlb, x)
+    model = dlb.model
+    dlb.close(unload_model=True)
+    assert (dlb.node_io, vars(dlb)["model"]) == ({}, None)
+    assert model(x).shape == (4, 2)
+    with pytest.raises(UsageError, match="is closed; make another one"):
+        dlb.predict(x)
+
+
+def test_placeholders_and_modules_by_their_names() -> None:
+    dlb = DLBacktrace(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3))
+    assert dlb.fx_placeholders == ["p_0_weight", "p_0_bias"]
+    assert dlb.placeholder_to_real_name == {"p_0_weight": "0.weight", "p_0_bias": "0.bias"}
+    assert dlb.map_fx_nodes_to_modules()["linear"] == ("0", "torch.nn.modules.linear.Linear")
 
 
 def test_pictures(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import json
 import shutil
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from sightline.cli import main
+from sightline.compat.torchspy import digraph
 from sightline.compat.torchspy import trace_graph as tg
 
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
@@ -30,26 +32,27 @@ def test_parsing(tmp_path: Path) -> None:
 def test_the_tree_and_its_json(tmp_path: Path) -> None:
     tree = tg.build_tree(PATHS)
     layers = tree.children["encoder"].children["layers"]
-    assert (tree.count, layers.count, layers.indices) == (5, 3, {9, 10})
+    assert (tree.count, layers.count, layers.indices) == (1, 2, {"9", "10"})
     assert layers.parents == [tree.children["encoder"]]
     assert [tree.children[name].first_seen for name in ("encoder", "head")] == [0, 3]
     assert list(tg.build_tree(["0.fc.1"]).children["0"].children) == ["fc"]
     tg.save_tree_json(tree, tmp_path / "tree.json")
     text = (tmp_path / "tree.json").read_text()
     found = json.loads(text)
-    assert text.startswith('{\n  "name": "root",\n  "count": 5')
+    assert text.startswith('{\n  "name": "root",\n  "count": 0')
     assert list(found) == ["name", "count", "indices", "children"]
-    assert found["children"][0]["children"][0]["indices"] == [9, 10]
+    assert found["children"][0]["children"][0]["indices"] == ["9", "10"]
+    assert [one["count"] for one in (found["children"][0], found["children"][0]["children"][0])] == [0, 2]
 
 
 def test_the_graph() -> None:
     tree = tg.build_tree(PATHS)
     pruned = tg.construct_graph(tree)
-    assert 'rankdir="TB"' in pruned.source
+    assert "rankdir=TB" in pruned.source
     assert 'label="layers x 2"' in pruned.source
     assert "attn" not in pruned.source
     assert "head" in pruned.source
-    assert 'label="fc"' in tg.construct_graph(tg.build_tree(["fc.0", "fc.0"])).source  # one index, met twice
+    assert "label=fc]" in tg.construct_graph(tg.build_tree(["fc.0", "fc.0"])).source  # one index, met twice
     whole = tg.construct_graph(tree, show_repetition=False, prune_leaves_flag=False)
     assert "layers x" not in whole.source
     assert whole.source.count("->") == 3
@@ -102,31 +105,80 @@ def test_the_name_of_the_picture_says_its_format(tmp_path: Path, out: str, writt
 
 def test_the_size_of_the_picture() -> None:
     for sides, wanted in (
-        ((None, None), {"dpi": "99"}),
-        ((6, 4), {"dpi": "99", "size": "6,4!", "ratio": "fill"}),
-        ((6, None), {"dpi": "99", "size": "6!"}),
-        ((None, 4.5), {"dpi": "99", "size": "4.5!"}),
+        ((None, None), ["dpi=99"]),
+        ((6, 4), ["dpi=99", 'ratio=fill size="6,4!"']),
+        ((6.5, None), ["dpi=99", 'size="6.5!"']),
+        ((None, 4.5), ["dpi=99", 'size="4.5!"']),
     ):
         dot = tg.Digraph()
         tg.apply_graph_render_options(dot, 99, *sides)
-        assert dot.graph_attr == wanted
+        assert [line.strip() for line in dot.body] == wanted
+        tree = tg.build_tree(["a.b"])
+        assert tg.render_graph(tree, True, True, False, 99, *sides).body[-len(wanted) :] == dot.body
     plain = tg.Digraph()
     tg.apply_graph_render_options(plain)
-    assert plain.graph_attr == {"dpi": "150"}
+    assert plain.body == ["\tdpi=150\n"]
+
+
+def test_the_text_is_that_of_the_graphviz_package() -> None:
+    dot = tg.construct_graph(tg.build_tree(PATHS))
+    wanted = ["digraph {", "rankdir=TB", "n0 [label=encoder]", 'n1 [label="layers x 2"]', "n2 [label=head]"]
+    assert [line.strip() for line in dot.source.splitlines()] == [*wanted, "n0 -> n1", "}"]
+    assert dot.source.splitlines()[1].startswith("\t")
+    dot.attr("node", shape="box", style=None)
+    dot.node("a b", color="#ff0000", label="x")
+    dot.edge("a b", "n0", label="graph", weight=2)
+    dot.edges([("n1", "n2")])
+    dot.graph_attr["bgcolor"] = "white"
+    dot.node_attr.update(fontsize=9)
+    lines = [line.strip() for line in str(dot).splitlines()]
+    assert lines[1:3] == ["graph [bgcolor=white]", "node [fontsize=9]"]
+    assert lines[-5:] == [
+        "node [shape=box]",
+        '"a b" [label=x color="#ff0000"]',
+        '"a b" -> n0 [label="graph" weight=2]',
+        "n1 -> n2",
+        "}",
+    ]
+    with pytest.raises(ValueError, match="graph, node, or edge"):
+        dot.attr("cluster", shape="box")
+
+
+def test_the_text_can_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dot = tg.construct_graph(tg.build_tree(PATHS))
+    assert dot.save("g.gv", tmp_path / "in") == str(tmp_path / "in" / "g.gv")
+    assert (tmp_path / "in" / "g.gv").read_text() == dot.source
+    monkeypatch.chdir(tmp_path)
+    assert Path(dot.save()).read_text() == dot.source
+
+
+def test_a_picture_can_be_viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    monkeypatch.setattr(digraph, "render_dot", lambda text, kind, _nodes: f"<{kind}>{text}".encode())
+    dot = tg.render_graph(tg.build_tree(PATHS), dpi=72)
+    assert dot.view("g", tmp_path) == str(tmp_path / "g.png")
+    assert opened == [(tmp_path / "g.png").resolve().as_uri()]
+    assert dot.render("h.png", tmp_path, view=True, cleanup=True) == str(tmp_path / "h.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g", "g.png", "h.png"]
+    assert len(opened) == 2
+    assert (tmp_path / "g.png").read_text() == f"<png>{dot.source}"
+    assert dot._repr_svg_().startswith("<svg>")
+    assert dot.pipe("svg", encoding="utf-8") == dot.pipe("svg").decode()
 
 
 def test_numbers_are_absorbed_and_last_names_pruned_without_changing_the_tree() -> None:
     by_hand = tg.Node("root", {"h": tg.Node("h", {"2": tg.Node("2", {"fc": tg.Node("fc", count=3)})})})
     squashed = tg.squash_numeric_indices(by_hand).children["h"]
     assert (squashed.indices, squashed.children["fc"].count, squashed.children["fc"].parents) == (
-        {2},
+        {"2"},
         3,
         [squashed],
     )
     assert list(by_hand.children["h"].children) == ["2"]
     tree = tg.build_tree(["2.fc", "h.3.fc", "h.11.fc.0.5"])
-    assert (list(tree.children), tree.children["h"].indices) == (["2", "h"], {3, 11})
-    assert tree.children["h"].children["fc"].indices == {0, 5}
+    assert (list(tree.children), tree.children["h"].indices) == (["2", "h"], {"3", "11"})
+    assert tree.children["h"].children["fc"].indices == {"0", "5"}
     pruned = tg.prune_leaves(tree)
     assert [list(node.children) for node in pruned.children.values()] == [[], []]
     assert [list(node.children) for node in tree.children.values()] == [["fc"], ["fc"]]
@@ -134,7 +186,7 @@ def test_numbers_are_absorbed_and_last_names_pruned_without_changing_the_tree() 
 
 def test_names_are_data_in_the_graph() -> None:
     source = tg.construct_graph(tg.build_tree(['a"];evil[x="']), prune_leaves_flag=False).source
-    assert source.count("[") == 2 + source.count('\\"];evil[')
+    assert source.count("[") == 1 + source.count('\\"];evil[')
 
 
 def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:

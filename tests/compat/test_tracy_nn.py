@@ -33,6 +33,7 @@ FORMS = [
     RAILS + r"● [\w.]+ \(\w+\)( \(.+\))?",
     RAILS + r"● \S.* @ \[[\w.<>]+\]",
     RAILS + r"[├└]─ (Input|Left|Right|Output|With|Raised)( [\w.\[\]]+)?: \S.*",
+    RAILS + r"[├└]─ [A-Z]\S*(\(.*\))?: \S.*",  # a name of the source
 ]
 LINE = re.compile("|".join(f"({form})" for form in FORMS))
 
@@ -118,7 +119,12 @@ def test_start_a_forward_pass_and_stop(capsys: pytest.CaptureFixture[str]) -> No
         *block(f"key (Linear) ({settings}, bias: False)", f"Input: {whole}", f"Output: {whole}"),
         *halves,
         *block("Tensor.transpose(2, 3) @ [Attention.attend]", f"Input: {heads}", f"Output: {turned}"),
-        *block("Tensor.@ @ [Attention.attend]", f"Left: {heads}", f"Right: {turned}", f"Output: {scores}"),
+        *block(
+            "Tensor.@ @ [Attention.attend]",
+            f"Query: {heads}",
+            f"Key.transpose(2, 3): {turned}",
+            f"Scores: {scores}",
+        ),
         *block("Tensor./ @ [Attention.attend]", f"Left: {scores}", "Right: 2.0", f"Output: {scores}"),
         *block("torch.softmax(dim=-1) @ [Attention.attend]", f"Input: {scores}", f"Output: {scores}"),
         *block("Tensor.@ @ [Attention.attend]", f"Left: {scores}", f"Right: {heads}", f"Output: {heads}"),
@@ -129,7 +135,44 @@ def test_start_a_forward_pass_and_stop(capsys: pytest.CaptureFixture[str]) -> No
     ]
     assert output.shape == x.shape
     kept = str(log(tracer.recording, root=False, title="Attention", margin="  ")) + "\n"
+    for name, label in (("Query", "Left"), ("Key.transpose(2, 3)", "Right"), ("Scores", "Output")):
+        shown = shown.replace(f"─ {name}: ", f"─ {label}: ")  # the log has no names of the source
     assert shown == kept.replace(", bias: True", "")
+
+
+class Operands(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT
+        rest = 1 - scores
+        both = scores * rest + self.scale(rest)
+        both += rest
+        return both / rest
+
+    def scale(self, weights: torch.Tensor) -> torch.Tensor:
+        """Assigns what is not an operator, and more than one."""
+        half, weights = weights / 2, weights.exp()
+        return half * 2 if half.shape else weights
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_operands_have_the_names_of_the_line_that_assigns_the_result(
+    engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIGHTLINE_ENGINE", engine)
+    with Tracer("Operands").trace(model := Operands()):
+        model(X, X)
+    labels = re.findall(r"[●─] (Tensor\.\S+(?= @)|[^:●]+(?=: ))", capsys.readouterr().out)
+    operators = " ".join(labels).split("Tensor.")[1:]
+    assert [line.strip() for line in operators if not line[0].isalpha()] == [
+        "@ Q K.mT Scores",
+        "- Left Scores Rest",
+        "* Left Right Output",
+        "/ Left Right Output",
+        "* Left Right Output",
+        "+ Left Scale(rest) Both",
+        "+= Left Right Output",
+        "/ Left Right Output",
+    ]
 
 
 def test_a_block_with_a_tracer_that_was_used_before(capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,7 +371,7 @@ def test_a_module_of_the_users_own_shows_what_runs_in_it(capsys: pytest.CaptureF
     with trace_model(model):
         model(X)
     out = capsys.readouterr().out
-    assert "● TRACING Sequential STARTED" in out
+    assert "● TRACING Quick Trace STARTED" in out
     assert "● 0 (Doubled)" in out
     assert "● Tensor.relu() @ [Doubled.forward]" in out
     assert "● Tensor.* @ [Doubled.forward]" in out
@@ -339,7 +382,7 @@ def test_a_tracer_without_a_model_traces_what_runs(capsys: pytest.CaptureFixture
     with Tracer() as tracer:
         linear(X)
     out = capsys.readouterr().out
-    assert out.startswith("  ● TRACING Model STARTED")
+    assert out.startswith("  ● TRACING Neural Network STARTED")
     assert "  ● Linear (in_features: 3, out_features: 2)\n  ├─ Input: Tensor [2, 3] @ cpu\n  └─" in out
     assert not tracer.active
 
@@ -354,7 +397,7 @@ def test_a_block_inside_a_block_leaves_the_tracer_on(capsys: pytest.CaptureFixtu
         active.append(tracer.active)
     assert [*active, tracer.active] == [True, False]
     out = capsys.readouterr().out
-    assert out.count("● Tracer Linear is already active") == 1
+    assert out.count("● Tracer Quick Trace is already active") == 1
     assert out.count("COMPLETE") == 1
 
 

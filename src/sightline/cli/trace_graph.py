@@ -47,10 +47,9 @@ def command(
     A recording of sightline's own is drawn by `sightline graph`.
     """
     from sightline.compat.torchspy.trace_graph import (
-        apply_graph_render_options,
         build_tree,
-        construct_graph,
         parse_trace,
+        render_graph,
         save_tree_json,
     )
 
@@ -59,14 +58,14 @@ def command(
             click.echo(printable_text(text), err=True)
 
     try:
-        tree = build_tree(parse_trace(trace_file))
+        paths = parse_trace(trace_file)
     except ValueError as error:
         raise UsageError(f"{trace_file}: {error}.") from error
-    say(f"{tree.count} calls in {trace_file}")
+    tree = build_tree(paths)
+    say(f"{len(paths)} calls in {trace_file}")
     if save_json is not None:
         save_tree_json(tree, save_json)
         say(f"wrote {save_json}")
-    dot = construct_graph(tree, show_repetition, prune_leaves, squash_name)
-    apply_graph_render_options(dot, dpi, figwidth, figheight)
+    dot = render_graph(tree, show_repetition, prune_leaves, squash_name, dpi, figwidth, figheight)
     written = dot.render(out, cleanup=True, format=out.suffix.lower().removeprefix(".") or "png")
     click.echo(printable_text(f"wrote {written}"), err=True)

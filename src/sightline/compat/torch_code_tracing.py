@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, takewhile
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from sightline.errors import UsageError
 from sightline.notation import call_text, tensor_text
@@ -30,6 +30,7 @@ from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
+from sightline.trace.source_lines import indent_of
 from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
@@ -45,11 +46,13 @@ class Trace:
     >>> with TracingMode(quiet=True) as mode:
     ...     y = torch.ones(2, 3)
     >>> mode.traces[0].op_str, mode.traces[0].stack[-1].code_context
-    ('ones([2, 3], device=cpu, pin_memory=False) -> f32[2, 3]', ['y = torch.ones(2, 3)'])
+    ('ones([2, 3], device=cpu, pin_memory=False) -> f32[2, 3]', ['    y = torch.ones(2, 3)\\n'])
+
+    The ``frame`` of an entry of the stack is None: a frame would keep all its tensors alive.
     """
 
     op_str: str  #: ``mul.Tensor(f32[2, 3], 2) -> f32[2, 3]``
-    stack: list[inspect.Traceback]  #: the source positions that led to it, outermost first, without torch's
+    stack: list[inspect.FrameInfo]  #: the source positions that led to it, outermost first, without torch's
     event: CodeOp = field(repr=False)  #: what `TracingMode.print` writes
 
 
@@ -100,9 +103,9 @@ class TracingMode:
             self._cache = indexes, traces
         return traces
 
-    def print(self, succinct: bool | None = None) -> None:
+    def print(self, succinct: bool = True) -> None:
         """Write all ops to the standard output, coloured as the mode says."""
-        self._write(None, self._color, self._succinct if succinct is None else succinct)
+        self._write(None, self._color, succinct)
 
     def format(self, color: bool = False, succinct: bool = True) -> str:
         """All ops as one text.
@@ -209,13 +212,17 @@ def _traces(index: Index) -> Iterator[Trace]:
     data = index.raw
     frames = index.op_frames.tolist()
 
-    @cache
-    def chain(frame: int) -> tuple[ChainFrame, ...]:
-        return _shown_frames(index.frames[frame].chain) if frame >= 0 else ()
+    def line(frame: ChainFrame) -> str:
+        return data.source_lines.line(frame.file, frame.line)
 
     @cache
-    def stack(frame: int) -> tuple[inspect.Traceback, ...]:
-        return tuple(map(_traceback, chain(frame)))
+    def chain(frame: int) -> tuple[ChainFrame, ...]:
+        shown = _shown_frames(index.frames[frame].chain) if frame >= 0 else ()
+        return tuple(replace(one, indent=indent_of(line(one)) if one.code else -1) for one in shown)
+
+    @cache
+    def stack(frame: int) -> tuple[inspect.FrameInfo, ...]:
+        return tuple(_frame_info(one, line(one)) for one in chain(frame))
 
     def event(op: Op) -> CodeOp:
         inputs, outputs = (
@@ -231,9 +238,12 @@ def _traces(index: Index) -> Iterator[Trace]:
         yield Trace(text, list(stack(frames[op.id])), shown)
 
 
-def _traceback(frame: ChainFrame) -> inspect.Traceback:
-    """A frame as the standard library describes it."""
+def _frame_info(frame: ChainFrame, line: str) -> inspect.FrameInfo:
+    """A frame as the standard library describes it, with its whole line, in which columns are counted."""
     columns = frame.columns or (None, None)
     positions = dis.Positions(frame.line, frame.end_line, *columns)
-    context = [frame.code] if frame.code else None
-    return inspect.Traceback(frame.file, frame.line, frame.function, context, 0, positions=positions)
+    context = [line] if line else None
+    no_frame: Any = None
+    return inspect.FrameInfo(
+        no_frame, frame.file, frame.line, frame.function, context, 0 if line else None, positions=positions
+    )

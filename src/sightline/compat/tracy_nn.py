@@ -12,17 +12,19 @@ module of torch; a bias is mentioned where there is none, and a dtype where it i
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, Final, Self
 
 import torch
 
 from sightline.api import Trace
+from sightline.compat import FUSED_HINT
 from sightline.errors import UsageError
 from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
@@ -38,9 +40,7 @@ __all__ = ["Color", "Tracer", "trace_model"]
 #: Ops that torch runs in place of the modules of its own attention layers, in eval mode without gradients.
 _FUSED: Final = re.compile(r"_transformer_encoder_layer_fwd|_native_multi_head_attention")
 _FUSED_MODULES: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
-_HINT: Final = (
-    "torch ran the whole module as one fused op; torch.backends.mha.set_fastpath_enabled(False) shows inside"
-)
+_LONGEST_LABEL: Final = 30
 
 
 class Color:
@@ -105,7 +105,7 @@ class Tracer:
     ``tracer.recording``, for every other view. A tracer can be used again.
     """
 
-    def __init__(self, name: str = "Model", model: Any = None) -> None:
+    def __init__(self, name: str = "Neural Network", model: Any = None) -> None:
         self.name = name
         self._model = model
         self._recorder: Recorder | None = None
@@ -182,17 +182,15 @@ class Tracer:
         self._log.stop()
 
 
-def trace_model(model: Any, name: str | None = None) -> Tracer:
+def trace_model(model: Any, name: str = "Quick Trace") -> Tracer:
     """A tracer of a model, not started yet: ``with tracer:`` or ``with tracer.trace(model):`` starts it.
-
-    Without a name it has that of the model's class.
 
     >>> import torch
     >>> trace_model(torch.nn.ReLU(), "My model"), trace_model(torch.nn.ReLU())
-    (<Tracer 'My model', not tracing>, <Tracer 'ReLU', not tracing>)
+    (<Tracer 'My model', not tracing>, <Tracer 'Quick Trace', not tracing>)
     """
     check_model(model)
-    return Tracer(type(model).__name__ if name is None else name, model)
+    return Tracer(name, model)
 
 
 class _TraceBlock:
@@ -246,12 +244,52 @@ class _BlockWatcher(LogWatcher):
 
     def note(self, event: LiveOpEvent) -> str:
         """A hint where torch ran a whole module as one op."""
-        return _HINT if _FUSED.search(event.name) else ""
+        return FUSED_HINT if _FUSED.search(event.name) else ""
+
+    def labels(self, event: LiveOpEvent) -> tuple[str, str, str]:
+        """The names in ``scores = q @ k``: ``Q``, ``K`` and ``Scores``."""
+        frame = next((one for one in reversed(event.chain) if not torch_file(one.file)), None)
+        if event.flavour != "operator" or frame is None or frame.columns is None:
+            return super().labels(event)
+        return _labels_in(frame.code, frame.columns[0] - frame.indent, frame.columns[1] - frame.indent)
 
     def _adapted(self, event: LiveCallEvent) -> LiveCallEvent:
         leaf = event.leaf and event.library and not (event.root and self._own_model)
         event = replace(event, leaf=leaf, extra=event.extra.removesuffix(", bias=True"))
         return replace(event, extra=_named_settings(event)) if event.library else event
+
+
+@lru_cache(maxsize=1024)
+def _labels_in(code: str, column: int, end_column: int) -> tuple[str, str, str]:
+    """The names of a line that assigns the operator at these columns; generic ones for what has no name.
+
+    >>> _labels_in("scores = q @ k.mT", 9, 17), _labels_in("return q @ k", 7, 12)
+    (('Q', 'K.mT', 'Scores'), ('Left', 'Right', 'Output'))
+    """
+    match _statement(code):
+        case ast.Assign([ast.Name(result)], ast.BinOp(left=left, right=right) as value) if (
+            value.col_offset, value.end_col_offset
+        ) == (column, end_column):  # fmt: skip
+            return _label(left, "Left"), _label(right, "Right"), result[:1].upper() + result[1:]
+    return "Left", "Right", "Output"
+
+
+def _statement(code: str) -> ast.stmt | None:
+    try:
+        return ast.parse(code).body[0]
+    except (SyntaxError, ValueError, IndexError):  # a part of a statement
+        return None
+
+
+def _label(operand: ast.expr, otherwise: str) -> str:
+    """A variable, or what is short and begins with one: ``K``, ``K.transpose(-2, -1)``."""
+    name = operand
+    while isinstance(name, ast.Attribute | ast.Call):
+        name = name.func if isinstance(name, ast.Call) else name.value
+    text = ast.unparse(operand).removeprefix("self.")
+    if not isinstance(name, ast.Name) or len(text) > _LONGEST_LABEL:
+        return otherwise
+    return text[:1].upper() + text[1:]
 
 
 def _named_settings(event: LiveCallEvent) -> str:

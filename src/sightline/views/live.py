@@ -205,6 +205,7 @@ class LogWatcher:
                 LogOp(
                     event.name, event.flavour, self.caller(event), event.depth, event.form, event.inputs,
                     event.result, event.outputs, RAISED if event.raised else OK, self.note(event),
+                    labels=self.labels(event),
                 )
             )  # fmt: skip
 
@@ -216,6 +217,10 @@ class LogWatcher:
     def note(self, event: LiveOpEvent) -> str:  # noqa: ARG002 — subclasses use it
         """A remark after an operation; a subclass may return one."""
         return ""
+
+    def labels(self, event: LiveOpEvent) -> tuple[str, str, str]:  # noqa: ARG002 — subclasses use it
+        """What both sides of an operator and its result are called; a subclass may read it off the source."""
+        return "Left", "Right", "Output"
 
     def enter(self, event: LiveCallEvent) -> None:
         self._live.enter(_module_event(event))

@@ -83,6 +83,11 @@ class LogOp:
     input_statistics: StatisticsSpans = ()
     output_statistics: StatisticsSpans = ()
     times: int = 1
+    labels: tuple[str, str, str] = (
+        "Left",
+        "Right",
+        "Output",
+    )  #: of both sides of an operator, and its result
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ class BlockStyle:
 
     def _sides(self, event: LogOp, reversed_sides: bool) -> list[_Part]:
         tensors = iter(self._tensors([""] * len(event.inputs), event.inputs, event.input_statistics))
-        labels, parts = ("Right", "Left") if reversed_sides else ("Left", "Right"), []
+        labels, parts = event.labels[1::-1] if reversed_sides else event.labels[:2], []
         for label, side in zip(labels, event.form.args, strict=True):
             tensor = next(tensors, None) if side is SLOT else None
             parts.append(replace(tensor, label=label) if tensor else _Part(label, constant_text(side)))
@@ -201,7 +206,8 @@ class BlockStyle:
             return [_Part("Unfinished", "the recording ended inside", "warn")]
         if not event.outputs:
             return [_Part("Output", constants_text(event.result) or "None")]
-        labels = slot_labels("Output", event.result, len(event.outputs))
+        label = event.labels[2] if isinstance(event, LogOp) else "Output"
+        labels = slot_labels(label, event.result, len(event.outputs))
         return self._tensors(labels, event.outputs, event.output_statistics)
 
 

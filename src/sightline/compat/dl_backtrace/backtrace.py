@@ -2,125 +2,56 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.fx import Node as FxNode
-from torch.fx.node import map_arg
 
+from sightline.compat.dl_backtrace.compatibility import diagnosis, export_reason, write_line
+from sightline.compat.dl_backtrace.example_inputs import call_arguments, eval_mode, grew_from_one
+from sightline.compat.dl_backtrace.node_attributes import (
+    COMPUTED,
+    func_module,
+    func_name,
+    hyperparameters,
+    layer_name,
+    layer_type,
+    method_args,
+    sources,
+)
 from sightline.errors import ExportError, UsageError
 from sightline.graph.exported import ExportedGraph, Run, export
-from sightline.graph.exported.program import bound_arguments, module_stack, state_tensors
-from sightline.graph.exported.torchapi import OpOverload, pytree
+from sightline.graph.exported.program import module_stack, state_tensors
+from sightline.graph.exported.torchapi import pytree
 
 if TYPE_CHECKING:
     import networkx as nx
 
-
-#: Marks an argument that another node computed: an input of the op, not a hyperparameter.
-COMPUTED: Final = object()
-#: From a node to its value, or to `COMPUTED`.
-Lookup = Callable[[FxNode], Any]
-
-
-def layer_type(fx: FxNode, kind: str, target: str) -> str:
-    """The kind of a node; ``kind`` and ``target`` of a placeholder are those of the export's signature.
-
-    >>> graph = torch.fx.Graph()
-    >>> layer_type(graph.placeholder("p_fc_weight"), "parameter", "fc.weight")
-    'Weight'
-    """
-    if fx.op == "placeholder":
-        if kind == "input":
-            return "Placeholder"
-        if kind == "constant":
-            return "Constant"
-        return (
-            "_".join(part.capitalize() for part in target.rpartition(".")[2].split("_") if part)
-            or "Parameter"
-        )
-    if fx.op == "output":
-        return "Output"
-    if fx.op == "call_function":
-        if not isinstance(fx.target, OpOverload):
-            return "Operation"
-        if fx.target.namespace == "aten":
-            return "ATen_Operation"
-    return "CustomOp"
-
-
-def layer_name(fx: FxNode, type_: str) -> str:
-    """The name of a node: the op without its overload, or the kind of a node that is not a call.
-
-    >>> graph = torch.fx.Graph()
-    >>> relu = graph.call_function(torch.ops.aten.relu.default, (graph.placeholder("x"),))
-    >>> layer_name(relu, "ATen_Operation")
-    'relu'
-    """
-    return func_name(fx) or type_
-
-
-def func_name(fx: FxNode) -> str | None:
-    """The name of a function without its overload: ``conv2d``; None for a node that is not a call."""
-    if fx.op != "call_function":
-        return None
-    packet = getattr(fx.target, "overloadpacket", None)
-    return str(getattr(packet or fx.target, "__name__", fx.target))
-
-
-def func_module(fx: FxNode) -> str | None:
-    """The module of a function: ``torch._ops.aten``; None for a node that is not a call."""
-    return str(getattr(fx.target, "__module__", "")) if fx.op == "call_function" else None
-
-
-def method_args(fx: FxNode) -> list[Any]:
-    """The positional arguments that are not nodes; nodes inside lists by name."""
-    return [map_arg(arg, lambda node: node.name) for arg in fx.args if not isinstance(arg, FxNode)]
-
-
-def sources(fx: FxNode) -> list[str]:
-    """The node of each input, in the order of the arguments; one that is used twice is listed twice."""
-    names: list[str] = []
-    map_arg((fx.args, fx.kwargs), lambda node: names.append(node.name))
-    return names
-
-
-def hyperparameters(fx: FxNode, lookup: Lookup) -> dict[str, Any] | None:
-    """The arguments of an op that no node computed, by the names of its schema, defaults included.
-
-    >>> graph = torch.fx.Graph()
-    >>> pool = graph.call_function(torch.ops.aten.max_pool2d.default, (graph.placeholder("x"), [2, 2]))
-    >>> arguments = hyperparameters(pool, lambda node: COMPUTED)
-    >>> arguments["kernel_size"], arguments["stride"], arguments["ceil_mode"]
-    ((2, 2), (2, 2), False)
-    """
-    if fx.op != "call_function":
-        return None
-    filled = ((name, _fill_argument(value, lookup)) for name, value in bound_arguments(fx).items())
-    arguments = {name: value for name, value in filled if value is not COMPUTED}
-    if "kernel_size" in arguments and arguments.get("stride") == ():
-        arguments["stride"] = arguments["kernel_size"]  # the meaning of an empty stride in every pooling op
-    return arguments
-
-
-def _fill_argument(value: Any, lookup: Lookup) -> Any:
-    """An argument with the values of its nodes, lists as tuples; `COMPUTED` if any of them is."""
-    if isinstance(value, FxNode):
-        return lookup(value)
-    if isinstance(value, (list, tuple)):
-        parts = tuple(_fill_argument(part, lookup) for part in value)
-        return COMPUTED if any(part is COMPUTED for part in parts) else parts
-    return value
-
-
 NodeValues = dict[str, Any]
+_NO_RELEVANCE: Final = (
+    "sightline traces and runs models but computes no relevance: use `predict` for the values of every node, "
+    "{}and the original dl_backtrace package for evaluation and its pictures."
+)
+#: What the original has and this one has not, and what to use instead.
+_NOT_OFFERED: Final = dict.fromkeys(
+    ("evaluation", "run_task", "all_wt", "print_all_relevance_info", "visualize_tokenwise_relevance_map",
+     "visualize_input_heatmap_for_token", "layer_implementation", "get_layer_implementation"),
+    _NO_RELEVANCE.format(""),
+) | dict.fromkeys(
+    ("visualize_dlbacktrace", "visualize_dlbacktrace_with_modules"),
+    _NO_RELEVANCE.format("`visualize` for a picture of the graph, "),
+) | {
+    "sample_auto": "Text is generated by the model itself: call `model.generate(...)`, inside "
+    "`with sl.trace(model) as t:` to see every op of it; for relevance use the original dl_backtrace package."
+}  # fmt: skip
+
+
+class _NotOffered(UsageError, AttributeError):
+    """A name of the original that is not offered: `hasattr` says so too."""
 
 
 class DLBacktrace:
@@ -160,22 +91,39 @@ class DLBacktrace:
         self.strict_cpu = strict_cpu
         self.collect_node_module_map = collect_node_module_map
         self.dynamic_shapes = dynamic_shapes
-        args, kwargs = _call_arguments(model, input_for_graph)
+        self._dynamic: Any = "auto" if dynamic_shapes is None else dynamic_shapes
+        args, kwargs = call_arguments(model, input_for_graph)
         self.input_for_graph: Any = kwargs or args
         self.node_io: dict[str, NodeValues] = {}
+        self.activation_dict: dict[str, Any] = {}
         self._traces: list[tuple[Any, ExportedGraph]] = []
         self._select(self._trace(args, kwargs))
         if verbose:
-            _print(f"{self.exported!r}\n{self.exported.dynamic}")
+            write_line(f"{self.exported!r}\n{self.exported.dynamic}")
 
     # -- the graph ---------------------------------------------------------------------------------
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
-        dynamic: Any = "auto" if self.dynamic_shapes is None else self.dynamic_shapes
-        with _eval_mode(self.model):
-            exported = export(self.model, args, kwargs, dynamic=dynamic)
+        with eval_mode(self.model):
+            exported = self._export(args, kwargs)
         self._traces.append(((args, kwargs), exported))
         return exported
+
+    def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedGraph:
+        """Export with the sizes that were given, or, where those do not work, with all that do."""
+        if self._dynamic == "auto":
+            return export(self.model, args, kwargs)
+        try:
+            return export(self.model, args, kwargs, dynamic=self._dynamic)
+        except ExportError as error:
+            try:
+                exported = export(self.model, args, kwargs)
+            except ExportError:
+                raise error from None
+            self._dynamic = "auto"
+            text = f"dynamic_shapes do not work here: {export_reason(error)}. "
+            warnings.warn(f"{text}Every size is dynamic that the model allows.", stacklevel=4)
+            return exported
 
     def _select(self, exported: ExportedGraph) -> None:
         """Make one of the traces the current one."""
@@ -193,6 +141,11 @@ class DLBacktrace:
     def exported_program(self) -> torch.export.ExportedProgram:
         """Torch's own program of the current trace."""
         return self.exported.program
+
+    @property
+    def fx_placeholders(self) -> list[str]:
+        """The names of the placeholders that are not inputs."""
+        return list(self._weights)
 
     @property
     def extracted_weights(self) -> dict[str, Any]:
@@ -256,10 +209,11 @@ class DLBacktrace:
         >>> node_io["softmax"]["input_sources"], node_io["softmax"]["layer_hyperparams"]["dim"]
         (['input'], -1)
         """
-        if temperature <= 0:
-            raise UsageError(f"temperature must be greater than 0, not {temperature}.")
+        _check_temperature(temperature)
+        if not self._traces:
+            raise UsageError("This DLBacktrace is closed; make another one to predict.")
         if len(inputs) == 1 and not kwargs and isinstance(self.input_for_graph, dict):
-            inputs, kwargs = _call_arguments(self.model, inputs[0])
+            inputs, kwargs = call_arguments(self.model, inputs[0])
         with torch.no_grad():
             run = self._run(inputs, kwargs)
         graph = self.graph
@@ -268,7 +222,7 @@ class DLBacktrace:
             self._scale(temperature)
         if self.verbose if debug is None else debug:
             for name, values in self.node_io.items():
-                _print(
+                write_line(
                     f"{name}: {values['layer_type']} ({values['layer_name']}) of {values['input_sources']}"
                 )
         return self.node_io
@@ -287,7 +241,7 @@ class DLBacktrace:
                 return run
         assert refusal is not None
         example = self._traces[0][0]
-        if self.dynamic_shapes is not None or not _grew_from_one(example, (args, kwargs)):
+        if self._dynamic != "auto" or not grew_from_one(example, (args, kwargs)):
             raise refusal
         try:
             exported = self._trace(args, kwargs)
@@ -307,7 +261,7 @@ class DLBacktrace:
 
         return {
             "input_sources": sources(fx),
-            "input_values": io.inputs[0] if len(io.inputs) == 1 else io.inputs,
+            "input_values": self._data(fx, io.inputs),
             "output_values": io.outputs,
             "layer_type": attributes["layer_type"],
             "node_type": attributes["node_type"],
@@ -320,6 +274,26 @@ class DLBacktrace:
             "layer_hyperparams": hyperparameters(fx, value),
         }
 
+    def _data(self, fx: FxNode, inputs: Sequence[Any]) -> Any:
+        """The inputs of a node that are data: the tensor itself, or a tuple where there are several.
+
+        Tensors of the model are in ``layer_hyperparams``; a node that has no others keeps them as its inputs.
+        """
+        names = sources(fx)
+        if len(names) == len(inputs):
+            data = [value for name, value in zip(names, inputs, strict=True) if name not in self._weights]
+            inputs = data or inputs
+        return inputs[0] if len(inputs) == 1 else tuple(inputs)
+
+    def apply_temperature_scaling(self, temperature: float = 1.0) -> dict[str, NodeValues]:
+        """Divide what the last `predict` returned, if that is one tensor."""
+        _check_temperature(temperature)
+        if not self.node_io:
+            raise UsageError("There is no output to scale yet; call `predict` first.")
+        if temperature != 1.0:
+            self._scale(temperature)
+        return self.node_io
+
     def _scale(self, temperature: float) -> None:
         values = self.node_io[self.layer_stack[-1]]
         if not isinstance(values["output_values"], torch.Tensor):
@@ -329,26 +303,80 @@ class DLBacktrace:
             )
         values["output_values"] = values["output_values"] / temperature
 
-    # -- pictures, and what is not offered ------------------------------------------------------------
+    # -- pictures and modules --------------------------------------------------------------------------
 
     def visualize(self, save_path: str | os.PathLike[str] = "graph.png") -> None:
         """Draw the graph into a file, in the format of its suffix, or ``.png``."""
         path = Path(save_path)
         self.exported.save(path if path.suffix else path.with_suffix(".png"))
 
-    def evaluation(self, *args: Any, **kwargs: Any) -> NoReturn:  # noqa: ARG002  # any call gets the error
-        """Raise `UsageError`: relevance is not offered."""
-        raise UsageError(
-            "sightline traces and runs models but computes no relevance: use `predict` for the values of "
-            "every node, and the original dl_backtrace package for evaluation and its pictures."
-        )
+    def map_fx_nodes_to_modules(self) -> dict[str, tuple[str, str]]:
+        """The path and the class of the module that each node comes from."""
+        return dict(self.fx_node_to_module)
 
-    visualize_dlbacktrace = evaluation
-    visualize_dlbacktrace_with_modules = evaluation
-    print_all_relevance_info = evaluation
+    # -- checks --------------------------------------------------------------------------------------
+
+    def debug_execution_differences(self, *test_inputs: Any) -> dict[str, Any]:
+        """Run the model and the graph with the same inputs, print how far they are apart, and return both."""
+        with torch.no_grad(), eval_mode(self.model):
+            direct = _first_tensor(self.model(*test_inputs))
+        traced = _first_tensor(self.predict(*test_inputs, debug=False)["output"]["output_values"])
+        apart = (direct - traced).abs().double()
+        largest, mean = (apart.max().item(), apart.mean().item()) if apart.numel() else (0.0, 0.0)
+        write_line(
+            f"largest difference {largest:.2e}, mean {mean:.2e}; `exported.verify` names the first node"
+        )
+        return {
+            "max_difference": largest,
+            "mean_difference": mean,
+            "direct_output": direct,
+            "dlb_output": traced,
+            "final_node_name": "output",
+        }
+
+    def diagnose_model_compatibility(self) -> dict[str, Any]:
+        """What may surprise about this graph; the function of this name asks before there is one."""
+        return diagnosis(self.model, self.exported, None)
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def clear_intermediates(self, clear_executor_cache: bool = False) -> None:
+        """Forget the values of the last `predict`; ``clear_executor_cache``: and traces of other sizes."""
+        self.node_io = {}
+        self.activation_dict = {}
+        if clear_executor_cache:
+            self._traces = [one for one in self._traces if one[1] is self.exported]
+
+    def close(self, unload_model: bool = False) -> None:
+        """Let go of values and traces, and with ``unload_model`` of the model, which stays where it is."""
+        self.clear_intermediates()
+        self._traces = []
+        if unload_model:
+            self.model = None  # type: ignore[assignment]  # as in the original
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for names that do not exist."""
+        if name in _NOT_OFFERED:
+            raise _NotOffered(_NOT_OFFERED[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"<DLBacktrace {type(self.model).__name__}: {len(self.layer_stack)} nodes>"
+
+
+def _first_tensor(output: Any) -> torch.Tensor:
+    """The first tensor of what a model returns."""
+    for leaf in pytree.tree_leaves(output):
+        if isinstance(leaf, torch.Tensor):
+            return leaf
+    raise UsageError(
+        f"The model returns a {type(output).__name__} without a tensor: there is nothing to compare."
+    )
+
+
+def _check_temperature(temperature: float) -> None:
+    if temperature <= 0:
+        raise UsageError(f"temperature must be greater than 0, not {temperature}.")
 
 
 def _check_device(device: str | torch.device) -> None:
@@ -357,44 +385,3 @@ def _check_device(device: str | torch.device) -> None:
         raise UsageError(f"device must be 'cpu' or 'cuda', not {str(device)!r}.")
     if kind == "cuda" and not torch.cuda.is_available():
         warnings.warn("There is no CUDA device here: the model runs where it is.", stacklevel=3)
-
-
-def _call_arguments(model: torch.nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that ``input_for_graph`` stands for: a dict is keywords if `forward` has them all."""
-    if isinstance(example, Mapping):
-        parameters = inspect.signature(model.forward).parameters
-        any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        if all(isinstance(key, str) and (any_name or key in parameters) for key in example):
-            return (), dict(example)
-        return (example,), {}
-    return (tuple(example), {}) if isinstance(example, (tuple, list)) else ((example,), {})
-
-
-def _grew_from_one(example: Any, inputs: Any) -> bool:
-    """Whether inputs differ from the example only in sizes, and a size of 1 has changed."""
-    before, spec = pytree.tree_flatten(example)
-    now, inputs_spec = pytree.tree_flatten(inputs)
-    if spec != inputs_spec:
-        return False
-    pairs = [(a, b) for a, b in zip(before, now, strict=True) if isinstance(a, torch.Tensor)]
-    if not all(isinstance(b, torch.Tensor) and (a.dtype, a.dim()) == (b.dtype, b.dim()) for a, b in pairs):
-        return False
-    return any(was == 1 != size for a, b in pairs for was, size in zip(a.shape, b.shape, strict=True))
-
-
-@contextmanager
-def _eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Switch the model to eval mode, and every module back to its own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        if any(training for _, training in modes):
-            model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            if module.training != training:
-                module.training = training
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")

@@ -1,11 +1,14 @@
 """`CallTracer`: which modules ran, in the order in which they completed.
 
-It is a recording of module calls only, from ``register_hooks`` to ``remove_hooks``: nothing is attached to
-the model. A shared module is reported under the name it was called by.
+Torch's own hooks listen from ``register_hooks`` to ``remove_hooks``: a recording would know more, and cost
+more than a name per call may. They are attached to the modules that are reported. Where that would change
+the run, since torch fuses no layer that has hooks, or where a shared module has several names, torch's hooks
+for all modules listen instead.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import weakref
@@ -13,17 +16,20 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
+from sightline.compat import FUSED_HINT
 from sightline.compat.torchspy.tensor_saver import BaseDebugger, Classes, Names, matching_modules
-from sightline.recording.observers import ObservedCall, Observer
-from sightline.recording.recorder import Recorder, RecordingOptions
+
+#: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
+_log: Final = logging.getLogger("torchspy.tracer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,8 @@ class CallTracer(BaseDebugger):
     ...     tracer.save_trace().read_text()
     '0\\n1\\nroot'
 
-    ``with tracer:`` enables it, clears the trace, and ends the recording with the block; the next such block
-    starts one again. Calls that raise are not reported. A recording sees the thread that started it.
+    ``with tracer:`` enables it, clears the trace, and stops listening with the block; the next such block
+    starts again. Calls that raise are not reported.
     """
 
     def __init__(self, output_dir: str | os.PathLike[str], enabled: bool = True) -> None:
@@ -64,8 +70,7 @@ class CallTracer(BaseDebugger):
         self._last_hooked: dict[str, str] = {}  # of the ``with`` block that ended last
         self._enabled_before: list[bool] = []
         self._calls = _CallLog()
-        self._recording: Recorder | None = None
-        self._end: Any = None
+        self._stop: Any = None  # removes the hook; also called when the tracer is collected
         self._enabled = enabled
         super().__init__(output_dir, enabled)
 
@@ -105,7 +110,7 @@ class CallTracer(BaseDebugger):
         exclude_names: Names = None,
     ) -> None:
         """Report the modules that match the filters; one that is registered twice is reported once."""
-        self._end_recording()
+        self._stop_listening()
         self._last_hooked = {}
         if not any(registered is model for registered in self._models):
             self._models.append(model)
@@ -114,12 +119,14 @@ class CallTracer(BaseDebugger):
             key = str(number) if module is model and path == "root" else f"{number}.{path}"
             self._calls.hooked[key] = path
             self._remember(module, path)
+            _log.info("Registered hook on: %s", path)
         self._sync()
 
     def remove_hooks(self) -> None:
-        """End the recording; its calls stay in ``call_trace``."""
-        self._end_recording()
+        """Stop listening; the calls so far stay in ``call_trace``."""
+        self._stop_listening()
         self._calls.hooked, self._last_hooked, self._models = {}, {}, []
+        _log.info("Removed all hooks")
 
     def reset_trace(self) -> None:
         """Forget the calls so far."""
@@ -131,6 +138,7 @@ class CallTracer(BaseDebugger):
         path = self.output_dir / filename
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(self.call_trace), "utf-8")
+        _log.info("Saved call trace to: %s (%d calls)", path, len(self.call_trace))
         return path
 
     def __enter__(self) -> Self:
@@ -143,51 +151,86 @@ class CallTracer(BaseDebugger):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end_recording()
+        self._stop_listening()
         self._last_hooked, self._calls.hooked = self._calls.hooked, {}
         self._enabled = self._enabled_before.pop()
 
     def _forget(self, key: str) -> None:
         self._calls.hooked.pop(key, None)
+        self._stop_listening()
         self._sync()
 
     def _sync(self) -> None:
-        """Start or end the recording: it runs while there is something to report."""
+        """Listen while there is something to report."""
         if not (self._enabled and self._calls.hooked):
-            self._end_recording()
-        elif self._recording is None:
-            models = nn.ModuleList(self._models)
-            observer = partial(_CallObserver, calls=self._calls, names=_ModuleNames.of(models))
-            self._recording = Recorder(models, "none", "calls", options=RecordingOptions(observer=observer))
-            self._end = weakref.finalize(self, self._recording.stop)
-            self._recording.start(sys._getframe(1))
+            self._stop_listening()
+        elif self._stop is None:
+            handles = _listen(self._models, self._calls)
+            self._stop = weakref.finalize(self, _remove, handles)
 
-    def _end_recording(self) -> None:
-        if self._recording is not None:
-            self._end.detach()
-            self._recording.stop()
-            self._recording = self._end = None
+    def _stop_listening(self) -> None:
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+
+def _listen(models: Sequence[nn.Module], calls: _CallLog) -> list[RemovableHandle]:
+    """Hook what is to be reported; returns what removes the hooks."""
+    names = _ModuleNames.of(nn.ModuleList(models))
+    if names.is_plain:
+        return [
+            module.register_forward_hook(_report(calls, calls.hooked[path]))
+            for path, module in names.modules.items()
+            if path in calls.hooked
+        ]
+    observer = _CallObserver(calls, names)
+    return [
+        register_module_forward_pre_hook(observer.enter),
+        register_module_forward_hook(observer.leave, always_call=True),
+    ]
+
+
+def _report(calls: _CallLog, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    """A hook of a module: its path is added to the log."""
+
+    def completed(module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001 — a hook of torch's
+        calls.done.append(path)
+
+    return completed
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 @dataclass(frozen=True, slots=True)
 class _ModuleNames:
-    """The paths of all modules, and those of containers, which are never called."""
+    """The paths of all modules, of containers, which are never called, and of layers that torch may fuse."""
 
-    paths: AbstractSet[str]
+    modules: dict[str, nn.Module]  #: by path; kept alive, so that their numbers stay theirs
+    keys: dict[int, list[str]]  #: of a module's number: its paths, several if it is shared
     containers: AbstractSet[str]
+    fusible: AbstractSet[str]
 
     @classmethod
     def of(cls, models: nn.Module) -> _ModuleNames:
-        named = dict(models.named_modules(remove_duplicate=False))
+        named = {path: module for path, module in models.named_modules(remove_duplicate=False) if path}
+        keys: dict[int, list[str]] = {}
+        for path, module in named.items():
+            keys.setdefault(id(module), []).append(path)
         containers = {path for path, module in named.items() if type(module).forward is nn.Module.forward}
-        return cls(frozenset(named), containers)
+        fusible = {path for path, module in named.items() if isinstance(module, nn.TransformerEncoderLayer)}
+        return cls(named, keys, containers, fusible)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a module alone says its path: none is shared, and none may run without those inside."""
+        return not self.fusible and all(len(paths) == 1 for paths in self.keys.values())
 
     def choose(self, aliases: Sequence[str], caller: str, turn: int) -> str:
         """The name a module was called by: one that its caller can reach, each in turn."""
-        existing = [path for path in aliases if path in self.paths]
-        inside = [path for path in existing if not caller or path.startswith(f"{caller}.")] or existing
-        if not inside:
-            return ""
+        inside = [path for path in aliases if not caller or path.startswith(f"{caller}.")] or aliases
         direct = [path for path in inside if self._is_reached(path, caller)] or inside
         return direct[turn % len(direct)]
 
@@ -202,50 +245,54 @@ class _ModuleNames:
 
 
 class _CallLog:
-    """The calls so far, shared by a tracer and its recording, and the modules to report."""
+    """The calls so far, shared by a tracer and its hook, and the modules to report."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.hooked: dict[str, str] = {}  # the path in all models -> the path to report
 
 
-#: A running module call: its number; the name it was called by, "" for a module of no model; the innermost
-#: name around the calls inside it; and how often it has called each module. A tuple, as one is made per call.
-_OpenCall = tuple[int, str, str, dict[int, int]]
+#: A running module call: the module; the exception that was being handled; the name it was called by, "" for
+#: a module of no model; the innermost name around the calls inside it; how often it has called each module.
+_OpenCall = tuple[nn.Module | None, BaseException | None, str, str, dict[int, int]]
 
 
-class _CallObserver(Observer):
-    """Adds the name of each call to the log when it completes."""
+class _CallObserver:
+    """Adds the name of each call to the log when it completes: the one the module was called by."""
 
-    silent = False
-    ops = False
-    api = False
-
-    def __init__(self, session: Any, calls: _CallLog, names: _ModuleNames) -> None:
-        self._modules = session.modules.all
+    def __init__(self, calls: _CallLog, names: _ModuleNames) -> None:
         self._calls = calls
         self._names = names
-        self._open: defaultdict[int, list[_OpenCall]] = defaultdict(lambda: [(-1, "", "", {})])  # by thread
-        self._name_cache: dict[tuple[int, str, int], str] = {}
+        self._open: defaultdict[int, list[_OpenCall]] = defaultdict(lambda: [(None, None, "", "", {})])
+        self._fusible = names.fusible
 
-    def enter(self, call: ObservedCall) -> None:
+    def enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 — a hook of torch's
         """A module call begins."""
-        stack, module = self._open[get_ident()], call.module
-        _, _, around, turns = stack[-1]
-        turn = turns[module] = turns.get(module, -1) + 1
-        own = self._name_cache.get((module, around, turn))
-        if own is None:
-            own = self._names.choose(self._modules[module].aliases, around, turn)
-            self._name_cache[module, around, turn] = own
-        stack.append((call.number, own, own or around, {}))
+        stack, number = self._open[get_ident()], id(module)
+        _, _, _, around, turns = stack[-1]
+        turn = turns[number] = turns.get(number, -1) + 1
+        aliases = self._names.keys.get(number, ())
+        own = self._names.choose(aliases, around, turn) if aliases else ""
+        stack.append((module, sys.exception(), own, own or around, {}))
 
-    def leave(self, call: ObservedCall) -> None:
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002 — a hook of torch's
         """A module call ends; one that raised is not reported."""
         stack = self._open[get_ident()]
-        while stack[-1][0] > call.number:  # calls that an exception went through
+        if not any(call[0] is module for call in stack):
+            return  # it began before
+        while stack[-1][0] is not module:
             stack.pop()
-        if stack[-1][0] != call.number:
-            return  # it began before the recording
-        own = stack.pop()[1]
-        if not call.raised and own in self._calls.hooked:
+        _, before, own, _, turns = stack.pop()
+        if sys.exception() is not before:
+            return
+        if own in self._fusible and not turns:
+            self._warn_of_fusion(own)
+        if own in self._calls.hooked:
             self._calls.done.append(self._calls.hooked[own])
+
+    def _warn_of_fusion(self, path: str) -> None:
+        """Say once why modules that were asked for are missing."""
+        if any(other.startswith(f"{path}.") for other in self._calls.hooked):
+            self._fusible = frozenset()
+            shown = path.partition(".")[2] or "root"  # without the number of the model
+            _log.warning("No calls inside %s: %s.", shown, FUSED_HINT)

@@ -12,31 +12,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sightline.errors import UsageError
-from sightline.graph.formats.dot import quoted
-from sightline.graph.formats.files import render_dot
+from sightline.compat.torchspy.digraph import Digraph
 
 
 @dataclass(eq=False)
 class Node:
-    """One name in the tree, with the number of its lines.
+    """One name in the tree, with the indices that followed it.
 
-    >>> Node("layers", indices={0, 1}).indices
-    {0, 1}
+    >>> layers = build_tree(["layers.0.fc", "layers.1.fc"]).children["layers"]
+    >>> layers.count, sorted(layers.indices)
+    (2, ['0', '1'])
     """
 
     name: str
     children: dict[str, Node] = field(default_factory=dict)
-    count: int = 0  #: how many lines of the trace went through it
-    first_seen: int = 0  #: the first of those lines
+    count: int = 1  #: how many indices it has, at least 1
+    first_seen: int = 0  #: the first line of the trace that has it
     parents: list[Node] = field(default_factory=list, repr=False)
-    indices: set[int] = field(default_factory=set)
+    indices: set[str] = field(default_factory=set)
 
     def child(self, name: str, first_seen: int) -> Node:
         """The child of a name, added if it does not exist."""
         if name not in self.children:
             self.children[name] = Node(name, first_seen=first_seen, parents=[self])
         return self.children[name]
+
+    def add_indices(self, indices: Iterable[str]) -> None:
+        """Add indices, and count them."""
+        self.indices.update(indices)
+        self.count = max(self.count, len(self.indices))
 
     def walk(self) -> Iterator[tuple[Node, int]]:
         """All nodes with their depths, parents first, without recursion."""
@@ -71,18 +75,16 @@ def build_tree(paths: Iterable[str]) -> Node:
 
     >>> layers = build_tree(["layers.0.fc", "layers.1.fc", "layers.1", "root"]).children["layers"]
     >>> layers.count, sorted(layers.indices), list(layers.children)
-    (3, [0, 1], ['fc'])
+    (2, ['0', '1'], ['fc'])
     """
     root = Node("root")
     for line, path in enumerate(paths):
-        root.count += 1
         node = root
         for segment in [] if path == "root" else path.split("."):
             if _is_index(segment) and node is not root:
-                node.indices.add(int(segment))
+                node.add_indices([segment])
             else:
                 node = node.child(segment, line)
-                node.count += 1
     return root
 
 
@@ -96,7 +98,7 @@ def squash_numeric_indices(tree: Node) -> Node:
     >>> layers = Node("layers", {"0": Node("0", {"fc": Node("fc")}), "1": Node("1", {"fc": Node("fc")})})
     >>> squashed = squash_numeric_indices(Node("root", {"layers": layers})).children["layers"]
     >>> sorted(squashed.indices), list(squashed.children)
-    ([0, 1], ['fc'])
+    (['0', '1'], ['fc'])
     """
     root = Node(tree.name, count=tree.count, first_seen=tree.first_seen, indices=set(tree.indices))
     stack = [(tree, root)]
@@ -105,7 +107,7 @@ def squash_numeric_indices(tree: Node) -> Node:
         children = []
         for child in old.children.values():
             if _is_index(child.name) and new is not root:
-                new.indices.add(int(child.name))
+                new.add_indices([child.name])
                 children.append((child, new))
             else:
                 children.append((child, _merge_into(child, new)))
@@ -132,93 +134,30 @@ def prune_leaves(tree: Node) -> Node:
 def _merge_into(old: Node, parent: Node) -> Node:
     """Add a node of the old tree below a new parent."""
     new = parent.child(old.name, old.first_seen)
-    new.count += old.count
+    new.count = max(new.count, old.count)
     new.first_seen = min(new.first_seen, old.first_seen)
-    new.indices |= old.indices
+    new.add_indices(old.indices)
     return new
 
 
 def save_tree_json(tree: Node, json_path: str | os.PathLike[str]) -> None:
-    """Write the tree as ``{name, count, indices, children}``.
+    """Write the tree as ``{name, count, indices, children}``; the count is that of the indices.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_tree_json(build_tree(["a.10", "a.9"]), Path(folder, "tree.json"))
     ...     json.loads(Path(folder, "tree.json").read_text())["children"]
-    [{'name': 'a', 'count': 2, 'indices': [9, 10], 'children': []}]
+    [{'name': 'a', 'count': 2, 'indices': ['9', '10'], 'children': []}]
     """
     plain: dict[int, dict[str, Any]] = {}
     for node, _ in tree.walk():
         plain[id(node)] = {
-            "name": node.name, "count": node.count, "indices": sorted(node.indices), "children": [],
+            "name": node.name, "count": len(node.indices), "indices": sorted(node.indices, key=int),
+            "children": [],
         }  # fmt: skip
     for node, _ in tree.walk():
         plain[id(node)]["children"] = [plain[id(child)] for child in node.children.values()]
     Path(json_path).write_text(json.dumps(plain[id(tree)], indent=2), "utf-8")
-
-
-class Digraph:
-    """A graph in graphviz' language.
-
-    >>> dot = Digraph()
-    >>> dot.attr(rankdir="TB")
-    >>> dot.node("n0", "encoder x 2")
-    >>> print(dot.source, end="")
-    digraph {
-        graph [rankdir="TB"]
-        n0 [label="encoder x 2"]
-    }
-    """
-
-    def __init__(self, format: str = "png") -> None:
-        self.format = format
-        self.graph_attr: dict[str, str] = {}
-        self.body: list[str] = []
-
-    def attr(self, **attributes: Any) -> None:
-        """Set attributes of the graph."""
-        self.graph_attr.update({name: str(value) for name, value in attributes.items()})
-
-    def node(self, name: str, label: str | None = None) -> None:
-        """Add a node."""
-        self.body.append(f"    {name} [label={quoted(name if label is None else label)}]\n")
-
-    def edge(self, tail_name: str, head_name: str) -> None:
-        """Add an edge."""
-        self.body.append(f"    {tail_name} -> {head_name}\n")
-
-    @property
-    def source(self) -> str:
-        """The text that ``dot`` reads."""
-        pairs = " ".join(f"{name}={quoted(value)}" for name, value in self.graph_attr.items())
-        return "".join(["digraph {\n", f"    graph [{pairs}]\n" if pairs else "", *self.body, "}\n"])
-
-    def pipe(self, format: str | None = None) -> bytes:
-        """The picture itself."""
-        return render_dot(self.source, _checked_format(format or self.format), len(self.body))
-
-    def render(
-        self, filename: str | os.PathLike[str], cleanup: bool = False, format: str | None = None
-    ) -> str:
-        """Write the picture and, without ``cleanup``, its text; returns the picture's file.
-
-        The suffix is added where it is missing: ``g`` and ``g.png`` both write ``g.png``.
-        """
-        kind = _checked_format(format or self.format)
-        path = Path(filename)
-        has_suffix = path.suffix.lower() == f".{kind}"
-        picture = path if has_suffix else path.with_name(f"{path.name}.{kind}")
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        picture.write_bytes(self.pipe(kind))
-        if not cleanup:
-            (path.with_suffix(".gv") if has_suffix else path).write_text(self.source, "utf-8")
-        return str(picture)
-
-
-def _checked_format(format: str) -> str:
-    if format not in ("png", "svg", "pdf"):
-        raise UsageError(f"{format!r} is no format of a picture here; choose png, svg or pdf.")
-    return format
 
 
 def construct_graph(
@@ -226,7 +165,6 @@ def construct_graph(
 ) -> Digraph:
     """The graph of a tree, top down; a name with several indices shows their number.
 
-    >>> from sightline.compat.torchspy.call_tree import build_tree
     >>> tree = build_tree(["encoder.layers.0.fc", "encoder.layers.1.fc"])
     >>> "layers x 2" in construct_graph(tree).source
     True
@@ -262,11 +200,32 @@ def apply_graph_render_options(
 
     >>> dot = Digraph()
     >>> apply_graph_render_options(dot, figwidth=6, figheight=4)
-    >>> dot.graph_attr
-    {'dpi': '150', 'size': '6,4!', 'ratio': 'fill'}
+    >>> print(dot.source.expandtabs(4), end="")
+    digraph {
+        dpi=150
+        ratio=fill size="6,4!"
+    }
     """
-    dot.attr(dpi=str(dpi))
+    dot.attr(dpi=dpi)
     if figwidth is not None and figheight is not None:
         dot.attr(size=f"{figwidth},{figheight}!", ratio="fill")
     elif figwidth is not None or figheight is not None:
         dot.attr(size=f"{figheight if figwidth is None else figwidth}!")
+
+
+def render_graph(
+    tree: Node, show_repetition: bool = True, prune_leaves_flag: bool = True, squash_name: bool = False,
+    dpi: int = 150, figwidth: float | None = None, figheight: float | None = None,
+) -> Digraph:  # fmt: skip
+    """The graph of a tree with its resolution and size: `construct_graph` and `apply_graph_render_options`.
+
+    >>> print(render_graph(build_tree(["fc"]), dpi=72).source.expandtabs(4), end="")
+    digraph {
+        rankdir=TB
+        n0 [label=fc]
+        dpi=72
+    }
+    """
+    dot = construct_graph(tree, show_repetition, prune_leaves_flag, squash_name)
+    apply_graph_render_options(dot, dpi, figwidth, figheight)
+    return dot

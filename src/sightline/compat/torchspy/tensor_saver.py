@@ -1,7 +1,6 @@
 """Tensors saved to files by name: `TensorSaver`, `DebugContext` and `spy_save`.
 
-A tensor is copied as the recorder copies captures: detached, and without the rest of its storage. A file
-gets its name only when it is complete.
+A tensor is written at once, detached and without the rest of its storage.
 """
 
 from __future__ import annotations
@@ -25,17 +24,21 @@ from torch import nn
 
 from sightline.errors import UsageError
 from sightline.options import Capture
-from sightline.recording.captures import copied_size, dense_copy, save_one
-from sightline.recording.torchapi import without_modes
+from sightline.recording.captures import copied_size, dense_copy
+from sightline.recording.torchapi import is_functorch_wrapped, without_modes
 from sightline.trace.file_names import FileNames, file_name
 
-logger = logging.getLogger(__name__)
+#: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
+_saver_log: Final = logging.getLogger("torchspy.saver")
+_context_log: Final = logging.getLogger("torchspy.context")
 
 Names = Sequence[str] | None
 Classes = type[nn.Module] | tuple[type[nn.Module], ...]
 _ON_CPU: Final = Capture(device="cpu")
+#: A key that is the name of a file on every system.
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 #: The saver that wrote each file: a file is not overwritten by another saver while its own is in use.
-_writers: Final[weakref.WeakValueDictionary[Path, TensorSaver]] = weakref.WeakValueDictionary()
+_writers: Final[weakref.WeakValueDictionary[str, TensorSaver]] = weakref.WeakValueDictionary()
 _current: Final[ContextVar[DebugContext | None]] = ContextVar("debug_context", default=None)
 #: The save function, once for each open context: an empty list lets compiled code skip the call.
 _open_contexts: Final[list[Callable[[str, Any, Any], None]]] = []
@@ -121,6 +124,7 @@ class TensorSaver(BaseDebugger):
         super().__init__(output_dir, enabled)
         self.call_counts: defaultdict[str, int] = defaultdict(int)
         self._files: dict[str, str] = {}  # the name of a file -> its key
+        self._folder: tuple[Path | None, str] = (None, "")  # ``output_dir`` and where that is
         self._lock = threading.RLock()
 
     def register_modules(
@@ -133,6 +137,7 @@ class TensorSaver(BaseDebugger):
         """Note the paths of modules for `spy_save`, without hooks."""
         for path, module in matching_modules(model, target_classes, target_names, exclude_names):
             self._remember(module, path)
+            _saver_log.info("Registered module path: %s", path)
 
     def save(
         self, name: str, tensor: Any, call_idx: int | None = None, norm_only: bool = False
@@ -144,23 +149,27 @@ class TensorSaver(BaseDebugger):
         """
         if not self.enabled:
             return None
-        with torch.no_grad():
-            copies = without_modes(partial(_copy, tensor, norm_only))
+        path = without_modes(partial(self._save, name, tensor, call_idx, norm_only))
+        _saver_log.debug("Saved tensor: %s", path)
+        return Path(path)
+
+    def _save(self, name: str, tensor: Any, call_idx: int | None, norm_only: bool) -> str:
+        copies = _copy(tensor, norm_only)
         with self._lock:
             path = self._free_path(name, call_idx)
             _writers[path] = self
-        without_modes(partial(_write, copies, path))
+        _write(copies, path)
         return path
 
     def reset_counts(self) -> None:
         """Count from 0 again; files written before are then replaced."""
         self.call_counts.clear()
 
-    def _free_path(self, name: str, call_idx: int | None) -> Path:
+    def _free_path(self, name: str, call_idx: int | None) -> str:
         if call_idx is not None:
             path = self._path(f"{name}.call{call_idx}")
             if self._is_foreign(path):
-                logger.warning("%s was written by another saver and is replaced", path)
+                _saver_log.warning("%s was written by another saver and is replaced", path)
             return path
         while True:
             path = self._path(f"{name}.call{self.call_counts[name]}")
@@ -168,26 +177,38 @@ class TensorSaver(BaseDebugger):
             if not self._is_foreign(path):
                 return path
 
-    def _is_foreign(self, path: Path) -> bool:
+    def _is_foreign(self, path: str) -> bool:
         return _writers.get(path, self) is not self
 
-    def _path(self, key: str) -> Path:
-        folder = self.output_dir.resolve()
+    def _path(self, key: str) -> str:
+        given, folder = self._folder
+        if given is not self.output_dir:
+            folder = str(self.output_dir.resolve())
+            self._folder = self.output_dir, folder
+        name = f"{key}.pt"
+        if not _PLAIN_NAME.fullmatch(key) or self._files.setdefault(name, key) != key:
+            name = self._other_name(key, Path(folder))
+        return os.path.join(folder, name)
+
+    def _other_name(self, key: str, folder: Path) -> str:
+        """A name for a key that cannot be one, or whose name another key has: "a~b" where "a/b" is saved."""
         names = FileNames(folder)
         try:
             name = names.take(f"{key}.pt")
         except UsageError:
             name = names.take(file_name(key))
-        while self._files.setdefault(name, key) != key:  # "a/b" where "a~b" was saved before
+        while self._files.setdefault(name, key) != key:
             name = names.take(name)
-        return folder / name
+        return name
 
 
 def _copy(value: Any, norm_only: bool) -> Any:
-    """Copies of the tensors on the CPU, in containers that load without running code."""
+    """Tensors on the CPU without the rest of their storages, in containers that load without running code."""
     if isinstance(value, torch.Tensor):
         if norm_only:
             return _norms(value)
+        if _is_whole(value):
+            return value.detach()
         return (
             value.detach().cpu().clone()
             if copied_size(value, _ON_CPU) is None
@@ -206,6 +227,18 @@ def _copy(value: Any, norm_only: bool) -> Any:
     )
 
 
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can be written as it is: it is all of its memory, on the CPU."""
+    return (
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
+        and not is_functorch_wrapped(tensor)
+        and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    )
+
+
 def _norms(tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.detach()
     rows = rows.reshape(1, 1) if rows.dim() == 0 else rows[:, None] if rows.dim() == 1 else rows.flatten(1)
@@ -215,16 +248,13 @@ def _norms(tensor: torch.Tensor) -> torch.Tensor:
     return norms.cpu()
 
 
-def _write(copies: Any, path: Path) -> None:
-    unfinished = path.parent / f".{os.getpid()}-{threading.get_ident()}.unfinished"
+def _write(copies: Any, path: str) -> None:
+    """Write a file; what an error leaves of it is removed."""
     try:
-        if isinstance(copies, torch.Tensor):
-            save_one(copies)(unfinished)
-        else:
-            torch.save(copies, unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        torch.save(copies, path)
+    except BaseException:
+        Path(path).unlink(missing_ok=True)
+        raise
 
 
 class DebugContext:
@@ -271,7 +301,10 @@ class DebugContext:
         else:
             path = self.saver.get_module_path(module)
             if path == "unknown":
-                logger.warning("Module path unknown: %r of %s is not saved", name, type(module).__name__)
+                _context_log.warning(
+                    "Module path unknown for tensor '%s' of a %s that is not registered. Skipping save.",
+                    name, type(module).__name__,
+                )  # fmt: skip
                 return
         self.saver.save(".".join(part for part in (self.prefix, path, name) if part), tensor)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from sightline.compat.dl_backtrace.backtrace import DLBacktrace
+from typing import TYPE_CHECKING
 
-__all__ = ["DLBacktrace"]
+from sightline.compat.dl_backtrace import DLBacktrace, diagnose_model_compatibility, missing_name
+
+__all__ = ["DLBacktrace", "diagnose_model_compatibility"]
+
+if not TYPE_CHECKING:  # a type checker that saw it would accept any name
+    __getattr__ = missing_name
