@@ -109,3 +109,32 @@ def test_what_builds_the_model_is_set_apart() -> None:
     shown = outline(t, 0)
     assert shown == ["aside building the model", "phase forward", "phase backward"]
     assert outline(trained(), 0) == ["phase forward", "phase backward"]
+
+
+def test_what_runs_around_steps_does_not_keep_them_apart() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(4, 2, 4)
+    with sl.trace(model) as t:
+        torch.rand(3).mean()
+        for x in data:
+            model(x * 2).sum().backward()
+            optimizer.step()
+            torch.rand(3).mean()
+    assert outline(t, 0) == [
+        "aside before the first step",
+        "step step0",  # later ones add to the gradients
+        "group step1 … step3 ×3",
+        "aside between the steps",
+        "aside after the last step",
+    ]
+
+
+def test_calls_on_growing_tensors_are_one_group() -> None:
+    b = TraceBuilder()
+    b.module("", "Decoder")
+    for length in range(3, 9):
+        with b.call("", b.value(1, length)):
+            b.op("mul.Tensor", b.value(1, length), 0.5, out=(1, length))
+        b.op("argmax", b.value(1, length), out=(1,))
+    assert outline(b.build(), 0) == ["group Decoder ×6"]

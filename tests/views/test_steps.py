@@ -119,3 +119,15 @@ def test_the_peak_of_a_step_is_its_own() -> None:
     peaks = [step.peak for step in step_summaries(t.index)]
     assert peaks[1] > 2 * peaks[0]
     assert "peak memory" in str(t)
+
+
+def test_a_sum_over_tokens_is_divided_before_it_is_a_loss() -> None:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.tensor(5)
+    with sl.trace(model) as t:
+        loss = model(torch.randn(5, 4)).pow(2).sum() / tokens
+        (loss / 2).backward()
+        optimizer.step()
+        read = loss.item()
+    assert [step.losses for step in step_summaries(t.index)] == [((read,),)]

@@ -103,7 +103,8 @@ _SAME: Final = frozenset(
 _SUMS: Final = frozenset({"add", "add_", "+", "+="})
 _DIFFERENCES: Final = frozenset({"sub", "sub_", "-", "-="})
 _ZEROS: Final = frozenset({"zeros", "zeros_like", "zero_", "new_zeros"})
-_MULTIPLES: Final = frozenset({"mul", "div", "mul_", "div_", "*", "/"})
+_QUOTIENTS: Final = frozenset({"div", "div_", "/", "/="})
+_MULTIPLES: Final = _QUOTIENTS | {"mul", "mul_", "*"}
 _NORMS: Final = frozenset({"linalg_vector_norm", "norm", "vector_norm"})
 _CLIPPING: Final = frozenset({"clip_grad_norm_", "get_total_norm", "_get_total_norm"})
 _MAX_OPS: Final = 16  #: between a loss and the tensor that was read
@@ -228,6 +229,8 @@ class _ScalarReader:
             return -1
         if name in _SAME:
             return inputs[0]
+        if name in _QUOTIENTS and len(inputs) > 1:  # a sum over so many tokens is no loss before that
+            return -1
         # Of the factors of a product, the one that is not a constant.
         return next((each for each in inputs if values.flags[each] & REQUIRES_GRAD), inputs[0])
 

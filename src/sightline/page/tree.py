@@ -15,17 +15,24 @@ from typing import Any, Final
 import numpy as np
 
 from sightline.analysis.model_part import model_part
-from sightline.analysis.row_groups import flat_positions, group_rows, list_keys
 from sightline.analysis.sequence_repeats import Repeat, fold, length_of
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData
+from sightline.views.fold import Variation
 
 STEP, PHASE, CALL, LINE, OP, GROUP, ROUND, ASIDE = range(8)
 #: What each row is; the viewer reads the words.
 ROW_KINDS: Final = ("step", "phase", "call", "line", "op", "group", "round", "aside")
 #: What is not the model, and stands in rows of its own.
-_ASIDES: Final = ("building the model", "around the model")
+_ASIDES: Final = (
+    "building the model",
+    "around the model",
+    "before the first step",
+    "between the steps",
+    "after the last step",
+)
+_BUILDING, _AROUND, _BEFORE, _BETWEEN, _AFTER = range(len(_ASIDES))
 _MANY_OPS: Final = 4  #: so many ops in a row that look alike are a group; fewer are read faster one by one
 _BACKWARD: Final = PHASES.index("backward")
 _OPTIMIZER: Final = PHASES.index("optimizer")
@@ -83,16 +90,18 @@ class _Builder:
         steps, lines = self._facts.op_steps.tolist(), self._line_keys()
         phased = len(set(ops.phase.tolist())) > 1
         op_call, op_phase = ops.call.tolist(), ops.phase.tolist()
-        part = model_part(self._facts.index)
-        asides = np.select([part.building, part.around], [0, 1], -1).tolist()
-        items = [(op, 1, op) for op in roots.tolist()]
+        asides = self._asides().tolist()
+        order = self._order(asides, steps)
+        items = [(*order[op], 1, op) for op in roots.tolist()]
         first, call_phase = calls.first_op.tolist(), calls.phase.tolist()
-        items += [(first[call], 0, call) for call in self._idle_calls()]
+        for call in self._idle_calls():
+            at = first[call]
+            items.append((1, order[at][1] if at < len(steps) and steps[at] >= 0 else at, -1, at, 0, call))
         items.sort()
         place: tuple[int, int, int, int] | None = None
         open_path: tuple[tuple[int, int], ...] = ()
         open_nodes: list[int] = []
-        for at, is_op, id in items:
+        for _, _, _, at, is_op, id in items:
             call, phase = (op_call[id], op_phase[id]) if is_op else (id, call_phase[id])
             step = steps[min(at, len(steps) - 1)] if steps else -1
             aside = asides[id] if is_op else -1
@@ -110,6 +119,31 @@ class _Builder:
                 self._add_op(id, lines[id], open_nodes[-1] if open_nodes else -1)
         self._close(open_nodes, 0)
         self._finish(self._top)
+
+    def _asides(self) -> I32:
+        """For each op the part of the run that it stands aside in; -1 for one of the model or of a step."""
+        ops, part = self._data.ops, model_part(self._facts.index)
+        found = np.select([part.building, part.around], [_BUILDING, _AROUND], -1).astype(np.int32)
+        in_step = np.flatnonzero(self._facts.op_steps >= 0)
+        if len(in_step):
+            loose = (self._facts.op_steps < 0) & (ops.call < 0) & ~part.building
+            at = np.arange(len(ops))
+            zones = np.select([at < in_step[0], at > in_step[-1]], [_BEFORE, _AFTER], _BETWEEN)
+            found[loose] = zones[loose]
+        return found
+
+    def _order(self, asides: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """Where each op stands: as it ran, but what stands aside in a step or of all steps is taken together.
+
+        Between two steps, or between forward and backward, it would hide what repeats.
+        """
+        infos = self._facts.index.step_infos
+        turns = (0, 1, 0, 2, 2) if infos else (1,) * len(_ASIDES)
+        return [
+            (1, infos[step].first_op, aside, op) if step >= 0 else
+            (turns[aside], aside, aside, op) if aside >= 0 and turns[aside] != 1 else (1, op, -1, op)
+            for op, (aside, step) in enumerate(zip(asides, steps, strict=True))
+        ]  # fmt: skip
 
     def _path(self, step: int, phase: int, call: int, aside: int) -> tuple[tuple[int, int], ...]:
         if aside >= 0:
@@ -303,13 +337,20 @@ class _Builder:
         return ""
 
     def _group_label(self, node: int, outer: str) -> str:
-        inside = self._children[node]
-        first, last = self._named(inside[0], outer), self._named(inside[-1], outer)
-        if self._kind[inside[0]] == ROUND:
-            names = [self._named(each, outer) for each in self._children[inside[0]]]
-            more = f" +{len(names) - _NAMED}" if len(names) > _NAMED else ""
-            return ", ".join(names[:_NAMED]) + more
-        return first if first == last else f"{first} … {last}"
+        rounds = self._children[node]
+        if self._kind[rounds[0]] != ROUND:
+            return self._span_label(rounds[0], rounds[-1], outer)
+        first = self._children[rounds[0]]
+        if all(self._kind[each] == STEP for each in first):
+            return self._span_label(first[0], self._children[rounds[-1]][-1], outer)
+        calls = [each for each in first if self._kind[each] == CALL]  # they tell more than ops
+        names = [self._named(each, outer) for each in calls or first]
+        more = f" +{len(names) - _NAMED}" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more
+
+    def _span_label(self, first: int, last: int, outer: str) -> str:
+        names = self._named(first, outer), self._named(last, outer)
+        return names[0] if names[0] == names[1] else " … ".join(names)
 
     def _named(self, node: int, outer: str) -> str:
         kind, ref = self._kind[node], self._ref[node]
@@ -365,17 +406,16 @@ def _children(parent: I32) -> dict[int, list[int]]:
 
 
 def _op_looks(data: TraceData) -> list[int]:
-    """For each op a number that is equal for ops of one name, one form and outputs of the same metadata.
+    """For each op a number that is equal for ops that differ only in numbers, as in folded code.
 
-    The numbers in an optimizer's ops change from step to step, and do not make two steps different.
+    The cache of a decoder grows and a rate changes from call to call; weights of other sizes are others.
     """
-    ops = data.ops
-    if not len(ops):
-        return []
-    places, lengths = flat_positions(ops.output_offsets, np.arange(len(ops)))
-    outputs = list_keys(data.values.meta[ops.outputs[places]], lengths)
-    form = np.where(ops.phase == _OPTIMIZER, -1, ops.form)
-    looks: list[int] = group_rows(ops.name, form, outputs).of.tolist()
+    everything = np.arange(len(data.ops))
+    variation, numbers = Variation(data), dict[Hashable, int]()
+    groups = variation.groups(everything, np.zeros(len(everything), dtype=np.int32))
+    keys = [variation.op_key(op)[0] for op in groups.first.tolist()]
+    look = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
+    looks: list[int] = look[groups.of].tolist()
     return looks
 
 
