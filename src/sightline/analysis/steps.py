@@ -302,6 +302,7 @@ class _ScalarReader:
         grads = np.array([name.endswith(".grad") for name in names] or [False])
         chosen = np.flatnonzero(grads[values.name[stats.value]] & (values.name[stats.value] >= 0))
         ids = stats.value[chosen]
-        squares = (stats.l2[chosen] ** 2).tolist()
+        with np.errstate(over="ignore"):
+            squares = (stats.l2[chosen] ** 2).tolist()
         labels = (names[name] for name in values.name[ids].tolist())
         return list(zip(values.producer[ids].tolist(), labels, squares, strict=True))

@@ -282,7 +282,8 @@ class BatchOps:
         inner = np.flatnonzero(self.parent >= self.base)
         parents = self.parent[inner] - self.base
         count = np.bincount(parents, minlength=len(durations))
-        least = np.bincount(parents, weights=durations[inner], minlength=len(durations)).astype(np.int64)
+        with np.errstate(invalid="ignore"):  # of a damaged file
+            least = np.bincount(parents, durations[inner], minlength=len(durations)).astype(np.int64)
         before, outer = self.before, self.level == 0
         for at in np.flatnonzero(np.isin(self.ids, list(before.late))).tolist() if before.late else ():
             opened = before.open_calls[self.base + at] = OpenApiCall(int(durations[at]))
