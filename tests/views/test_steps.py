@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import sightline as sl
 from sightline.analysis.steps import StepSummary, step_summaries
 from sightline.trace.data import StepInfo
 from sightline.views.steps import step_lines, step_table
+from tests.builders import TraceBuilder
 from tests.recording import training_loops as loops
 from tests.recording.engines import BOTH_ENGINES
 
@@ -106,10 +108,10 @@ def test_many_steps_show_the_first_the_last_and_the_odd_ones() -> None:
 
 def test_one_step_is_a_line_and_none_is_nothing() -> None:
     assert step_table([facts(0)]) is None
-    assert step_lines([]) == []
-    assert (
-        step_lines([facts(0, losses=((2.0,),))])[0].text == "steps     1, 1.00 ms; loss 2; step=0 shows one"
-    )
+    index = TraceBuilder().build().index
+    assert step_lines(index, []) == []
+    lines = step_lines(index, [facts(0, losses=((2.0,),))])
+    assert [line.text for line in lines] == ["steps     1, 1.00 ms; loss 2; step=0 shows one"]
 
 
 def test_the_peak_of_a_step_is_its_own() -> None:
@@ -131,3 +133,43 @@ def test_a_sum_over_tokens_is_divided_before_it_is_a_loss() -> None:
         optimizer.step()
         read = loss.item()
     assert [step.losses for step in step_summaries(t.index)] == [((read,),)]
+
+
+def test_what_one_step_does_is_told_in_the_words_of_the_program() -> None:
+    generator, critic = nn.Linear(3, 4), nn.Linear(4, 1)
+    makers = torch.optim.SGD(generator.parameters(), lr=0.5), torch.optim.Adam(critic.parameters(), lr=0.25)
+    halving = torch.optim.lr_scheduler.ExponentialLR(makers[0], 0.5)
+    with sl.trace() as t:
+        for _ in range(3):
+            fake = generator(torch.randn(2, 3))
+            critic(fake.detach()).mean().backward()
+            makers[1].step()
+            critic(fake).mean().backward()
+            makers[0].step()
+            halving.step()
+    text = str(t)
+    assert "one step  generator, critic ×2; backward ×2; Adam (lr 0.25), SGD (lr 0.5 → 0.125)" in text
+    assert "\ngenerator (Linear)" in text
+    assert "\ncritic (Linear)" in text
+
+
+def test_calls_that_repeat_without_training_are_counted() -> None:
+    model = loops.net()
+    with sl.trace(model) as t, torch.no_grad():
+        for _ in range(4):
+            model(torch.randn(5, 4))
+    assert re.search(r"^calls     Sequential ×4, \S+ \S+ at the median, the first ", str(t), re.MULTILINE)
+
+
+def test_the_code_says_where_steps_begin() -> None:
+    model = loops.net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sl.trace(model) as t:
+        for _ in range(4):
+            model(torch.randn(5, 4)).mean().backward()
+            optimizer.step()
+    rules = [line.strip("═ ") for line in str(t.code(fold=True)).splitlines() if line.startswith("══ ")]
+    assert rules == ["step 0 of 4", "steps 1 … 3 of 4"]
+    rules = [line.strip("═ ") for line in str(t.code()).splitlines() if line.startswith("══ ")]
+    assert rules == [f"step {number} of 4" for number in range(4)]
+    assert "══" not in str(t.code(step=1))

@@ -43,6 +43,25 @@ def assigned_name(
     return None if target is None else target + path
 
 
+def root_names(index: Index) -> dict[int, str]:
+    """What the user's code calls each module that stands in no other: ``G`` in ``G(noise)``.
+
+    Only where there are several of them, and where all calls of one have the same name.
+    """
+    data = index.raw
+    called: dict[int, set[str | None]] = {}
+    for call in np.flatnonzero(data.calls.parent < 0).tolist():
+        frame = int(index.user_frames[data.calls.frame[call]])
+        name = None
+        if frame >= 0:
+            lines, file, line, end_line, column, end_column = _position(index, frame)
+            name = _read(lines.text(file)).called.get((line, end_line, column, end_column))
+        called.setdefault(int(data.calls.module[call]), set()).add(name)
+    names = {module: next(iter(each)) for module, each in called.items() if len(each) == 1}
+    found = {module: name for module, name in names.items() if name is not None}
+    return found if len(called) > 1 and len(set(found.values())) == len(found) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A value and a variable it was assigned to, with the frame of the assignment."""
@@ -150,6 +169,7 @@ class _Source:
 
     targets: dict[Position, Target] = field(default_factory=dict)
     returned: frozenset[Position] = frozenset()  #: whole values of ``return``
+    called: dict[Position, str] = field(default_factory=dict)  #: names of what is called, without ``self``
     #: Functions by their first and last line, with the variables that ``return`` names.
     functions: tuple[tuple[int, int, frozenset[str]], ...] = ()
 
@@ -173,6 +193,7 @@ def _read(text: str) -> _Source:
         return _Source()
     targets: dict[Position, Target] = {}
     returned: set[Position] = set()
+    called: dict[Position, str] = {}
     functions: list[tuple[int, int, frozenset[str]]] = []
     for node in ast.walk(tree):
         for value, target in _assignments(node):
@@ -184,7 +205,9 @@ def _read(text: str) -> _Source:
             values = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
             names = frozenset(each.id for each in values if isinstance(each, ast.Name))
             functions.append((node.lineno, node.end_lineno or node.lineno, names))
-    return _Source(targets, frozenset(returned), tuple(functions))
+        elif isinstance(node, ast.Call) and isinstance(name := _target(node.func), str):
+            called.update(dict.fromkeys(_positions(node), name.removeprefix("self.")))
+    return _Source(targets, frozenset(returned), called, tuple(functions))
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, Target]]:

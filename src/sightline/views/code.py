@@ -23,6 +23,7 @@ from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.select import Selection
 from sightline.analysis.sequence_repeats import Node, Repeat, first_of, length_of
 from sightline.analysis.source_loops import Loop, header_text, loops_around
+from sightline.analysis.steps import numbered_steps
 from sightline.analysis.variable_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
@@ -163,6 +164,8 @@ class _Listing:
         self._entered = lru_cache(maxsize=1024)(self._read_entered)
         self._shown = cache(self._read_shown)
         self._shown_frames: dict[tuple[ChainFrame, ...], int] = {}
+        self._steps, self._step_count = _op_steps(index)
+        self._step = -1  # the one whose rule was written last
 
     def lines(self, windows: Iterable[I64], *, fold: bool = False) -> Iterator[Line]:
         """The finished lines of some ops, in windows.
@@ -242,6 +245,8 @@ class _Listing:
         writer = self._writer
         for position, node in enumerate(nodes):
             leaf, times = _single(node)
+            if self._step_count > 1 and not self._repeats:
+                yield from self._step_rule(node)
             if isinstance(leaf, Repeat):
                 rest = nodes[position + 1] if position + 1 < len(nodes) else None
                 following = self._chain(first_of(rest)) if rest is not None else after
@@ -254,6 +259,18 @@ class _Listing:
             statistics = self._statistics(same) if self._recorded_statistics else ()
             for entry in writer.op(self._chain(leaf), phase, spans, statistics):
                 yield entry, repeats
+
+    def _step_rule(self, node: Node) -> Iterator[PlacedEntry]:
+        """A rule where a step begins, or several that are one repeat."""
+        first = first_of(node)
+        inside = self._steps[self._ops.ids[first : first + length_of(node)]]
+        begin, end = min((step for step in inside if step >= 0), default=-1), max(inside)
+        if begin > self._step:
+            self._step = end
+            steps = f"step {begin}" if end == begin else f"steps {begin} … {end}"
+            title = f"══ {steps} of {self._step_count} "
+            self._writer.close(0)
+            yield Note(0, (Span(title + "═" * max(0, 44 - len(title)), "title"),)), ()
 
     def _repeat(self, node: Repeat, after: Sequence[ChainFrame]) -> Iterator[PlacedEntry]:
         """A body of several ops, in a bracket that shows how often it ran."""
@@ -415,6 +432,15 @@ class _Listing:
         text = self._data.source_lines.line(code.file, at)
         end = int(frames.end_line[frame])
         return ChainFrame(code.file, at, code.function, text.strip(), columns, end, call, indent_of(text))
+
+
+def _op_steps(index: Index) -> tuple[I64, int]:
+    """The number of the step of each op, -1 outside; and how many steps there are."""
+    found = np.full(len(index.raw.ops), -1)
+    steps = numbered_steps(index)
+    for number, step in steps.items():
+        found[max(step.first_op, 0) : max(step.end_op, 0)] = number
+    return found, len(steps)
 
 
 def _final_count(entries: Sequence[PlacedEntry]) -> int:

@@ -27,8 +27,10 @@ from sightline.analysis.device_use import DeviceUse, device_use
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
+from sightline.analysis.step_content import repeated_calls
 from sightline.analysis.steps import step_summaries
 from sightline.analysis.unmatched import left_out_text, unmatched
+from sightline.analysis.variable_names import root_names
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.dtypes import nbytes_of
@@ -81,7 +83,7 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     facts = [
         *_head(data),
         *_counts(data),
-        *step_lines(steps),
+        *(step_lines(trace.index, steps) or _repeated(trace.index)),
         *_recorded_data(data),
         *whole.lines(),
         *_uncounted(data, costs),
@@ -151,6 +153,12 @@ def _counts(data: TraceData) -> Iterator[Line]:
     evicted = int((values.kind == KINDS.index("evicted")).sum())
     warning = f" · {external:,} external" if external else ""
     yield _fact("values", text, warning + (f" · {evicted:,} evicted" if evicted else ""))
+
+
+def _repeated(index: Index) -> Iterator[Line]:
+    text = repeated_calls(index)
+    if text:
+        yield _fact("calls", text)
 
 
 def _why_none(data: TraceData) -> str:
@@ -323,7 +331,8 @@ def _modules(trace: Trace, costs: Costs, whole: _Time) -> _Table | None:
     host = total.time + total.backward_time + total.recompute_time
     device = total.device_time + total.backward_device_time + total.recompute_device_time
     exchanges = Exchanges(trace.index)
-    names = [_name(data, costs, group) for group in groups]
+    roots = root_names(trace.index)
+    names = [_name(data, costs, group, roots) for group in groups]
     exchanges_of_groups = [
         exchanges.of([call for scope in group.scopes for call in rows[scope].calls]) for group in groups
     ]
@@ -395,10 +404,14 @@ class _ModuleGroups:
         return groups
 
 
-def _name(data: TraceData, costs: Costs, group: _Group) -> Cell:
+def _name(data: TraceData, costs: Costs, group: _Group, roots: dict[int, str]) -> Cell:
     rows = costs.scopes.rows
     modules = [data.modules[rows[scope].module] for scope in group.scopes]
-    first = modules[0]
+    first, called = modules[0], roots.get(rows[group.scopes[0]].module) if not group.depth else None
+    if called is not None:
+        name = cut(called, _NAME_WIDTH)
+        kind = cut(f" ({first.type})", max(1, _NAME_WIDTH - width(name)))
+        return (Span(name, "module"), Span(kind, "dim"))
     if not first.path:
         return (Span(cut(first.type, _NAME_WIDTH), "module"),)
     name = first.path.rpartition(".")[2]

@@ -24,6 +24,7 @@ FULL, SHORT, SHORTEST, RESULT = range(4)
 _KEY: Final = (
     (re.compile(r"\+\d"), "+N: N more"),
     (re.compile(r"×\d"), "×N: N times"),
+    (re.compile(r"\d…\d"), "N…M: from call to call"),
     (re.compile(r"→ same"), "same: as the input"),
     (re.compile(r"\[…, "), "[…, N]: leading sizes as in the input"),
     (re.compile(r"^→ "), "→ alone: what came out"),

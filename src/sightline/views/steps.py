@@ -8,8 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from sightline.analysis.step_content import step_content
 from sightline.analysis.steps import StepSummary
 from sightline.notation import bytes_text, number_text, time_text
+from sightline.trace.index import Index
 from sightline.views.fold import spread
 from sightline.views.outline import Cell, Column, Grid, Line, Span, grid, line
 
@@ -19,16 +21,18 @@ _SLOW: Final = 3  #: times the median
 _MARGIN: Final = 10
 
 
-def step_lines(steps: Sequence[StepSummary]) -> list[Line]:
-    """How many steps there are, and how long one takes; empty without steps."""
+def step_lines(index: Index, steps: Sequence[StepSummary]) -> list[Line]:
+    """How many steps there are, how long one takes, and what it does; empty without steps."""
     if not steps:
         return []
     times = [step.info.duration for step in steps]
     many = f"{len(steps):,}, {time_text(int(np.median(times)))} at the median"
     text = many if len(steps) > 1 else "; ".join([f"1, {time_text(times[0])}", *_details(steps[0])])
-    return [
-        line((f"{'steps':<{_MARGIN}}", "dim"), f"{text}; step={steps[-1].number} shows one", hang=_MARGIN)
-    ]
+    texts = {
+        "steps": f"{text}; step={steps[-1].number} shows one",
+        "one step": step_content(index, [step.info for step in steps]),
+    }
+    return [line((f"{title:<{_MARGIN}}", "dim"), text, hang=_MARGIN) for title, text in texts.items() if text]
 
 
 def _details(step: StepSummary) -> list[str]:
