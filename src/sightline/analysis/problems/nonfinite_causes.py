@@ -122,7 +122,8 @@ def _origin(context: ProblemContext, value: int) -> str:
     maker = computed_by(context, value)
     if maker < 0:
         name = context.index.name(context.data.values.name[value])
-        return f"from {context.kind(value)} {name}".rstrip()
+        kind = context.kind(value)
+        return f"from {kind} {name}" if name else f"from a{'n' * kind.startswith(tuple('aeiou'))} {kind}"
     module = context.module(maker)
     path = context.data.modules[module].path if module >= 0 else ""
     return f"from {op_at_line(context, maker)}{f' ({path})' if path else ''}"
