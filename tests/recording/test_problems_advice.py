@@ -235,7 +235,7 @@ def raised(net: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("code", "cause", "repair"),
     [
-        (log_of_relu, " zeros come from relu at ", "softplus instead of relu"),
+        (log_of_relu, " zeros come from relu at ", "softplus, which is never 0, instead of relu"),
         (log_of_softmax, " come from softmax at ", "F.log_softmax(scores, dim=-1)"),
         (divided, "48 zeros come from - at ", "Add an epsilon to the divisor"),
         (root, ", come from ", ".clamp(min=1e-6) before the sqrt"),

@@ -69,7 +69,7 @@ def _positive(context: ProblemContext, name: str, value: int) -> str:
     if made == "sigmoid":
         return f"Use F.logsigmoid(scores) instead of the {name} of a sigmoid: it is never -Inf."
     if made in RECTIFIERS:
-        return f"Use softplus instead of {made}, which is never 0, or {name}(x.clamp(min={_EPSILON}))."
+        return f"Use softplus, which is never 0, instead of {made}, or {name}(x.clamp(min={_EPSILON}))."
     return f"Keep 0 out of it: {name}(x.clamp(min={_EPSILON}))."
 
 
