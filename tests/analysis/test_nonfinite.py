@@ -222,7 +222,7 @@ def test_the_message() -> None:
     data = dataclasses.replace(t.data, schemas={"log": ("self", "scale")})
     (found,) = findings(Trace(data).index)
     assert found.text().splitlines() == [
-        "log made 3 NaN and 1 Inf of 8 in f32[2, 4], net.py:2 in Net.forward (fc1)",
+        "log made 3 NaN and 1 -Inf of 8 in f32[2, 4], net.py:2 in Net.forward (fc1)",
         "  self f32[2, 4] = relu, net.py:1 in Net.forward (Net); -1.2 … 3.4, mean 0.1, std 1",
         "  scale f32[4] = parameter fc1.scale; not measured",
         "  argument 2[0] f32[2, 4] = input; not measured",

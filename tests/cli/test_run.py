@@ -110,7 +110,7 @@ def test_an_exception_is_told_as_python_tells_it(tmp_path: Path) -> None:
     before, after = recorded.stderr.split(alone.stderr)
     assert before == "", "the traceback comes first"
     note, overview = after.split("\n\n", 1)
-    assert note.startswith("sightline: dot failed at fails.py:4 in f\n")
+    assert note.startswith("sightline: dot failed at fails.py:4 in f, inside @\n")
     assert overview.startswith("trace fails  torch ")
     assert overview.count("\n") <= 25
     assert overview.endswith("Look at it: sightline show fails.sight --tail 20\n")

@@ -67,7 +67,7 @@ def test_failing_tests_keep_their_recordings(
     pytester.makepyfile(test_net=TESTS)
     done = run("--sightline")  # type: ignore[operator]
     done.assert_outcomes(passed=1, failed=3, skipped=1, xfailed=1)
-    done.stdout.fnmatch_lines(["E *sightline: dot failed at test_net.py:12 in test_fails"])
+    done.stdout.fnmatch_lines(["E *sightline: dot failed at test_net.py:12 in test_fails*"])
     done.stdout.fnmatch_lines(
         ["*- sightline -*", "sightline show .sightline/test_net.py.TestNet.test_wrong.sight"]
     )

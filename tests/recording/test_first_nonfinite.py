@@ -184,7 +184,7 @@ def test_an_operand_of_infinities_is_told_as_such() -> None:
 def test_what_is_left_and_not_the_first_is_told_beside_it() -> None:
     t, _ = recorded(later_than_a_harmless_one, "auto", stats=True)
     titles = [problem.title for problem in non_finite(t)]
-    assert [title.split(" in ")[0] for title in titles] == ["log made 3 Inf of 3", "sqrt made 3 NaN of 3"]
+    assert [title.split(" in ")[0] for title in titles] == ["log made 3 -Inf of 3", "sqrt made 3 NaN of 3"]
     assert "sqrt made 3 NaN of 3" in str(t.nonfinite())
 
 

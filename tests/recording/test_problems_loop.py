@@ -339,3 +339,12 @@ def test_a_dtype_is_followed_to_where_it_first_appears() -> None:
     note = caught.value.__notes__[0]
     assert "f32 first appears at float, " in note
     assert "from u8[2, 3]; bf16 is the dtype of parameter " in note
+    assert note.endswith("\n  cast the input, .to(torch.bfloat16), or the model, .to(torch.float32)")
+    assert ", inside linear\n" in note
+
+
+def test_an_input_that_a_function_copies_is_told_as_it_was_given() -> None:
+    layer = nn.Linear(3, 3).bfloat16()
+    with pytest.raises(RuntimeError) as caught, sl.trace(layer):
+        layer(torch.ones(2, 3, 4, 4).movedim(1, -1))
+    assert " f32[32, 3] = movedim, " in caught.value.__notes__[0]

@@ -212,10 +212,10 @@ def test_a_float32_table_in_a_model_of_low_precision_under_autocast() -> None:
     with sl.trace(model) as t, torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(BATCH, 8).bfloat16()).sum().backward()
     problem = only(t, "upcast")
-    what, _, cost = problem.title.partition("; ")
-    assert what == "* mixes bf16[6, 8] with f32[8] and gives f32[6, 8], which feeds a matmul"
-    assert cost.startswith("float32 spreads over 2 ops to ")
-    assert cost.endswith(" in Scaled.forward, with 192 B more memory")
+    assert problem.title.startswith("* of bf16[6, 8] and f32[8] gives float32, which spreads over 2 ops to ")
+    assert problem.title.endswith(" in Scaled.forward and needs 192 B more memory")
+    assert "Cast the float32 tensor where it is made, " in problem.why
+    assert problem.why.endswith(" in Scaled.forward: .to(torch.bfloat16).")
     assert "Scaled.forward" in problem.place
 
 

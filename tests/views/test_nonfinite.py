@@ -60,7 +60,7 @@ def test_later_ones_that_made_their_own() -> None:
 def test_alike_ones_are_one_line() -> None:
     b = TraceBuilder()
     readings = {b.op("log", b.value(4), out=(4,)): INFS for _ in range(5)}
-    assert "  log made 2 Inf of 4 in f32[4] ×4" in str(nonfinite(measured(b.build(), readings))).splitlines()
+    assert "  log made 2 -Inf of 4 in f32[4] ×4" in str(nonfinite(measured(b.build(), readings))).splitlines()
 
 
 def test_nothing_found_and_nothing_measured() -> None:

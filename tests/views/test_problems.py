@@ -22,9 +22,8 @@ error    add.Tensor failed on tensors of cpu and cuda:0: f32[4], f32[4]@cuda:0
 note     _local_scalar_dense of f32[4]@cuda:0: a tensor is read as a Python number
          net.py:3 in Layer.forward  ×7
          in layers.0 … layers.6
-         On a GPU each one waits until the device has caught up, so that it runs dry in every
-         forward: keep it a tensor (torch.where, clamp, x.max()), or read it outside the model.
-         [host-sync]
+         On a GPU each one waits until the GPU has finished all its work, and then the GPU is idle.
+         Keep it a tensor (torch.where for a branch), or read it outside the model. [host-sync]
 
 no backward pass ran: with one, parameters without a gradient are found
 statistics were not taken: stats=True finds NaN, dead or saturated activations, masks that leave out

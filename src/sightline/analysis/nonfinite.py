@@ -43,6 +43,8 @@ _PARAMETER: Final = KINDS.index("parameter")
 _EXTERNAL_KINDS: Final = ("input", "parameter", "buffer")
 _GARBAGE: Final = 4  #: a further bit of a state: memory that no op has written
 _LINEAGE_DEPTH: Final = 4
+#: Ops whose only infinity out of finite numbers is the negative one: the statistics do not count signs.
+_LOGARITHMS: Final = frozenset("log log_ log2 log2_ log10 log10_".split())
 _FLOAT16_HINT: Final = "float16 ends at 65,504: compute this in float32, or use bfloat16"
 _COMPILED_HINT: Final = 'its ops are compiled and were not seen: compiled="eager" shows which it was'
 
@@ -88,8 +90,8 @@ class NonFiniteOp:
 
     @property
     def counts(self) -> str:
-        """``3 NaN of 8``; also ``1 NaN and 2 Inf of 8``."""
-        return counts_text(self.value)
+        """``3 NaN of 8``; also ``1 NaN and 2 Inf of 8``; of a logarithm ``2 -Inf of 8``."""
+        return counts_text(self.value, "-Inf" if self.op.name.partition(".")[0] in _LOGARITHMS else "Inf")
 
     @property
     def module(self) -> str:
@@ -144,10 +146,10 @@ class NonFiniteOp:
         return "\n".join([self.headline(), *(f"  {line}" for line in lines)])
 
 
-def counts_text(value: Value) -> str:
+def counts_text(value: Value, infinity: str = "Inf") -> str:
     """How many elements of a value are not finite: ``3 NaN of 8``."""
     stats = value.stats
-    pairs = [(stats.nans, "NaN"), (stats.infs, "Inf")] if stats else []
+    pairs = [(stats.nans, "NaN"), (stats.infs, infinity)] if stats else []
     counts = [f"{count:,} {name}" for count, name in pairs if count]
     parts = 2 if value.dtype.startswith("complex") else 1  # real and imaginary parts are counted
     return f"{' and '.join(counts) or '0 NaN'} of {parts * value.meta.numel:,}"

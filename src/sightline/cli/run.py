@@ -287,7 +287,7 @@ def _show(trace: Trace, where: str, failed: bool) -> None:
     from sightline.views.overview import overview
 
     whole = overview(trace, more=f"sightline show {where}")
-    wrong = last_screen(trace, where, SCREEN - _HEAD_LINES - _TAIL_LINES)
+    wrong = last_screen(trace, where, SCREEN - _HEAD_LINES - _TAIL_LINES, noted=failed)
     if failed or find(trace.index):
         head = takewhile(lambda block: not isinstance(block, Line) or block.spans, whole.blocks)
         short = (block for block in head if not _is_note(block))

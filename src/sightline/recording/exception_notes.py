@@ -272,7 +272,7 @@ def explain(session: SessionBase, data: TraceData, error: BaseException) -> dict
     elif changed is not None:
         lines += _in_place_lines(*changed)
     elif op is not None:
-        lines.append(f"sightline: {op.name} failed{_location_text(op)}")
+        lines.append(f"sightline: {op.name} failed{_location_text(op)}{_api_text(op)}")
         inputs = zip(argument_names(op), op.inputs, strict=False)
         lines += (f"  {name} {value} = {origin_text(value, op)}" for name, value in inputs)
         why = _index_lines(op, error) or cause_lines(op, message_of(error))
@@ -382,6 +382,12 @@ def _location_text(op: Op) -> str:
     if not location:
         return ""
     return f" {location}" if location.startswith("(") else f" at {location}"
+
+
+def _api_text(op: Op) -> str:
+    """The function as it is written, where it has another name: ``, inside linear``."""
+    name = short_name(api_call_of(op))
+    return "" if name in (op.name, op.name.partition(".")[0]) else f", inside {name}"
 
 
 def comes_from_a_signal(error: BaseException) -> bool:

@@ -166,12 +166,13 @@ def _part_text(value: Value, size: int) -> str:
 
 def _creation_text(value: Value) -> str:
     """The line that created a parameter, if that was recorded."""
-    op = _creator(value)
+    op = creator(value)
     frame = user_frame(op) if op is not None else None
     return f", made at {frame.position}" if frame is not None else ""
 
 
-def _creator(value: Value) -> Op | None:
+def creator(value: Value) -> Op | None:
+    """The op that made a parameter's tensor, if that was recorded."""
     at: Value | None = value
     for _ in range(_FARTHEST):
         if at is None:
@@ -241,7 +242,8 @@ def _dtype_lines(op: Op, inputs: list[Value], message: str) -> list[str]:
     line = _property_text(one, dtype_name(one.dtype), lambda value: value.dtype)
     if op.name.startswith("nll_loss"):
         return [f"{line}; the classes of a target are whole numbers: give it as target.long()"]
-    return [f"{line}; {dtype_name(other.dtype)} is the dtype of {_name_text(other)}"]
+    theirs = dtype_name(other.dtype)
+    return [f"{line}; {theirs} is the dtype of {_name_text(other)}", _cast_text(one, other)]
 
 
 def _device_lines(_op: Op, inputs: list[Value], _message: str) -> list[str]:
@@ -250,7 +252,16 @@ def _device_lines(_op: Op, inputs: list[Value], _message: str) -> list[str]:
         return []
     one, other = odd
     line = _property_text(one, one.device, lambda value: value.device)
-    return [f"{line}; {other.device} is the device of {_name_text(other)}"]
+    fix = f"move the first there, .to({other.device!r}), or make it there"
+    return [f"{line}; {other.device} is the device of {_name_text(other)}", fix]
+
+
+def _cast_text(one: Value, other: Value) -> str:
+    """How two tensors get one dtype: the one that is no weight is cast, or the model is."""
+    cast, wanted = f".to(torch.{other.dtype})", f".to(torch.{one.dtype})"
+    if not _is_lasting(other):
+        return f"cast one of them: {cast} or {wanted}"
+    return f"cast the input, {cast}, or the model, {wanted}"
 
 
 def _odd_one(inputs: list[Value], of: Callable[[Value], str]) -> tuple[Value, Value] | None:

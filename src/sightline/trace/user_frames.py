@@ -21,6 +21,8 @@ from sightline.trace.table import optional_row
 _BACKWARD, _OPAQUE = PHASES.index("backward"), FLAVOURS.index("opaque")
 #: The function of torch below which the nodes of a backward pass run.
 _ENGINE: Final = "_engine_run_backward"
+#: Aten ops by which a function copies an argument before it computes with it.
+_COPIES: Final = frozenset("clone _unsafe_view contiguous".split())
 
 
 def user_frame_in_backward(data: TraceData, op: int) -> int:
@@ -140,17 +142,29 @@ def _argument(path: str, schema: tuple[str, ...]) -> str:
 
 def origin_text(value: Value, reader: Op) -> str:
     """Where an input of ``reader`` came from: ``relu, net.py:8 in Net.forward (act)``."""
-    # A view made inside the same call (the transpose in a linear) tells less than what it is a view of.
-    while value.base is not None and (
-        value.producer is None or (reader.parent is not None and value.producer.parent == reader.parent)
-    ):
-        value = value.base
+    while (source := _outside_source(value, reader)) is not None:
+        value = source
     if value.kind in ("parameter", "buffer", "state"):
         return f"{value.kind} {value.name}"
     if value.producer is None:
         return f"{value.kind}{' ' + value.name if value.name else ''}"
     call = api_call_of(value.producer)
     return with_location(short_name(call) + backward_suffix(call), call, short=True)
+
+
+def _outside_source(value: Value, reader: Op) -> Value | None:
+    """What a view or a copy made inside the call of ``reader`` was made of; None for any other value.
+
+    The transpose in a linear tells less than the weight it is a view of.
+    """
+    producer = value.producer
+    if producer is None:
+        return value.base
+    if reader.parent is None or producer.parent != reader.parent:
+        return None
+    if value.base is None and producer.name.partition(".")[0] in _COPIES:
+        return next(iter(producer.inputs), None)
+    return value.base
 
 
 def statistics_text(value: Value) -> str:

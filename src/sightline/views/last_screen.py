@@ -6,10 +6,12 @@ problems`` has them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from sightline.analysis.problems import Confidence, Problem, find, looked_for, not_looked_at
+from sightline.analysis.problems import FIRST, Problem, find, looked_for, not_looked_at
 from sightline.views.outline import Line, Span, View, cut, line
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
 
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
 SCREEN: Final = 25  #: lines, with those about the recording's file
 _WIDTH: Final = 100
 _MAX_TITLE: Final = 3  #: lines of a title
-_MAX_ADVICE: Final = 2
+_MAX_ADVICE: Final = 3  #: lines of advice
+_SENTENCE: Final = re.compile(r"(?<=[.;]) ")
 
 
-def last_screen(trace: Trace, where: str, room: int = SCREEN) -> View:
-    """What looks wrong in at most ``room`` lines; ``where`` is the recording as a command takes it."""
-    problems = find(trace.index)
+def last_screen(trace: Trace, where: str, room: int = SCREEN, *, noted: bool = False) -> View:
+    """What looks wrong in at most ``room`` lines; ``where`` is the recording as a command takes it.
+
+    ``noted`` says that the exception which ended the run was printed above, with its note.
+    """
+    problems = [_without_note(each) if noted else each for each in find(trace.index)]
     if not problems:
         return View(tuple(_no_problems(trace)))
     counts = ", ".join(text for _, text in severity_counts(problems))
@@ -64,6 +70,13 @@ def next_command(trace: Trace, where: str) -> str:
     return f"sightline show {where} --view problems"
 
 
+def _without_note(problem: Problem) -> Problem:
+    """A failure without what the note of the exception says."""
+    if problem.kind != FIRST or not problem.detail:
+        return problem
+    return replace(problem, detail="", why="The note above says why. Nothing after it was looked at.")
+
+
 def _no_problems(trace: Trace) -> Iterator[Line]:
     ops = f"{len(trace.ops):,} ops"
     yield line(("problems: ", "dim"), ("none", "title"), f" found in {ops}")
@@ -90,15 +103,23 @@ def _block(problem: Problem) -> Iterator[Line]:
     style = "warn" if problem.kind == "unmatched" else "title"
     yield line(severity_span(problem), (titles[0], style))
     yield from (indented(Span(text, style)) for text in titles[1:])
-    times = f" ×{problem.count:,}" if problem.count > 1 else ""
+    times = problem.times and f"{' ' if problem.times.startswith('×') else ', '}{problem.times}"
     module = f" ({problem.module})" if problem.module else ""
     called = f", called at {problem.called}" if problem.called else ""
     if problem.place or problem.called:
         where = f"at {problem.place}{module}{times}{called}"
         yield from (indented(Span(text, "op")) for text in wrap_text(where, _WIDTH - MARGIN)[:2])
-    sure = "" if problem.confidence is Confidence.CERTAIN else f"{SURE[problem.confidence]}: "
-    for text in wrap_text(f"→ {sure}{problem.why}", _WIDTH - MARGIN, "  ")[:_MAX_ADVICE]:
-        yield indented(Span(text, "dim"))
+    advice = f"→ {SURE[problem.confidence]}{problem.why}"
+    yield from (indented(Span(text, "dim")) for text in _advice_lines(advice))
+
+
+def _advice_lines(text: str) -> list[str]:
+    """Advice in a few lines, of whole sentences."""
+    lines = wrap_text(text, _WIDTH - MARGIN, "  ")
+    while len(lines) > _MAX_ADVICE and len(sentences := _SENTENCE.split(text)) > 1:
+        text = " ".join(sentences[:-1]).rstrip(";")
+        lines = wrap_text(text, _WIDTH - MARGIN, "  ")
+    return lines[:_MAX_ADVICE]
 
 
 def _without_advice(lines: list[Line]) -> int:

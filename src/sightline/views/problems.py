@@ -28,8 +28,12 @@ if TYPE_CHECKING:
 _WIDTH: Final = 100
 _HANG: Final = 10  #: indentation of the lines a header is wrapped to
 MARGIN: Final = 9  #: the longest severity, and two spaces
-#: How sure a check is, where it is not certain.
-SURE: Final = {Confidence.LIKELY: "likely", Confidence.GUESS: "a guess"}
+#: How sure a check is.
+SURE: Final = {
+    Confidence.CERTAIN: "",
+    Confidence.LIKELY: "Likely a mistake. ",
+    Confidence.GUESS: "Perhaps a mistake. ",
+}
 SEVERITY_STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Severity.NOTE: "number"}
 
 
@@ -99,7 +103,7 @@ def _block(problem: Problem, room: int) -> Iterator[Line]:
     title, *rest = _wrapped(problem.title, room)
     yield line(severity, (title, "title"))
     yield from (indented(Span(text, "title")) for text in rest)
-    times = f"  ×{problem.count:,}" if problem.count > 1 else ""
+    times = f"  {problem.times}" if problem.times else ""
     if problem.place or times:
         yield indented(Span(cut(problem.place, room - MARGIN - len(times)), "op"), Span(times, "number"))
     if problem.called:
@@ -107,8 +111,7 @@ def _block(problem: Problem, room: int) -> Iterator[Line]:
     yield from (indented(Span(text)) for text in (_wrapped(problem.detail, room) if problem.detail else ()))
     if problem.module:
         yield from (indented(Span(text, "module")) for text in _wrapped(f"in {problem.module}", room))
-    sure = "" if problem.confidence is Confidence.CERTAIN else f"({SURE[problem.confidence]}) "
-    for text in _wrapped(f"{sure}{problem.why} [{problem.kind}]", room):
+    for text in _wrapped(f"{SURE[problem.confidence]}{problem.why} [{problem.kind}]", room):
         yield indented(Span(text, "dim"))
 
 

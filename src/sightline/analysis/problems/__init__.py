@@ -35,7 +35,7 @@ from sightline.analysis.problems.losses import (
     targets_out_of_range,
 )
 from sightline.analysis.problems.numbers import dead_layer, first_non_finite
-from sightline.analysis.problems.problem import Check, Confidence, Problem, Severity, merge_findings
+from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.recomputation import computed_again
 from sightline.analysis.problems.run_modes import (
     batch_of_one,
@@ -150,6 +150,7 @@ def looked_for() -> str:
 __all__ = [
     "CHECKS",
     "CUT_SHORT",
+    "FIRST",
     "KINDS",
     "Check",
     "Confidence",

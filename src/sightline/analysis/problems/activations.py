@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -122,8 +123,8 @@ def _is_saturated(context: ProblemContext, op: int, tolerance: float = _TOLERANC
 @check(
     "masks-everything",
     Severity.WARNING,
-    "After a softmax everything counts alike, or is NaN. Look at the sense of the mask (is True kept, or "
-    "left out?) and at its shape.",
+    "After a softmax everything counts alike, or is NaN. A mask of numbers is 0 where an element is kept and "
+    "-inf where it is left out.",
 )
 def masks_everything(context: ProblemContext) -> Iterator[Finding]:
     """A mask leaves out every element, in every call of its line."""
@@ -132,7 +133,25 @@ def masks_everything(context: ProblemContext) -> Iterator[Finding]:
         row = _output_row(context, ops[0])
         level = "-inf" if stats.infs[row] else number_text(float(stats.max[row]))
         what = f"masks all {context.meta(context.outputs(ops[0])[0])} with {level}"
-        yield _finding(context, ops, what)
+        yield replace(_finding(context, ops, what), why=_mask_sense(context, ops[0]))
+
+
+def _mask_sense(context: ProblemContext, op: int) -> str:
+    """What True means to the function that masks, and what the mask is here; empty for a mask of numbers."""
+    written, name = context.written(op).rpartition(".")[2], context.name(op).rstrip("_")
+    if "multi_head_attention" in written:
+        sense = (
+            "nn.MultiheadAttention leaves out what is True, and here all is: if True means keep, pass ~mask"
+        )
+    elif written == "scaled_dot_product_attention":
+        sense = f"{written} keeps what is True, and here nothing is: if True means padding, pass ~mask"
+    elif name == "masked_fill":
+        sense = f"{written} fills where the mask is True, and here all is: if True means keep, pass ~mask"
+    elif name == "where":
+        sense = "where(mask, a, b) takes a where the mask is True; here it takes the same everywhere"
+    else:
+        return ""
+    return f"{sense}. After a softmax everything counts alike, or is NaN."
 
 
 def _masking_lines(context: ProblemContext) -> list[list[int]]:

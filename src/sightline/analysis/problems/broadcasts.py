@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
 from sightline.trace.data import KINDS
 
 _ARITHMETIC: Final = frozenset("add sub mul div rsub".split())
@@ -27,8 +27,8 @@ _MAX_OPS: Final = 12  #: how many ops a value is followed back for
 @check(
     "broadcast",
     Severity.ERROR,
-    "There is one number for each row, and it is applied along the columns; it runs only because both "
-    "sizes are equal. Keep the dimension: keepdim=True, or .unsqueeze(-1).",
+    "It runs only because both sizes are equal. Keep the last dimension of what is one number for each row: "
+    "keepdim=True, or .unsqueeze(-1).",
 )
 def rows_against_columns(context: ProblemContext) -> Iterator[Finding]:
     """``[N, M]`` meets an ``[N]`` that was reduced from rows, and N is M by chance."""
@@ -40,17 +40,47 @@ def rows_against_columns(context: ProblemContext) -> Iterator[Finding]:
         shape, other = context.meta(wide).shape, context.meta(narrow).shape
         if len(shape) != 2 or len(other) != 1 or shape[0] != shape[1] or shape[1] != other[0] or other[0] < 2:
             continue
-        source = _reduced_matrix(context, narrow)
-        if source >= 0 and (_same_origin(context, source, wide) or _has_features(context, wide)):
-            title = (
-                f"{context.written(op)} of {context.meta(wide)} and {context.meta(narrow)}, which has a "
-                f"number for each row (made of {context.meta(source)}): they meet along the columns"
-            )
-            yield op_finding(context, title, op, narrow)
+        reduction = _row_reduction(context, narrow)
+        if reduction < 0:
+            continue
+        if _same_origin(context, context.inputs(reduction)[0], wide) or _has_features(context, wide):
+            yield _finding(context, op, reduction, wide, narrow)
 
 
-def _reduced_matrix(context: ProblemContext, value: int) -> int:
-    """The matrix whose last dimension was reduced to make a vector; -1 if it was made otherwise."""
+def _finding(context: ProblemContext, op: int, reduction: int, wide: int, narrow: int) -> Finding:
+    """At the line that lost the dimension, or at the op's if that is a line of a library."""
+    at = op if context.own_place(int(context.frames[reduction])) else reduction
+    dropped, applied = (_text(context, each, elsewhere=at) for each in (reduction, op))
+    title = (
+        f"{dropped} drops the last dimension of {context.meta(context.inputs(reduction)[0])}: {applied} of "
+        f"{context.meta(wide)} and {context.meta(narrow)} then applies the number of each row to a column"
+    )
+    return op_finding(context, title, at, narrow, _repair(context, reduction))
+
+
+def _text(context: ProblemContext, op: int, elsewhere: int) -> str:
+    """The name of an op, with its line where that is not the line of another."""
+    same = op_line(context, op) == op_line(context, elsewhere)
+    return context.written(op).rpartition(".")[2] if same else op_at_line(context, op)
+
+
+def _repair(context: ProblemContext, reduction: int) -> str:
+    """How a vector keeps the dimension that an op dropped."""
+    rows, name = (
+        context.meta(context.outputs(reduction)[0]).shape[0],
+        context.written(reduction).rpartition(".")[2],
+    )
+    if context.name(reduction) == "squeeze":
+        how = "Drop the squeeze"
+    elif context.name(reduction) == "select":
+        how = "Index with a range (x[:, 2:3] for x[:, 2])"
+    else:
+        how = f"Give {name} keepdim=True"
+    return f"It runs only because there are as many rows as columns. {how}, so that it stays [{rows}, 1]."
+
+
+def _row_reduction(context: ProblemContext, value: int) -> int:
+    """The op that reduced the last dimension of a matrix to make a vector; -1 if it was made otherwise."""
     for _ in range(_MAX_OPS):
         producer = context.producer(value)
         if producer < 0:
@@ -61,7 +91,7 @@ def _reduced_matrix(context: ProblemContext, value: int) -> int:
             return -1
         before, after = context.meta(source).shape, context.meta(value).shape
         if len(before) == 2 and len(after) == 1 and (name in _REDUCTIONS or name in _SELECTS):
-            return source if _reduces_last(context, producer, before) else -1
+            return producer if _reduces_last(context, producer, before) else -1
         if name not in _ELEMENTWISE:
             return -1
         same_shape = [value for value in context.inputs(producer) if context.meta(value).shape == after]

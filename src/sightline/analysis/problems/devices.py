@@ -36,8 +36,8 @@ _MASKED: Final = "the shape of x[mask] depends on the data"
 @check(
     "host-sync",
     Severity.NOTE,
-    "On a GPU each one waits until the device has caught up, so that it runs dry in every forward: keep it a "
-    "tensor (torch.where, clamp, x.max()), or read it outside the model.",
+    "On a GPU each one waits until the GPU has finished all its work, and then the GPU is idle. "
+    "Keep it a tensor (torch.where for a branch), or read it outside the model.",
 )
 def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
     """Inside a module call the host reads a number, or needs a shape that depends on the data.
@@ -65,7 +65,21 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
         source = source if source >= 0 else context.inputs(op)[0]
         reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
         title = f"{context.written(op)} of {context.meta(source)}: {_AWAITED.get(context.name(op), reason)}"
-        yield op_finding(context, title, op, source)
+        yield op_finding(context, title, op, source, _without_wait(context, op))
+
+
+def _without_wait(context: ProblemContext, op: int) -> str:
+    """How the host need not wait for an op; empty where only the general advice fits."""
+    written = context.written(op).rpartition(".")[2]
+    waits = "On a GPU each one waits until the GPU has finished all its work, and then the GPU is idle. "
+    if written == "item":
+        instead = "the 0-d tensor works as well, with .detach() if no gradient should flow through it"
+        return f"{waits}Leave .item() out: {instead}."
+    if written in ("__bool__", "is_nonzero"):
+        return f"{waits}Choose with torch.where(condition, a, b) instead of if."
+    if context.name(op) in ("index", "masked_select", "nonzero"):
+        return f"{waits}Keep the shape: torch.where(mask, x, 0), or x * mask."
+    return ""
 
 
 def _reads_activation(context: ProblemContext, op: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -52,7 +53,7 @@ def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
 @check(
     "no-gradient",
     Severity.WARNING,
-    "It stays as it was initialised: what it computes reaches the loss in no way that can be differentiated.",
+    "Such parameters stay as they were initialised. Use what they compute in the loss, or freeze them.",
 )
 def no_gradient(context: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter that the forward used and the backward did not reach, for no known reason."""
@@ -68,15 +69,44 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
             inside = [use for use in training.uses(members[0]) if first <= use < last]
             op = inside[0] if inside else op
             frame = int(context.frames[op]) if inside else int(calls.frame[call])
-        end = training.branch_end(members[0])
-        what = f"used but got no gradient: {end}" if end else "used but got no gradient"
-        yield _finding(context, module, members, what, frame, op)
+        last, passes_none = training.branch_end(members[0])
+        end = f": {_end_text(context, last, passes_none)}" if last >= 0 else ""
+        finding = _finding(context, module, members, f"used but got no gradient{end}", frame, op)
+        stays, it = ("It stays as it was", "it") if len(members) == 1 else ("They stay as they were", "they")
+        repair = _repair(context, last) if passes_none else _USE.format(it)
+        yield replace(finding, why=f"{stays} initialised. {repair}")
+
+
+def _end_text(context: ProblemContext, op: int, passes_none: bool) -> str:
+    """Why no gradient comes back through an op."""
+    what, line = context.written(op), op_line(context, op)
+    return (
+        f"{what} at {line} passes none back" if passes_none else f"the result of {what} at {line} is unused"
+    )
+
+
+def _repair(context: ProblemContext, op: int) -> str:
+    """How a branch that ends at an op without a gradient gets one."""
+    name = context.name(op)
+    if name in _CHOICES:
+        return (
+            "Multiply what is chosen by its softmax weight, or pass the gradient straight through: "
+            "soft + (hard - soft).detach(), with soft the softmax."
+        )
+    if name in _COMPARISONS:
+        return (
+            "Weigh by a sigmoid instead of the comparison, or pass the gradient straight through: "
+            "soft + (hard - soft).detach(), with soft the sigmoid."
+        )
+    return (
+        "Keep it a floating-point number on the way to the loss: whole numbers and booleans have no gradient."
+    )
 
 
 @check(
     "cut-gradient",
     Severity.WARNING,
-    "The parameters before the cut want gradients and get none; freeze them if that is meant.",
+    "They do not learn. Remove what cuts them off, or freeze them if it is meant.",
 )
 def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
     """A trainable parameter whose way to the loss leads only through ``detach`` or a ``no_grad`` block."""
@@ -88,9 +118,17 @@ def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
             same = (cut for cut in cuts if op_line(context, cut) == op_line(context, op))
             cuts.setdefault(next(same, op), []).append(idle)
     for op, members in cuts.items():
-        how = "detach" if context.name(op) == "detach" else "a block without gradients (no_grad)"
+        detached = context.name(op) == "detach"
+        how = "detach" if detached else "a block without gradients (no_grad)"
+        repair = (
+            f"Remove the {context.written(op).rpartition('.')[2]}" if detached else "Move it out of the block"
+        )
+        why = f"They do not learn. {repair}, or freeze the parameters if it is meant: requires_grad_(False)."
         for module, group in _by_module(members):
-            yield _finding(context, module, group, f"cut from the loss by {how}", int(context.frames[op]), op)
+            finding = _finding(
+                context, module, group, f"cut from the loss by {how}", int(context.frames[op]), op
+            )
+            yield replace(finding, why=why)
 
 
 def _by_module(parameters: Iterable[Idle]) -> Iterator[tuple[int, list[Idle]]]:
@@ -109,6 +147,13 @@ def _finding(
     return Finding(title, module, frame, op, values[0] if values else -1, parameters[0].path)
 
 
+#: Ops that choose one of several by its number, and those that compare.
+_CHOICES: Final = frozenset("argmax argmin argsort multinomial".split())
+_COMPARISONS: Final = frozenset("gt lt ge le eq ne bucketize searchsorted".split())
+_USE: Final = "Use what {} computes in the loss, or freeze: requires_grad_(False)."
+_ACTIVATIONS: Final = frozenset(
+    "sigmoid tanh relu gelu silu softmax _softmax hardtanh hardsigmoid leaky_relu elu softsign".split()
+)
 _MIN_LAYERS: Final = 4  #: layers of a stack
 _RATIO: Final = 1e-4  #: between the two ends of a stack
 _NUMBER: Final = re.compile(r"\b\d+\b")
@@ -147,15 +192,15 @@ def _trend(members: list[tuple[str, float, int]]) -> float:
 @check(
     "vanishing-gradients",
     Severity.WARNING,
-    "The first layers hardly learn. Add skip connections or a norm, or use an activation that is not flat, "
-    "such as ReLU or GELU.",
+    "The first layers hardly learn. Add a skip connection around each layer, or a LayerNorm before each: "
+    "either is enough, another activation alone often is not.",
 )
 def vanishing_gradients(context: ProblemContext) -> Iterator[Finding]:
     """A stack of layers along which the gradients become far smaller towards the input."""
     measured = context.derived(LoopRecord).norms()
     for members in _stacks(context, measured[0]) if measured else ():
         if all(_ratio_of(members, norms) < _RATIO for norms in measured):
-            yield _stack_finding(context, members, "shrink")
+            yield _with_activation(context, members, _stack_finding(context, members, "shrink"))
             return
 
 
@@ -173,6 +218,34 @@ def exploding_gradients(context: ProblemContext) -> Iterator[Finding]:
         if huge or all(_ratio_of(members, norms) > 1 / _RATIO for norms in measured):
             yield _stack_finding(context, members, "grow" if not huge else "are huge")
             return
+
+
+def _with_activation(
+    context: ProblemContext, members: list[tuple[str, float, int]], finding: Finding
+) -> Finding:
+    """A finding about a stack with the activation between its layers, if there is one."""
+    name, count = _activation_between(context, members)
+    if not name:
+        return finding
+    why = (
+        f"Each {name} passes on only a part of the gradient, and the first layers hardly learn. Add a skip "
+        f"connection, x + {name}(layer(x)), or a LayerNorm before each layer: either is enough, another "
+        "activation alone often is not."
+    )
+    return replace(finding, title=f"{finding.title}; between them is {name} ×{count}", why=why)
+
+
+def _activation_between(context: ProblemContext, members: list[tuple[str, float, int]]) -> tuple[str, int]:
+    """The activation that follows most layers of a stack, and after how many; empty if there is none."""
+    found: Counter[str] = Counter()
+    for _, _, module in members:
+        call = first_call(context, module)
+        calls = context.data.calls
+        outputs = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+        users = {context.name(op).rstrip("_") for value in outputs for op in context.users(value)}
+        found.update(name.lstrip("_") for name in users & _ACTIVATIONS)
+    name, count = found.most_common(1)[0] if found else ("", 0)
+    return (name, count) if count * 2 > len(members) else ("", 0)
 
 
 def _ratio_of(members: list[tuple[str, float, int]], norms: dict[str, float]) -> float:

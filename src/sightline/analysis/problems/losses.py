@@ -16,7 +16,7 @@ _MAX_OPS: Final = 32  #: how many ops a value is followed back for
 _NLL_LOSSES: Final = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 #: Ops that move elements and leave them as they are.
 _MOVES: Final = VIEWS | frozenset("clone contiguous _to_copy stack cat index".split())
-_PROBABILITIES: Final = {
+PROBABILITIES: Final = {
     "softmax": "softmax",
     "_softmax": "softmax",
     "sigmoid": "sigmoid",
@@ -29,19 +29,26 @@ _SCALES: Final = frozenset("mul div".split())
 
 def computed_by(context: ProblemContext, value: int, skipped: frozenset[str] = _MOVES) -> int:
     """The op that computed the numbers of a value, behind those that only move them; -1 if unknown."""
+    path = list(moved_from(context, value, skipped))
+    return context.producer(path[-1]) if len(path) <= _MAX_OPS else -1
+
+
+def moved_from(context: ProblemContext, value: int, skipped: frozenset[str] = _MOVES) -> Iterator[int]:
+    """A value and those that its numbers were in before, back to the one that was computed or is known."""
     for _ in range(_MAX_OPS):
+        yield value
         producer = context.producer(value)
         if producer < 0:
             value = int(context.data.values.base[value])
             if value < 0:
-                return -1
+                return
         elif _adds_bias(context, producer) or (
             context.name(producer) in skipped and context.inputs(producer)
         ):
             value = context.inputs(producer)[0]
         else:
-            return producer
-    return -1
+            return
+    yield value
 
 
 def _adds_bias(context: ProblemContext, op: int) -> bool:
@@ -89,7 +96,7 @@ def _activation(context: ProblemContext, op: int) -> str:
         summed = total >= 0 and context.name(total) == "sum" and context.inputs(total)
         if summed and computed_by(context, context.inputs(total)[0]) == source:
             return "exp / sum"
-    return _PROBABILITIES.get(name, "")
+    return PROBABILITIES.get(name, "")
 
 
 @check(

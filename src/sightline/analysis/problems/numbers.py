@@ -16,7 +16,8 @@ from sightline.analysis.nonfinite import (
 )
 from sightline.analysis.problems.activations import RECTIFIERS, is_masked
 from sightline.analysis.problems.context import FORWARD, RANDOM, Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.nonfinite_causes import cause
+from sightline.analysis.problems.problem import Finding, Severity, check, op_finding, op_line
 from sightline.analysis.problems.weights import has_parameters
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
@@ -47,8 +48,15 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
         calls = context.data.calls
         module, frame = int(calls.module[call.id]), int(calls.frame[call.id])
         yield Finding(call_text(call, value), module, frame, -1, value.id)
+    lines: set[str] = set()
     for finding in serious:
-        yield op_finding(context, _title(finding), finding.op.id, finding.value.id)
+        line = op_line(context, finding.op.id)
+        if line and line in lines:  # the NaN that became of an infinity, on its line
+            continue
+        lines.add(line)
+        given, repair = cause(context, finding.op.id)
+        title = f"{_title(finding)}{f': {given}' if given else ''}"
+        yield op_finding(context, title, finding.op.id, finding.value.id, repair)
 
 
 def _title(finding: NonFiniteOp) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
+
+from sightline.trace.training_steps import innermost_steps
 
 if TYPE_CHECKING:
     from sightline.analysis.problems.context import ProblemContext
 
 
 _NAMED: Final = 3  #: how many names a title lists
+_LISTED: Final = 2  #: how many modules a problem lists
 #: The kind that is listed before all others: what ended the run.
 FIRST: Final = "failure"
 
@@ -55,9 +59,19 @@ class Problem:
     value: int | None = None
     parameter: str | None = None
     count: int = 1  #: how often, at the same line in modules of the same class
+    steps: tuple[int, int] | None = None  #: in how many of how many training steps, where it has ops in them
     confidence: Confidence = Confidence.CERTAIN
     called: str = ""  #: the user's own line, where ``place`` is one of a library
     detail: str = ""  #: more about it: the note of an exception
+
+    @property
+    def times(self) -> str:
+        """How often it occurs: ``in 2 of 3 steps``, ``×12``; empty for once, also in each of two modules."""
+        if self.count == 1 or self.count == len(self.modules) == _LISTED:
+            return ""
+        if self.steps is not None and self.count == self.steps[0]:
+            return f"in {self.steps[0]:,} of {self.steps[1]:,} steps"
+        return f"×{self.count:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,7 @@ class Finding:
     place: str = ""  #: the source line, where there is no frame
     called: str = ""
     detail: str = ""
+    why: str = ""  #: what to do in this case, where that is known better than its check knows it
     confidence: Confidence | None = None  #: where it differs from that of its check
 
 
@@ -97,14 +112,21 @@ def check(
     return lambda find: Check(kind, severity, why, find, confidence)
 
 
-def op_finding(context: ProblemContext, title: str, op: int, value: int = -1) -> Finding:
+def op_finding(context: ProblemContext, title: str, op: int, value: int = -1, why: str = "") -> Finding:
     """A finding about an op, at its line and in its module."""
-    return Finding(title, context.module(op), int(context.frames[op]), op, value)
+    return Finding(title, context.module(op), int(context.frames[op]), op, value, why=why)
 
 
 def op_line(context: ProblemContext, op: int) -> str:
     """The source line of an op: ``net.py:9 in Net.forward``; empty where none is known."""
     return context.place(int(context.frames[op]))
+
+
+def op_at_line(context: ProblemContext, op: int) -> str:
+    """An op as it is written and its line: ``squeeze at net.py:9``; ``squeeze`` alone without one."""
+    name = context.written(op).rpartition(".")[2]
+    line = op_line(context, op).partition(" in ")[0]
+    return f"{name} at {line}" if line else name
 
 
 def group_by_line(
@@ -160,13 +182,25 @@ def _problem(context: ProblemContext, group: list[tuple[Check, Finding]]) -> Pro
     modules = tuple(dict.fromkeys(finding.module for _, finding in group if finding.module >= 0))
     labels = [context.module_label(module) for module in modules]
     return Problem(
-        kind=check.kind, severity=check.severity, title=first.title, why=check.why,
+        kind=check.kind, severity=check.severity, title=first.title, why=first.why or check.why,
         module=_label(labels), modules=tuple(context.data.modules[module].path for module in modules),
         place=first.place or context.place(first.frame), op=_id_or_none(first.op),
         value=_id_or_none(first.value), parameter=first.parameter or None, count=len(group),
+        steps=_steps(context, [finding.op for _, finding in group if finding.op >= 0]),
         confidence=check.confidence if first.confidence is None else first.confidence,
         called=first.called or ("" if first.place else context.own_place(first.frame)), detail=first.detail,
     )  # fmt: skip
+
+
+def _steps(context: ProblemContext, ops: list[int]) -> tuple[int, int] | None:
+    """In how many training steps ops ran, and how many there are; None with fewer than two of them."""
+    steps = innermost_steps(context.index.step_infos)
+    if len(ops) < 2 or len(steps) < 2:
+        return None
+    starts = [step.first_op for step in steps]
+    near = {(op, bisect_right(starts, op) - 1) for op in ops}
+    hit = {at for op, at in near if at >= 0 and op < steps[at].end_op}
+    return (len(hit), len(steps)) if hit else None
 
 
 def _label(labels: list[str]) -> str:
@@ -175,7 +209,7 @@ def _label(labels: list[str]) -> str:
     >>> _label(["layers.0", "layers.1", "layers.2"]), _label(["a", "b"])
     ('layers.0 … layers.2', 'a, b')
     """
-    return f"{labels[0]} … {labels[-1]}" if len(labels) > 2 else ", ".join(labels)
+    return f"{labels[0]} … {labels[-1]}" if len(labels) > _LISTED else ", ".join(labels)
 
 
 def _id_or_none(id: int) -> int | None:

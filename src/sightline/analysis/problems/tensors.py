@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding, op_line
+from sightline.analysis.problems.losses import computed_by, moved_from
+from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
+from sightline.analysis.variable_names import Assignment, assignments, returned_assignments
 from sightline.notation import bytes_text
+from sightline.trace.data import TensorMeta
 from sightline.trace.file_owners import torch_file
+from sightline.trace.op_groups import VIEWS
 
 _ARITHMETIC: Final = frozenset("add sub rsub mul div".split())
 _LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
@@ -43,10 +48,28 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
         if broadcast is None or not _is_plain_column(context, column) or not _becomes_loss(context, op):
             continue
         operands = " and ".join(str(context.meta(value)) for value in pair)
+        why = (
+            "Every row is compared with every other row, and the loss does not measure the error. Give both "
+            f"one shape: {_squeeze_text(context.meta(column), context.meta(row))}."
+        )
         title = (
             f"{context.written(op)} of {operands} broadcasts both to {list(broadcast)}, which becomes a loss"
         )
-        yield op_finding(context, title, op, column)
+        yield op_finding(context, title, op, column, why)
+
+
+def _squeeze_text(column: TensorMeta, row: TensorMeta) -> str:
+    """How two shapes become one: without the size 1 that only the longer has."""
+    at = next(
+        at for at, size in enumerate(column.shape) if size == 1 and _without(column.shape, at) == row.shape
+    )
+    dim = -1 if at == len(row.shape) else at
+    return f".squeeze({dim}) on the {column}, or .unsqueeze({dim}) on the {row}"
+
+
+def _without(shape: Shape, at: int) -> Shape:
+    """A shape without one of its sizes."""
+    return shape[:at] + shape[at + 1 :]
 
 
 def _unequal_ranks(context: ProblemContext) -> list[int]:
@@ -70,7 +93,7 @@ def _broadcast_shape(column: Shape, row: Shape) -> Shape | None:
     """
     if len(column) != len(row) + 1 or not row:
         return None
-    if not any(size == 1 and column[:at] + column[at + 1 :] == row for at, size in enumerate(column)):
+    if not any(size == 1 and _without(column, at) == row for at, size in enumerate(column)):
         return None
     padded = (1, *row)
     broadcast = tuple(max(pair) for pair in zip(column, padded, strict=True))
@@ -133,8 +156,7 @@ _PROMOTING: Final = _ARITHMETIC | frozenset("where maximum minimum addcmul addcd
 @check(
     "upcast",
     Severity.WARNING,
-    "What follows is in float32, at twice the memory and a fraction of the speed; cast the float32 tensor "
-    "once, where it is made.",
+    "What follows needs twice the memory and is slower. Cast the float32 tensor once, where it is made.",
 )
 def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
     """In a model of low precision a float32 tensor is mixed in, and a matmul further on is fed the result.
@@ -157,11 +179,43 @@ def accidental_upcast(context: ProblemContext) -> Iterator[Finding]:
         other = next(value for value in inputs if single[value])
         if outputs and single[outputs[0]] and feeds[outputs[0]] and not from_low[other]:
             low = next(value for value in inputs if context.low[value])
-            title = (
-                f"{context.written(op)} mixes {context.meta(low)} with {_origin(context, other)} and gives "
-                f"{context.meta(outputs[0])}, which feeds a matmul; {_spread(context, op, single)}"
-            )
-            yield op_finding(context, title, op, other)
+            yield _upcast_finding(context, op, low, other, _spread(context, op, single))
+
+
+def _upcast_finding(context: ProblemContext, op: int, low: int, single: int, spread: str) -> Finding:
+    """At the line that makes the float32 tensor an attribute, if the recording has it; else at the op."""
+    dtype, operands = context.meta(low).dtype, f"{context.meta(low)} and {_origin(context, single)}"
+    attribute = _attribute(context, single)
+    if attribute is None:
+        title = f"{context.written(op)} of {operands} gives float32, which {spread}"
+        maker = computed_by(context, single)
+        line = op_line(context, maker) if maker >= 0 else ""
+        made = f" where it is made, {line}" if line else ""
+        cost = "What follows needs twice the memory and is slower."
+        why = f"{cost} Cast the float32 tensor{made}: .to(torch.{dtype})."
+        return op_finding(context, title, op, single, why)
+    title = (
+        f"{attribute.name} is float32: {op_at_line(context, op)} of {operands} gives float32, which {spread}"
+    )
+    name = attribute.name.removeprefix("self.")
+    why = (
+        f"It is a plain tensor, which model.to(torch.{dtype}) does not cast. Make it a buffer: "
+        f'self.register_buffer("{name}", …, persistent=False).'
+    )
+    return Finding(title, context.module(op), attribute.frame, op, single, why=why)
+
+
+def _attribute(context: ProblemContext, value: int) -> Assignment | None:
+    """The assignment of a tensor to an attribute of a module in its constructor, if it is no buffer."""
+    if context.kind(value) in ("parameter", "buffer"):
+        return None
+    held = set(moved_from(context, value, VIEWS))
+    index = context.index
+    for each in chain(assignments(index), returned_assignments(index)):
+        constructor = index.frames[each.frame].function.endswith(".__init__")
+        if each.value in held and each.name.startswith("self.") and constructor:
+            return each
+    return None
 
 
 def _spread(context: ProblemContext, first: int, single: Mask) -> str:
@@ -178,8 +232,8 @@ def _spread(context: ProblemContext, first: int, single: Mask) -> str:
     made = [value for value in reached if context.data.values.base[value] < 0]
     memory = bytes_text(sum(context.meta(value).nbytes for value in made) // 2)
     if len(ops) == 1:
-        return f"it is one op in float32, with {memory} more memory"
-    return f"float32 spreads over {len(ops)} ops to {op_line(context, max(ops))}, with {memory} more memory"
+        return f"feeds a matmul and needs {memory} more memory"
+    return f"spreads over {len(ops)} ops to {op_line(context, max(ops))} and needs {memory} more memory"
 
 
 def _is_low_precision(context: ProblemContext) -> bool:

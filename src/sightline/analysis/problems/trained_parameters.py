@@ -16,7 +16,6 @@ import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.loop_record import parameter_aliases
-from sightline.analysis.problems.problem import op_line
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
 #: Ops by which layers are dropped at random.
@@ -181,8 +180,11 @@ class Training:
             ops = self._uses(list(dict.fromkeys(after)))
         return -1
 
-    def branch_end(self, idle: Idle) -> str:
-        """Where the branch of a parameter ends: read by nothing, or by an op without a gradient."""
+    def branch_end(self, idle: Idle) -> tuple[int, bool]:
+        """The op at which the branch of a parameter ends, and whether that passes no gradient back.
+
+        If it could, nothing reads its result. -1 if the parameter is not read.
+        """
         ops, seen = self._reads(idle.values), set(idle.values)
         last = ops[-1] if ops else -1
         while ops:
@@ -192,14 +194,10 @@ class Training:
                 op for op in ops if results and not any(map(self._floats, self._context.results(op)))
             ]
             if without_gradient:
-                line = op_line(self._context, without_gradient[0])
-                return f"{self._context.written(without_gradient[0])} at {line} has none to pass on"
+                return without_gradient[0], True
             seen.update(results)
             ops = self._uses([value for value in results if self._floats(value)] or results)
-        if last < 0:
-            return ""
-        line = op_line(self._context, last)
-        return f"the result of {self._context.written(last)} at {line} is read by nothing"
+        return last, False
 
     def _floats(self, value: int) -> bool:
         return bool(self._context.floating[value])

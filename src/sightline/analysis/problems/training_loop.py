@@ -91,8 +91,8 @@ def gradients_not_cleared(context: ProblemContext) -> Iterator[Finding]:
             what = f"gradients of {len(shown)} parameters are never cleared, those of others are"
         if shown:
             title = (
-                f"{what}: in {len(pairs)} of {len(pairs)} later steps of {optimizer.type} they hold those of "
-                f"the step before ({names_text(shown)})"
+                f"{what}: every step of {optimizer.type} after the first still holds those of the one before "
+                f"({names_text(shown)})"
             )
             yield _optimizer_finding(optimizer, title)
 

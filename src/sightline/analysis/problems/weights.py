@@ -19,9 +19,11 @@ from sightline.analysis.problems.problem import (
     op_finding,
     op_line,
 )
-from sightline.trace.data import MUTATES
+from sightline.trace.causes import creator
+from sightline.trace.data import KINDS, MUTATES, ParameterInfo
 from sightline.trace.op_groups import ALLOCATIONS, VIEWS
 
+_CONTAINERS: Final = frozenset("ModuleList ModuleDict Sequential".split())
 #: Ops that read no elements, or only pass the memory on.
 _SHAPE_ONLY: Final = VIEWS | frozenset(
     "detach_ as_strided set_ resize_ empty_like zeros_like ones_like full_like rand_like "
@@ -92,8 +94,8 @@ def untied_weights(context: ProblemContext) -> Iterator[Finding]:
 @check(
     "shared-layers",
     Severity.WARNING,
-    "A list like [layer] * n repeats one object: there is one set of weights. Make each anew, "
-    "[make() for _ in range(n)]; if sharing is meant, hold the layer once and call it in a loop.",
+    "A list like [layer] * n repeats one object, with one set of weights. Make each anew: "
+    "[Layer(…) for _ in range(n)]. If sharing is meant, hold the layer once and call it in a loop.",
     Confidence.LIKELY,
 )
 def shared_layers(context: ProblemContext) -> Iterator[Finding]:
@@ -105,7 +107,7 @@ def shared_layers(context: ProblemContext) -> Iterator[Finding]:
         calls = context.index.calls_of_module.get(id, ())
         if len(paths) > 1 and len(calls) > 1 and has_parameters(context, id):
             title = f"{', '.join(paths[:3])}{' …' if len(paths) > 3 else ''} are one and the same {info.type}"
-            yield Finding(title, id, call_frame(context, calls[0]))
+            yield Finding(title, id, _list_frame(context, id, call_frame(context, calls[0])))
         keys = tuple(p.key for p in info.parameters if not p.buffer)
         if len(keys) > 1 and info.path.rpartition(".")[2].isdigit():
             groups.setdefault(keys, []).append(id)
@@ -114,7 +116,26 @@ def shared_layers(context: ProblemContext) -> Iterator[Finding]:
             names = ", ".join(modules[id].path for id in members[:3])
             call = first_call(context, members[0])
             if call >= 0:
-                yield Finding(f"{names} share all their parameters", members[0], call_frame(context, call))
+                frame = _list_frame(context, members[0], call_frame(context, call))
+                yield Finding(f"{names} share all their parameters", members[0], frame)
+
+
+def _list_frame(context: ProblemContext, layer: int, otherwise: int) -> int:
+    """The line in the constructor of a list's owner that made the layer, if that was recorded."""
+    modules, values, frames = context.data.modules, context.data.values, context.data.frames
+    owner = modules[layer].parent
+    while owner >= 0 and modules[owner].type in _CONTAINERS:
+        owner = modules[owner].parent
+    names = {info.path for info in _parameters_below(context, layer)}
+    parameters = np.flatnonzero(values.kind == KINDS.index("parameter")).tolist()
+    first = next((id for id in parameters if context.index.name(values.name[id]) in names), -1)
+    maker = creator(context.index.values[first]) if first >= 0 else None
+    frame = int(context.data.ops.frame[maker.id]) if owner >= 0 and maker is not None else -1
+    while frame >= 0:
+        if context.index.frames[frame].function.split(".")[-2:] == [modules[owner].type, "__init__"]:
+            return frame
+        frame = int(frames.parent[frame])
+    return otherwise
 
 
 def _list_entries(aliases: tuple[str, ...]) -> list[str]:
@@ -129,12 +150,15 @@ def _list_entries(aliases: tuple[str, ...]) -> list[str]:
 
 def has_parameters(context: ProblemContext, module: int) -> bool:
     """Whether a module or one below it has parameters."""
-    path = context.data.modules[module].path
-    return any(
-        info.parameters and (info.path == path or info.path.startswith(f"{path}."))
-        for info in context.data.modules
-        if info.root == context.data.modules[module].root
-    )
+    return any(True for _ in _parameters_below(context, module))
+
+
+def _parameters_below(context: ProblemContext, module: int) -> Iterator[ParameterInfo]:
+    """The parameters and buffers of a module and of those below it."""
+    path, root = context.data.modules[module].path, context.data.modules[module].root
+    for info in context.data.modules:
+        if info.root == root and (info.path == path or info.path.startswith(f"{path}.")):
+            yield from info.parameters
 
 
 @check(

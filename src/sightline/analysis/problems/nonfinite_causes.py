@@ -1,0 +1,145 @@
+"""Why an op made a NaN or an infinity: the numbers it was given, where they come from, and the repair."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sightline.analysis.problems.activations import RECTIFIERS
+from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContext
+from sightline.analysis.problems.losses import PROBABILITIES, computed_by
+from sightline.analysis.problems.problem import op_at_line
+from sightline.notation import number_text
+
+_LOGARITHMS: Final = frozenset("log log2 log10".split())
+_ROOTS: Final = frozenset("sqrt rsqrt".split())
+_DIVISIONS: Final = frozenset("div reciprocal rsqrt".split())
+_EXPONENTIALS: Final = frozenset("exp expm1 exp2 sinh cosh".split())
+_SOFTMAXES: Final = frozenset("_softmax _log_softmax softmax log_softmax".split())
+#: Ops whose gradient at zero is infinite, or NaN.
+_STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_dist _cdist_forward".split())
+_EPSILON: Final = "1e-6"
+_HUGE: Final = 1e18  #: products of two such numbers are no float32
+
+
+def cause(context: ProblemContext, op: int) -> tuple[str, str]:
+    """What is wrong with the numbers an op was given, and the repair; empty where neither is known."""
+    ops = context.data.ops
+    forward = int(ops.forward[op])
+    if ops.phase[op] == BACKWARD:
+        name = context.name(forward) if forward >= 0 else ""
+        return _steep_gradient(context, op, forward) if name in _STEEP else ("", "")
+    name, inputs = context.name(op).rstrip("_"), context.inputs(op)
+    if not inputs:
+        return "", ""
+    if name in _SOFTMAXES:
+        return _masked_rows(context, op)
+    if name in _LOGARITHMS | _ROOTS and _low(context, inputs[0]) < 0:
+        return _negative(context, name, inputs[0])
+    if name in _LOGARITHMS:
+        return _zero(context, inputs[0], _positive(context, name, inputs[0]))
+    if name in _DIVISIONS:
+        repair = f"Add an epsilon to the divisor, or .clamp(min={_EPSILON}) it where it is positive."
+        return _zero(context, inputs[-1], repair)
+    if name in _EXPONENTIALS:
+        return _too_large(context, name, inputs[0])
+    if name in MATMULS | {"mul", "pow", "sum"} and max(_high(context, each) for each in inputs) > _HUGE:
+        return (
+            "",
+            "The numbers grew too large: lower the learning rate, clip the gradients or add a norm.",
+        )
+    return "", ""
+
+
+def _zero(context: ProblemContext, value: int, repair: str) -> tuple[str, str]:
+    """Zeros where there must be none."""
+    row = _row(context, value)
+    zeros = int(context.data.stats.zeros[row]) if row >= 0 else 0
+    if not zeros:
+        return "", ""
+    count = f"{zeros:,} zeros come" if zeros > 1 else "a zero comes"
+    return f"{count} {_origin(context, value)}", repair
+
+
+def _positive(context: ProblemContext, name: str, value: int) -> str:
+    """How the input of a logarithm becomes positive."""
+    maker = computed_by(context, value)
+    made = context.name(maker).rstrip("_") if maker >= 0 else ""
+    if PROBABILITIES.get(made) == "softmax":
+        return f"Use F.log_softmax(scores, dim=-1) instead of the {name} of a softmax: it is never -Inf."
+    if made == "sigmoid":
+        return f"Use F.logsigmoid(scores) instead of the {name} of a sigmoid: it is never -Inf."
+    if made in RECTIFIERS:
+        return f"Use softplus, which is never 0, instead of {made}, or {name}(x.clamp(min={_EPSILON}))."
+    return f"Keep 0 out of it: {name}(x.clamp(min={_EPSILON}))."
+
+
+def _negative(context: ProblemContext, name: str, value: int) -> tuple[str, str]:
+    """Numbers below zero where a logarithm or a root is taken."""
+    low = number_text(_low(context, value))
+    repair = f".clamp(min={_EPSILON}) before the {name}, or make it positive: softplus, exp or a square."
+    return f"numbers below 0, down to {low}, come {_origin(context, value)}", f"Keep it positive: {repair}"
+
+
+def _too_large(context: ProblemContext, name: str, value: int) -> tuple[str, str]:
+    """Numbers whose exponential is no float."""
+    high = _high(context, value)
+    if not high:
+        return "", ""
+    limit = f"{name} of more than 88 is no float32"
+    repair = f"{limit}. Subtract the maximum first, as softmax and logsumexp do, or .clamp(max=…) it."
+    return f"numbers up to {number_text(high)} come {_origin(context, value)}", repair
+
+
+def _masked_rows(context: ProblemContext, op: int) -> tuple[str, str]:
+    """Rows of a softmax that are -Inf throughout."""
+    stats = context.data.stats
+    row, made = _row(context, context.inputs(op)[0]), context.stat(context.outputs(op)[0])
+    if min(row, made) < 0 or not 0 < stats.nans[made] <= stats.infs[row]:  # of +Inf one makes a row NaN
+        return "", ""
+    module = context.module_type(context.module(op))
+    if module == "MultiheadAttention" or "multi_head_attention" in context.written(op):
+        sense = "nn.MultiheadAttention leaves out what is True in its mask; if True means keep, pass ~mask"
+    else:
+        sense = "masked_fill leaves out what is True in a mask, scaled_dot_product_attention what is False"
+    return "some rows are -Inf throughout", f"The mask leaves out everything in them. {sense}."
+
+
+def _steep_gradient(context: ProblemContext, op: int, forward: int) -> tuple[str, str]:
+    """A root or a norm of zero, whose gradient is infinite; the backward pass may have saved the result."""
+    name = context.written(forward).rpartition(".")[2]
+    rows = [_row(context, value) for value in (*context.inputs(op), *context.inputs(forward))]
+    if not any(context.data.stats.zeros[row] for row in rows if row >= 0):
+        return "", ""
+    inside = f"add {_EPSILON} inside the root, or .clamp(min={_EPSILON})"
+    return (
+        f"the gradient of {name} at 0 is infinite",
+        f"Keep 0 out of it, also where the result is not used: {inside}.",
+    )
+
+
+def _origin(context: ProblemContext, value: int) -> str:
+    """Where numbers come from: ``from relu at net.py:9 (act)``."""
+    maker = computed_by(context, value)
+    if maker < 0:
+        name = context.index.name(context.data.values.name[value])
+        kind = context.kind(value)
+        return f"from {kind} {name}" if name else f"from a{'n' * kind.startswith(tuple('aeiou'))} {kind}"
+    module = context.module(maker)
+    path = context.data.modules[module].path if module >= 0 else ""
+    return f"from {op_at_line(context, maker)}{f' ({path})' if path else ''}"
+
+
+def _row(context: ProblemContext, value: int) -> int:
+    """The row of the statistics of a value, or of the tensor it is a view of; -1 without."""
+    row, base = context.stat(value), int(context.data.values.base[value])
+    return row if row >= 0 or base < 0 else context.stat(base)
+
+
+def _low(context: ProblemContext, value: int) -> float:
+    row = _row(context, value)
+    return float(context.data.stats.min[row]) if row >= 0 else 0.0
+
+
+def _high(context: ProblemContext, value: int) -> float:
+    row = _row(context, value)
+    return float(context.data.stats.max[row]) if row >= 0 else 0.0
