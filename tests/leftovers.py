@@ -182,11 +182,15 @@ class Namespaces:
             ("torch.autograd", torch.autograd),
             ("torch.autograd.Function", torch.autograd.Function),
             ("torch.optim.Optimizer", torch.optim.Optimizer),
+            ("torch.optim.lr_scheduler", torch.optim.lr_scheduler),
+            ("torch.optim.lr_scheduler._enable_get_lr_call", torch.optim.lr_scheduler._enable_get_lr_call),
+            ("torch.utils", torch.utils),
         ]
 
 
 #: What Dynamo marks a class with when it compiles a module of it, and Python when it pickles an instance.
-_NOT_OURS: Final = frozenset({"___needs_generation_tag_patch", "__slotnames__"})
+#: transformers leaves a function of its own on `torch.nn.Module`.
+_NOT_OURS: Final = frozenset({"___needs_generation_tag_patch", "__slotnames__", "smart_apply"})
 
 
 def _patches(name: str, before: dict[str, Any], now: Any) -> list[str]:

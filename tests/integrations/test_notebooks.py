@@ -22,7 +22,7 @@ CELLS = [
     "import torch, sightline as sl\ntorch.set_num_threads(1)",
     "class Net(torch.nn.Module):\n    def forward(self, x):\n        y = x.relu()\n        return y.sum()\n",
     "with sl.trace(Net(), engine=ENGINE, PATH) as t:\n    Net()(torch.ones(2, 3))",
-    "t",
+    "print(t)",
     "t.code(ops='api')",
     "if not t.info.get('x'): print(t.code(ops='api')); print(t.source(file='In[2]'))",
     "saved = t.save('saved.sight')",

@@ -131,6 +131,19 @@ def test_a_rate_that_stays_though_its_schedule_steps(engine: Any) -> None:
     assert kinds(stepped(net, 2, engine, schedule=lambda optimizer: StepLR(optimizer, 30))) == []
 
 
+def test_a_step_of_a_scheduler_is_one_in_recordings_inside_others() -> None:
+    net = nn.Linear(4, 2)
+    with sl.trace(net) as outer, sl.trace(net, engine="python") as inner:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scheduler = CosineAnnealingLR(optimizer, 20)
+        for _ in range(3):
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+    for t in (outer, inner):
+        assert [row["steps"] for row in t.info["training"]["schedulers"]] == [3]
+
+
 def test_a_scheduler_of_an_optimizer_that_wraps_another_is_healthy() -> None:
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:

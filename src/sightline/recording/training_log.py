@@ -229,7 +229,9 @@ class SchedulerPatch:
         self._patched: Any = None
 
     def install(self, notify: Callable[[Any, FrameType], None]) -> None:
-        """Have ``notify(scheduler, frame)`` called before a scheduler sets its rates."""
+        """Have ``notify(scheduler, frame)`` called before a scheduler sets its rates. Safe to call again."""
+        if self._patched is not None:
+            return
         context = getattr(torch.optim.lr_scheduler, "_enable_get_lr_call", None)
         real = getattr(context, "__enter__", None)
         if context is None or real is None:  # another torch: schedulers are not recorded

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import functools
 import operator
 from collections.abc import Callable
@@ -175,9 +175,8 @@ def coroutines() -> None:
         y = yield x + 1
         yield y * 2
 
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(main(grid()))
-    loop.close()
+    with contextlib.suppress(StopIteration):
+        main(grid()).send(None)  # it waits for nothing: no event loop is needed
     running = two(grid())
     running.send(next(running))
 
