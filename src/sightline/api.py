@@ -400,7 +400,7 @@ class Trace:
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
         An existing recording is replaced only with ``overwrite=True``, and then atomically. In a distributed
-        job each process saves to a folder of its own, ``run.rank0.sight``.
+        job each process saves its own into that folder, ``run.sight/rank0.sight``.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -410,13 +410,14 @@ class Trace:
         ...     [op.name for op in sl.load(f"{folder}/run.sight").ops.where(level="aten")]
         ['ones', 'relu']
         """
-        from sightline.ranks import path_of_rank
+        from sightline.process_rank import path_of_rank
         from sightline.trace.bundle import save
-        from sightline.trace.bundle.paths import refuse_recording
+        from sightline.trace.bundle.paths import make_job_folder, refuse_recording
 
         folder = path_of_rank(Path(path))
         if not overwrite:
             refuse_recording(folder, "save under another name, or give overwrite=True to replace it")
+        make_job_folder(folder)
         return save(self.data, folder, source=source, environment=environment)
 
     @check_arguments

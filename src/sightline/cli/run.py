@@ -30,8 +30,15 @@ from sightline.cli.command import (
 from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
-from sightline.ranks import path_of_rank, this_rank
-from sightline.trace.bundle.paths import clear_recording, numbered_paths
+from sightline.process_rank import path_of_rank, this_rank
+from sightline.trace.bundle.paths import (
+    clear_recording,
+    holds_recording,
+    make_job_folder,
+    numbered_paths,
+    refuse_recording,
+    remove_if_empty,
+)
 from sightline.views.outline import Line
 
 if TYPE_CHECKING:
@@ -110,7 +117,7 @@ def command(
         ended = _run(program, recording)
     finally:
         if os.getpid() == began:  # not in a child of the script
-            _remove_if_empty(home)
+            remove_if_empty(home)
     if os.getpid() == began:
         failed = ended is not None and not isinstance(ended, SystemExit)
         if ended is not None and failed:
@@ -141,8 +148,13 @@ def _make_folder(output: str | None, name: str, force: bool) -> Path:
     """
     places = [path_of_rank(Path(output))] if output is not None else list(numbered_paths(Path(), name))
     for place in places:
+        if output is None and holds_recording(place.parent):  # of one process: not the folder of all ranks
+            continue
+        if not place.exists():
+            refuse_recording(place, "give another -o")
         try:
             with suppress(FileExistsError):  # a file: the next line says what is wrong with that
+                make_job_folder(place)
                 place.parent.mkdir(parents=True, exist_ok=True)
             place.mkdir(0o700)
             return place
@@ -158,12 +170,6 @@ def _make_folder(output: str | None, name: str, force: bool) -> Path:
         raise UsageError(f"{place} is there already; give another -o, or --force to replace it.")
     clear_recording(place, "give another -o")
     return place
-
-
-def _remove_if_empty(home: Path) -> None:
-    """Remove the folder again if nothing was written to it."""
-    with suppress(OSError):
-        home.rmdir()
 
 
 def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str, Any]) -> StepRecorder:

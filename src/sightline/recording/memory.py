@@ -133,7 +133,9 @@ def read_allocators() -> AllocatorStatistics:
         return {}
     statistics: AllocatorStatistics = {}
     for device in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats_as_nested_dict(device)  # a third of a millisecond less than the flat one
+        stats = torch.cuda.memory_stats_as_nested_dict(
+            device
+        )  # a third of a millisecond less than the flat one
         numbers = {
             name: int(stats.get(kind, {}).get("all", {}).get(when, 0))
             for name, (kind, when) in _STATISTICS.items()
