@@ -27,6 +27,7 @@ from sightline.cli.command import (
     printable_text,
     view_in_cli_words,
 )
+from sightline.cli.launch import launch
 from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
@@ -64,6 +65,7 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
         "sightline run --check --stats -m mypackage.train --lr 1e-3",
         "sightline run --capture 'blocks.*.attn' --ops none train.py",
         "sightline run --last 100000 train.py     a flight recorder for a long run",
+        "sightline run --nproc 4 train.py     four processes, as torchrun starts them",
         "sightline run --time device --steps 3 train.py     what the GPU spent on each op",
     ),
 )
@@ -89,13 +91,17 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 )
 @click.option("--no-source", is_flag=True, help="Leave out the text of the source files.")
 @click.option("--no-environment", is_flag=True, help="Leave out versions, host name and command line.")
+@click.option("--nproc", type=click.IntRange(1), metavar="N",
+              help="Start N processes with torchrun, and record each.")  # fmt: skip
+@click.option("--launched", is_flag=True, hidden=True)  # by --nproc, which reports for all processes
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end but where the recording is.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     context: click.Context, /, as_module: bool, output: str | None, force: bool, script: str,
-    arguments: tuple[str, ...], steps: str | None, quiet: bool, **options: Any,
+    arguments: tuple[str, ...], steps: str | None, quiet: bool, nproc: int | None, launched: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Run a script unchanged, and record what its model did.
 
@@ -109,6 +115,9 @@ def command(
     if launcher is not None:
         raise UsageError(launcher)
     program = _find_program(script, arguments, as_module)
+    if nproc is not None:
+        called = [*(["-m"] if as_module else []), script, *arguments]
+        context.exit(launch(nproc, own, output, force, quiet, called, program.name))
     place = _make_folder(output, program.name, force)
     home = place.absolute()  # the script may go to another folder
     began = os.getpid()
@@ -125,7 +134,8 @@ def command(
                 _flush()
             program.print_exception(ended)
         here = this_rank()  # of several processes, one shows what it saw
-        _report(recording, place, home, quiet or bool(here and here.rank), failed)
+        if not launched or recording.trouble:
+            _report(recording, place, home, quiet or bool(here and here.rank), failed)
     if ended is not None:
         _exit_like(context, ended)
 

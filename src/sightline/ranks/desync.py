@@ -1,0 +1,285 @@
+"""Where ranks part: the first collective that is not the same on every rank of its group, and why.
+
+The collectives of a group have to come in the same order on all its ranks. The first that differs, or that a
+rank never comes to, is a problem; between it and the one before, the first op that differs is its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.analysis.problems.problem import Confidence, Problem, Severity
+from sightline.ranks.collectives import Collective
+from sightline.ranks.folder import ranks_text
+from sightline.ranks.merge import Run
+from sightline.ranks.record import GroupCalls, RankRecord
+
+ENDED, BEFORE = -1, -2  #: instead of a signature: after the last call of a rank, before the first one kept
+_NEAR: Final = 8  #: a ring of last ops is aligned by time, and this many collectives around by what they are
+_WHY_DIFFERENT: Final = (
+    "Ranks of a group must run the same collectives in the same order: these hang or mix up their data."
+)
+_WHY_MISSING: Final = (
+    "The others wait for it until they time out: every rank of a group must come to every collective."
+)
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """The collectives of a process group: a row for each rank, a column for each order number."""
+
+    group: str
+    ranks: list[int]
+    shifts: list[int]  #: how many collectives of the group came before the first that a rank still has
+    signature: NDArray[np.int32]
+
+    def call(self, run: Run, rank: int, number: int) -> tuple[GroupCalls, int] | None:
+        """A rank's calls, and which of them has this order number; None where it has none."""
+        calls = run.records[rank].groups.get(self.group)
+        at = number - self.shifts[self.ranks.index(rank)]
+        return (calls, at) if calls is not None and 0 <= at < len(calls) else None
+
+    def first_difference(self) -> int | None:
+        """The order number of the first collective that is not the same on all ranks."""
+        known = self.signature != BEFORE
+        low = np.where(known, self.signature, np.iinfo(np.int32).max).min(axis=0)
+        high = np.where(known, self.signature, np.iinfo(np.int32).min).max(axis=0)
+        differs = np.flatnonzero(low < high)
+        return int(differs[0]) if len(differs) else None
+
+
+def group_tables(run: Run) -> Iterator[GroupTable]:
+    """The table of each group with at least two ranks here."""
+    for group, members in run.groups.items():
+        ranks = [rank for rank in members if rank in run.records]
+        if len(ranks) < 2:
+            continue
+        calls = [run.records[rank].groups.get(group) for rank in ranks]
+        shifts = _shifts(run, ranks, calls)
+        lengths = [shift + len(each or ()) for shift, each in zip(shifts, calls, strict=True)]
+        signature = np.full((len(ranks), max(lengths)), ENDED, dtype=np.int32)
+        for row, (shift, each) in enumerate(zip(shifts, calls, strict=True)):
+            signature[row, :shift] = BEFORE
+            if each is not None:
+                signature[row, shift : shift + len(each)] = each.signature
+        yield GroupTable(group, ranks, shifts, signature)
+
+
+def _shifts(run: Run, ranks: list[int], calls: list[GroupCalls | None]) -> list[int]:
+    """Zero, except where a recording has only its last ops: then by time, and by what is near."""
+    if not any(run.records[rank].info.get("dropped") for rank in ranks):
+        return [0] * len(ranks)
+    starts = [
+        None if each is None or not len(each) else each.start + int(run.records[rank].info.get("began_ns", 0))
+        for rank, each in zip(ranks, calls, strict=True)
+    ]
+    kept = [(int(times[0]), row) for row, times in enumerate(starts) if times is not None]
+    if not kept:
+        return [0] * len(ranks)
+    first = min(kept)[1]
+    reference, known = starts[first], calls[first]
+    assert reference is not None
+    assert known is not None
+    shifts = []
+    for times, each in zip(starts, calls, strict=True):
+        if times is None or each is None:
+            shifts.append(0)
+            continue
+        about = int(np.searchsorted(reference, times[0]))
+        tried = range(max(about - _NEAR, 0), min(about + _NEAR, len(reference)) + 1)
+        shifts.append(max(tried, key=lambda s: _agreement(s, times, each, reference, known), default=0))
+    return shifts
+
+
+def _agreement(
+    shift: int, times: NDArray[np.int64], calls: GroupCalls, reference: NDArray[np.int64], known: GroupCalls
+) -> tuple[float, float]:
+    """How well two sequences fit: the share of equal collectives, then how near they are in time."""
+    count = min(len(reference) - shift, len(times))
+    if count <= 0:
+        return 0.0, -float("inf")
+    equal = float(np.mean(known.signature[shift : shift + count] == calls.signature[:count]))
+    return equal, -float(np.median(np.abs(reference[shift : shift + count] - times[:count])))
+
+
+def desync_problems(run: Run) -> list[Problem]:
+    """The first difference of each group; of several groups the one that came first in the run leads."""
+    found: list[tuple[int, Problem]] = []
+    for table in group_tables(run):
+        number = table.first_difference()
+        if number is not None:
+            found += _problems_at(run, table, number)
+    return [problem for _, problem in sorted(found, key=lambda pair: (-pair[1].severity, pair[0]))]
+
+
+def _problems_at(run: Run, table: GroupTable, number: int) -> Iterator[tuple[int, Problem]]:
+    """What is wrong with one collective of a group, and when it began."""
+    classes: dict[int, list[int]] = {}
+    for rank, signature in zip(table.ranks, table.signature[:, number].tolist(), strict=True):
+        if signature != BEFORE:
+            classes.setdefault(signature, []).append(rank)
+    absent = classes.pop(ENDED, [])
+    ordered = sorted(classes.items(), key=lambda pair: (-len(pair[1]), pair[1][0]))
+    signature, most = ordered[0]
+    call = _named(run.names.signatures.all[signature], number)
+    here = table.call(run, most[0], number)
+    assert here is not None
+    began = int(here[0].start[here[1]])
+    place = run.names.places.all[here[0].place[here[1]]]
+    for other, ranks in ordered[1:]:
+        there = table.call(run, ranks[0], number)
+        assert there is not None
+        line = run.names.places.all[there[0].place[there[1]]]
+        theirs = _named(run.names.signatures.all[other], number)
+        verb = "runs" if len(most) == 1 else "run"
+        title = (
+            f"{ranks_text(most).capitalize()} {verb} {call} where {ranks_text(ranks)} "
+            f"{'runs' if len(ranks) == 1 else 'run'} {theirs}{_of_group(run, table.group)}"
+        )
+        detail = [f"{ranks_text(ranks)}: {line}", *_parting_text(run, table, most[0], ranks[0], number)]
+        yield began, _problem("desync", Severity.ERROR, title, _WHY_DIFFERENT, place, detail)
+    for ranks in _by_state(run, absent):
+        yield began, _missing(run, table, number, (call, place), most, ranks)
+
+
+def _missing(
+    run: Run, table: GroupTable, number: int, call: tuple[str, str], most: list[int], absent: list[int]
+) -> Problem:
+    """Some ranks never come to a collective that others are in."""
+    record = run.records[absent[0]]
+    text, place = call
+    detail = [f"{ranks_text(absent)}: {whereabouts(run, record)}"]
+    detail += _parting_text(run, table, most[0], absent[0], number)
+    stopped = [rank for rank in most if not _went_on(run, table, rank, number)]
+    who = ranks_text(absent).capitalize()
+    if not stopped:
+        title = f"{who} has no {text}{_of_group(run, table.group)}, which {ranks_text(most)} completed"
+        why = "Its recording may cover less of the run; if not, ranks have mixed up their collectives."
+        return _problem("desync", Severity.NOTE, title, why, place, detail, Confidence.GUESS)
+    how = "died before" if record.failed else "never came to"
+    waits = f"{ranks_text(stopped)} {'waits' if len(stopped) == 1 else 'wait'}"
+    title = f"{who} {how} {text}{_of_group(run, table.group)}, in which {waits}"
+    likely = Confidence.LIKELY if record.unfinished else Confidence.CERTAIN
+    return _problem("hang", Severity.ERROR, title, _WHY_MISSING, place, detail, likely)
+
+
+def _problem(
+    kind: str, severity: Severity, title: str, why: str, place: str, detail: list[str],
+    confidence: Confidence = Confidence.CERTAIN,
+) -> Problem:  # fmt: skip
+    return Problem(
+        kind=kind, severity=severity, title=title, why=why, module="", modules=(), place=place,
+        confidence=confidence, detail="; ".join(detail),
+    )  # fmt: skip
+
+
+def _named(call: Collective, number: int) -> str:
+    """A collective under its number in this group: the first with its signature had another."""
+    return str(call).replace(f"#{call.number}", f"#{number}", 1)
+
+
+def _of_group(run: Run, group: str) -> str:
+    return f" of group {group}" if len(run.groups) > 1 and group else ""
+
+
+def _went_on(run: Run, table: GroupTable, rank: int, number: int) -> bool:
+    """Whether a rank has finished, and ran more after a collective: then that was completed."""
+    record, here = run.records[rank], table.call(run, rank, number)
+    if here is None or record.failed:
+        return False
+    calls, at = here
+    return not record.unfinished or not (record.last_is_collective and at == len(calls) - 1)
+
+
+def _by_state(run: Run, ranks: list[int]) -> list[list[int]]:
+    """Ranks that ended in the same way at the same line."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank in ranks:
+        record = run.records[rank]
+        groups.setdefault((record.failed, record.unfinished, record.last_place), []).append(rank)
+    return list(groups.values())
+
+
+def whereabouts(run: Run, record: RankRecord) -> str:
+    """Where a rank was when its recording ended, and how that ended."""
+    last = f"{record.last_op} at {run.names.places.all[record.last_place]}".removesuffix(" at ")
+    if not record.last_op:
+        last = "it ran no op"
+    if record.failed:
+        return f"raised {_first_line(str(record.info['exception']))} after {last}"
+    if record.stack:
+        return f"is at {record.stack}, after {last}"
+    waits = record.waits_at
+    if record.unfinished and waits is not None:
+        return f"waits at {waits[0]}, in {last}" if record.last_is_collective else f"waits at {waits[0]}"
+    if record.unfinished:
+        return f"was cut short {'in or after' if record.last_is_collective else 'after'} {last}"
+    return f"ended after {last}"
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= 120 else f"{line[:119]}…"
+
+
+def _parting_text(run: Run, table: GroupTable, rank: int, other: int, number: int) -> list[str]:
+    """A sentence on the first op that two ranks do not share before a collective."""
+    found = parting(run, table, rank, other, number)
+    if found is None:
+        return []
+    ours, theirs, equal = found
+    if ours == theirs:
+        return []
+    text = run.names.step_text
+    mine, yours = ("ends" if step is None else f"runs {text(step)}" for step in (ours, theirs))
+    where = "from the start" if not equal else f"after {equal:,} equal ops"
+    return [f"they part {where}: rank {rank} {mine}, rank {other} {yours}"]
+
+
+def parting(
+    run: Run, table: GroupTable, rank: int, other: int, number: int
+) -> tuple[int | None, int | None, int] | None:
+    """The first op that two ranks do not share, and how many equal ones precede it since a collective.
+
+    It is looked for behind the last collective that both ran at the same line. None where they are equal.
+    """
+    here, there = run.records[rank], run.records[other]
+    a, b = here.groups.get(table.group), there.groups.get(table.group)
+    if a is None or b is None:
+        return _first_difference(here.steps, there.steps)
+    lead, lag = (table.shifts[table.ranks.index(each)] for each in (rank, other))
+    first = max(lead, lag)
+    count = min(number - first + 1, len(a) - (first - lead), len(b) - (first - lag))
+    if count <= 0:
+        return None
+    mine, yours = slice(first - lead, first - lead + count), slice(first - lag, first - lag + count)
+    same = (a.place[mine] == b.place[yours]) & (a.signature[mine] == b.signature[yours])
+    agreed = int(np.argmin(same)) if not same.all() else count
+    begins = (_behind(here, a, first - lead + agreed), _behind(there, b, first - lag + agreed))
+    if None in begins or (agreed == 0 and (here.info.get("dropped") or there.info.get("dropped"))):
+        return None
+    return _first_difference(here.steps[begins[0] :], there.steps[begins[1] :])
+
+
+def _behind(record: RankRecord, calls: GroupCalls, at: int) -> int | None:
+    """The position in the steps of a rank behind its collective ``at - 1``."""
+    if at == 0:
+        return 0
+    found = np.flatnonzero(record.step_ops == calls.op[at - 1])
+    return int(found[0]) + 1 if len(found) else None
+
+
+def _first_difference(
+    a: NDArray[np.int32], b: NDArray[np.int32]
+) -> tuple[int | None, int | None, int] | None:
+    count = min(len(a), len(b))
+    differs = np.flatnonzero(a[:count] != b[:count])
+    at = int(differs[0]) if len(differs) else count
+    if at == len(a) == len(b):
+        return None
+    return int(a[at]) if at < len(a) else None, int(b[at]) if at < len(b) else None, at
