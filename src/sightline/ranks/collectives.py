@@ -126,7 +126,8 @@ class Collectives(Sequence[Collective]):
                 found = traits[name, form] = self._traits(name, data.forms[form])
             metas = [data.metas[data.values.meta[value]] for value in ops.inputs_of(op)[found.payload]]
             peers = tuple(_integers((groups.get(found.group) or {}).get("ranks")))
-            root, key = found.root, (found.group,)
+            root = found.root
+            key: tuple[Any, ...] = (found.group,)
             if found.kind in POINT_TO_POINT:
                 peers, key = ((root,) if root >= 0 else ()), (found.group, found.kind, root)
             number = counts[key] = counts.get(key, -1) + 1

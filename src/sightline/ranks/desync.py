@@ -6,8 +6,10 @@ rank never comes to, is a problem; between it and the one before, the first op t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,6 +20,7 @@ from sightline.ranks.collectives import Collective
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.record import GroupCalls, RankRecord
+from sightline.trace.bundle import load
 
 ENDED, BEFORE = -1, -2  #: instead of a signature: after the last call of a rank, before the first one kept
 _NEAR: Final = 8  #: a ring of last ops is aligned by time, and this many collectives around by what they are
@@ -91,8 +94,12 @@ def _shifts(run: Run, ranks: list[int], calls: list[GroupCalls | None]) -> list[
             shifts.append(0)
             continue
         about = int(np.searchsorted(reference, times[0]))
-        tried = range(max(about - _NEAR, 0), min(about + _NEAR, len(reference)) + 1)
-        shifts.append(max(tried, key=lambda s: _agreement(s, times, each, reference, known), default=0))
+        near = range(max(about - _NEAR, 0), min(about + _NEAR, len(reference)) + 1)
+        fits = partial(_agreement, times=times, calls=each, reference=reference, known=known)
+        shift = max(near, key=fits, default=0)
+        if fits(shift)[0] < 1:  # ranks that do not wait for each other come at different times
+            shift = max(range(max(len(reference) - len(times) // 2, 1)), key=fits)
+        shifts.append(shift)
     return shifts
 
 
@@ -163,9 +170,29 @@ def _missing(
         return _problem("desync", Severity.NOTE, title, why, place, detail, Confidence.GUESS)
     how = "died before" if record.failed else "never came to"
     waits = f"{ranks_text(stopped)} {'waits' if len(stopped) == 1 else 'wait'}"
+    ahead = _last_call(run, table, stopped[0])
+    if record.unfinished and ahead is not None and ahead[0] > number:
+        # What a killed process recorded last may be lost: the others have gone on with it for a while.
+        how = f"{'was' if len(absent) == 1 else 'were'} cut short before"
+        _, text, place = ahead
+        detail.append("what a killed process did in its last third of a second is not recorded")
     title = f"{who} {how} {text}{_of_group(run, table.group)}, in which {waits}"
     likely = Confidence.LIKELY if record.unfinished else Confidence.CERTAIN
     return _problem("hang", Severity.ERROR, title, _WHY_MISSING, place, detail, likely)
+
+
+def _last_call(run: Run, table: GroupTable, rank: int) -> tuple[int, str, str] | None:
+    """The last collective of a rank in a group: its order number, what it was, and its line."""
+    calls = run.records[rank].groups.get(table.group)
+    if calls is None or not len(calls):
+        return None
+    number = table.shifts[table.ranks.index(rank)] + len(calls) - 1
+    names = run.names
+    return (
+        number,
+        _named(names.signatures.all[calls.signature[-1]], number),
+        names.places.all[calls.place[-1]],
+    )
 
 
 def _problem(
@@ -228,58 +255,109 @@ def _first_line(text: str) -> str:
 
 
 def _parting_text(run: Run, table: GroupTable, rank: int, other: int, number: int) -> list[str]:
-    """A sentence on the first op that two ranks do not share before a collective."""
+    """Sentences on what two ranks did differently before a collective."""
     found = parting(run, table, rank, other, number)
-    if found is None:
-        return []
-    ours, theirs, equal = found
-    if ours == theirs:
-        return []
-    text = run.names.step_text
-    mine, yours = ("ends" if step is None else f"runs {text(step)}" for step in (ours, theirs))
-    where = "from the start" if not equal else f"after {equal:,} equal ops"
-    return [f"they part {where}: rank {rank} {mine}, rank {other} {yours}"]
+    texts = []
+    if found is not None:
+        mine, yours = (
+            "ends" if step is None else f"runs {run.names.step_text(step)}"
+            for step in (found.ours, found.theirs)
+        )
+        where = "from the start" if found.since < 0 else f"after collective #{found.since}"
+        texts.append(f"they part {where}: rank {rank} {mine}, rank {other} {yours}")
+    else:
+        texts += shape_parting(run, rank, other)
+    return texts
 
 
-def parting(
-    run: Run, table: GroupTable, rank: int, other: int, number: int
-) -> tuple[int | None, int | None, int] | None:
-    """The first op that two ranks do not share, and how many equal ones precede it since a collective.
+@dataclass(frozen=True)
+class Parting:
+    """The first op that two ranks do not share."""
 
-    It is looked for behind the last collective that both ran at the same line. None where they are equal.
+    since: int  #: the order number of the last collective before it; -1 for none
+    ours: int | None  #: a step in the shared names; None where the rank has ended
+    theirs: int | None
+
+
+def parting(run: Run, table: GroupTable, rank: int, other: int, number: int) -> Parting | None:
+    """Where two ranks part that differ at collective ``number``; None where they run the same ops.
+
+    They are compared from one collective to the next. A difference that comes again and again, such as what
+    one rank writes to a log, does no harm: of those that are as rare as any, the last is taken, but one that
+    only says that a rank has ended.
     """
+    found = list(_differences(run, table, rank, other, number))
+    if not found:
+        return None
+    counts = Counter((each.ours, each.theirs) for each in found)
+    telling = [each for each in found if None not in (each.ours, each.theirs)] or found
+    rarest = min(counts[each.ours, each.theirs] for each in telling)
+    return [each for each in telling if counts[each.ours, each.theirs] == rarest][-1]
+
+
+def _differences(run: Run, table: GroupTable, rank: int, other: int, number: int) -> Iterator[Parting]:
+    """The first difference between each two collectives, up to one; at most one for each."""
     here, there = run.records[rank], run.records[other]
-    a, b = here.groups.get(table.group), there.groups.get(table.group)
-    if a is None or b is None:
-        return _first_difference(here.steps, there.steps)
     lead, lag = (table.shifts[table.ranks.index(each)] for each in (rank, other))
     first = max(lead, lag)
-    count = min(number - first + 1, len(a) - (first - lead), len(b) - (first - lag))
-    if count <= 0:
-        return None
-    mine, yours = slice(first - lead, first - lead + count), slice(first - lag, first - lag + count)
-    same = (a.place[mine] == b.place[yours]) & (a.signature[mine] == b.signature[yours])
-    agreed = int(np.argmin(same)) if not same.all() else count
-    begins = (_behind(here, a, first - lead + agreed), _behind(there, b, first - lag + agreed))
-    if None in begins or (agreed == 0 and (here.info.get("dropped") or there.info.get("dropped"))):
-        return None
-    return _first_difference(here.steps[begins[0] :], there.steps[begins[1] :])
+    positions = [
+        _positions(record, table.group)[first - shift : number - shift + 1]
+        for record, shift in ((here, lead), (there, lag))
+    ]
+    if first and not all(map(len, positions)):
+        return  # only their last ops are known
+    count = min(map(len, positions))
+    begins = (
+        [(0, 0)] if not first else []
+    )  # what was before the first that is known of both is not comparable
+    begins += list(zip(positions[0][:count], positions[1][:count], strict=True))
+    ends = [*begins[1:], (len(here.steps), len(there.steps))]
+    for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        found = _first_difference(here.steps[begin[0] : end[0]], there.steps[begin[1] : end[1]])
+        if found is not None and first + at <= number + 1:
+            yield Parting(first + at - (0 if first else 1), *found)
 
 
-def _behind(record: RankRecord, calls: GroupCalls, at: int) -> int | None:
-    """The position in the steps of a rank behind its collective ``at - 1``."""
-    if at == 0:
-        return 0
-    found = np.flatnonzero(record.step_ops == calls.op[at - 1])
-    return int(found[0]) + 1 if len(found) else None
+def _positions(record: RankRecord, group: str) -> list[int]:
+    """The position behind each collective of a group in the steps of a rank, as far as they are in order."""
+    calls = record.groups.get(group)
+    if calls is None or not len(calls):
+        return []
+    order = np.argsort(record.step_ops, kind="stable")
+    behind = order[np.searchsorted(record.step_ops, calls.op, sorter=order)] + 1
+    return list(behind.tolist()) if np.all(np.diff(behind) > 0) else []
 
 
-def _first_difference(
-    a: NDArray[np.int32], b: NDArray[np.int32]
-) -> tuple[int | None, int | None, int] | None:
+def _first_difference(a: NDArray[np.int32], b: NDArray[np.int32]) -> tuple[int | None, int | None] | None:
     count = min(len(a), len(b))
     differs = np.flatnonzero(a[:count] != b[:count])
     at = int(differs[0]) if len(differs) else count
     if at == len(a) == len(b):
         return None
-    return int(a[at]) if at < len(a) else None, int(b[at]) if at < len(b) else None, at
+    return int(a[at]) if at < len(a) else None, int(b[at]) if at < len(b) else None
+
+
+def shape_parting(run: Run, rank: int, other: int) -> list[str]:
+    """A sentence on the first op of two ranks that made tensors of other shapes; they ran the same ops."""
+    here, there = run.records[rank], run.records[other]
+    if here.info.get("dropped") or there.info.get("dropped"):
+        return []
+    count = min(len(here.steps), len(there.steps))
+    ours, theirs = (_made(record, count) for record in (here, there))
+    for at, (mine, yours) in enumerate(zip(ours, theirs, strict=True)):
+        if mine != yours:
+            step = run.names.step_text(int(here.steps[at]))
+            return [f"shapes differ since {step}: {mine} on rank {rank}, {yours} on rank {other}"]
+    return []
+
+
+def _made(record: RankRecord, count: int) -> list[str]:
+    """What each of the first ops of a rank made: ``f32[2, 8]``."""
+    data = load(record.path)
+    try:
+        texts = [str(meta) for meta in data.metas]
+        metas = data.values.meta
+        return [", ".join(texts[metas[value]] for value in data.ops.outputs_of(op))
+                for op in record.step_ops[:count].tolist()]  # fmt: skip
+    finally:
+        data.close()

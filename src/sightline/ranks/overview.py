@@ -90,14 +90,27 @@ def _head(run: Run) -> Iterator[Line]:
     parts.append(time_text(max(int(record.info.get("duration_ns") or 0) for record in records)))
     yield line(("run ", "dim"), (cut(name, 50), "title"), (f"  {' · '.join(parts)}", "dim"), hang=_MARGIN)
     for mesh in (first.info.get("meshes") or ())[:2]:
-        names = ", ".join(map(str, mesh.get("names") or ())) if isinstance(mesh, dict) else ""
         if isinstance(mesh, dict):
-            yield _fact("mesh", f"{np.shape(mesh.get('ranks'))} {names} on {mesh.get('device')}")
+            names = ", ".join(map(str, mesh.get("names") or ()))
+            yield _fact("mesh", " ".join(filter(None, [_mesh_text(mesh.get("ranks")), names])))
     groups = [(name, ranks) for name, ranks in run.groups.items() if len(ranks) > 1]
     if len(groups) > 1:
         told = [f"{name}: {ranks_text(ranks)}" for name, ranks in groups[:_MOST_ROWS]]
         rest = f" and {len(groups) - _MOST_ROWS} more" if len(groups) > _MOST_ROWS else ""
         yield _fact("groups", "; ".join(told) + rest)
+
+
+def _mesh_text(ranks: object) -> str:
+    """The sizes of a mesh from its nested ranks.
+
+    >>> _mesh_text([[0, 1], [2, 3], [4, 5]])
+    '3 × 2'
+    """
+    sizes: list[str] = []
+    while isinstance(ranks, list | tuple):
+        sizes.append(str(len(ranks)))
+        ranks = ranks[0] if ranks else None
+    return " × ".join(sizes)
 
 
 def _notes(run: Run, waiting: Waiting) -> Iterator[Line]:

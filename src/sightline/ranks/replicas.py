@@ -38,7 +38,8 @@ def _drift(run: Run, records: list[RankRecord]) -> Problem | None:
     assert first.weights is not None
     names, prints, _, lines = first.weights
     begin = len(set(names))  # the first version of each
-    earliest, odd = len(prints), []
+    earliest = len(prints)
+    odd: list[int] = []
     for record in records[1:]:
         assert record.weights is not None
         theirs = record.weights[1]
@@ -96,8 +97,8 @@ def _modes(run: Run) -> Iterator[Problem]:
     modes: dict[str, dict[frozenset[bool], list[int]]] = {}
     for record in run.records.values():
         by_label: dict[str, set[bool]] = {}
-        for label, training in record.modes:
-            by_label.setdefault(label, set()).add(training)
+        for label, is_training in record.modes:
+            by_label.setdefault(label, set()).add(is_training)
         for label, found in by_label.items():
             modes.setdefault(label, {}).setdefault(frozenset(found), []).append(record.rank)
     for label, by_mode in modes.items():

@@ -21,9 +21,9 @@ from sightline.ranks.merge import Run
 
 #: ns that two clocks may differ by before they are corrected: of two hosts, and of what says to be one.
 _DISAGREE, _DISAGREE_HERE = 2_000_000_000, 60_000_000_000
-_FEWEST: Final = 4  #: collectives, before a rank that is late is said to be
-_SHARE: Final = 0.1  #: of the run that the others have to lose
-_OFTEN: Final = 0.6  #: of the collectives that it has to be the last at
+_FEWEST: Final = 5  #: collectives, before a rank that is late is said to be
+_SHARE: Final = 0.2  #: of the time from one collective to the next by which it is late, typically
+_OFTEN: Final = 0.75  #: of the collectives that it has to be the last at
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Waiting:
         kept = []
         for table in self.tables:
             times = self.times(table, "start")
-            whole = ~np.isnan(times).any(axis=0)
+            whole: NDArray[np.bool_] = np.asarray(~np.isnan(times).any(axis=0))
             different = table.first_difference()
             if different is not None:
                 whole[different:] = False
@@ -137,7 +137,8 @@ class Waiting:
         its = times.argmax(axis=0) == row
         lost = float(late[its].sum())
         span = float(times.max() - times.min()) or 1.0
-        if its.mean() <= _OFTEN or lost < _SHARE * span:
+        typical = float(np.median(np.diff(ordered[-1]))) or 1.0
+        if its.mean() < _OFTEN or float(np.median(late[its])) < _SHARE * typical:
             return None
         rank, worst = table.ranks[row], int(numbers[np.flatnonzero(its)[late[its].argmax()]])
         call = table.call(self.run, rank, worst)

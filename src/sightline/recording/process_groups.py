@@ -51,7 +51,7 @@ def object_symbol(item: Any) -> Symbol | None:
     """A process group or a reduction that a collective takes, as text; None for anything else."""
     if not isinstance(item, torch.ScriptObject):
         return None
-    kind = item._type().qualified_name().rpartition(".")[2]  # type: ignore[attr-defined]
+    kind = item._type().qualified_name().rpartition(".")[2]
     if kind != "ProcessGroup":
         return None
     note_groups()
