@@ -1,6 +1,6 @@
 """Trains small models in the ways torch distributes them; recorded if the first argument says so.
 
-Prints a digest of every result, so that the recorded run can be compared with the other.
+Each rank writes a digest of every result, so that the recorded run can be compared with the other.
 """
 
 import contextlib
@@ -91,6 +91,7 @@ for way in (ddp, fsdp, tensor_parallel, pipeline):
     recording = sl.trace(path=f"{way.__name__}.sight", stats=True)
     with recording if sys.argv[1] == "recorded" else contextlib.nullcontext():
         result = way()
-    print(f"{RANK} {way.__name__} {digest(result)}", flush=True)
+    with open(f"{sys.argv[1]}.{RANK}.txt", "a") as file:
+        print(way.__name__, digest(result), file=file)
     dist.barrier()
 dist.destroy_process_group()

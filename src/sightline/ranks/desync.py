@@ -77,41 +77,37 @@ def _shifts(run: Run, ranks: list[int], calls: list[GroupCalls | None]) -> list[
     """Zero, except where a recording has only its last ops: then by time, and by what is near."""
     if not any(run.records[rank].info.get("dropped") for rank in ranks):
         return [0] * len(ranks)
-    starts = [
-        None if each is None or not len(each) else each.start + int(run.records[rank].info.get("began_ns", 0))
-        for rank, each in zip(ranks, calls, strict=True)
-    ]
-    kept = [(int(times[0]), row) for row, times in enumerate(starts) if times is not None]
-    if not kept:
+    began = [int(run.records[rank].info.get("began_ns", 0)) for rank in ranks]
+    known = max((each for each in calls if each is not None), key=len, default=None)
+    if known is None or not len(known):
         return [0] * len(ranks)
-    first = min(kept)[1]
-    reference, known = starts[first], calls[first]
-    assert reference is not None
-    assert known is not None
-    shifts = []
-    for times, each in zip(starts, calls, strict=True):
-        if times is None or each is None:
-            shifts.append(0)
-            continue
-        about = int(np.searchsorted(reference, times[0]))
-        near = range(max(about - _NEAR, 0), min(about + _NEAR, len(reference)) + 1)
-        fits = partial(_agreement, times=times, calls=each, reference=reference, known=known)
-        shift = max(near, key=fits, default=0)
-        if fits(shift)[0] < 1:  # ranks that do not wait for each other come at different times
-            shift = max(range(max(len(reference) - len(times) // 2, 1)), key=fits)
-        shifts.append(shift)
-    return shifts
+    base = began[next(row for row, each in enumerate(calls) if each is known)]
+    shifts = [
+        0 if each is None or not len(each) else _shift(known, each, at - base)
+        for each, at in zip(calls, began, strict=True)
+    ]
+    return [shift - min(shifts) for shift in shifts]
 
 
-def _agreement(
-    shift: int, times: NDArray[np.int64], calls: GroupCalls, reference: NDArray[np.int64], known: GroupCalls
-) -> tuple[float, float]:
+def _shift(known: GroupCalls, calls: GroupCalls, later: int) -> int:
+    """Where the first call of a rank whose recording began so much later stands among known calls."""
+    about = int(np.searchsorted(known.start, calls.start[0] + later))
+    fits = partial(_agreement, calls=calls, known=known, later=later)
+    best = max(range(about - _NEAR, about + _NEAR + 1), key=fits)
+    if fits(best)[0] < 1:  # ranks that do not wait for each other come at different times
+        half = len(calls) // 2
+        best = max(range(-half, max(len(known) - half, 1)), key=fits)
+    return best
+
+
+def _agreement(shift: int, calls: GroupCalls, known: GroupCalls, later: int) -> tuple[float, float]:
     """How well two sequences fit: the share of equal collectives, then how near they are in time."""
-    count = min(len(reference) - shift, len(times))
+    count = min(len(known) - max(shift, 0), len(calls) + min(shift, 0))
     if count <= 0:
         return 0.0, -float("inf")
-    equal = float(np.mean(known.signature[shift : shift + count] == calls.signature[:count]))
-    return equal, -float(np.median(np.abs(reference[shift : shift + count] - times[:count])))
+    here, there = slice(max(shift, 0), max(shift, 0) + count), slice(max(-shift, 0), max(-shift, 0) + count)
+    equal = float(np.mean(known.signature[here] == calls.signature[there]))
+    return equal, -float(np.median(np.abs(known.start[here] - calls.start[there] - later)))
 
 
 def desync_problems(run: Run) -> list[Problem]:

@@ -139,6 +139,8 @@ def _read_schema(function: Any) -> OpTraits:
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    if namespace == "c10d" and name.endswith("_"):  # its schemas do not say that it writes to the first one
+        traits.mutates = (0,)
     if any(result.alias_info is not None for result in schema.returns) and not traits.mutates:
         shared = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
         traits.aliases = shared[0] if shared else -1
@@ -149,7 +151,7 @@ def _read_schema(function: Any) -> OpTraits:
     traits.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
     traits.uninitialized, traits.preserves = name in UNINITIALIZED, _PRESERVES.get(name, 0)
     # A collective returns before its data has come: its result is waited for later.
-    traits.uninitialized |= function.namespace in _COLLECTIVES and name != "wait_tensor"
+    traits.uninitialized |= namespace in _COLLECTIVES and name != "wait_tensor"
     return traits
 
 

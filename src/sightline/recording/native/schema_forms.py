@@ -48,7 +48,7 @@ def traits_of(name: str, overload: str) -> tuple[OpTraits, int]:
     """The traits of an operator, and a bit for each argument that it changes in place."""
     traits = aten_traits(operator(name, overload))
     arguments = traits.function._schema.arguments[:64]
-    written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
+    written = (at in traits.mutates or one.name in traits.mutates for at, one in enumerate(arguments))
     return traits, sum(1 << at for at, changes in enumerate(written) if changes)
 
 
