@@ -148,7 +148,7 @@ class Waiting:
         title = (
             f"Rank {rank} comes last to {int(its.sum()):,} of {len(numbers):,} collectives: {others} "
             f"{'waits' if len(table.ranks) == 2 else 'wait'} {time_text(int(lost))} for it, "
-            f"{100 * lost / span:.0f} % of the time"
+            f"{100 * min(lost / span, 1):.0f} % of the time"
         )
         return Problem(
             kind="straggler", severity=Severity.WARNING, title=title, module="", modules=(), place=place,

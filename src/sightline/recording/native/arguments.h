@@ -120,6 +120,8 @@ inline void read(const c10::IValue& value, Arguments& into) {
   } else if (const char* reduction = reduction_name(value)) {
     into.add(kReduction);
     into.add_text(reduction);
+  } else if (value.isObject()) {
+    into.add(kObject);  // such as the work of a collective: all are written alike
   } else {
     into.add(kOther);
     into.needs_python = true;  // a symbol, a stream, an object
