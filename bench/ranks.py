@@ -149,7 +149,7 @@ def merged(folder: Path) -> None:
         "import sightline as sl\n"
         "t = sl.load(sys.argv[1])\n"
         "print('\\n'.join(str(t).splitlines()[:14]))\n"
-        "print(f'merged and shown in {time.perf_counter() - began:.1f} s')\n"
+        "print(f'merged and shown in {time.perf_counter() - began:.1f} s, CPU {time.process_time():.1f} s')\n"
         "import resource\n"
         "print(f'peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB')\n"
     )

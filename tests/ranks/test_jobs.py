@@ -66,6 +66,11 @@ def test_ways_to_train_in_parallel(parallel: Path) -> None:
     gathers = [each for each in kinds(parallel / "fsdp.sight") if each[0] == "all_gather"]
     assert gathers[:2] == [("all_gather", (8 * 16 + 16) // 2), ("all_gather", (16 * 8 + 8) // 2)]
     assert ("reduce_scatter", 8 * 16 + 16) in kinds(parallel / "fsdp.sight")
+    fsdp = sl.load(parallel / "fsdp.sight").collectives
+    served = [fsdp.module_of(each) for each in fsdp]
+    assert served[:6] == ["0", "2", "2", "0", "2", "0"], "gathered forward and backward, then reduced"
+    ddp = sl.load(parallel / "ddp.sight").collectives
+    assert {ddp.module_of(each) for each in ddp if each.kind == "all_reduce"} == {"DistributedDataParallel"}
     assert [each[0] for each in kinds(parallel / "pipeline.sight")] == ["send", "recv"]
     assert [each[0] for each in kinds(parallel / "pipeline.sight", 1)] == ["recv", "send"]
 

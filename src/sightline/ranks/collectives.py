@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.data import I64, UNFINISHED, TraceData
+from sightline.trace.data import I64, TraceData
 from sightline.trace.forms import SLOT, Form, Symbol, leaves
-from sightline.trace.index import Index
 
 _NAMESPACES: Final = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::")
 #: What an op's name begins with, after its namespace and a leading underscore, and its kind.
@@ -33,6 +32,7 @@ SAME_SIZE: Final = frozenset({"all_reduce", "broadcast", "reduce", "all_gather",
 POINT_TO_POINT: Final = frozenset({"send", "recv"})
 #: The arguments with what a rank contributes, by the names in the schemas of torch, the first that is there.
 _PAYLOAD: Final = ("input_tensors", "input_tensor", "input", "inputs", "tensors", "tensor", "self")
+REPLICATED: Final = "DistributedDataParallel"  #: the class of a module whose weights are equal on all ranks
 _ROOTS: Final = ("root_rank", "dst", "src")
 
 
@@ -157,12 +157,38 @@ class Collectives(Sequence[Collective]):
             start += count
         return _Traits(self._kinds[name], group, reduction.lower(), root, payload)
 
-    def released(self, index: Index) -> NDArray[np.int64]:
-        """When the host went on after each collective: the start of the next op of its thread.
+    def module_of(self, collective: Collective) -> str:
+        """The module that a collective serves: whose weights it gathers, or whose gradients it reduces.
 
-        After the last one that is the end of the collective itself.
+        It is the one module with as many parameters; where there are several or none, the module it ran in,
+        or the one that DDP wraps. Empty where none is known.
         """
-        return released(index.raw, self.ops)
+        whole = collective.elements * (len(collective.peers) if collective.kind == "all_gather" else 1)
+        named = self._by_size.get(whole, [])
+        if len(named) == 1 and collective.kind in ("all_gather", "reduce_scatter", "all_reduce"):
+            return named[0]
+        call = int(self._data.ops.call[collective.op])
+        if call >= 0:
+            return self._data.modules[int(self._data.calls.module[call])].label
+        wrapped = [module.label for module in self._data.modules if module.type == REPLICATED]
+        return wrapped[0] if len(wrapped) == 1 and collective.kind == "all_reduce" else ""
+
+    @cached_property
+    def _by_size(self) -> dict[int, list[str]]:
+        """The modules with each number of parameters, those of the modules inside included."""
+        modules = self._data.modules
+        held: list[dict[int, int]] = [
+            {one.key: one.numel for one in module.parameters if not one.buffer} for module in modules
+        ]
+        for number in reversed(range(len(modules))):
+            parent = modules[number].parent
+            if 0 <= parent < number:
+                held[parent] |= held[number]
+        sizes: dict[int, list[str]] = {}
+        for module, parameters in zip(modules, held, strict=True):
+            if module.parameters or len(parameters) > 1:
+                sizes.setdefault(sum(parameters.values()), []).append(module.label)
+        return sizes
 
 
 def released(data: TraceData, at: I64) -> NDArray[np.int64]:
@@ -177,11 +203,6 @@ def released(data: TraceData, at: I64) -> NDArray[np.int64]:
         nexts = ops.start[rows[following[has]]]
         result[where[has]] = np.maximum(result[where[has]], nexts)
     return result
-
-
-def is_open(data: TraceData, op: int) -> bool:
-    """Whether an op had not ended when the recording did."""
-    return bool(data.ops.flags[op] & UNFINISHED)
 
 
 def _named(form: Form, schema: tuple[str, ...]) -> dict[str, Any]:

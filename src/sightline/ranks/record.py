@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.ranks.collectives import POINT_TO_POINT, Collective, Collectives, released
+from sightline.ranks.collectives import POINT_TO_POINT, REPLICATED, Collective, Collectives, released
 from sightline.trace.bundle import load
 from sightline.trace.bundle.paths import STACKS
 from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
@@ -23,7 +23,6 @@ from sightline.trace.index import Index
 
 _PARAMETER: Final = KINDS.index("parameter")
 _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
-REPLICATED: Final = "DistributedDataParallel"  #: the class of a module whose weights are equal on all ranks
 _MOST_STACKS: Final = 1 << 20  #: bytes that are read of a file of stacks
 _STACK_LINE: Final = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')
 
