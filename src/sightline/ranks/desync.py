@@ -101,12 +101,13 @@ def _shift(known: GroupCalls, calls: GroupCalls, later: int) -> int:
 
 
 def _agreement(shift: int, calls: GroupCalls, known: GroupCalls, later: int) -> tuple[float, float]:
-    """How well two sequences fit: the share of equal collectives, then how near they are in time."""
+    """How well two sequences fit: the share of equal calls, then how near they are in time."""
     count = min(len(known) - max(shift, 0), len(calls) + min(shift, 0))
     if count <= 0:
         return 0.0, -float("inf")
     here, there = slice(max(shift, 0), max(shift, 0) + count), slice(max(-shift, 0), max(-shift, 0) + count)
-    equal = float(np.mean(known.signature[here] == calls.signature[there]))
+    same = (known.signature[here] == calls.signature[there]) & (known.place[here] == calls.place[there])
+    equal = float(np.mean(same))
     return equal, -float(np.median(np.abs(known.start[here] - calls.start[there] - later)))
 
 

@@ -305,7 +305,7 @@ def _stack(path: Path) -> str:
             text = opened.read(_MOST_STACKS).decode("utf-8", "replace")
     except OSError:
         return ""
-    # The main thread is the last one; each signal writes all threads again.
+    # Each signal adds the stack again.
     last = text.rpartition("(most recent call first):")[2]
     for file_name, line, function in _STACK_LINE.findall(last):
         if "/torch/" not in file_name and "/sightline/" not in file_name:

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from sightline.recording.stacks import hide_own_frames, leave_out_own_frames
 from sightline.recording.statistics import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.stream_folder import claim, unclaim
-from sightline.recording.stream_writer import StreamWriter
+from sightline.recording.stream_writer import GRACE_SECONDS, StreamWriter
 from sightline.recording.torchapi import Module, compiler, without_modes
 from sightline.trace.bundle.paths import remove_if_empty
 from sightline.trace.bundle.writer import amend_info
@@ -253,7 +254,9 @@ class Recorder:
             try:
                 self._uninstall(session)
             finally:
-                without_modes(partial(self._finish, session, error, wait))
+                # A launcher ends all processes when one fails: not while the note of an exception is added.
+                with session.termination_delayed(GRACE_SECONDS) if self._options.folder else nullcontext():
+                    without_modes(partial(self._finish, session, error, wait))
             self._end(wait)
             if self._late_error is not None and error is None:
                 raise self._late_error

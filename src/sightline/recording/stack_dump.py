@@ -1,4 +1,4 @@
-"""SIGUSR1: a process of a distributed job writes where each of its threads is, into its recording's folder.
+"""SIGUSR1: a process of a distributed job writes where its main thread is, into its recording's folder.
 
 A handler in Python would wait until the main thread comes back from C, which one that hangs in a collective
 never does; `faulthandler` writes from the signal itself. A program with a handler of its own keeps it.
@@ -51,7 +51,8 @@ def install(folder: Path | None) -> StackDump | None:
             return None
         try:
             dump = StackDump(folder)
-            faulthandler.register(number, file=dump.fileno(), all_threads=True)
+            # Not of all threads: one that runs meanwhile changes its frames under the reader, and it crashes.
+            faulthandler.register(number, file=dump.fileno(), all_threads=False)
         except (OSError, RuntimeError, ValueError):  # the run goes on without it
             return None
         _dump = dump

@@ -14,7 +14,7 @@ from sightline.trace.bundle import schema
 from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.writer import exclusive_lock
 
-STACKS: Final = "stacks.txt"  #: where each thread of a process was, written on SIGUSR1
+STACKS: Final = "stacks.txt"  #: where the main thread of a process was, written on SIGUSR1
 
 
 def holds_recording(folder: Path) -> bool:
