@@ -1,10 +1,10 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
-    recording → trace ← analysis ← diff, graph ← views ← convert ← page ← api ← tracing
+    recording → trace ← analysis ← diff, graph ← views ← ranks ← convert ← page ← api ← tracing
     tracing ← diff_api, compat, integrations ← cli
 
-``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``ranks``, ``markers`` and
-``_version`` are below all.
+``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``process_rank``, ``markers``
+and ``_version`` are below all.
 Only what runs or exports a model may import torch. Imports inside functions count: a late import is still a
 dependency. Imports under ``if TYPE_CHECKING:`` do not: they name a type and never run.
 """
@@ -21,11 +21,11 @@ from typing import Final
 PACKAGE: Final = "sightline"
 
 _BASE: Final = frozenset(
-    {"errors", "argument_checks", "notation", "options", "patterns", "ranks", "markers", "_version"}
+    {"errors", "argument_checks", "notation", "options", "patterns", "process_rank", "markers", "_version"}
 )
 _DATA: Final = _BASE | {"trace"}
 _READERS: Final = _DATA | {"analysis"}
-_HELD: Final = _READERS | {"diff", "graph", "views", "convert", "page"}
+_HELD: Final = _READERS | {"diff", "graph", "views", "ranks", "convert", "page"}
 #: Each part of the package, and the other parts it may import. "" is the package's own ``__init__``.
 MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "_version": frozenset(),
@@ -34,7 +34,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "argument_checks": frozenset({"errors"}),
     "options": frozenset({"errors", "argument_checks"}),
     "patterns": frozenset({"errors"}),
-    "ranks": frozenset(),
+    "process_rank": frozenset(),
     "markers": frozenset({"errors", "argument_checks"}),
     "trace": _BASE,
     "recording": _DATA,
@@ -42,7 +42,8 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "diff": _READERS,
     "graph": _READERS,
     "views": _READERS | {"diff"},
-    "convert": _READERS | {"views"},
+    "ranks": _READERS | {"views"},
+    "convert": _READERS | {"views", "ranks"},
     "page": _READERS | {"diff", "graph", "views", "convert"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.argument_checks import argument_text, check_arguments
-from sightline.errors import TorchMissing, UsageError
+from sightline.errors import SightlineError, TorchMissing, UsageError
 
 if TYPE_CHECKING:
     from sightline.graph.graph import Graph
+    from sightline.ranks.collectives import Collectives
+    from sightline.ranks.folder import RankFolder, Ranks
+    from sightline.ranks.merge import Run
     from sightline.trace.data import TensorMeta, TraceData
     from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
     from sightline.trace.tensors import CapturedTensor, Tensors
@@ -38,7 +41,9 @@ class Trace:
     ['ones', 'relu']
     """
 
-    def __init__(self, source: TraceData | Callable[[], Index]) -> None:
+    def __init__(self, source: TraceData | Callable[[], Index], folder: RankFolder | None = None) -> None:
+        self._folder = folder  # of a distributed job: this trace stands for all its ranks
+        self._merged: Run | None = None
         if callable(source):
             self._source = source
         else:
@@ -108,6 +113,50 @@ class Trace:
 
         index = self.index  # once: during the run each access is a new snapshot
         return Trace(excerpt(index, step_span(index, step)))
+
+    @property
+    def ranks(self) -> Ranks[Trace]:
+        """The recordings of all ranks of a distributed job, by rank; each is a trace like any other.
+
+        They are read on use. Of a recording of one process it is that one.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> list(t.ranks), len(t.ranks[0].ops.where(level="aten"))
+        ([0], 2)
+        """
+        from sightline.ranks.folder import Ranks, siblings
+
+        path = vars(self.data).get("path")
+        folder = self._folder
+        if folder is None and path is not None:
+            folder = siblings(Path(path).absolute().parent)
+        if folder is None:
+            return Ranks({int(self.info.get("rank") or 0): Path()}, lambda _: self)
+        return Ranks(folder.paths, _open_one)
+
+    @property
+    def collectives(self) -> Collectives:
+        """The collectives of this rank: kind, group, peers, bytes, dtype and order number of each.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> len(t.collectives)
+        0
+        """
+        from sightline.ranks.collectives import Collectives
+
+        return Collectives(self.data)
+
+    def _run(self) -> Run | None:
+        """All ranks merged, if this trace stands for them."""
+        if self._merged is None and self._folder is not None:
+            from sightline.ranks.merge import merge
+
+            self._merged = merge(self._folder)
+        return self._merged
 
     def _at(self, step: StepRange | None) -> Trace:
         return self if step is None else self.step(step)
@@ -313,7 +362,8 @@ class Trace:
     ) -> View:
         """What looks wrong in this run, the most serious first, each with its line and why it matters.
 
-        ``module`` chooses modules by a glob, ``kind`` one kind of problem.
+        ``module`` chooses modules by a glob, ``kind`` one kind of problem. Where the trace stands for all
+        ranks of a job, what is wrong between them comes first.
 
         >>> import torch, sightline as sl
         >>> layer, target = torch.nn.Linear(3, 1), torch.ones(5)
@@ -324,7 +374,12 @@ class Trace:
         """
         from sightline.views.problems import problems
 
-        return problems(self._at(step), module=module, kind=kind)
+        run = self._run() if step is None and module is None else None
+        if run is None:
+            return problems(self._at(step), module=module, kind=kind)
+        from sightline.ranks.overview import RANK_KINDS, rank_problems
+
+        return problems(self, kind=kind, between_ranks=rank_problems(run), rank_kinds=RANK_KINDS)
 
     @check_arguments
     def nonfinite(self, *, allow: str | Sequence[str] = (), step: StepRange | None = None) -> View:
@@ -400,7 +455,7 @@ class Trace:
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
         An existing recording is replaced only with ``overwrite=True``, and then atomically. In a distributed
-        job each process saves to a folder of its own, ``run.rank0.sight``.
+        job each process saves its own into that folder, ``run.sight/rank0.sight``.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -410,13 +465,14 @@ class Trace:
         ...     [op.name for op in sl.load(f"{folder}/run.sight").ops.where(level="aten")]
         ['ones', 'relu']
         """
-        from sightline.ranks import path_of_rank
+        from sightline.process_rank import path_of_rank
         from sightline.trace.bundle import save
-        from sightline.trace.bundle.paths import refuse_recording
+        from sightline.trace.bundle.paths import make_job_folder, refuse_recording
 
         folder = path_of_rank(Path(path))
         if not overwrite:
             refuse_recording(folder, "save under another name, or give overwrite=True to replace it")
+        make_job_folder(folder)
         return save(self.data, folder, source=source, environment=environment)
 
     @check_arguments
@@ -424,8 +480,9 @@ class Trace:
         """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
         Module calls contain API calls, which contain aten ops; phases, steps and memory have tracks of their
-        own, and each slice has its tensors and its source line. A path that ends in ``.gz`` is compressed. An
-        existing file is replaced atomically.
+        own, and each slice has its tensors and its source line. The ranks of a distributed job are a process
+        each, with an arrow through each collective. A path that ends in ``.gz`` is compressed. An existing
+        file is replaced atomically.
 
         >>> import json, pathlib, tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -436,6 +493,12 @@ class Trace:
         >>> [event["name"] for event in events if event.get("cat") == "aten,forward"]
         ['ones', 'relu']
         """
+        run = self._run() if step is None else None
+        if run is not None:
+            from sightline.convert.perfetto_ranks import ranks_to_perfetto
+
+            ranks_to_perfetto(run, path)
+            return
         from sightline.convert.perfetto import to_perfetto
 
         to_perfetto(self._at(step).index, path)
@@ -467,6 +530,11 @@ class Trace:
         self._overview().print(color)
 
     def _overview(self) -> View:
+        run = self._run()
+        if run is not None:
+            from sightline.ranks.overview import ranks_overview
+
+            return ranks_overview(run)
         from sightline.views.overview import overview
 
         return overview(self)
@@ -477,10 +545,10 @@ class Trace:
         if path is None:
             fix = 't.save("run.sight") here, sl.load("run.sight") there'
             raise UsageError(f"A recording is passed on as a file: {fix}.")
-        return load, (os.path.abspath(path),)
+        return load, (os.path.abspath(path if self._folder is None else self._folder.path),)
 
     def __deepcopy__(self, memo: object = None) -> Trace:
-        return Trace(self._source)
+        return Trace(self._source, self._folder)
 
     __copy__ = __deepcopy__
 
@@ -501,6 +569,8 @@ class Trace:
 def load(path: str | os.PathLike[str]) -> Trace:
     """Open a saved recording, whose parts are read on use; it needs no torch and runs no code of the file.
 
+    The folder of a distributed job opens as its lowest rank, with all of them in ``t.ranks``.
+
     >>> import tempfile, torch, sightline as sl
     >>> with sl.trace() as t:
     ...     y = torch.ones(2, 3).relu()
@@ -509,6 +579,21 @@ def load(path: str | os.PathLike[str]) -> Trace:
     ...     str(sl.load(f"{folder}/run.sight").code()) == str(t.code())
     True
     """
+    from sightline.ranks.folder import rank_folder
+
+    folder = rank_folder(Path(path))
+    if folder is None or not folder.paths:
+        return _open_one(path)
+    for last, rank in enumerate(folder.paths, 1):
+        try:
+            return Trace(_open_one(folder.paths[rank]).data, folder)
+        except SightlineError:  # the overview says so; another rank can stand for all
+            if last == len(folder.paths):
+                raise
+    raise AssertionError
+
+
+def _open_one(path: str | os.PathLike[str]) -> Trace:
     from sightline.trace.bundle import load
 
     return Trace(load(path))

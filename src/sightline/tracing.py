@@ -15,7 +15,7 @@ from sightline.api import Trace
 from sightline.argument_checks import check_arguments
 from sightline.errors import UsageError
 from sightline.options import Capture, Check, Stats, one_of
-from sightline.ranks import path_of_rank
+from sightline.process_rank import path_of_rank
 
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder

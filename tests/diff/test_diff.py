@@ -227,7 +227,7 @@ def test_two_ranks_part_at_the_first_op_that_differs(tmp_path: Path) -> None:
     for rank in (0, 1):
         world = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
         _python("job.py", tmp_path, world)
-    diff = sl.diff(tmp_path / "run.rank0.sight", tmp_path / "run.rank1.sight")
+    diff = sl.diff(tmp_path / "run.sight" / "rank0.sight", tmp_path / "run.sight" / "rank1.sight")
     assert diff.parting is not None
     assert "relu" in diff.parting.text
     assert "job.py:8" in diff.parting.text

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import sightline as sl
 from sightline.cli import main
-from sightline.ranks import Rank, path_of_rank, this_rank
+from sightline.process_rank import Rank, path_of_rank, this_rank
 from tests.recording.engines import BOTH_ENGINES
 
 ROOT = Path(__file__).parents[2]
@@ -50,17 +50,17 @@ def test_each_process_has_its_recording(tmp_path: Path, engine: str, way: str) -
     assert done.returncode == 0, done.stderr
     for stem in ["x"] if way == "run" else ["own", "copy"]:
         for rank in (0, 1):
-            t = sl.load(tmp_path / f"{stem}.rank{rank}.sight")
+            t = sl.load(tmp_path / f"{stem}.sight" / f"rank{rank}.sight")
             name = "train" if way == "run" else "Linear"
             assert t.info["name"] == f"{name}, rank {rank} of 2"
             assert (t.info["rank"], t.info["local_rank"], t.info["world_size"]) == (rank, rank, 2)
             assert t.info["engine"] == engine
             assert len(t.module_calls) == 1
             assert t.validate().ops
-    assert len(list(tmp_path.glob("*.sight"))) == (2 if way == "run" else 4)
+    assert len(list(tmp_path.glob("*.sight"))) == (1 if way == "run" else 2)
     if way == "run":
         assert done.stderr.count("\ntrace train, rank") == 1, "one of them shows the overview"
-        assert "Look at it: sightline show x.rank1.sight\n" in done.stderr
+        assert "Look at it: sightline show x.sight/rank1.sight\n" in done.stderr
 
 
 def test_ranks_are_read_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +77,10 @@ def test_ranks_are_read_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> Non
     assert this_rank() == Rank(5, 5, 8)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert this_rank() == Rank(5, 1, 8)
-    for given in ("a/x.sight", "a/x", "a/x.rank5.sight"):
-        assert path_of_rank(Path(given)) == Path("a/x.rank5.sight")
+    for given in ("a/x.sight", "a/x", "a/x.sight/rank5.sight"):
+        assert path_of_rank(Path(given)) == Path("a/x.sight/rank5.sight")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert path_of_rank(Path("a/x.sight")) == Path("a/x.rank5.restart2.sight")
+    assert path_of_rank(Path("a/x.sight")) == Path("a/x.sight/rank5.restart2.sight")
 
 
 @pytest.mark.parametrize(

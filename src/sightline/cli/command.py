@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+_RANK: Final = "sightline.rank"  #: where ``--rank`` is kept
 
 
 class Command(click.Command):
@@ -58,15 +59,27 @@ def printable_text(text: str) -> str:
 
 
 def recording_argument(function: F) -> F:
-    """The argument ``FILE``: the path of a recording."""
-    return click.argument("file", metavar="FILE", type=click.Path())(function)
+    """The argument ``FILE``: the path of a recording; and ``--rank``, which `open_recording` reads."""
+    rank = click.option(
+        "--rank",
+        metavar="N",
+        type=click.IntRange(0),
+        expose_value=False,
+        callback=lambda context, _, value: context.meta.update({_RANK: value}),
+        help="Only this rank of a distributed job.",
+    )
+    return click.argument("file", metavar="FILE", type=click.Path())(rank(function))
 
 
 def open_recording(file: str, step: str | None = None) -> Trace:
-    """The recording at a path, or a step of it, read on demand."""
+    """The recording at a path, or a rank or a step of it, read on demand."""
     from sightline.api import load
 
     trace = load(file)
+    context = click.get_current_context(silent=True)
+    rank = None if context is None else context.meta.get(_RANK)
+    if rank is not None:
+        trace = trace.ranks[rank]
     return trace if step is None else trace.step(step)
 
 

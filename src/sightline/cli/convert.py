@@ -82,9 +82,14 @@ def command(
         raise click.UsageError(printable_text(str(error))) from None
     check_format(chosen)
     _check_target(target, Path(file), force)
-    index = open_recording(file, step).index
+    trace = open_recording(file, step)
+    index = trace.index
     with progress_bar("writing") as progress:
-        files = _write_files(index, chosen, picked, target, progress)
+        if chosen == "perfetto" and trace._run() is not None:
+            trace.to_perfetto(target)
+            files = [target]
+        else:
+            files = _write_files(index, chosen, picked, target, progress)
     size = sum(path.stat().st_size for path in files if path.is_file())
     many = f"{len(files)} files, " if len(files) > 1 else ""
     held = f"{count_rows(index, picked):,} rows" if picked else f"{len(index.ops):,} ops"

@@ -27,11 +27,19 @@ from sightline.cli.command import (
     printable_text,
     view_in_cli_words,
 )
+from sightline.cli.launch import launch
 from sightline.cli.script import Program, launcher_advice, print_exception
 from sightline.errors import UsageError
 from sightline.notation import bytes_text
-from sightline.ranks import path_of_rank, this_rank
-from sightline.trace.bundle.paths import clear_recording, numbered_paths
+from sightline.process_rank import path_of_rank, this_rank
+from sightline.trace.bundle.paths import (
+    clear_recording,
+    holds_recording,
+    make_job_folder,
+    numbered_paths,
+    refuse_recording,
+    remove_if_empty,
+)
 from sightline.views.outline import Line
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
         "sightline run --check --stats -m mypackage.train --lr 1e-3",
         "sightline run --capture 'blocks.*.attn' --ops none train.py",
         "sightline run --last 100000 train.py     a flight recorder for a long run",
+        "sightline run --nproc 4 train.py     four processes, as torchrun starts them",
         "sightline run --time device --steps 3 train.py     what the GPU spent on each op",
     ),
 )
@@ -82,13 +91,17 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 )
 @click.option("--no-source", is_flag=True, help="Leave out the text of the source files.")
 @click.option("--no-environment", is_flag=True, help="Leave out versions, host name and command line.")
+@click.option("--nproc", type=click.IntRange(1), metavar="N",
+              help="Start N processes with torchrun, and record each.")  # fmt: skip
+@click.option("--launched", is_flag=True, hidden=True)  # by --nproc, which reports for all processes
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing at the end but where the recording is.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
     context: click.Context, /, as_module: bool, output: str | None, force: bool, script: str,
-    arguments: tuple[str, ...], steps: str | None, quiet: bool, **options: Any,
+    arguments: tuple[str, ...], steps: str | None, quiet: bool, nproc: int | None, launched: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Run a script unchanged, and record what its model did.
 
@@ -102,6 +115,9 @@ def command(
     if launcher is not None:
         raise UsageError(launcher)
     program = _find_program(script, arguments, as_module)
+    if nproc is not None:
+        called = [*(["-m"] if as_module else []), script, *arguments]
+        context.exit(launch(nproc, own, output, force, quiet, called, program.name))
     place = _make_folder(output, program.name, force)
     home = place.absolute()  # the script may go to another folder
     began = os.getpid()
@@ -110,7 +126,7 @@ def command(
         ended = _run(program, recording)
     finally:
         if os.getpid() == began:  # not in a child of the script
-            _remove_if_empty(home)
+            remove_if_empty(home)
     if os.getpid() == began:
         failed = ended is not None and not isinstance(ended, SystemExit)
         if ended is not None and failed:
@@ -118,7 +134,8 @@ def command(
                 _flush()
             program.print_exception(ended)
         here = this_rank()  # of several processes, one shows what it saw
-        _report(recording, place, home, quiet or bool(here and here.rank), failed)
+        if not launched or recording.trouble:
+            _report(recording, place, home, quiet or bool(here and here.rank), failed)
     if ended is not None:
         _exit_like(context, ended)
 
@@ -141,8 +158,13 @@ def _make_folder(output: str | None, name: str, force: bool) -> Path:
     """
     places = [path_of_rank(Path(output))] if output is not None else list(numbered_paths(Path(), name))
     for place in places:
+        if output is None and holds_recording(place.parent):  # of one process: not the folder of all ranks
+            continue
+        if not place.exists():
+            refuse_recording(place, "give another -o")
         try:
             with suppress(FileExistsError):  # a file: the next line says what is wrong with that
+                make_job_folder(place)
                 place.parent.mkdir(parents=True, exist_ok=True)
             place.mkdir(0o700)
             return place
@@ -158,12 +180,6 @@ def _make_folder(output: str | None, name: str, force: bool) -> Path:
         raise UsageError(f"{place} is there already; give another -o, or --force to replace it.")
     clear_recording(place, "give another -o")
     return place
-
-
-def _remove_if_empty(home: Path) -> None:
-    """Remove the folder again if nothing was written to it."""
-    with suppress(OSError):
-        home.rmdir()
 
 
 def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str, Any]) -> StepRecorder:

@@ -20,7 +20,7 @@ from sightline.cli.screen import Screen, screen_options
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.views.outline import Block
+    from sightline.views.outline import Block, View
 
 #: Each view, and the options it takes.
 VIEWS: Final = {
@@ -63,6 +63,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
         "sightline show run.sight --view log --op '*matmul*' | less",
         "sightline show run.sight --view summary --depth 2",
         "sightline show run.sight --view source --only net.py",
+        "sightline show run.sight --rank 3 --view code",
         "sightline show run.sight --open",
     ),
 )
@@ -149,6 +150,15 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def _overview(trace: Trace) -> View:
+    """The overview of a recording, or of all ranks of a job."""
+    from sightline.ranks.overview import ranks_overview
+    from sightline.views.overview import overview
+
+    run = trace._run()
+    return overview(trace, more=_MORE) if run is None else ranks_overview(run, more=f"--rank N {_MORE}")
+
+
 def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> Iterator[Block]:
     """The blocks of a view; those of the code, which may be long, while they are made."""
     room = screen.room
@@ -169,9 +179,7 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
 
         yield from log_lines(trace, **{"fold": True, "everything": False, **given}, more="--all shows them")
     elif view == "overview":
-        from sightline.views.overview import overview
-
-        yield from view_in_cli_words(overview(trace, more=_MORE)).within(room)
+        yield from view_in_cli_words(_overview(trace)).within(room)
     else:
         method = trace.call_order if view == "order" else getattr(trace, view)
         found = method(**given)

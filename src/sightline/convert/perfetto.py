@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import IO, Any, Final
 
 import numpy as np
@@ -63,28 +63,50 @@ def write(index: Index, file: IO[str], progress: Progress | None = None) -> None
 class EventWriter:
     """Writes the trace events of one recording."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, pid: int | None = None, order: int | None = None) -> None:
+        """``pid`` and ``order`` are the number and the position of its process among others."""
         self._context = TableContext(index)
         self._data = index.raw
-        pid = index.raw.info.get("pid")
+        pid = index.raw.info.get("pid") if pid is None else pid
         self._pid = pid if type(pid) is int and 0 < pid < 1 << 31 else 1
+        self._order = order
         self._text = lru_cache(maxsize=_CACHED_TEXTS)(_text)
         self._source = lru_cache(maxsize=_CACHED_TEXTS)(self._source_args)
         self._op_bodies: dict[Any, str] = {}
 
     def write(self, file: IO[str], progress: Progress) -> None:
         """Write everything."""
-        data = self._data
-        host = host_slices(data)
-        device = device_slices(data)
-        step_spans, phase_spans = steps(self._context.index.step_infos), phases(data, host)
         separator = ""
         file.write('{"traceEvents":[\n')
-        for events in self._chunks(host, device, step_spans, phase_spans, progress):
+        for events in self.events(progress):
             file.write(separator + ",\n".join(events))
             separator = ",\n"
         about = {"recorder": f"sightline {__version__}", **self._about()}
         file.write(f'\n],"displayTimeUnit":"ms","otherData":{json_text(about)}}}\n')
+
+    def events(self, progress: Progress = _no_progress) -> Iterator[list[str]]:
+        """All trace events, in chunks."""
+        host, device = self._host, device_slices(self._data)
+        step_spans, phase_spans = steps(self._context.index.step_infos), phases(self._data, host)
+        yield from self._chunks(host, device, step_spans, phase_spans, progress)
+
+    @cached_property
+    def _host(self) -> Slices:
+        return host_slices(self._data)
+
+    @cached_property
+    def _op_slices(self) -> d.I64:
+        return self._host.op_slices(len(self._data.ops))
+
+    def flow(self, op: int, kind: str, id: str) -> str:
+        """A point of an arrow, at the slice of an op: ``s`` begins it, ``t`` is on its way, ``f`` ends it."""
+        at = int(self._op_slices[op])
+        thread, start = int(self._host.thread[at]), int(self._host.start[at])
+        bound = ',"bp":"e"' if kind == "f" else ""
+        return (
+            f'{{"ph":"{kind}"{bound},"pid":{self._pid},"tid":{_THREAD + _track(thread)},"ts":{_us(start)},'
+            f'"name":"collective","cat":"collective","id":{json_text(id)}}}'
+        )
 
     def _about(self) -> dict[str, str]:
         info = self._data.info
@@ -101,9 +123,8 @@ class EventWriter:
             yield self._slices(host, first)
             progress(min(first + _CHUNK, len(host)), len(host))
         if len(device):
-            op_slices = host.op_slices(len(self._data.ops))
             for first in range(0, len(device), _CHUNK):
-                yield from self._device_work(device, first, host, op_slices)
+                yield from self._device_work(device, first, host, self._op_slices)
         yield from self._memory()
         if self._data.info.get("exception"):
             yield [self._exception(int(host.end.max(initial=0)))]
@@ -124,6 +145,8 @@ class EventWriter:
                    for lane, (number, stream) in enumerate(device.streams)]  # fmt: skip
         name = str(self._data.info.get("name") or "recording")
         events = [self._metadata_event("process_name", 0, name=name)]
+        if self._order is not None:
+            events.append(self._metadata_event("process_sort_index", 0, sort_index=self._order))
         for order, (track, title) in enumerate(tracks):
             events.append(self._metadata_event("thread_name", track, name=title))
             events.append(self._metadata_event("thread_sort_index", track, sort_index=order))

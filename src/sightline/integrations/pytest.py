@@ -68,7 +68,7 @@ class TestRecorder:
         return result
 
     def _start(self, item: pytest.Function) -> trace | None:
-        from sightline.ranks import path_of_rank
+        from sightline.process_rank import path_of_rank
         from sightline.trace.bundle.paths import remove_recording
         from sightline.tracing import trace
 

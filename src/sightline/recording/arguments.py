@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 import torch.utils._pytree as pytree
 
+from sightline.recording.process_groups import object_symbol
 from sightline.recording.torchapi import Tensor
 from sightline.recording.values import PLAIN_TENSORS, TensorRegistry
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
@@ -246,7 +247,7 @@ def _symbol(item: Any) -> Symbol:
     if isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool):
         hint = getattr(item.node, "hint", None)
         return Symbol("?" if hint is None else str(hint))
-    return Symbol(f"<{type(item).__name__}>")
+    return object_symbol(item) or Symbol(f"<{type(item).__name__}>")
 
 
 def _end(value: Any) -> str:

@@ -93,7 +93,7 @@ class OpTraits:
         self.slices = False  #: it takes the end of a slice, which may be the end of the tensor
         self.relabels = False  #: its result is a view of every element of its input
         self.keeps_order = False  #: and in the same order
-        self.uninitialized = False  #: its result holds whatever was in memory before
+        self.uninitialized = False  #: its result holds what was in memory before, or is still to come
 
 
 _all_traits = attrgetter(*OpTraits.__slots__)
@@ -112,6 +112,8 @@ class OpInfo(OpTraits):
 
 
 _aten_traits: Final[dict[int, OpTraits]] = {}
+#: The namespaces of torch's collectives.
+_COLLECTIVES: Final = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
 
 def aten_traits(function: Any) -> OpTraits:
@@ -137,6 +139,8 @@ def _read_schema(function: Any) -> OpTraits:
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    if namespace == "c10d" and name.endswith("_"):  # its schemas do not say that it writes to the first one
+        traits.mutates = (0,)
     if any(result.alias_info is not None for result in schema.returns) and not traits.mutates:
         shared = [i for i, argument in enumerate(schema.arguments) if argument.alias_info is not None]
         traits.aliases = shared[0] if shared else -1
@@ -146,6 +150,8 @@ def _read_schema(function: Any) -> OpTraits:
     traits.relabels, traits.keeps_order = name in _RELABELS, name in _KEEPS_ORDER
     traits.slices = name in ("slice", "slice_scatter", "slice_backward", "slice_copy")
     traits.uninitialized, traits.preserves = name in UNINITIALIZED, _PRESERVES.get(name, 0)
+    # A collective returns before its data has come: its result is waited for later.
+    traits.uninitialized |= namespace in _COLLECTIVES and name != "wait_tensor"
     return traits
 
 
@@ -192,7 +198,8 @@ def api_traits(function: Any) -> OpTraits:
         traits.noise = name in _NOISE_FUNCTIONS
     if name in _SETTERS or (name.endswith("_") and not name.endswith("__")):
         traits.mutates = (0,)
-    traits.uninitialized = name in UNINITIALIZED
+    module = getattr(function, "__module__", None) or ""
+    traits.uninitialized = name in UNINITIALIZED or module.startswith("torch.distributed.distributed_c10d")
     traits.backward = function in (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
     return traits
 

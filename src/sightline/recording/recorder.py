@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ import torch
 from sightline.errors import NonFiniteError, UsageError
 from sightline.markers import current_step
 from sightline.options import Capture, Check, Stats
-from sightline.ranks import this_rank
-from sightline.recording import installation
+from sightline.process_rank import this_rank
+from sightline.recording import installation, stack_dump, waits
 from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
 from sightline.recording.device_time import DeviceTimer
@@ -36,8 +36,9 @@ from sightline.recording.stacks import hide_own_frames, leave_out_own_frames
 from sightline.recording.statistics import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.stream_folder import claim, unclaim
-from sightline.recording.stream_writer import StreamWriter
+from sightline.recording.stream_writer import GRACE_SECONDS, StreamWriter
 from sightline.recording.torchapi import Module, compiler, without_modes
+from sightline.trace.bundle.paths import remove_if_empty
 from sightline.trace.bundle.writer import amend_info
 from sightline.trace.events import Watcher
 from sightline.trace.index import Index
@@ -107,6 +108,7 @@ class Recorder:
         self._timer: DeviceTimer | None = None
         self._files: list[int] = []  # the descriptor of the journal, once the folder is claimed
         self._makes_folder = False  # it did not exist before
+        self._stack_dump: stack_dump.StackDump | None = None  # of SIGUSR1
         self._late_error: BaseException | None = None  # an observer's error, raised at the end of the block
         self._stopped = False
         self._lock = threading.RLock()
@@ -144,6 +146,8 @@ class Recorder:
         if session.stream_writer is not None:
             _streamed.add(self)
             session.stream_writer.start()
+        waits.install(session.waits)
+        self._stack_dump = stack_dump.install(self._options.folder)
         installation.install(session)
 
     def cancel(self) -> None:
@@ -162,8 +166,7 @@ class Recorder:
         if self._options.folder is not None:
             unclaim(self._options.folder, self._files)
             if self._makes_folder:
-                with suppress(OSError):  # not empty, or never made
-                    self._options.folder.rmdir()
+                remove_if_empty(self._options.folder)
         self._session = None
 
     def _new_session(self, caller: FrameType | None, outer_frames: bool) -> SessionBase:
@@ -251,7 +254,9 @@ class Recorder:
             try:
                 self._uninstall(session)
             finally:
-                without_modes(partial(self._finish, session, error, wait))
+                # A launcher ends all processes when one fails: not while the note of an exception is added.
+                with session.termination_delayed(GRACE_SECONDS) if self._options.folder else nullcontext():
+                    without_modes(partial(self._finish, session, error, wait))
             self._end(wait)
             if self._late_error is not None and error is None:
                 raise self._late_error
@@ -271,6 +276,8 @@ class Recorder:
         try:
             installation.uninstall(session)
         finally:
+            waits.remove(session.waits)
+            stack_dump.remove(self._stack_dump)
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None

@@ -22,6 +22,7 @@ from sightline.recording.stacks import StackTrie, variable_name
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.training_log import TrainingLog
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, TensorRegistry
+from sightline.recording.waits import WaitLog
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import ModuleInfo
@@ -88,6 +89,8 @@ class SessionBase:
         self.first_sequence = sequence_number()
         self.ended = 0
         self._allocators: tuple[AllocatorStatistics, AllocatorStatistics | None] = (read_allocators(), None)
+        self.waits = WaitLog()  #: for other processes of a distributed job
+        self.wall_begin = time.time_ns()  #: the clock that processes on other hosts have too
         self.begin = clock()
 
     @property

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.ranks import this_rank
+from sightline.process_rank import job_digest, this_rank
 from sightline.recording.batches import whole_batch
 from sightline.recording.flops import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo, schemas_of
+from sightline.recording.process_groups import groups_since
 from sightline.recording.source_positions import SourcePositions, operator_names
 from sightline.trace.assembly.batch import LateRows, Operation, Tables
 from sightline.trace.assembly.memory_sink import assemble
@@ -97,7 +98,7 @@ def info_of(session: SessionBase) -> dict[str, Any]:
         **({} if session.running else {"gradients": session.training.norms()}),
         "precision": _precision(),
         **session.modules.summary(),
-        **_rank(),
+        **_rank(session),
     }  # fmt: skip
 
 
@@ -112,12 +113,19 @@ def _precision() -> dict[str, Any]:
         return {}
 
 
-def _rank() -> dict[str, int]:
-    """Which process of a distributed job this is."""
+def _rank(session: SessionBase) -> dict[str, Any]:
+    """Which process of a distributed job this is, and with whom it talks."""
     process = this_rank()
+    groups = groups_since(session.begin)
     if process is None:
-        return {}
-    return {"rank": process.rank, "local_rank": process.local_rank, "world_size": process.world_size}
+        return groups
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "rank": process.rank, "local_rank": process.local_rank, "world_size": process.world_size,
+        "restart": process.restart, "job": job_digest(), "began_ns": session.wall_begin,
+        "rank_device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu", **groups,
+        "waits": session.waits.summary(),
+    }  # fmt: skip
 
 
 def build(session: SessionBase) -> TraceData:

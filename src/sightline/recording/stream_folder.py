@@ -16,7 +16,12 @@ from typing import Final
 from sightline.errors import CaptureError, UsageError
 from sightline.recording.atomic import run_atomically, store_atomically
 from sightline.trace.bundle.journal import HEAD, JOURNAL
-from sightline.trace.bundle.paths import clear_recording, holds_recording, refuse_recording
+from sightline.trace.bundle.paths import (
+    clear_recording,
+    holds_recording,
+    make_job_folder,
+    refuse_recording,
+)
 
 _FIX: Final = "give path= another name, or overwrite=True to replace it"
 BEGUN: Final = f".{JOURNAL}.part"  #: a journal without a frame
@@ -42,6 +47,7 @@ def claim(folder: Path, overwrite: bool = False, files: list[int] | None = None)
             f"give path= a new one, such as {folder / 'run.sight'}."
         )
     try:
+        make_job_folder(folder)
         folder.mkdir(0o700, parents=True, exist_ok=True)
         begun = os.fspath(folder / BEGUN)
         store_atomically(files.append, partial(os.open, begun, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 #: A batch is written this often: a killed process loses what is younger.
 SECONDS: Final = 0.3
 #: SIGTERM ends the process so much later: time for the batch that is being recorded.
-_GRACE_SECONDS: Final = 1.0
+GRACE_SECONDS: Final = 1.0
 #: A waiting thread checks this often that the thread it waits for is alive.
 _POLL_SECONDS: Final = 1.0
 _REWRITTEN: Final = f".{JOURNAL}.anew"  #: a journal that is about to replace a longer one
@@ -170,7 +170,7 @@ class StreamWriter:
 
     def _run(self) -> None:
         on_disk = self._folder is not None
-        with self._session.termination_delayed(_GRACE_SECONDS) if on_disk else nullcontext():
+        with self._session.termination_delayed(GRACE_SECONDS) if on_disk else nullcontext():
             while not self._stopped:
                 try:
                     self._jobs.get(timeout=SECONDS).do()

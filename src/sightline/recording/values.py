@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sightline.recording.atomic import run_atomically
 from sightline.recording.memory import Storages
+from sightline.recording.process_groups import placements_of
 from sightline.recording.row_streams import Stream
 from sightline.recording.thread_state import active
 from sightline.recording.torchapi import (
@@ -323,6 +324,7 @@ def metadata_of(tensor: Any) -> tuple[Any, TensorMeta]:
         "Tensor" if plain else kind.__name__,
         _nested_elements(tensor) if nested else -1,
         () if all(type(size) is int for size in shape) else tuple(map(str, shape)),
+        () if plain else placements_of(tensor),
     )
     return _plain_key(tensor) or meta, meta
 

@@ -60,6 +60,7 @@ class TensorMeta:
     type: str = "Tensor"  #: the Python class, for tensor subclasses
     elements: int = -1  #: the number of elements of a nested tensor, which its sizes do not give
     symbols: tuple[str, ...] = ()  #: the sizes as torch prints them, where one is a symbol: ``s26``, ``j1``
+    placements: tuple[str, ...] = ()  #: of a DTensor, one for each dimension of its mesh: ``Shard(0)``
 
     @property
     def sizes(self) -> tuple[int | str, ...]:
@@ -83,7 +84,8 @@ class TensorMeta:
         return -(-self.numel * self.itemsize // _PACKED.get(self.dtype, 1))
 
     def __str__(self) -> str:
-        return tensor_text(self.sizes, self.dtype, self.device, self.layout)
+        text = tensor_text(self.sizes, self.dtype, self.device, self.layout)
+        return " ".join((text, *self.placements)) if self.placements else text
 
 
 @dataclass(frozen=True, slots=True)

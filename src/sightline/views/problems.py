@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -37,13 +37,17 @@ SURE: Final = {
 SEVERITY_STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Severity.NOTE: "number"}
 
 
-def problems(trace: Trace, module: str | None = None, kind: str | None = None) -> View:
-    """What looks wrong; ``module`` and ``kind`` select."""
-    selected = [each for each in find(trace.index) if kind in (None, each.kind)]
-    if kind is not None and kind not in KINDS:
-        near = get_close_matches(kind, KINDS, 5, 0.0)
+def problems(
+    trace: Trace, module: str | None = None, kind: str | None = None, between_ranks: Sequence[Problem] = (),
+    rank_kinds: Sequence[str] = (),
+) -> View:  # fmt: skip
+    """What looks wrong; ``module`` and ``kind`` select. Problems between ranks, if given, come first."""
+    selected = [each for each in (*between_ranks, *find(trace.index)) if kind in (None, each.kind)]
+    kinds = (*KINDS, *rank_kinds)
+    if kind is not None and kind not in kinds:
+        near = get_close_matches(kind, kinds, 5, 0.0)
         raise UsageError(
-            f"kind={kind!r} is no kind of problem; of the {len(KINDS)} there are these are nearest: "
+            f"kind={kind!r} is no kind of problem; of the {len(kinds)} there are these are nearest: "
             f"{choices_text(near)}."
         )
     if module is not None:
@@ -56,7 +60,7 @@ def problems(trace: Trace, module: str | None = None, kind: str | None = None) -
         room = min(room, _WIDTH)
         blocks: list[Block] = [head]
         for each in selected:
-            blocks += [line(), *_block(each, room)]
+            blocks += [line(), *problem_lines(each, room)]
         if not selected and kind is None and module is None and len(trace.ops):
             blocks += _dim_lines(f"looked for {looked_for()}", room)
         gap = [line()] if selected and unchecked else []
@@ -97,7 +101,7 @@ def severity_counts(selected: list[Problem]) -> list[tuple[Severity, str]]:
     return [(each, f"{count} {each.word}{'s' * (count > 1)}") for each, count in counts if count]
 
 
-def _block(problem: Problem, room: int) -> Iterator[Line]:
+def problem_lines(problem: Problem, room: int) -> Iterator[Line]:
     """A problem: what, where, why."""
     severity = severity_span(problem)
     title, *rest = _wrapped(problem.title, room)

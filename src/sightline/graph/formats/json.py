@@ -18,7 +18,18 @@ from sightline.trace.forms import Elided, Record, Symbol
 
 FORMAT: Final = "sightline-graph"
 VERSION: Final = 1
-_META = ("shape", "stride", "dtype", "device", "layout", "itemsize", "type", "elements", "symbols")
+_META = (
+    "shape",
+    "stride",
+    "dtype",
+    "device",
+    "layout",
+    "itemsize",
+    "type",
+    "elements",
+    "symbols",
+    "placements",
+)
 
 
 def to_json(graph: Graph) -> str:

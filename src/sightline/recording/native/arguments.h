@@ -2,6 +2,7 @@
 // equal *forms*; the form itself is made in Python, once for each key.
 #pragma once
 
+#include "process_groups.h"
 #include "values.h"
 
 #define PY_SSIZE_T_CLEAN
@@ -47,7 +48,7 @@ struct Arguments {
 };
 
 enum Tag : uint64_t { kTensor = 1, kNone, kInt, kFloat, kBool, kText, kList, kTuple, kDict, kDevice, kComplex,
-                      kGenerator, kOther, kNumberTensor, kObject, kSlice };
+                      kGenerator, kOther, kNumberTensor, kObject, kSlice, kGroup, kReduction };
 
 // A Python number that torch has wrapped into a tensor without dimensions; Python sees the number.
 inline bool is_number(const at::TensorBase& tensor) {
@@ -113,6 +114,14 @@ inline void read(const c10::IValue& value, Arguments& into) {
     into.add_double(number.imag());
   } else if (value.isGenerator()) {
     into.add(kGenerator);
+  } else if (const std::string* group = group_name(value)) {
+    into.add(kGroup);
+    into.add_text(*group);
+  } else if (const char* reduction = reduction_name(value)) {
+    into.add(kReduction);
+    into.add_text(reduction);
+  } else if (value.isObject()) {
+    into.add(kObject);  // such as the work of a collective: all are written alike
   } else {
     into.add(kOther);
     into.needs_python = true;  // a symbol, a stream, an object

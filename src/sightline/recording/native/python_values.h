@@ -107,6 +107,8 @@ PyObject* python_of(const c10::IValue& value, Wrap wrap) {
   if (value.isSymFloat() && value.toSymFloat().is_symbolic()) {
     return Py_BuildValue("(ss)", "symbol", value.toSymFloat().toSymNodeImpl()->str().c_str());
   }
+  if (const std::string* group = group_name(value)) return Py_BuildValue("(ss)", "group", group->c_str());
+  if (const char* reduction = reduction_name(value)) return Py_BuildValue("(ss)", "symbol", reduction);
   return Py_BuildValue("(ss)", "object", value.tagKind().c_str());
 }
 

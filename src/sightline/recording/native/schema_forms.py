@@ -10,6 +10,7 @@ import torch
 
 from sightline.recording.arguments import plain_argument
 from sightline.recording.operations import OpTraits, aten_traits
+from sightline.recording.process_groups import group_symbol, note_groups
 from sightline.recording.torchapi import OpOverload
 from sightline.trace.forms import SLOT, Form, Record, Symbol
 
@@ -47,7 +48,7 @@ def traits_of(name: str, overload: str) -> tuple[OpTraits, int]:
     """The traits of an operator, and a bit for each argument that it changes in place."""
     traits = aten_traits(operator(name, overload))
     arguments = traits.function._schema.arguments[:64]
-    written = [one.alias_info is not None and one.alias_info.is_write for one in arguments]
+    written = (at in traits.mutates or one.name in traits.mutates for at, one in enumerate(arguments))
     return traits, sum(1 << at for at, changes in enumerate(written) if changes)
 
 
@@ -120,8 +121,11 @@ def _converted(argument: Any, value: Any, scalar_type: Callable[[int], str]) -> 
 def _plain(value: Any) -> Any:
     if value is _TENSOR:
         return SLOT
-    if type(value) is tuple and len(value) == 2 and value[0] in ("device", "symbol", "object"):
+    if type(value) is tuple and len(value) == 2 and value[0] in ("device", "symbol", "object", "group"):
         kind, text = value
+        if kind == "group":
+            note_groups()
+            return group_symbol(text)
         return Symbol(text if kind != "object" else f"<{text}>")
     if isinstance(value, list | tuple):
         kinds = set(map(type, value))

@@ -47,14 +47,26 @@ void wait_for_termination(int read_end, int milliseconds) {
   ::close(read_end);
 }
 
-bool is_default() {
-  struct sigaction current {};
-  return sigaction(SIGTERM, nullptr, &current) == 0 && current.sa_handler == SIG_DFL;
+// A library aborts on a thread of its own, as the communication of a distributed job does: that thread waits here
+// while the one that writes batches takes the last.
+volatile sig_atomic_t abort_delay = 0;  // milliseconds
+
+void on_abort(int) {
+  if (getpid() == owner) ::poll(nullptr, 0, abort_delay);
+  ::signal(SIGABRT, SIG_DFL);
+  ::raise(SIGABRT);
 }
 
-bool is_ours() {
+bool has_handler(int number, void (*handler)(int)) {
   struct sigaction current {};
-  return sigaction(SIGTERM, nullptr, &current) == 0 && current.sa_handler == on_termination;
+  return sigaction(number, nullptr, &current) == 0 && current.sa_handler == handler;
+}
+
+void handle(int number, void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  sigaction(number, &action, nullptr);
 }
 
 }  // namespace
@@ -68,7 +80,7 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
     waiting = nullptr;
   }
   int ends[2];
-  if (delayed_by++ > 0 || !is_default() || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
+  if (delayed_by++ > 0 || !has_handler(SIGTERM, SIG_DFL) || ::pipe2(ends, O_CLOEXEC) != 0) Py_RETURN_NONE;
   owner = getpid();
   has_come = 0;
   write_end = ends[1];
@@ -86,16 +98,18 @@ PyObject* delay_termination(PyObject*, PyObject* seconds) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (write_end < 0) Py_RETURN_NONE;
-  struct sigaction action {};
-  action.sa_handler = on_termination;
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGTERM, &action, nullptr);
+  handle(SIGTERM, on_termination);
+  if (has_handler(SIGABRT, SIG_DFL)) {
+    abort_delay = milliseconds;
+    handle(SIGABRT, on_abort);
+  }
   Py_RETURN_NONE;
 }
 
 PyObject* restore_termination(PyObject*, PyObject*) {
   if (owner != getpid() || delayed_by == 0 || --delayed_by > 0) Py_RETURN_NONE;
-  if (is_ours()) ::signal(SIGTERM, SIG_DFL);
+  if (has_handler(SIGTERM, on_termination)) ::signal(SIGTERM, SIG_DFL);
+  if (has_handler(SIGABRT, on_abort)) ::signal(SIGABRT, SIG_DFL);
   if (write_end >= 0) ::close(write_end);
   write_end = -1;
   if (has_come) end_process();  // all is written: a program that ends by itself now would hide the signal

@@ -1,13 +1,14 @@
 #pragma once
-// SIGTERM while a recording is written to disk: the process ends a moment later, so that its last batch is written.
+// SIGTERM and SIGABRT while a recording is written to disk: the process ends a moment later, so that its last batch
+// is written.
 
 #include <Python.h>
 
 namespace sightline {
 
-// delay_termination(seconds): from now on SIGTERM ends the process only after so long; counted.
+// delay_termination(seconds): from now on these end the process only after so long; counted.
 PyObject* delay_termination(PyObject*, PyObject* seconds);
-// restore_termination(): take one delay back; the last one leaves SIGTERM as it was.
+// restore_termination(): take one delay back; the last one leaves them as they were.
 PyObject* restore_termination(PyObject*, PyObject*);
 
 }  // namespace sightline

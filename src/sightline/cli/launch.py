@@ -1,0 +1,105 @@
+"""``sightline run --nproc N``: torchrun is started here, and at the end all its processes are reported."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sightline.cli.command import has_torch, printable_text, view_in_cli_words
+from sightline.errors import SightlineError, UsageError
+from sightline.process_rank import this_rank
+from sightline.trace.bundle.paths import clear_recording, free_path, holds_recording
+
+
+def launch(
+    nproc: int, own: list[str], output: str | None, force: bool, quiet: bool, program: list[str], name: str
+) -> int:
+    """Run a program in so many processes, and report; the exit code of the launcher.
+
+    ``own`` are the options of ``sightline run`` as they were typed; ``program`` is the script with its
+    arguments, after ``-m`` for a module.
+    """
+    if this_rank() is not None:
+        raise UsageError("--nproc starts torchrun, and this process was started by it; leave --nproc out.")
+    if not has_torch():
+        raise UsageError("Running a script with a model needs torch; install it, then run it again.")
+    folder = Path(output) if output is not None else free_path(Path(), name)
+    folder = folder.with_name(f"{folder.name.removesuffix('.sight')}.sight")
+    _make_room(folder, force)
+    options = [*_without_nproc(own), "--launched", "-o", str(folder)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nproc)]
+    run = [*command, "-m", "sightline", "run", *options, *program]
+    code = _wait(subprocess.Popen(run))  # noqa: S603 — it is what was asked for
+    _report(folder, quiet)
+    return code
+
+
+def _make_room(folder: Path, force: bool) -> None:
+    """Refuse a folder that is there; with ``--force`` remove the recordings in it."""
+    from sightline.ranks.folder import rank_folder
+
+    ranks = rank_folder(folder)
+    if not holds_recording(folder) and ranks is None:
+        return
+    if not force:
+        raise UsageError(f"{folder} is there already; give another -o, or --force to replace it.")
+    for path in [folder] if ranks is None else ranks.paths.values():
+        clear_recording(path, "give another -o")
+        path.rmdir()
+
+
+def _without_nproc(own: list[str]) -> list[str]:
+    """The options without ``--nproc N`` and ``-m``, which stands before the module.
+
+    >>> _without_nproc(["--stats", "--nproc", "2", "-m", "--nproc=4", "-q"])
+    ['--stats', '-q']
+    """
+    kept = list(own)
+    while "--nproc" in kept:
+        at = kept.index("--nproc")
+        del kept[at : at + 2]
+    return [option for option in kept if option != "-m" and not option.startswith("--nproc=")]
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the launcher; an interrupt or a termination is its to handle, and ends it."""
+
+    def terminate(*_: Any) -> None:
+        process.terminate()
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        while True:
+            with suppress(KeyboardInterrupt):  # the terminal has sent it to the launcher too
+                return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _report(folder: Path, quiet: bool) -> None:
+    """Print all ranks on one screen, and where they are."""
+    from sightline.ranks.folder import rank_folder
+    from sightline.ranks.merge import merge
+    from sightline.ranks.overview import ranks_overview
+
+    where = shlex.quote(str(folder))
+    found = rank_folder(folder)
+    if found is None:
+        click.echo("sightline: nothing was recorded.", err=True)
+        return
+    try:
+        if not quiet:
+            click.echo(err=True)
+            more = f"sightline show {where} --rank N --view code, summary, problems …"
+            view_in_cli_words(ranks_overview(merge(found), more=more)).print(file=sys.stderr)
+            click.echo(err=True)
+    except SightlineError as error:  # the program has ended, so an error here must not change how
+        click.echo(printable_text(f"sightline: the recording cannot be shown: {error}"), err=True)
+    click.echo(printable_text(f"Look at it: sightline show {where}"), err=True)

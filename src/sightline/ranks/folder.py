@@ -1,0 +1,145 @@
+"""The folder of a distributed job: which recording is of which rank, each opened when it is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from sightline.errors import SightlineError, UsageError
+from sightline.trace.bundle import load
+from sightline.trace.bundle.paths import holds_recording
+
+T = TypeVar("T")
+
+#: ``rank3.sight``, ``run.rank3.sight``, ``rank3.restart1.sight``.
+_NAME: Final = re.compile(
+    r"(?:(?P<stem>.*)\.)?rank(?P<rank>\d{1,7})(?:\.restart(?P<restart>\d{1,7}))?\.sight"
+)
+
+
+@dataclass(frozen=True)
+class RankFolder:
+    """The recordings of the ranks of one run."""
+
+    path: Path  #: what was opened
+    paths: dict[int, Path]  #: of each rank, ascending; its last attempt where it was restarted
+    notes: list[str] = field(default_factory=list)  #: a sentence on each thing that is not as it should be
+
+    @property
+    def lowest(self) -> int:
+        """The rank that stands for all where one is shown."""
+        return next(iter(self.paths))
+
+
+def rank_folder(path: Path) -> RankFolder | None:
+    """The recordings in a folder that is not one itself; None if there are none."""
+    if not path.is_dir() or holds_recording(path):
+        return None
+    children = sorted(child for child in path.iterdir() if child.is_dir() and holds_recording(child))
+    return _assigned(path, children) if children else None
+
+
+def siblings(path: Path) -> RankFolder | None:
+    """The recordings beside that of one rank: in the folder of its job, or ``x.rank*.sight``; else None."""
+    match = _NAME.fullmatch(path.name)
+    if match is None or not path.parent.is_dir():
+        return None
+    named = [(child, _NAME.fullmatch(child.name)) for child in sorted(path.parent.iterdir())]
+    same = [child for child, other in named if other is not None and other["stem"] == match["stem"]]
+    beside = [child for child in same if holds_recording(child)]
+    return _assigned(path, beside) if beside else None
+
+
+def _assigned(path: Path, children: list[Path]) -> RankFolder:
+    """Each recording under its rank, by its name or else by what it says."""
+    found: dict[int, tuple[int, Path]] = {}
+    notes: list[str] = []
+    earlier = 0
+    for child in children:
+        match = _NAME.fullmatch(child.name)
+        rank, restart = (int(match["rank"]), int(match["restart"] or 0)) if match else _inside(child, notes)
+        if rank < 0:
+            continue
+        other = found.get(rank)
+        if other is not None and other[0] == restart:
+            notes.append(f"{other[1].name} and {child.name} are both of rank {rank}: the first is taken.")
+        elif other is None or other[0] < restart:
+            found[rank] = restart, child
+        earlier += other is not None and other[0] != restart
+    if earlier:
+        notes.append(f"The job was restarted; {earlier} recordings of earlier attempts are left out.")
+    return RankFolder(path, {rank: found[rank][1] for rank in sorted(found)}, notes)
+
+
+def _inside(child: Path, notes: list[str]) -> tuple[int, int]:
+    """Rank and restart as a recording itself has them; -1 where it has none, and why is noted."""
+    try:
+        info = load(child).info
+    except SightlineError as error:
+        notes.append(f"{child.name} is left out: {error}")
+        return -1, 0
+    if not isinstance(info.get("rank"), int):
+        notes.append(f"{child.name} is left out: it is no process of a distributed job.")
+        return -1, 0
+    return int(info["rank"]), int(info.get("restart") or 0)
+
+
+class Ranks(Mapping[int, T], Generic[T]):
+    """The recordings of a run by rank, each opened on first use.
+
+    >>> ranks = Ranks({0: Path("rank0.sight"), 1: Path("rank1.sight")}, str)
+    >>> list(ranks), ranks[1]
+    ([0, 1], 'rank1.sight')
+    """
+
+    def __init__(self, paths: Mapping[int, Path], opener: Callable[[Path], T]) -> None:
+        self._paths, self._opener = dict(paths), opener
+        self._open: dict[int, T] = {}
+
+    def __getitem__(self, rank: int) -> T:
+        if rank not in self._paths:
+            known = ranks_text(self._paths)
+            raise UsageError(f"There is no recording of rank {rank!r}; there is one of {known}.")
+        if rank not in self._open:
+            self._open[rank] = self._opener(self._paths[rank])
+        return self._open[rank]
+
+    def get(self, rank: object, default: object = None) -> T | Any:
+        """The recording of a rank, or a default."""
+        return self[rank] if isinstance(rank, int) and rank in self else default
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._paths
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __repr__(self) -> str:
+        return f"<Ranks: {ranks_text(self._paths)}>"
+
+
+def ranks_text(ranks: Mapping[int, object] | list[int] | set[int]) -> str:
+    """Ranks in words, neighbours together.
+
+    >>> ranks_text([0, 1, 2, 5]), ranks_text([3]), ranks_text([0, 1])
+    ('ranks 0–2 and 5', 'rank 3', 'ranks 0 and 1')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else list(map(str, run))
+    if len(parts) > 8:
+        parts = [*parts[:6], f"{sum(map(len, runs)) - sum(map(len, runs[:6]))} more"]
+    text = " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+    return f"rank{'s' if len(ranks) != 1 else ''} {text or 'none'}"

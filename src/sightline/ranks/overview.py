@@ -1,0 +1,216 @@
+"""``print(sl.load("run.sight"))`` of a distributed job: all ranks on one screen.
+
+Equal ranks are folded; what differs, who was where when it ended, what looks wrong, what the collectives
+carried, and the lines whose time differs most between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sightline.analysis.problems.problem import Problem
+from sightline.notation import bytes_text, time_text
+from sightline.ranks.collectives import Collective
+from sightline.ranks.desync import desync_problems, whereabouts
+from sightline.ranks.folder import ranks_text
+from sightline.ranks.merge import Run
+from sightline.ranks.record import RankRecord
+from sightline.ranks.replicas import replica_problems
+from sightline.ranks.waiting import Waiting
+from sightline.views.layout import fit_blocks
+from sightline.views.outline import Block, Column, Grid, Line, Span, View, cut, grid, line
+from sightline.views.problems import problem_lines
+
+_WIDTH: Final = 100
+_MARGIN: Final = 11
+_MOST_ROWS: Final = 6  #: of each list
+_MOST_PROBLEMS: Final = 4
+_MORE: Final = "t.ranks[0].code()  t.ranks[0].summary()  t.problems()  t.to_perfetto(…)"
+
+
+def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
+    """What looks wrong between the ranks of a run, the most serious first."""
+    waiting = waiting or Waiting.of(run)
+    found = [*desync_problems(run), *replica_problems(run), *waiting.problems()]
+    return sorted(found, key=lambda problem: (-problem.severity, -problem.confidence))
+
+
+#: The kinds of problem that only several ranks can have.
+RANK_KINDS: Final = ("desync", "hang", "replicas", "same-batch", "modes", "straggler")
+
+
+def ranks_overview(run: Run, more: str = _MORE) -> View:
+    """One screen about all ranks; ``more`` lists the other views, as the caller spells them."""
+    waiting = Waiting.of(run)
+    problems = rank_problems(run, waiting)
+
+    def fit(room: int) -> list[Block]:
+        room = min(room, _WIDTH)
+        blocks: list[Block] = [*_head(run), *_notes(run, waiting), *_classes(run)]
+        ends = list(_ends(run))
+        if ends:
+            blocks += [line(), *ends]
+        for problem in problems[:_MOST_PROBLEMS]:
+            blocks += [line(), *problem_lines(problem, room)]
+        if len(problems) > _MOST_PROBLEMS:
+            blocks.append(line((f"… and {len(problems) - _MOST_PROBLEMS} more: t.problems()", "dim")))
+        for table in (_collectives(run), _spread(run, waiting)):
+            blocks += [line(), table] if table is not None else []
+        return fit_blocks([*blocks, line(), _fact("more", more)], room)
+
+    return View(tuple(fit(_WIDTH)), fit=fit)
+
+
+def _fact(title: str, text: str, style: str = "") -> Line:
+    return line((f"{title:<{_MARGIN}}", "dim"), (text, style), hang=_MARGIN)
+
+
+def _head(run: Run) -> Iterator[Line]:
+    records = list(run.records.values())
+    if not records:
+        yield _fact("run", "none of its ranks can be read", "warn")
+        return
+    first = records[0]
+    name = str(first.info.get("name") or "run").rpartition(", rank ")[0] or "run"
+    hosts = {record.host for record in records if record.host}
+    backends = {
+        str(group.get("backend"))
+        for record in records
+        for group in (record.info.get("groups") or {}).values()
+        if isinstance(group, dict) and group.get("backend")
+    }
+    parts = [f"{len(records)} of {run.world_size} ranks"] if len(records) < run.world_size else []
+    parts = parts or [f"{run.world_size} ranks"]
+    parts[0] += f" on {len(hosts)} host{'s' * (len(hosts) > 1)}" if hosts else ""
+    parts += [", ".join(sorted(backends))] if backends else []
+    parts += [f"torch {first.info['torch']}"] if first.info.get("torch") else []
+    parts.append(time_text(max(int(record.info.get("duration_ns") or 0) for record in records)))
+    yield line(("run ", "dim"), (cut(name, 50), "title"), (f"  {' · '.join(parts)}", "dim"), hang=_MARGIN)
+    for mesh in (first.info.get("meshes") or ())[:2]:
+        if isinstance(mesh, dict):
+            names = ", ".join(map(str, mesh.get("names") or ()))
+            yield _fact("mesh", " ".join(filter(None, [_mesh_text(mesh.get("ranks")), names])))
+    groups = [(name, ranks) for name, ranks in run.groups.items() if len(ranks) > 1]
+    if len(groups) > 1:
+        told = [f"{name}: {ranks_text(ranks)}" for name, ranks in groups[:_MOST_ROWS]]
+        rest = f" and {len(groups) - _MOST_ROWS} more" if len(groups) > _MOST_ROWS else ""
+        yield _fact("groups", "; ".join(told) + rest)
+
+
+def _mesh_text(ranks: object) -> str:
+    """The sizes of a mesh from its nested ranks.
+
+    >>> _mesh_text([[0, 1], [2, 3], [4, 5]])
+    '3 × 2'
+    """
+    sizes: list[str] = []
+    while isinstance(ranks, list | tuple):
+        sizes.append(str(len(ranks)))
+        ranks = ranks[0] if ranks else None
+    return " × ".join(sizes)
+
+
+def _notes(run: Run, waiting: Waiting) -> Iterator[Line]:
+    for note in (*run.notes, *waiting.notes())[: 2 * _MOST_ROWS]:
+        yield _fact("note", note, "warn")
+
+
+def _classes(run: Run) -> Iterator[Line]:
+    """Ranks that ran the same ops, and where the others begin to differ from the first."""
+    classes = run.classes
+    for number, ranks in enumerate(classes[:_MOST_ROWS]):
+        record = run.records[ranks[0]]
+        count = sum(len(calls) for calls in record.groups.values())
+        text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collectives"
+        text += " each" if len(ranks) > 1 else ""
+        yield _fact("ranks" if not number else "", text + _difference(run, classes[0][0], record))
+    if len(classes) > _MOST_ROWS:
+        yield _fact("", f"… and {len(classes) - _MOST_ROWS} more kinds of ranks")
+
+
+def _difference(run: Run, first: int, record: RankRecord) -> str:
+    """Where a rank first does something else than the first one; empty for the first one itself."""
+    base = run.records[first]
+    if record.rank == first or record.info.get("dropped") or base.info.get("dropped"):
+        return ""
+    count = min(len(base.steps), len(record.steps))
+    differs = np.flatnonzero(base.steps[:count] != record.steps[:count])
+    at = int(differs[0]) if len(differs) else count
+    if at >= len(record.steps):
+        return f", the first {at:,} as on rank {first}" if at else ""
+    return f"; unlike rank {first} from {run.names.step_text(int(record.steps[at]))}"
+
+
+def _ends(run: Run) -> Iterator[Line]:
+    """Who was where, if a rank did not end as it should have."""
+    if not any(record.unfinished or record.failed for record in run.records.values()):
+        return
+    where: dict[str, list[int]] = {}
+    for rank, record in run.records.items():
+        where.setdefault(whereabouts(run, record), []).append(rank)
+    rows = sorted(where.items(), key=lambda pair: pair[1])
+    for number, (text, ranks) in enumerate(rows[:_MOST_ROWS]):
+        style = "error" if run.records[ranks[0]].failed else "warn"
+        yield _fact("at the end" if not number else "", f"{ranks_text(ranks)} {text}", style)
+    if len(rows) > _MOST_ROWS:
+        yield _fact("", f"… and {len(rows) - _MOST_ROWS} more places")
+
+
+def _collectives(run: Run) -> Grid | None:
+    """What the collectives of the lowest rank of each group carried, by kind."""
+    rows: dict[tuple[str, str], list[int]] = {}
+    for name in dict.fromkeys(name for record in run.records.values() for name in record.groups):
+        record = next(record for record in run.records.values() if name in record.groups)
+        for number, count in zip(*np.unique(record.groups[name].signature, return_counts=True), strict=True):
+            call: Collective = run.names.signatures.all[number]
+            row = rows.setdefault((call.kind, name.partition(":")[0]), [0, 0])
+            row[0] += int(count)
+            row[1] += int(count) * call.bytes
+    if not rows:
+        return None
+    columns = (Column("collective"), Column("group"), Column("per rank", right=True),
+               Column("bytes", right=True))  # fmt: skip
+    ordered = sorted(rows.items(), key=lambda pair: -pair[1][1])
+    return grid(
+        columns,
+        [
+            (Span(kind, "op"), group, f"{count:,}", bytes_text(size))
+            for (kind, group), (count, size) in ordered[:_MOST_ROWS]
+        ],
+    )
+
+
+def _spread(run: Run, waiting: Waiting) -> Grid | None:
+    """The lines whose time differs most between ranks, and the waiting for others."""
+    ranks = run.ranks
+    if len(ranks) < 2:
+        return None
+    places = {place for record in run.records.values() for place in record.spent}
+    rows: list[tuple[int, str, list[int]]] = []
+    for place in places:
+        times = [run.records[rank].spent.get(place, 0) for rank in ranks]
+        if run.names.places.all[place]:
+            rows.append((max(times) - min(times), run.names.places.all[place], times))
+    rows.sort(key=lambda row: (-row[0], row[1]))
+    waits = [waiting.waited[rank] for rank in ranks]
+    shown = [
+        ("waiting for other ranks", waits),
+        *((text, times) for _, text, times in rows[: _MOST_ROWS - 1]),
+    ]
+    if not any(any(times) for _, times in shown):
+        return None
+    columns = (Column("time of a rank", least=20), Column("least", right=True), Column("median", right=True),
+               Column("most", right=True), Column("of"))  # fmt: skip
+    return grid(
+        columns,
+        [
+            (
+                Span(text, "op"), time_text(min(times)), time_text(float(np.median(times))),
+                time_text(max(times)), f"rank {ranks[int(np.argmax(times))]}",
+            )
+            for text, times in shown
+        ],
+    )  # fmt: skip

@@ -1,0 +1,313 @@
+"""`RankRecord`: one rank reduced to what is compared between ranks, so that hundreds fit into memory.
+
+Ops, collectives and source lines are numbers into tables that all ranks share (`SharedNames`), and ranks that
+ran the same ops share one array of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.ranks.collectives import POINT_TO_POINT, REPLICATED, Collective, Collectives, released
+from sightline.trace.bundle import load
+from sightline.trace.bundle.paths import STACKS
+from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
+from sightline.trace.index import Index
+
+_PARAMETER: Final = KINDS.index("parameter")
+_FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
+_MOST_STACKS: Final = 1 << 20  #: bytes that are read of a file of stacks
+_STACK_LINE: Final = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')
+
+
+class Numbering:
+    """Numbers things in the order they are first met."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def of(self, key: Hashable, thing: Any = None) -> int:
+        """The number of a key; ``thing`` is kept for a new one, or the key itself."""
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.all)
+            self.all.append(key if thing is None else thing)
+        return number
+
+
+class SharedNames:
+    """The tables that the records of all ranks refer to."""
+
+    def __init__(self) -> None:
+        self.places = Numbering()  #: ``train.py:9 in step``
+        self.ops = Numbering()  #: names of ops
+        self.steps = Numbering()  #: (op, place)
+        self.signatures = Numbering()  #: what a collective was, as its first `Collective`
+        self._arrays: dict[bytes, I32] = {}
+
+    def shared(self, array: I32) -> I32:
+        """An equal array that was met before, or this one."""
+        return self._arrays.setdefault(array.tobytes(), array)
+
+    def step_text(self, step: int) -> str:
+        """``relu at net.py:9 in forward``."""
+        op, place = self.steps.all[step]
+        where = self.places.all[place]
+        return f"{self.ops.all[op]} at {where}" if where else str(self.ops.all[op])
+
+
+@dataclass(frozen=True)
+class GroupCalls:
+    """The collectives of one rank in one process group, in order."""
+
+    signature: I32
+    place: I32
+    op: I32
+    start: I64  #: ns since the recording began
+    released: I64  #: when the host went on
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What is kept of one rank."""
+
+    rank: int
+    path: Path
+    info: dict[str, Any]
+    host: str
+    ops: int
+    steps: I32  #: each op with its line, by thread and then in order
+    step_ops: I32  #: the rows of these ops
+    groups: dict[str, GroupCalls]
+    last_place: int  #: the line of the last op
+    last_op: str
+    last_is_collective: bool
+    spent: dict[int, int] = field(default_factory=dict)  #: ns on the way to and in the ops of each line
+    weights: tuple[tuple[str, ...], U64, I32, I32] | None = None  #: names, fingerprints, ops and lines
+    losses: tuple[int, ...] = ()  #: a fingerprint of each result that a backward pass began from
+    modes: frozenset[tuple[str, bool]] = frozenset()  #: outermost modules, and whether they trained
+    replicated: bool = False  #: it has a module of DDP
+    stack: str = ""  #: where it was when SIGUSR1 came: ``train.py:9 in step``
+
+    @property
+    def unfinished(self) -> bool:
+        """Its process was killed, or is still running."""
+        return bool(self.info.get("unfinished"))
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.info.get("exception"))
+
+    @property
+    def waits_at(self) -> tuple[str, int] | None:
+        """The line at which it waited for others when the recording ended, and for how long then."""
+        waits = self.info.get("waits") or {}
+        for row in waits.get("now") or ():
+            if isinstance(row, list | tuple) and len(row) == 4 and all(type(n) is int for n in row[1::2]):
+                file, line, function, waited = row
+                return f"{Path(str(file)).name}:{line} in {function}", waited
+        return None
+
+
+def read_record(path: Path, rank: int, names: SharedNames) -> RankRecord:
+    """Open the recording of a rank, keep what is compared, and close it again."""
+    data = load(path)
+    try:
+        return record_of(data, rank, path, names)
+    finally:
+        data.close()
+
+
+def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> RankRecord:
+    """What is kept of a trace."""
+    index = Index(data)
+    places = _places(index, names)
+    rows = _ordered_ops(data)
+    op_places = places[index.op_user_frames]
+    collectives = Collectives(data)
+    last = int(rows[np.argmax(data.ops.start[rows])]) if len(rows) else -1
+    return RankRecord(
+        rank=rank,
+        path=path,
+        info=_kept_info(data.info),
+        host=str((getattr(data, "environment", None) or {}).get("host") or ""),
+        ops=len(data.ops),
+        steps=names.shared(_steps(data, rows, op_places, names)),
+        step_ops=names.shared(rows.astype(np.int32)),
+        groups=_groups(data, collectives, op_places, names),
+        last_place=int(op_places[last]) if last >= 0 else names.places.of(""),
+        last_op=data.names[data.ops.name[last]] if last >= 0 else "",
+        last_is_collective=bool(len(collectives.ops)) and last == int(collectives.ops[-1]),
+        spent=_spent(data, rows, op_places, collectives.ops),
+        weights=_weights(data, op_places),
+        losses=_losses(data),
+        modes=_modes(data),
+        replicated=any(module.type == REPLICATED for module in data.modules),
+        stack=_stack(path),
+    )
+
+
+_KEPT: Final = (
+    "name", "rank", "world_size", "job", "began_ns", "duration_ns", "unfinished", "exception", "note", "pid",
+    "torch", "engine", "dropped", "last", "groups", "waits", "rank_device", "restart", "fault_count",
+    "meshes",
+)  # fmt: skip
+
+
+def _kept_info(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: info[name] for name in _KEPT if info.get(name) is not None}
+
+
+def _places(index: Index, names: SharedNames) -> I32:
+    """The number of the line of each frame; the last entry, for -1, is that of no line."""
+    frames = index.raw.frames
+    places = np.full(len(frames) + 1, names.places.of(""), dtype=np.int32)
+    for at in np.unique(index.op_user_frames).tolist():
+        if at >= 0:
+            row = index.frames[at]
+            places[at] = names.places.of(f"{row.position} in {row.function}")
+    return places
+
+
+def _ordered_ops(data: TraceData) -> I64:
+    """Aten ops, or API calls where there are none, thread by thread: threads overlap as they like."""
+    aten = np.flatnonzero(data.ops.level == 1)
+    rows = aten if len(aten) else np.arange(len(data.ops))
+    return rows[np.argsort(data.ops.thread[rows], kind="stable")]
+
+
+def _steps(data: TraceData, rows: I64, op_places: I32, names: SharedNames) -> I32:
+    if not len(rows):
+        return np.zeros(0, dtype=np.int32)
+    keys = data.ops.name[rows].astype(np.int64) << 32 | op_places[rows]
+    unique, inverse = np.unique(keys, return_inverse=True)
+    numbers = [
+        names.steps.of((names.ops.of(data.names[key >> 32]), key & 0xFFFFFFFF)) for key in unique.tolist()
+    ]
+    return np.array(numbers, dtype=np.int32)[inverse]
+
+
+def _groups(
+    data: TraceData, collectives: Collectives, op_places: I32, names: SharedNames
+) -> dict[str, GroupCalls]:
+    by_group: dict[str, list[Collective]] = {}
+    for each in collectives:
+        key = each.group if each.kind not in POINT_TO_POINT else f"{each.group}:{each.kind}:{each.root}"
+        by_group.setdefault(key, []).append(each)
+    after = dict(zip(collectives.ops.tolist(), released(data, collectives.ops).tolist(), strict=True))
+    groups = {}
+    for group, calls in by_group.items():
+        ops = [each.op for each in calls]
+        groups[group] = GroupCalls(
+            signature=np.array([names.signatures.of(each.signature, each) for each in calls], dtype=np.int32),
+            place=op_places[ops],
+            op=np.array(ops, dtype=np.int32),
+            start=np.array([each.start for each in calls], dtype=np.int64),
+            released=np.array([after[op] for op in ops], dtype=np.int64),
+        )
+    return groups
+
+
+def _spent(data: TraceData, rows: I64, op_places: I32, collectives: I64) -> dict[int, int]:
+    """The time on the way to each line's ops and in them, on the first thread, without waiting for others.
+
+    What passes in a collective is waiting, and so is as much of what passes before the next op as was seen of
+    ``Work.wait``.
+    """
+    ops = data.ops
+    rows = rows[ops.thread[rows] == 0]
+    if not len(rows):
+        return {}
+    ends = ops.start[rows] + ops.duration[rows]
+    since = np.concatenate([ops.start[rows[:1]], ends[:-1]])
+    waited = np.isin(np.concatenate([[-1], rows[:-1]]), collectives)
+    gaps = np.where(waited, np.maximum(ops.start[rows] - since, 0), 0)
+    times = ends - since - gaps * min(_waited(data) / max(int(gaps.sum()), 1), 1.0)
+    times = np.where(np.isin(rows, collectives), times - ops.duration[rows], times)
+    sums = np.bincount(op_places[rows], weights=np.maximum(times, 0))
+    return {int(place): int(sums[place]) for place in np.flatnonzero(sums)}
+
+
+def _waited(data: TraceData) -> int:
+    """How long ``Work.wait`` took altogether, in ns."""
+    lines = (data.info.get("waits") or {}).get("lines") or ()
+    return sum(row[4] for row in lines if isinstance(row, list | tuple) and len(row) == 6)
+
+
+def _weights(data: TraceData, op_places: I32) -> tuple[tuple[str, ...], U64, I32, I32] | None:
+    """Every measured version of every whole parameter, in order."""
+    stats, values = data.stats, data.values
+    if not len(stats):
+        return None
+    measured = stats.value[values.kind[stats.value] == _PARAMETER]
+    whole = np.array([not meta.placements for meta in data.metas] or [True])
+    measured = measured[whole[values.meta[measured]] & (values.name[measured] >= 0)]
+    if not len(measured):
+        return None
+    makers = values.producer[measured]
+    lines = np.where(makers >= 0, op_places[makers], -1).astype(np.int32)
+    names = tuple(data.names[name] for name in values.name[measured].tolist())
+    return names, _fingerprints(data, np.searchsorted(stats.value, measured)), makers, lines
+
+
+def _fingerprints(data: TraceData, rows: NDArray[np.int64]) -> U64:
+    """The fingerprints of measured values; where none were taken, of their statistics."""
+    stats = data.stats
+    taken = stats.fingerprint[rows]
+    if taken.all():
+        return taken
+    mixed = np.zeros(len(rows), dtype=np.uint64)
+    for column in (stats.min, stats.max, stats.mean, stats.l2):
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + column[rows].view(np.uint64)
+    return np.where(taken == 0, mixed, taken)
+
+
+def _losses(data: TraceData) -> tuple[int, ...]:
+    """A fingerprint of the last forward result before each backward pass, where it was measured."""
+    ops, stats = data.ops, data.stats
+    rows = np.flatnonzero((ops.level == 1) & ((ops.phase == _FORWARD) | (ops.phase == _BACKWARD)))
+    if not len(stats) or not len(rows):
+        return ()
+    backward = ops.phase[rows] == _BACKWARD
+    begins = np.flatnonzero(backward[1:] & ~backward[:-1])
+    found = []
+    for op in rows[begins].tolist():
+        for value in ops.outputs_of(op)[:1]:
+            at = int(np.searchsorted(stats.value, value))
+            if at < len(stats) and stats.value[at] == value:
+                found.append(int(_fingerprints(data, np.array([at]))[0]))
+    return tuple(found)
+
+
+def _modes(data: TraceData) -> frozenset[tuple[str, bool]]:
+    calls = data.calls
+    outermost = np.flatnonzero((calls.parent < 0) & ((calls.flags & (TRAINING | EVALUATION)) != 0))
+    pairs = {(int(calls.module[at]), bool(calls.flags[at] & TRAINING)) for at in outermost.tolist()}
+    return frozenset((data.modules[module].label, training) for module, training in pairs)
+
+
+def _stack(path: Path) -> str:
+    """The innermost line outside torch of the main thread, as SIGUSR1 wrote it last."""
+    file = path / STACKS
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read(_MOST_STACKS).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    # Each signal adds the stack again.
+    last = text.rpartition("(most recent call first):")[2]
+    for file_name, line, function in _STACK_LINE.findall(last):
+        if "/torch/" not in file_name and "/sightline/" not in file_name:
+            return f"{Path(file_name).name}:{line} in {function}"
+    return ""

@@ -1,0 +1,36 @@
+"""Ranks of a job that never ran: each is recorded in this process, with torch's fake process group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import sightline as sl
+from sightline.trace.bundle.writer import amend_info
+
+
+def record_ranks(
+    path: Path, run: Callable[[int], Any], world: int, ranks: Iterable[int] | None = None, job: str = "one",
+    **options: Any,
+) -> None:  # fmt: skip
+    """Record ``run(rank)`` as each rank of a world; collectives return at once and change nothing."""
+    for rank in range(world) if ranks is None else ranks:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world)):
+                patch.setenv(name, str(value))
+            patch.setenv("TORCHELASTIC_RUN_ID", job)
+            patch.setattr(sys, "excepthook", sys.excepthook)  # which a process group replaces
+            dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+            try:
+                with sl.trace(path=path, **options):
+                    run(rank)
+            finally:
+                dist.destroy_process_group()
+                # They ran one after the other, and are to look as if they had run together.
+                amend_info(path / f"rank{rank}.sight", {"began_ns": 10**18})

@@ -1,0 +1,41 @@
+"""Four ranks; the last asks the others where they are, and is killed while they wait for it."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import sightline as sl
+
+dist.init_process_group("gloo")
+RANK = dist.get_rank()
+pids = [0] * dist.get_world_size()
+dist.all_gather_object(pids, os.getpid())
+LAST = int(sys.argv[1]) or None
+
+
+def where(rank: int) -> bytes:
+    """What a rank has written about where it is, asked again."""
+    os.kill(pids[rank], signal.SIGUSR1)
+    return Path(f"run.sight/rank{rank}.sight/stacks.txt").read_bytes()
+
+
+with sl.trace(path="run.sight", last=LAST):
+    x = torch.ones(4)
+    for _ in range(20):
+        dist.all_reduce(x.exp())
+    if RANK == 3:
+        while not all(b"all_reduce" in where(rank) for rank in range(3)):
+            time.sleep(0.05)
+        while b"stuck" not in where(0):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stuck() -> None:
+        dist.all_reduce(x.exp())
+
+    stuck()

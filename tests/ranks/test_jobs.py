@@ -1,0 +1,171 @@
+"""Distributed jobs, really started by torchrun: recorded unchanged, and every way to part is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sightline as sl
+from sightline.analysis.problems.problem import Problem
+from sightline.ranks.overview import rank_problems
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+
+
+def start(folder: Path, count: int, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in several processes, in a folder."""
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, "--nproc-per-node", str(count), *command],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def problems_of(path: Path) -> list[Problem]:
+    run = sl.load(path)._run()
+    assert run is not None
+    return [each for each in rank_problems(run) if each.kind != "straggler"]
+
+
+@pytest.fixture(scope="module")
+def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recordings of the ways to train in parallel, whose results are those without us."""
+    folder = tmp_path_factory.mktemp("parallel")
+    for how in ("plain", "recorded"):
+        done = start(folder, 2, str(HERE / "parallel_job.py"), how)
+        assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        plain, recorded = ((folder / f"{how}.{rank}.txt").read_text() for how in ("plain", "recorded"))
+        assert len(plain.splitlines()) == 4
+        assert plain == recorded, "the recorded run is the same run, bit for bit"
+    return folder
+
+
+def kinds(path: Path, rank: int = 0) -> list[tuple[str, int]]:
+    """Kind and elements of each collective of a rank."""
+    return [(each.kind, each.elements) for each in sl.load(path).ranks[rank].collectives]
+
+
+def test_ways_to_train_in_parallel(parallel: Path) -> None:
+    for way in ("ddp", "fsdp", "tensor_parallel", "pipeline"):
+        assert problems_of(parallel / f"{way}.sight") == []
+        for rank in sl.load(parallel / f"{way}.sight").ranks.values():
+            assert rank.validate().ops
+            assert not rank.info["faults"]
+    every = 8 * 16 + 16 + 16 * 8 + 8
+    assert [each for each in kinds(parallel / "ddp.sight") if each[0] == "all_reduce"] == [
+        ("all_reduce", every)
+    ] * 2
+    gathers = [each for each in kinds(parallel / "fsdp.sight") if each[0] == "all_gather"]
+    assert gathers[:2] == [("all_gather", (8 * 16 + 16) // 2), ("all_gather", (16 * 8 + 8) // 2)]
+    assert ("reduce_scatter", 8 * 16 + 16) in kinds(parallel / "fsdp.sight")
+    fsdp = sl.load(parallel / "fsdp.sight").collectives
+    served = [fsdp.module_of(each) for each in fsdp]
+    assert served[:6] == ["0", "2", "2", "0", "2", "0"], "gathered forward and backward, then reduced"
+    ddp = sl.load(parallel / "ddp.sight").collectives
+    assert {ddp.module_of(each) for each in ddp if each.kind == "all_reduce"} == {"DistributedDataParallel"}
+    assert [each[0] for each in kinds(parallel / "pipeline.sight")] == ["send", "recv"]
+    assert [each[0] for each in kinds(parallel / "pipeline.sight", 1)] == ["recv", "send"]
+
+
+def test_placements_and_the_mesh_are_shown(parallel: Path) -> None:
+    t = sl.load(parallel / "tensor_parallel.sight")
+    code = str(t.code(fold=True))
+    assert "addmm(f32[16] Shard(0), f32[4, 8] Replicate, f32[8, 16] Shard(1)) -> f32[4, 16] Shard(1);" in code
+    assert "-> f32[4, 8] Partial" in code
+    assert t.info["meshes"][0] == {"names": ["all"], "ranks": [0, 1], "device": "cpu"}
+    assert "mesh       2 all" in str(t)
+
+
+def test_results_that_have_not_come_are_not_measured(parallel: Path) -> None:
+    for way in ("ddp", "fsdp", "tensor_parallel"):
+        t = sl.load(parallel / f"{way}.sight")
+        measured = set(t.data.stats.value.tolist())
+        for each in t.collectives:
+            assert not measured.intersection(t.data.ops.outputs_of(each.op)), each
+
+
+def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path) -> None:
+    done = start(tmp_path, 2, str(HERE / "desync_job.py"))
+    lines = (HERE / "desync_job.py").read_text().splitlines()
+
+    def line(text: str, number: int = 0) -> str:
+        """The position of a line of the job's, as it is shown."""
+        return f"desync_job.py:{[at for at, each in enumerate(lines, 1) if text in each][number]} in "
+
+    def one(name: str) -> tuple[Problem, str]:
+        found: Any = problems_of(tmp_path / f"{name}.sight")
+        assert len(found) == 1, (found, done.stderr)
+        return found[0], f"{found[0].place}; {found[0].detail}"
+
+    problem, text = one("branch")
+    assert problem.title.startswith("Rank 0 runs all_reduce #1 of 4 float32 where rank 1 runs broadcast #1")
+    assert line("dist.all_reduce(x, group=group)", 1) in text
+    assert line("dist.broadcast") in text
+    assert "they part after collective #0" in text
+    assert f"rank 1 runs relu at {problem.place.partition('desync_job.py')[0]}{line('.relu()')}" in text
+
+    problem, text = one("missing")
+    assert problem.kind == "hang"
+    assert problem.title == "Rank 1 never came to all_reduce #2 of 4 float32, in which rank 0 waits"
+    assert "they part after collective #0: rank 0 runs c10d::allreduce_" in text
+    assert line("dist.all_reduce(y") in text
+    assert line("y = x * step") in text
+
+    problem, text = one("failing")
+    assert problem.title == "Rank 1 died before all_reduce #1 of 4 float32, in which rank 0 waits"
+    assert "rank 1: raised RuntimeError: shape '[3]' is invalid for input of size 4" in text
+
+    problem, text = one("shape")
+    assert (
+        "Rank 0 runs all_reduce #1 of 4 float32 where rank 1 runs all_reduce #1 of 5 float32" in problem.title
+    )
+    assert f"shapes differ since ones at {problem.place.partition('desync_job.py')[0]}" in text
+    assert "f32[4] on rank 0, f32[5] on rank 1" in text
+
+
+@pytest.mark.parametrize("last", [0, 40])
+def test_a_killed_rank_leaves_all_readable(tmp_path: Path, last: int) -> None:
+    done = start(tmp_path, 4, str(HERE / "killed_job.py"), str(last))
+    assert done.returncode != 0
+    t = sl.load(tmp_path / "run.sight")
+    assert list(t.ranks) == [0, 1, 2, 3]
+    assert t.ranks[3].info["unfinished"]
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert problem.kind == "hang"
+    assert problem.title.startswith("Rank 3 ")
+    if not last:  # of rings it is only about known which collectives are the same
+        assert problem.title.endswith("in which ranks 0–2 wait")
+        assert "in stuck" in problem.place
+    assert "stuck" in (tmp_path / "run.sight" / "rank0.sight" / "stacks.txt").read_text()
+    text = " ".join(str(t).split())
+    assert "at the end rank" in text
+    assert "rank 3 was cut short" in text or "rank 3 waits" in text
+
+
+def test_run_starts_the_processes_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(int(sys.argv[1])))\n"
+        "dist.destroy_process_group()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "sightline", "run", "--no-stats", "--nproc", "2", "train.py", "7"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "run train  2 ranks on 1 host · gloo" in done.stderr
+    assert done.stderr.endswith("Look at it: sightline show train.sight\n")
+    assert kinds(tmp_path / "train.sight", 1) == [("all_reduce", 7)]
+    again = subprocess.run(
+        [*command[:-2], "-o", "train.sight", "train.py", "7"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert again.stderr == "Error: train.sight is there already; give another -o, or --force to replace it.\n"

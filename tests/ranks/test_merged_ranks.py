@@ -1,0 +1,247 @@
+"""Ranks as one run: equal ones are folded, what differs is named, bad input leaves the rest readable."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+
+import sightline as sl
+from sightline.analysis.problems.problem import Problem
+from sightline.cli import main
+from sightline.ranks.overview import rank_problems
+from sightline.trace.bundle.writer import amend_info
+from tests.ranks.fake_ranks import record_ranks
+from tests.recording.engines import BOTH_ENGINES
+
+WORLD = 4
+
+
+def alike(rank: int) -> None:
+    x = torch.full((4,), float(rank))
+    for _ in range(3):
+        dist.all_reduce(x.exp())
+    dist.broadcast(x, 0)
+
+
+def problems_of(path: Path) -> list[Problem]:
+    """The problems between ranks, but for who is late: these ranks ran alone."""
+    run = sl.load(path)._run()
+    assert run is not None
+    return [each for each in rank_problems(run) if each.kind != "straggler"]
+
+
+@BOTH_ENGINES
+def test_a_folder_of_ranks_opens_as_one_run(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "run.sight"
+    record_ranks(path, alike, WORLD, engine=engine)
+    t = sl.load(path)
+    assert list(t.ranks) == [0, 1, 2, 3]
+    assert t.info["rank"] == 0
+    assert t.ranks[3].info["rank"] == 3
+    assert "relu" not in str(t.ranks[3].code())
+    assert [(each.kind, each.group, each.number, each.bytes, each.dtype) for each in t.collectives] == [
+        *[("all_reduce", "0", number, 16, "float32") for number in range(3)],
+        ("broadcast", "0", 3, 16, "float32"),
+    ]
+    assert t.collectives[0].peers == (0, 1, 2, 3)
+    assert t.collectives[0].reduction == ("sum" if engine == "native" else t.collectives[0].reduction)
+    assert t.info["groups"]["0"] == {"ranks": [0, 1, 2, 3], "backend": "fake", "description": "default_pg"}
+    text = str(t)
+    assert text.startswith("run trace  4 ranks on 1 host · fake · torch ")
+    assert "ranks      ranks 0–3: " in text
+    assert problems_of(path) == []
+    assert list(sl.load(path / "rank2.sight").ranks) == [0, 1, 2, 3], "one rank finds the others"
+    assert str(sl.load(path / "rank2.sight")).startswith("trace trace, rank 2 of 4")
+    assert list(pickle.loads(pickle.dumps(t)).ranks) == [0, 1, 2, 3]
+    with pytest.raises(sl.UsageError, match=r"There is no recording of rank 9; there is one of ranks 0–3\."):
+        t.ranks[9]
+    assert t.ranks.get(9) is None
+
+
+def test_recordings_beside_each_other_are_brought_together(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 2)
+    for rank in (0, 1):  # as earlier versions named them
+        shutil.copytree(tmp_path / "run.sight" / f"rank{rank}.sight", tmp_path / f"old.rank{rank}.sight")
+    assert list(sl.load(tmp_path / "old.rank1.sight").ranks) == [0, 1]
+    other = tmp_path / "copied"
+    other.mkdir()
+    for rank, name in enumerate(("from_host_a.sight", "b")):
+        shutil.copytree(tmp_path / "run.sight" / f"rank{rank}.sight", other / name)
+    assert list(sl.load(other).ranks) == [0, 1], "each says its own rank"
+
+
+def test_a_rank_of_the_command_line(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 2)
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "run.sight"), "--rank", "1"])
+    assert shown.output.startswith("trace trace, rank 1 of 2")
+    assert "2 ranks" in CliRunner().invoke(main, ["show", str(tmp_path / "run.sight")]).output
+    wrong = CliRunner().invoke(main, ["show", str(tmp_path / "run.sight"), "--rank", "7"])
+    assert wrong.output == "Error: There is no recording of rank 7; there is one of ranks 0 and 1.\n"
+    kind = CliRunner().invoke(
+        main, ["show", str(tmp_path / "run.sight"), "--view", "problems", "--kind", "hang"]
+    )
+    assert "problems: none" in kind.output
+
+
+def test_another_collective_is_named_with_both_lines(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        if rank == 2:
+            x = x.relu()
+            dist.broadcast(x, 0)
+        else:
+            dist.all_reduce(x)
+
+    record_ranks(tmp_path / "run.sight", run, WORLD)
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert (problem.kind, problem.severity.word) == ("desync", "error")
+    assert problem.title == (
+        "Ranks 0, 1 and 3 run all_reduce #1 of 4 float32 "
+        "where rank 2 runs broadcast #1 of 4 float32 from rank 0"
+    )
+    here = Path(__file__).name
+    line = run.__code__.co_firstlineno
+    assert problem.place.endswith(f"{here}:{line + 7} in {run.__qualname__}")
+    assert f"{here}:{line + 5} in" in problem.detail
+    assert "they part after collective #0" in problem.detail
+    assert f"rank 2 runs relu at {problem.place.rpartition('/')[0]}" in problem.detail
+    assert "desync" in str(sl.load(tmp_path / "run.sight").problems())
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda rank: torch.ones(4 + rank // 3), "of 4 float32 where rank 3 runs all_reduce #0 of 5 float32"),
+        (lambda rank: torch.ones(4, dtype=torch.float64 if rank == 3 else torch.float32),
+         "of 4 float32 where rank 3 runs all_reduce #0 of 4 float64"),
+    ],
+)  # fmt: skip
+def test_another_size_or_dtype_is_a_desync(tmp_path: Path, make: object, text: str) -> None:
+    record_ranks(tmp_path / "run.sight", lambda rank: dist.all_reduce(make(rank)), WORLD)  # type: ignore[operator]
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert text in problem.title
+    assert "shapes differ since ones at" in problem.detail
+
+
+def test_what_one_rank_logs_is_not_the_cause(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        x = torch.ones(4)
+        for step in range(6):
+            if rank == 0:
+                x.sum()  # a loss that is logged
+            if step == 3 and rank == 1:
+                x.tanh()
+                continue
+            dist.all_reduce(x)
+        if rank == 1:
+            raise ValueError("too few")
+
+    with pytest.raises(ValueError, match="too few"):
+        record_ranks(tmp_path / "run.sight", run, 2)
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert problem.kind == "desync", "rank 0 has finished: with a fake group it waits for nobody"
+    assert "they part after collective #2" in problem.detail
+    assert "runs tanh at" in problem.detail
+
+
+def test_replicas_that_drift_apart_and_ranks_in_other_modes(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        model.train(rank != 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4) * (1 + (step == 1 and rank == 1))).sum().backward()
+            optimizer.step()
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=sl.Stats(parameters=True))
+    modes, drift = problems_of(tmp_path / "run.sight")
+    assert drift.kind == "replicas"
+    assert drift.title == "weight of rank 1 differs from that of rank 0 since its update 2"
+    assert drift.place.endswith(f":{run.__code__.co_firstlineno + 8} in {run.__qualname__}")
+    assert modes.title == "Linear is in training mode on rank 0 and in evaluation mode on rank 1"
+
+
+def test_equal_batches_of_replicas_are_noticed(tmp_path: Path) -> None:
+    def run(rank: int, scale: float = 1.0) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+        with model.no_sync():  # a fake group cannot reduce
+            (model(torch.ones(2, 4)) * scale).square().mean().backward()
+
+    record_ranks(tmp_path / "same.sight", run, 2, stats=True)
+    assert [each.kind for each in problems_of(tmp_path / "same.sight")] == ["same-batch"]
+    record_ranks(tmp_path / "own.sight", lambda rank: run(rank, rank + 1), 2, stats=True)
+    assert problems_of(tmp_path / "own.sight") == []
+
+
+def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "run.sight"
+    record_ranks(path, alike, WORLD, ranks=[0, 1])
+    record_ranks(path, alike, WORLD, ranks=[3], job="another")
+    text = str(sl.load(path))
+    assert "Rank 3 is of another run than ranks 0 and 1, and left out of what is compared." in text
+    assert "Ranks 2 and 3 of 4 are missing." in text
+    assert "run trace  2 of 4 ranks" in text
+    (path / "rank0.sight" / "rank0.db").write_bytes(b"no database")
+    text = str(sl.load(path))
+    assert "Rank 0 is left out:" in text
+    assert sl.load(path).info["rank"] == 1
+
+
+def test_a_clock_that_is_wrong_is_said_and_corrected(tmp_path: Path) -> None:
+    path = tmp_path / "run.sight"
+    record_ranks(path, alike, 2)
+    began = sl.load(path / "rank1.sight").info["began_ns"]
+    amend_info(path / "rank1.sight", {"began_ns": began + 180 * 10**9})
+    text = " ".join(str(sl.load(path)).split())
+    assert "The clock of rank 1 is 180 s ahead; times are corrected by the common collectives." in text
+
+
+def test_last_ops_of_ranks_are_aligned(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        for step in range(40):
+            for _ in range(rank + 1):  # more ops, and so fewer collectives among the last
+                torch.ones(step + 1).exp()
+            dist.all_reduce(torch.ones(step + 1))
+
+    record_ranks(tmp_path / "run.sight", run, 2, last=50)
+    assert len(sl.load(tmp_path / "run.sight").ranks[0].collectives) > len(
+        sl.load(tmp_path / "run.sight").ranks[1].collectives
+    )
+    assert problems_of(tmp_path / "run.sight") == []
+
+
+def test_the_timeline_has_a_process_per_rank_and_arrows(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 3)
+    sl.load(tmp_path / "run.sight").to_perfetto(tmp_path / "run.json")
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert names == {rank + 1: f"trace, rank {rank} of 3" for rank in range(3)}
+    arrows = [each for each in events if each.get("cat") == "collective"]
+    assert sorted(each["ph"] for each in arrows) == ["f"] * 4 + ["s"] * 4 + ["t"] * 4
+    by_id = {each["id"] for each in arrows}
+    assert len(by_id) == 4
+    out = CliRunner().invoke(
+        main, ["convert", str(tmp_path / "run.sight"), "-o", str(tmp_path / "all.perfetto.json")]
+    )
+    assert out.exit_code == 0, out.output
+    assert json.loads((tmp_path / "all.perfetto.json").read_text())["otherData"]["ranks"] == "3"
+
+
+def test_a_folder_of_one_process_is_not_shared(tmp_path: Path) -> None:
+    with sl.trace(path=tmp_path / "run.sight"):
+        torch.ones(2)
+    with pytest.raises(
+        sl.UsageError, match=r"holds a recording of one process, and cannot be the folder of all"
+    ):
+        record_ranks(tmp_path / "run.sight", alike, 2)
