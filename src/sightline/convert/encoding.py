@@ -26,13 +26,21 @@ def json_text(value: Any, *, spaced: bool = False) -> str:
     encoder = _SPACED if spaced else _COMPACT
     try:
         text = encoder.encode(value)
-    except ValueError:
-        text = encoder.encode(map_leaves(value, _finite))
+    except (TypeError, ValueError):
+        text = encoder.encode(_with_text_keys(map_leaves(value, _finite)))
     return text if "\\ud" not in text else encoder.encode(_whole_unicode(json.loads(text)))
 
 
 def _finite(leaf: Any) -> Any:
     return None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The same with keys that JSON has; a damaged file may have others."""
+    if isinstance(value, dict):
+        texts = {key if isinstance(key, str) else str(key): part for key, part in value.items()}
+        return {key: _with_text_keys(part) for key, part in texts.items()}
+    return [_with_text_keys(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _whole_unicode(value: Any) -> Any:

@@ -22,6 +22,7 @@ from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.graph.node_names import UniqueNames
 from sightline.graph.repeats import strict_key
+from sightline.trace.forms import map_leaves
 
 _SOURCES = ("parameter", "buffer", "constant")
 
@@ -251,6 +252,13 @@ def _info(group: _Group) -> dict[str, Any]:
         counts = [meta.numel * node.repeat for node in parameters for meta in node.outputs[:1]]
         info["parameters"] = sum(counts)
     # Two collapsed calls are equal where the nodes they hide are.
-    text = repr([strict_key(node) for node in group.nodes])
+    text = _text([strict_key(node) for node in group.nodes])
     info["likeness"] = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return info
+
+
+def _text(keys: list[Hashable]) -> str:
+    try:
+        return repr(keys)
+    except ValueError:  # a number of more digits than Python writes
+        return repr(map_leaves(keys, lambda leaf: hex(leaf) if type(leaf) is int else leaf))

@@ -297,7 +297,10 @@ class _LogBuilder:
         """The values of each "input" or "output" over all runs, in order."""
         columns = self._data.ops if block.what == OP else self._data.calls
         flat, offsets = getattr(columns, f"{what}s"), getattr(columns, f"{what}_offsets")
-        return list(zip(*(flat[offsets[run] : offsets[run + 1]].tolist() for run in block.runs), strict=True))
+        # Runs that are alike have the same number of tensors, unless the file is damaged.
+        return list(
+            zip(*(flat[offsets[run] : offsets[run + 1]].tolist() for run in block.runs), strict=False)
+        )
 
     def _metas(self, values: Sequence[tuple[int, ...]]) -> list[d.TensorMeta]:
         """The metas of values; sizes that differ between runs are ranges."""

@@ -30,6 +30,7 @@ _INFO: Final[dict[str, type | tuple[type, ...]]] = {
                      "last", "dropped", "evicted", "device_own_ns"), (int, type(None))),
     **dict.fromkeys(("exception", "check", "note"), (str, type(None))),
     "faults": list,
+    "allow": (list, tuple, type(None)),
     "failure": dict,
     "training": dict,
     **dict.fromkeys(("gradients", "unregistered", "same_weights"), list),

@@ -57,7 +57,7 @@ def environment_of(data: TraceData) -> dict[str, Any]:
     """
     saved = getattr(data, "environment", None)
     if saved is not None:
-        return dict(saved)
+        return dict(saved) if isinstance(saved, dict) else {}
     return {
         "torch": data.info.get("torch"),
         "python": data.info.get("python") or platform.python_version(),

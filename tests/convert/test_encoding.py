@@ -1,0 +1,32 @@
+"""Plain data as text: whatever a file holds becomes JSON that parsers take."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sightline.convert.encoding import json_text
+from sightline.trace.bundle.checks import check_info
+from sightline.trace.bundle.environment import environment_of
+from sightline.trace.bundle.schema import Damage
+from sightline.trace.data import TraceData
+from tests.builders import TraceBuilder
+
+
+def test_keys_that_json_lacks_are_written_as_text() -> None:
+    value = {"rows": [{(1, 2): float("inf")}, {None: 3}]}
+    assert json.loads(json_text(value)) == {"rows": [{"(1, 2)": None}, {"None": 3}]}
+
+
+def test_globs_of_a_damaged_file_are_a_sentence() -> None:
+    with pytest.raises(Damage, match="it says True of 'allow'"):
+        check_info({"allow": True})
+    check_info({"allow": ["*softmax*"]})
+
+
+@pytest.mark.parametrize("found", [3, True, "text"])
+def test_an_environment_that_is_none_is_empty(found: object) -> None:
+    data: TraceData = TraceBuilder().build().data
+    object.__setattr__(data, "environment", found)
+    assert environment_of(data) == {}
