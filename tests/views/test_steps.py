@@ -156,9 +156,10 @@ def test_what_one_step_does_is_told_in_the_words_of_the_program() -> None:
 def test_calls_that_repeat_without_training_are_counted() -> None:
     model = loops.net()
     with sl.trace(model) as t, torch.no_grad():
-        for _ in range(4):
-            model(torch.randn(5, 4))
-    assert re.search(r"^calls     Sequential ×4, \S+ \S+ at the median, the first ", str(t), re.MULTILINE)
+        for rows in (5, 1, 1, 1):
+            model(torch.randn(rows, 4))
+    told = r"^calls     Sequential ×4, \S+ \S+ at the median; the first \S+ \S+, on f32\[5, 4\]; the last on "
+    assert re.search(told, str(t), re.MULTILINE)
 
 
 def test_the_code_says_where_steps_begin() -> None:

@@ -46,12 +46,21 @@ def repeated_calls(index: Index) -> str:
     data, names, texts = index.raw, root_names(index), []
     roots = np.flatnonzero(data.calls.parent < 0)
     for module in dict.fromkeys(data.calls.module[roots].tolist()):
-        times = data.calls.duration[roots[data.calls.module[roots] == module]]
+        calls = roots[data.calls.module[roots] == module]
+        times = data.calls.duration[calls]
         if len(times) > 1:
             usual, first = time_text(int(np.median(times))), time_text(int(times[0]))
             name = names.get(module) or data.modules[module].label
-            texts.append(f"{name} ×{len(times):,}, {usual} at the median, the first {first}")
+            given = [_input(index, int(call)) for call in (calls[0], calls[-1])]
+            sizes = [f", on {given[0]}", f"; the last on {given[1]}"] if given[0] != given[1] else ["", ""]
+            texts.append(f"{name} ×{len(times):,}, {usual} at the median; the first {first}{''.join(sizes)}")
     return "; ".join(texts[:_MAX_MODULES])
+
+
+def _input(index: Index, call: int) -> str:
+    """The first tensor that a call was given."""
+    given = index.raw.calls.inputs_of(call)[:1]
+    return index.meta_texts[int(index.raw.values.meta[given[0]])] if given else "nothing"
 
 
 def _called(
