@@ -265,14 +265,16 @@ for number in range(120):
     tracer = sl.trace(model, engine="native")
     tracer.start()
     try:
-        signal.setitimer(signal.ITIMER_REAL, random.random() * 0.012 + 1e-5)
-        for k in range(6):
-            exec(f"x * {{k}}", {{"x": torch.ones(3)}})
-            model(torch.ones(1 + k % 3, 4)).sum().backward()
-            optimizer.step()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.random() * 0.012 + 1e-5)
+            for k in range(6):
+                exec(f"x * {{k}}", {{"x": torch.ones(3)}})
+                model(torch.ones(1 + k % 3, 4)).sum().backward()
+                optimizer.step()
+        finally:  # it may come as late as here
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except {kind}:
         raised = True
-    signal.setitimer(signal.ITIMER_REAL, 0)
     lost += fired and not raised
     torch.set_grad_enabled(True)
     tracer.stop().validate()
