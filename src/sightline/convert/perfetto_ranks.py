@@ -1,7 +1,7 @@
 """The ranks of a distributed job as one timeline: a process for each, and an arrow through each collective.
 
 An arrow leads from the rank that came first to the one that came last. Ranks are written one after the other,
-on the common clock of `sightline.ranks.waiting`.
+on the common clock of `sightline.ranks.collective_waits`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sightline._version import __version__
 from sightline.convert.atomic_files import atomic_text
 from sightline.convert.encoding import json_text
 from sightline.convert.perfetto import EventWriter
+from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.desync import GroupTable
 from sightline.ranks.merge import Run
-from sightline.ranks.waiting import Waiting
 from sightline.trace.bundle import load
 from sightline.trace.data import TraceData
 from sightline.trace.index import Index

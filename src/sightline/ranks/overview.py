@@ -13,13 +13,13 @@ import numpy as np
 
 from sightline.analysis.problems.problem import Problem
 from sightline.notation import bytes_text, time_text
+from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.collectives import Collective
 from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.record import RankRecord
 from sightline.ranks.replicas import replica_problems
-from sightline.ranks.waiting import Waiting
 from sightline.views.layout import fit_blocks
 from sightline.views.outline import Block, Column, Grid, Line, Span, View, cut, grid, line
 from sightline.views.problems import problem_lines

@@ -263,7 +263,7 @@ class _Listing:
     def _step_rule(self, node: Node) -> Iterator[PlacedEntry]:
         """A rule where a step begins, or several that are one repeat."""
         first = first_of(node)
-        inside = self._steps[self._ops.ids[first : first + length_of(node)]]
+        inside = [self._steps[op] for op in self._ops.ids[first : first + length_of(node)]]
         begin, end = min((step for step in inside if step >= 0), default=-1), max(inside)
         if begin > self._step:
             self._step = end
@@ -434,13 +434,13 @@ class _Listing:
         return ChainFrame(code.file, at, code.function, text.strip(), columns, end, call, indent_of(text))
 
 
-def _op_steps(index: Index) -> tuple[I64, int]:
+def _op_steps(index: Index) -> tuple[list[int], int]:
     """The number of the step of each op, -1 outside; and how many steps there are."""
     found = np.full(len(index.raw.ops), -1)
     steps = numbered_steps(index)
     for number, step in steps.items():
         found[max(step.first_op, 0) : max(step.end_op, 0)] = number
-    return found, len(steps)
+    return found.tolist(), len(steps)
 
 
 def _final_count(entries: Sequence[PlacedEntry]) -> int:
