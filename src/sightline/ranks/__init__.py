@@ -3,5 +3,6 @@
 Each process has written its own recording. `folder` finds them, `record` reduces one to what is compared,
 `merge` reads them one after the other, and the rest works on that: `desync` (where ranks part),
 `collective_waits` (who waits for whom, who is late), `replicas` (weights, batches and modes that should be
-equal), `overview` (one screen about all). `collectives` is the table of one rank's collectives. Nothing here needs torch.
+equal), `overview` (one screen about all). `collectives` is the table of one rank's
+collectives. Nothing here needs torch.
 """
