@@ -109,7 +109,7 @@ class Trace:
         (4, 4, 1, 2)
         """
         from sightline.analysis.excerpt import excerpt
-        from sightline.analysis.steps import step_span
+        from sightline.analysis.step_summaries import step_span
 
         index = self.index  # once: during the run each access is a new snapshot
         return Trace(excerpt(index, step_span(index, step)))
@@ -495,7 +495,7 @@ class Trace:
         """
         run = self._run() if step is None else None
         if run is not None:
-            from sightline.convert.perfetto_ranks import ranks_to_perfetto
+            from sightline.convert.perfetto import ranks_to_perfetto
 
             ranks_to_perfetto(run, path)
             return

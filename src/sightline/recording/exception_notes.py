@@ -20,8 +20,8 @@ import torch
 
 from sightline.notation import bytes_text, position_text
 from sightline.recording.torchapi import Tensor, without_modes
-from sightline.trace.causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.data import MUTATES, TraceData
+from sightline.trace.failure_causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.file_owners import cell_name, torch_file
 from sightline.trace.held_memory import USES, HeldMemory, held_memory
 from sightline.trace.index import Index, Op, Value

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sightline.notation import tensor_text
 from sightline.trace.forms import Form
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 
 if TYPE_CHECKING:
     from sightline.trace.tensor_stores import Store
@@ -392,7 +392,7 @@ class TraceData:
     steps: list[StepInfo] = field(default_factory=list)
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are
-    source_lines: SourceLines = field(default_factory=SourceLines)  #: the text that the frames point into
+    source_lines: SourceFiles = field(default_factory=SourceFiles)  #: the text that the frames point into
 
 
 class Reference(NamedTuple):

@@ -25,7 +25,7 @@ from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
 from sightline.trace.data import PHASES, TraceData
 from sightline.trace.file_owners import installed_file
-from sightline.trace.source_lines import syntax_tree
+from sightline.trace.source_files import syntax_tree
 from sightline.views.code import chosen_level
 from sightline.views.outline import Line, Span, View, cut, cut_end, line
 from sightline.views.outline import width as text_width
