@@ -29,7 +29,7 @@ from sightline.trace.data import FLAVOURS, KINDS, MUTATES, PHASES, RAISED, UNFIN
 from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 from sightline.trace.op_groups import UNINITIALIZED
-from sightline.trace.user_frames import (
+from sightline.trace.op_text import (
     api_call_of,
     argument_names,
     backward_suffix,

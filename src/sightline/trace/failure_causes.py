@@ -14,8 +14,9 @@ import numpy as np
 
 from sightline.notation import dtype_name
 from sightline.trace.op_groups import VIEWS
+from sightline.trace.op_text import api_call_of, short_name, with_location
 from sightline.trace.rows import Op, Value
-from sightline.trace.user_frames import api_call_of, short_name, user_frame, with_location
+from sightline.trace.user_frames import user_frame
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
 _MATRICES: Final = {

@@ -17,7 +17,7 @@ from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContex
 from sightline.analysis.problems.losses import PROBABILITIES, computed_by
 from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
 from sightline.notation import number_text
-from sightline.trace.user_frames import statistics_text
+from sightline.trace.op_text import statistics_text
 
 _LOGARITHMS: Final = frozenset("log log2 log10".split())
 _ROOTS: Final = frozenset("sqrt rsqrt".split())
