@@ -89,18 +89,18 @@ class NonFiniteOp:
 
     @property
     def counts(self) -> str:
-        """``3 NaN of 8``; also ``1 NaN and 2 Inf of 8``; of a logarithm ``2 -Inf of 8``."""
+        """``3 NaN of 8``, ``1 NaN and 2 Inf of 8``; for a logarithm ``2 -Inf of 8``."""
         return counts_text(self.value, "-Inf" if self.op.name.partition(".")[0] in _LOGARITHMS else "Inf")
 
     @property
     def module(self) -> str:
-        """Label of the module it ran in, of a backward op that of its forward op; empty outside modules."""
+        """Label of the module it ran in (for a backward op, its forward op's); empty outside modules."""
         module = self.op.module
         return module.label if module is not None else ""
 
     @property
     def place(self) -> str:
-        """``net.py:9 in Net.forward (fc1)``; of a backward op, where its forward op is written."""
+        """``net.py:9 in Net.forward (fc1)``; for a backward op, the line of its forward op."""
         return location_text(self.op)
 
     @property
@@ -171,7 +171,7 @@ def findings(index: Index, allow: Sequence[str] = ()) -> list[NonFiniteOp]:
 def serious_findings(index: Index) -> tuple[bool, list[NonFiniteOp]]:
     """Whether any op made a NaN or an infinity, and those to report as a problem: at most three.
 
-    It is a problem where a check was on, or where a NaN or an infinity that came of one is left at the end of
+    It is a problem if a check was on, or if a NaN or an infinity that came from one is left at the end of
     the run: a softmax, a ``where`` or a cast to integers may have removed all of it. A loss scaler handles
     those in gradients. Reported are the first of all, the first that lasts, and the first NaN that does.
     """
@@ -218,7 +218,7 @@ class _Search:
         self._kinds = values.kind.tolist()
         self._checked_values: set[int] = set()  # checked and finite, without statistics
         self._states: dict[int, int] = {}
-        for value in self._produced[: self._starts[0]]:  # what no op produced
+        for value in self._produced[: self._starts[0]]:  # values that no op produced
             self._states[value] = self._state(value, 0, keeps=True)
 
     def run(self) -> Iterator[NonFiniteOp]:
@@ -322,7 +322,7 @@ class _Search:
         return bool(new_states(outputs, inputs, self._requested(op))) and not self._allowed(op)
 
     def _was_unknown(self, previous: int) -> bool:
-        """Whether a tensor that was changed in place may have held infinities; parameters are no masks."""
+        """Whether a tensor that was changed in place may have held infinities; parameters are never masks."""
         if previous < 0 or previous in self._measured or self._kinds[previous] == _PARAMETER:
             return False
         return not self._only_checked or previous not in self._checked_values
@@ -379,7 +379,7 @@ class NonFiniteSource:
 
 
 def nonfinite_sources(index: Index) -> list[NonFiniteSource]:
-    """What held a NaN before any op ran."""
+    """The values that held a NaN before any op ran."""
     stats = index.raw.stats
     sources: dict[int, NonFiniteSource] = {}
     for id in stats.value[stats.nans > 0].tolist():

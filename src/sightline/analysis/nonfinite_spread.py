@@ -53,7 +53,7 @@ class Spread:
 
     @property
     def reaches_loss(self) -> bool:
-        """Whether what ``backward`` was called on holds it."""
+        """Whether the loss, which ``backward`` was called on, holds it."""
         loss = _loss(self._index)
         return loss is not None and loss.id in self.values
 
@@ -66,7 +66,7 @@ class Spread:
 
 
 def _loss(index: Index) -> Value | None:
-    """What ``backward`` was called on."""
+    """The value that ``backward`` was called on."""
     ops = index.raw.ops
     names = [id for id, name in enumerate(index.raw.names) if name in _BACKWARD_CALLS]
     starts = np.flatnonzero(np.isin(ops.name, names)).tolist()

@@ -33,7 +33,7 @@ KINDS: Final = (
     "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
 )  # fmt: skip
 
-UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and has no formula
+UNCOUNTED: Final = -2  #: the FLOPs of an op that multiplies and has no formula
 RAISED: Final = 1  #: the op or call ended in an exception
 UNFINISHED: Final = 2  #: the recording ended before the op or call did
 MUTATES: Final = 4  #: the op changed one of its inputs in place

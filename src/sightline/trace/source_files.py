@@ -21,7 +21,7 @@ __all__ = ["SourceFiles", "indent_of", "syntax_tree"]
 
 _LONGEST: Final = 1000  #: characters of a line that is shown by itself
 _MOST_TEXT: Final = 1 << 20  #: characters of a file that is parsed
-_MOST_WORDS: Final = 1 << 18  #: its names, numbers and signs, each of which becomes objects of the tree
+_MOST_WORDS: Final = 1 << 18  #: of such a file; each becomes objects of the syntax tree
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
 
 

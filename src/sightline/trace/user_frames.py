@@ -107,7 +107,7 @@ def op_frames(data: TraceData, ids: I64 | None = None) -> I32:
 
 
 def user_frames(data: TraceData) -> I32:
-    """For each frame the innermost one on its stack outside torch, -1 if there is none; for -1 last, -1."""
+    """For each frame the innermost one on its stack outside torch, or -1; one entry more, for frame -1."""
     torch_code = np.array([torch_file(code.file) for code in data.codes] or [False], dtype=np.bool_)
     in_torch = np.append(torch_code[data.frames.code], False)
     parents = np.append(data.frames.parent, np.int32(-1))
@@ -121,7 +121,7 @@ def user_frames(data: TraceData) -> I32:
 class FrameChains:
     """The visible part of every frame's stack, derived once per frame.
 
-    ``hidden`` tells for a file whether it is left out; ``hidden_frames`` is a mask of further frames to leave
+    ``hidden`` says whether a file is left out; ``hidden_frames`` is a mask of further frames to leave
     out.
     """
 

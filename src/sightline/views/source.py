@@ -168,7 +168,7 @@ def _source_warning(data: TraceData, path: str) -> str:
         )
     if sources.texts is not None:  # the saved text is what ran, whatever is on this machine
         return "" if path in sources.whole else "Only the lines that ran were saved of this file."
-    if recorded is None:  # it is no file: a cell of a notebook
+    if recorded is None:  # not a file: a cell of a notebook
         return ""
     try:
         now = os.stat(path)

@@ -24,7 +24,7 @@ RECTIFIERS: Final = frozenset(
 _RECTIFIES_AT: Final = frozenset("clamp clamp_ maximum".split())
 _NORMS: Final = frozenset("native_layer_norm native_batch_norm native_group_norm batch_norm".split())
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
-_FLOOD: Final = 50.0  #: root mean square of an input that no activation is made for
+_FLOOD: Final = 50.0  #: root mean square of an input far outside the range of any activation
 _NEARLY: Final = 0.05
 _TOLERANCE: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
 _MASKS: Final = frozenset("masked_fill masked_fill_ where".split())
@@ -175,7 +175,7 @@ def _masks_all(context: ProblemContext, op: int) -> bool:
     stats, value = context.data.stats, context.outputs(op)[0]
     if not _is_low(context, value) or context.named(RANDOM)[op]:
         return False
-    if "scaled_dot_product_attention" in context.written(op):  # it makes numbers of a mask of booleans
+    if "scaled_dot_product_attention" in context.written(op):  # it turns a boolean mask into numbers
         return context.name(op) == "where"
     shape = context.meta(value).shape
     same_shape = [each for each in context.inputs(op) if context.meta(each).shape == shape]
@@ -292,7 +292,7 @@ def _constant_and_varying(context: ProblemContext) -> tuple[Mask, Mask]:
 def _may_be_flat(context: ProblemContext, call: int, varying: Mask) -> bool:
     """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers.
 
-    Neither is a module without parameters a layer, if it does more than one thing: it may measure something.
+    A module without parameters that does more than one thing is not a layer either: it may measure something.
     """
     calls, ops = context.data.calls, context.data.ops
     first, end = int(calls.first_op[call]), int(calls.end_op[call])

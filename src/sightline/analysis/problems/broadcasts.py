@@ -24,7 +24,7 @@ _ELEMENTWISE: Final = frozenset(
 )
 _MAX_OPS: Final = 12  #: how many ops a value is followed back for
 _LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
-#: What stands between a difference and the number that is the loss.
+#: Ops between a difference and the loss computed from it.
 _TOWARDS_LOSS: Final = (
     _ARITHMETIC | _LOSSES | frozenset("pow abs neg exp log log1p sqrt square mean sum".split())
 )

@@ -27,7 +27,7 @@ _SOFTMAXES: Final = frozenset("_softmax _log_softmax softmax log_softmax".split(
 #: Ops whose gradient at zero is infinite, or NaN.
 _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_dist _cdist_forward".split())
 _EPSILON: Final = "1e-6"
-_HUGE: Final = 1e18  #: products of two such numbers are no float32
+_HUGE: Final = 1e18  #: the product of two such numbers overflows float32
 
 
 @check(
@@ -101,7 +101,7 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
 
 
 def _zero(context: ProblemContext, value: int, repair: str) -> tuple[str, str]:
-    """Zeros where there must be none."""
+    """Zeros in an argument that must not have any."""
     row = _row(context, value)
     zeros = int(context.data.stats.zeros[row]) if row >= 0 else 0
     if not zeros:
@@ -131,7 +131,7 @@ def _negative(context: ProblemContext, name: str, value: int) -> tuple[str, str]
 
 
 def _too_large(context: ProblemContext, name: str, value: int) -> tuple[str, str]:
-    """Numbers whose exponential is no float."""
+    """Numbers whose exponential overflows."""
     high = _high(context, value)
     if not high:
         return "", ""

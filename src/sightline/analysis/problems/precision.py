@@ -73,7 +73,7 @@ def _upcast_finding(context: ProblemContext, op: int, low: int, single: int, spr
 
 
 def _attribute(context: ProblemContext, value: int) -> Assignment | None:
-    """The assignment of a tensor to an attribute of a module in its constructor, if it is no buffer."""
+    """The assignment of a tensor to a module attribute in the constructor, unless it is a buffer."""
     if context.kind(value) in ("parameter", "buffer"):
         return None
     held = set(moved_from(context, value, VIEWS))
@@ -115,7 +115,7 @@ def _is_low_precision(context: ProblemContext) -> bool:
 
 
 def _computed_from_low(context: ProblemContext) -> list[bool]:
-    """Of every value: whether it was computed from one of low precision, so that float32 is a cast."""
+    """For every value, whether it was computed from one of low precision: its float32 is then a cast."""
     from_low = [False] * len(context.data.values)
     low = context.low.tolist()
     for op in np.flatnonzero(context.forward).tolist():
@@ -126,7 +126,7 @@ def _computed_from_low(context: ProblemContext) -> list[bool]:
 
 
 def _feeds_matmul(context: ProblemContext, single: Mask) -> list[bool]:
-    """Of every value: whether float32 computed from it reaches a matmul, as it is or cast by autocast."""
+    """For every value, whether float32 computed from it reaches a matmul, as it is or cast by autocast."""
     feeds = [False] * len(context.data.values)
     matmul, is_single = context.named(MATMULS).tolist(), single.tolist()
     for op in np.flatnonzero(context.forward)[::-1].tolist():
