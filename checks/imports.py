@@ -1,6 +1,7 @@
 """Who may import whom: ``python checks/imports.py [src/sightline]`` prints every import that may not be.
 
     recording → trace ← analysis ← diff, graph ← views ← ranks ← convert ← page ← api ← tracing
+    trace_tables ← api
     tracing ← diff_api, compat, integrations ← cli
 
 ``errors``, ``argument_checks``, ``notation``, ``options``, ``patterns``, ``process_rank``, ``markers``
@@ -45,7 +46,8 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "ranks": _READERS | {"views"},
     "convert": _READERS | {"views", "ranks"},
     "page": _READERS | {"diff", "graph", "views", "convert"},
-    "api": _HELD | {"recording"},
+    "trace_tables": _READERS | {"recording"},
+    "api": _HELD | {"trace_tables"},
     "tracing": _HELD | {"recording", "api"},
     "diff_api": _HELD | {"api", "tracing"},
     "": _HELD | {"api", "tracing", "diff_api"},

@@ -64,7 +64,7 @@ def is_rank_name(name: str) -> bool:
 def job_digest() -> str:
     """What the processes of one job have in common, and those of another have not; "" if that is unknown.
 
-    It is a digest: the address of the job's store is nobody's business.
+    It is a digest, so that the address of the job's store is not recorded.
     """
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID")
     given = [os.environ.get(name, "") for name in names]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.analysis.nonfinite import NonFiniteOp, findings, first_nonfinite, reached_from
+from sightline.analysis.nonfinite import NonFiniteOp, findings, first_nonfinite
+from sightline.analysis.nonfinite_spread import reached_from
 from sightline.api import Trace
 from sightline.trace.data import StatColumns
 from tests.builders import TraceBuilder, make_trace

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sightline.analysis.source_loops import header_text, loops_around
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 
 
 def headers(text: str, *spots: tuple[int, int]) -> list[str]:
     """The headers of the loops around all the spots of a source, the innermost first."""
-    return [loop.header for loop in loops_around(SourceLines({"net.py": text}), "net.py", spots)]
+    return [loop.header for loop in loops_around(SourceFiles({"net.py": text}), "net.py", spots)]
 
 
 NESTED = """\
@@ -70,7 +70,7 @@ def test_a_function_made_in_a_loop_is_not_run_by_it() -> None:
 
 def test_loops_that_hold_nothing_but_each_other_are_told_together() -> None:
     text = "for a in x:\n    f(a)\n    for b in y:\n        for c in z:\n            f(c)\n            g(c)\n"
-    loops = loops_around(SourceLines({"net.py": text}), "net.py", [(5, 12), (6, 12)])
+    loops = loops_around(SourceFiles({"net.py": text}), "net.py", [(5, 12), (6, 12)])
     assert header_text(loops) == "for a in x: … for b in y: for c in z:"
     assert header_text(loops, shown=[loops[1]]) == "for c in z:"
     assert header_text(loops[1:]) == "for a in x: … for b in y:"

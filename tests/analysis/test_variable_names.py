@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sightline.analysis.variable_names import assigned_name, value_names
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 from tests.builders import make_trace
 
 
@@ -17,7 +17,7 @@ def name_in(text: str, expr: str, path: str = "") -> str | None:
     end_line = line + expr.count("\n")
     last = expr.rpartition("\n")[2]
     end = len(last.encode()) + (column if end_line == line else 0)
-    return assigned_name(SourceLines({"net.py": text}), "net.py", line, end_line, column, end, path)
+    return assigned_name(SourceFiles({"net.py": text}), "net.py", line, end_line, column, end, path)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_a_name_only_for_the_whole_value(text: str, expr: str, path: str, name: 
 
 @pytest.mark.parametrize("text", ["h = = f(x)", "\0 f(x)", "(" * 5000 + "f(x)", ""])
 def test_unreadable_source_gives_no_name(text: str) -> None:
-    assert assigned_name(SourceLines({"net.py": text}), "net.py", 1, 1, 4, 8) is None
+    assert assigned_name(SourceFiles({"net.py": text}), "net.py", 1, 1, 4, 8) is None
 
 
 def test_a_missing_file_gives_no_name() -> None:
-    assert assigned_name(SourceLines(), "/nowhere/net.py", 1, 1, 0, 4) is None
+    assert assigned_name(SourceFiles(), "/nowhere/net.py", 1, 1, 0, 4) is None
 
 
 def test_values_are_named_by_api_calls_and_module_calls() -> None:

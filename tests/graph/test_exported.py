@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from sightline.errors import UsageError
 from sightline.graph.exported import ExportedGraph, ExportError, export, exporter, load_graph, torch_export
 from sightline.graph.exported.program import _source
-from sightline.graph.exported.progress import Progress
+from sightline.graph.exported.torch_export import Progress
 from sightline.graph.graph import Graph
 from tests import leftovers
 from tests.graph.exportable import CASES, Case, Convolutional, Keywords, Plain, TwoInputs

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 import sightline as sl
-from sightline.analysis.steps import step_summaries
+from sightline.analysis.step_summaries import step_summaries
 from tests.integrations.test_lightning import Net, fit
 from tests.integrations.test_transformers import tiny, trainer
 from tests.recording.engines import BOTH_ENGINES

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.analysis.steps import StepSummary, step_summaries
+from sightline.analysis.step_summaries import StepSummary, step_summaries
 from sightline.trace.data import StepInfo
 from sightline.views.steps import step_lines, step_table
 from tests.builders import TraceBuilder

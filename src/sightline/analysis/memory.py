@@ -29,7 +29,8 @@ from sightline.trace.held_memory import (
     storage_roots,
 )
 from sightline.trace.index import Index, Op, Value
-from sightline.trace.user_frames import api_call_of, short_name, user_frame
+from sightline.trace.op_text import api_call_of, short_name
+from sightline.trace.user_frames import user_frame
 
 Mask = NDArray[np.bool_]
 _BACKWARD = PHASES.index("backward")

@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity came from and how far it went, derived from the statistics of a recording.
+"""Where a NaN or an infinity came from, derived from the statistics of a recording.
 
 This module alone decides: `Trace.nonfinite`, `Trace.problems` and the check of a running block report the
 first of `findings`, in the same words.
@@ -25,11 +25,11 @@ from sightline.analysis.cost import leaf_ops
 from sightline.analysis.lineage import Lineage, lineage_of
 from sightline.notation import value_text
 from sightline.patterns import op_matches, path_matches
-from sightline.trace.data import FLAVOURS, KINDS, MUTATES, PHASES, RAISED, UNFINISHED
+from sightline.trace.data import FLAVOURS, KINDS, MUTATES, RAISED, UNFINISHED
 from sightline.trace.index import Index, ModuleCall, Op, Value
 from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
 from sightline.trace.op_groups import UNINITIALIZED
-from sightline.trace.user_frames import (
+from sightline.trace.op_text import (
     api_call_of,
     argument_names,
     backward_suffix,
@@ -55,7 +55,6 @@ _MEMORY_GLOBS: Final = {
     _PARTIAL: ("index_*_", "scatter*_", "masked_*_", "put_", "fill_diagonal_", "[[]]="),
     _COPY: ("lift", "lift_fresh*", "detach", "detach_", "alias", "clone"),
 }
-_BACKWARD_CALLS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +89,18 @@ class NonFiniteOp:
 
     @property
     def counts(self) -> str:
-        """``3 NaN of 8``; also ``1 NaN and 2 Inf of 8``; of a logarithm ``2 -Inf of 8``."""
+        """``3 NaN of 8``, ``1 NaN and 2 Inf of 8``; for a logarithm ``2 -Inf of 8``."""
         return counts_text(self.value, "-Inf" if self.op.name.partition(".")[0] in _LOGARITHMS else "Inf")
 
     @property
     def module(self) -> str:
-        """Label of the module it ran in, of a backward op that of its forward op; empty outside modules."""
+        """Label of the module it ran in (for a backward op, its forward op's); empty outside modules."""
         module = self.op.module
         return module.label if module is not None else ""
 
     @property
     def place(self) -> str:
-        """``net.py:9 in Net.forward (fc1)``; of a backward op, where its forward op is written."""
+        """``net.py:9 in Net.forward (fc1)``; for a backward op, the line of its forward op."""
         return location_text(self.op)
 
     @property
@@ -172,7 +171,7 @@ def findings(index: Index, allow: Sequence[str] = ()) -> list[NonFiniteOp]:
 def serious_findings(index: Index) -> tuple[bool, list[NonFiniteOp]]:
     """Whether any op made a NaN or an infinity, and those to report as a problem: at most three.
 
-    It is a problem where a check was on, or where a NaN or an infinity that came of one is left at the end of
+    It is a problem if a check was on, or if a NaN or an infinity that came from one is left at the end of
     the run: a softmax, a ``where`` or a cast to integers may have removed all of it. A loss scaler handles
     those in gradients. Reported are the first of all, the first that lasts, and the first NaN that does.
     """
@@ -219,7 +218,7 @@ class _Search:
         self._kinds = values.kind.tolist()
         self._checked_values: set[int] = set()  # checked and finite, without statistics
         self._states: dict[int, int] = {}
-        for value in self._produced[: self._starts[0]]:  # what no op produced
+        for value in self._produced[: self._starts[0]]:  # values that no op produced
             self._states[value] = self._state(value, 0, keeps=True)
 
     def run(self) -> Iterator[NonFiniteOp]:
@@ -323,7 +322,7 @@ class _Search:
         return bool(new_states(outputs, inputs, self._requested(op))) and not self._allowed(op)
 
     def _was_unknown(self, previous: int) -> bool:
-        """Whether a tensor that was changed in place may have held infinities; parameters are no masks."""
+        """Whether a tensor that was changed in place may have held infinities; parameters are never masks."""
         if previous < 0 or previous in self._measured or self._kinds[previous] == _PARAMETER:
             return False
         return not self._only_checked or previous not in self._checked_values
@@ -380,7 +379,7 @@ class NonFiniteSource:
 
 
 def nonfinite_sources(index: Index) -> list[NonFiniteSource]:
-    """What held a NaN before any op ran."""
+    """The values that held a NaN before any op ran."""
     stats = index.raw.stats
     sources: dict[int, NonFiniteSource] = {}
     for id in stats.value[stats.nans > 0].tolist():
@@ -413,73 +412,6 @@ def first_call(index: Index) -> tuple[ModuleCall, Value] | None:
         returned = next((value for value in call.outputs if value.id in bad), None)
         if returned is not None and not had_bad_input:
             return call, returned
-    return None
-
-
-def reached_from(index: Index, value: int) -> set[int]:
-    """Every value computed from a value, directly or through others."""
-    ops, values = index.raw.ops, index.raw.values
-    reached = {value}
-    order = np.argsort(values.producer, kind="stable")
-    starts = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
-    results, inputs, bounds = order.tolist(), ops.inputs.tolist(), ops.input_offsets.tolist()
-    for op in range(int(values.producer[value]) + 1, len(ops)):
-        if starts[op] < starts[op + 1] and not reached.isdisjoint(inputs[bounds[op] : bounds[op + 1]]):
-            reached.update(results[starts[op] : starts[op + 1]])
-    reached.discard(value)
-    return reached
-
-
-class Spread:
-    """How far the NaN or infinity of one op went."""
-
-    def __init__(self, index: Index, source: NonFiniteOp) -> None:
-        self._index, self._source = index, source
-        self._reached = reached_from(index, source.value.id)
-        stats, producers = index.raw.stats, index.raw.values.producer
-        bad = stats.nans > 0 if source.nans else (stats.nans > 0) | (stats.infs > 0)
-        later = producers[stats.value] > source.op.id
-        #: how many values were measured after the op
-        self.measured_later = int(later.sum())
-        #: the values measured later that hold it, in the order of their ids
-        self.values = [value for value in stats.value[bad & later].tolist() if value in self._reached]
-
-    def includes(self, finding: NonFiniteOp) -> bool:
-        """Whether a later finding is a consequence: one of its bad inputs came from this op."""
-        bad = [value.id for value in finding.op.inputs if value.stats is not None and not value.stats.finite]
-        return any(value == self._source.value.id or value in self._reached for value in bad)
-
-    @property
-    def gradients(self) -> int:
-        """How many gradients of parameters hold it."""
-        return sum(self._index.values[value].name.endswith(".grad") for value in self.values)
-
-    @property
-    def reaches_loss(self) -> bool:
-        """Whether what ``backward`` was called on holds it."""
-        loss = _loss(self._index)
-        return loss is not None and loss.id in self.values
-
-    @property
-    def last(self) -> Value:
-        """The value that was produced last of those that hold it."""
-        producers = self._index.raw.values.producer
-        value: Value = self._index.values[max(self.values, key=lambda value: int(producers[value]))]
-        return value
-
-
-def _loss(index: Index) -> Value | None:
-    """What ``backward`` was called on."""
-    ops = index.raw.ops
-    names = [id for id, name in enumerate(index.raw.names) if name in _BACKWARD_CALLS]
-    starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
-    if not starts:
-        in_backward = ops.phase == PHASES.index("backward")
-        starts = np.flatnonzero(in_backward & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
-    for start in starts:
-        op: Op = index.ops[start]
-        if len(op.inputs) and op.inputs[0].meta.numel == 1:
-            return op.inputs[0]
     return None
 
 

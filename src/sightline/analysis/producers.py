@@ -65,7 +65,7 @@ class Producers:
         positions, lengths = flat_positions(ops.input_offsets, self._order)
         inputs, op = ops.inputs[positions], np.repeat(self._order, lengths)
         producer = self._groups[op]
-        # Constants that only the aten ops inside an API call read are no inputs of the call.
+        # Constants that only the aten ops inside an API call read are not inputs of the call.
         external = ((op == producer) | (kinds[inputs] != _CONSTANT)) & (of_value[inputs] != producer)
         inputs, producer = inputs[external], producer[external]
         self._inputs, self._input_starts = inputs, _bounds(producer, self._first_call)

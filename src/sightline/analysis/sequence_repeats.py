@@ -11,12 +11,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-K = TypeVar("K", bound=Hashable)
 Ints = NDArray[np.int64]
 
 
@@ -71,17 +69,6 @@ def length_of(node: Node) -> int:
     [1, 6]
     """
     return node.count * sum(map(length_of, node.body)) if isinstance(node, Repeat) else 1
-
-
-def unfold(nodes: Sequence[Node], keys: Sequence[K]) -> list[K]:
-    """The sequence a fold stands for: ``unfold(fold(keys), keys) == list(keys)``."""
-    sequence: list[K] = []
-    for node in nodes:
-        if isinstance(node, Repeat):
-            sequence += unfold(node.body, keys) * node.count
-        else:
-            sequence.append(keys[node])
-    return sequence
 
 
 def _fold_part(keys: Ints, base: int, prefer: Start) -> list[Node]:

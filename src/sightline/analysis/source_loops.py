@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from sightline.trace.source_lines import SourceLines, syntax_tree
+from sightline.trace.source_files import SourceFiles, syntax_tree
 
 Position = tuple[int, int]  # line and column; columns count bytes
 Span = tuple[Position, Position]  # start and end, which is not included
@@ -37,7 +37,7 @@ class Loop:
         return _within(self.body, line, column) and not _within(self.functions, line, column)
 
 
-def loops_around(lines: SourceLines, file: str, positions: Iterable[Position]) -> list[Loop]:
+def loops_around(lines: SourceFiles, file: str, positions: Iterable[Position]) -> list[Loop]:
     """The loops that run the code at all of some positions of a file, the innermost first."""
     wanted = list(positions)
     return [loop for loop in _read(lines.text(file)) if all(loop.runs(*position) for position in wanted)]

@@ -18,7 +18,7 @@ import numpy as np
 from sightline.trace.data import I64, TraceData
 from sightline.trace.file_owners import torch_file
 from sightline.trace.index import Index
-from sightline.trace.source_lines import SourceLines, syntax_tree
+from sightline.trace.source_files import SourceFiles, syntax_tree
 
 Position = tuple[int, int, int, int]  # line, end line, column, end column
 Target = str | tuple["Target | None", ...]
@@ -28,7 +28,7 @@ _DISPATCH: Final = "handle_torch_function"
 
 
 def assigned_name(
-    lines: SourceLines, file: str, line: int, end_line: int, column: int, end_column: int, path: str = ""
+    lines: SourceFiles, file: str, line: int, end_line: int, column: int, end_column: int, path: str = ""
 ) -> str | None:
     """The name the expression at a position is assigned to, if it is the whole value.
 
@@ -149,7 +149,7 @@ def _callers(data: TraceData) -> I64:
     return callers
 
 
-def _position(index: Index, frame: int) -> tuple[SourceLines, str, int, int, int, int]:
+def _position(index: Index, frame: int) -> tuple[SourceFiles, str, int, int, int, int]:
     """The source, file and position of a frame's expression."""
     frames = index.raw.frames
     numbers = (frames.line, frames.end_line, frames.column, frames.end_column)
@@ -175,7 +175,7 @@ class _Source:
 
 
 def _returns(
-    lines: SourceLines, file: str, line: int, end_line: int, column: int, end_column: int,
+    lines: SourceFiles, file: str, line: int, end_line: int, column: int, end_column: int,
     name: str | None = None,
 ) -> bool:  # fmt: skip
     """Whether a function returns the expression at a position, or the variable it is assigned to."""

@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from sightline.trace.index import Index
 
 FORMATS: Final = ("perfetto", "csv", "json", "parquet")
-#: What the end of a name says.
+#: The format that the end of a name says; ``.json`` alone says none.
 _SUFFIXES: Final = {
-    ".perfetto.json": "perfetto", ".trace.json": "perfetto", ".perfetto": "perfetto", ".csv": "csv",
-    ".parquet": "parquet",
-}  # fmt: skip
+    **{f".{format}": format for format in FORMATS if format != "json"},
+    ".perfetto.json": "perfetto",
+    ".trace.json": "perfetto",
+}
 
 
 @click.command(
@@ -158,7 +159,7 @@ def _check_target(target: Path, source: Path, force: bool) -> None:
 
 def _write_files(index: Index, format: str, tables: list[Table], target: Path,
              progress: Callable[[int, int], None]) -> list[Path]:  # fmt: skip
-    """Write; the files that were."""
+    """Write the files, and return their paths."""
     from sightline.convert import table_files
     from sightline.convert.perfetto import to_perfetto
 
@@ -176,8 +177,7 @@ def _write_files(index: Index, format: str, tables: list[Table], target: Path,
         table_files.to_json(index, tables, target, done)
         return [target]
     if _is_file(target, format):
-        one = table_files.to_csv if format == "csv" else table_files.to_parquet
-        one(index, tables[0], target, done)
+        table_files.TABLE_WRITERS[format](index, tables[0], target, done)
         return [target]
     table_files.to_folder(index, tables, target, format, done)
     return [target / f"{table.name}.{format}" for table in tables]

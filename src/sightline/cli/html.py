@@ -70,6 +70,6 @@ def open_temporary(trace: Trace, name: str) -> None:
 
 
 def open_page(target: Path) -> None:
-    """Open a page in the browser; where there is none, say how else."""
+    """Open a page in the browser; without one, print how to open it."""
     if not webbrowser.open(target.resolve().as_uri()):
         click.echo(f"No browser could be started here: open {printable_text(str(target))} in one.", err=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sightline.convert.table_columns import Reader
     from sightline.trace.data import I32, I64
 
-#: Rows made at one time: the memory a listing takes, however long it is.
+#: Rows built at a time, which bounds the memory of a listing of any length.
 _CHUNK: Final = 1024
 
 NAMES: Final = (
@@ -29,7 +29,7 @@ NAMES: Final = (
     "device_ns", "flops", "raised",
 )  # fmt: skip
 
-#: What the table is made of.
+#: The columns that the table shows.
 _TABLE_NAMES: Final = ("id", "phase", "parent", "name", "arguments", "result", "raised", "module", "file",
                     "line", "duration_ns", "device_ns", "flops")  # fmt: skip
 
@@ -98,7 +98,7 @@ def _costs(trace: Trace, sort: str) -> I64:
 def op_rows(trace: Trace, ids: I64, names: Sequence[str] = NAMES) -> Iterator[Row]:
     """A row for each of these ops as a plain dict, read a chunk at a time.
 
-    A column that is not asked for is never read: one of a million ops takes its time.
+    A column that is not requested is never read: with a million ops each one takes time.
     """
     from sightline.convert.context import TableContext
 

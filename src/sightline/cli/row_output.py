@@ -65,7 +65,7 @@ def write_rows(form: str | None, rows: Iterable[Row], names: Sequence[str], colu
 
 
 def table(rows: Iterable[Row], columns: Sequence[Column], room: int | None = None) -> Iterator[Line]:
-    """The lines of a table; with ``room`` it is no wider, if that can be.
+    """The lines of a table; with ``room`` at most that wide, if possible.
 
     >>> shape = Column("shape", lambda row: row["shape"])
     >>> [line.text for line in table([{"shape": "f32[2, 3]"}], [Column("id", lambda row: "7"), shape])]

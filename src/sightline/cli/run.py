@@ -58,7 +58,7 @@ _SHORT: Final = ("trace", "aten ops", "modules", "faults", "asked", "")
 @click.command(
     "run",
     cls=Command,
-    context_settings={"allow_interspersed_args": False},  # what comes after the script is the script's
+    context_settings={"allow_interspersed_args": False},  # arguments after the script belong to the script
     epilog=examples(
         "sightline run train.py --epochs 1",
         "sightline run --steps 3:5 -o slow.sight train.py",
@@ -130,7 +130,7 @@ def command(
     if os.getpid() == began:
         failed = ended is not None and not isinstance(ended, SystemExit)
         if ended is not None and failed:
-            with suppress(KeyboardInterrupt):  # a second one hides nothing of the first
+            with suppress(KeyboardInterrupt):  # a second exception must not hide the first
                 _flush()
             program.print_exception(ended)
         here = this_rank()  # of several processes, one shows what it saw
@@ -193,7 +193,7 @@ def _make_recorder(name: str, place: Path, steps: str | None, options: dict[str,
     modules = list(options["module"]) or None
     stats = Stats(modules=modules) if options["stats"] else _cheap_stats(options)
     globs = list(options["capture"])
-    # A full disk is no reason for the script to end.
+    # A full disk must not end the script.
     capture = Capture(modules=globs, on_error="report") if globs else None
     traced = trace(
         ops=options["ops"], capture=capture, stats=stats, last=options["last"],
@@ -226,7 +226,7 @@ def _run(program: Program, recording: StepRecorder) -> BaseException | None:
 
 
 def _flush() -> None:
-    with suppress(OSError, ValueError):  # a pipe that is closed is the script's own affair
+    with suppress(OSError, ValueError):  # a closed pipe is up to the script
         sys.stdout.flush()
 
 

@@ -22,7 +22,7 @@ from sightline.views.outline import Block, Printer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Blocks handed to a pager at a time: one is a screen, so that nobody waits, and a call costs little.
+#: Blocks given to a pager at once: few, so that the first screen comes at once; enough to keep calls cheap.
 _BATCH: Final = 64
 _MESSAGE_DELAY: Final = 1.0  #: seconds before a message says that something takes long
 #: Options of ``less`` where the user has set none: colours, and no pager if all fits a screen.
@@ -47,7 +47,7 @@ class Screen:
 
     @property
     def room(self) -> int | None:
-        """Columns there are; None on a pipe, where nothing has to be cut."""
+        """The width in columns; None on a pipe, where nothing has to be cut."""
         return shutil.get_terminal_size().columns if self.terminal else None
 
     def show(self, blocks: Iterable[Block]) -> None:
@@ -88,7 +88,7 @@ def _less_options(wanted: str, color: bool) -> str:
 
 @contextmanager
 def wait_message(text: str = "reading …") -> Iterator[None]:
-    """Say on a terminal that something is being done, where it takes more than a second."""
+    """Print what is being done if it takes more than a second, on a terminal only."""
     if not sys.stderr.isatty():
         yield
         return

@@ -128,7 +128,7 @@ def _open_page(file: str, view: str | None, step: str | None, given: dict[str, A
 
 
 def _warn_unmatched(trace: Trace, globs: Sequence[str]) -> None:
-    """A glob that means nothing allows nothing; the answer stands, but whoever asked must know."""
+    """A glob that matches nothing allows nothing: the answer stands, with a warning."""
     from sightline.analysis.unmatched import unmatched_allow
 
     for each in unmatched_allow(trace.data, globs):

@@ -72,10 +72,10 @@ class StepRecorder:
             self._end_step()
             if self.trace is None:
                 return
-            if isinstance(error, SystemExit) and not error.code:  # `sys.exit(main())` is no failure
+            if isinstance(error, SystemExit) and not error.code:  # `sys.exit(main())` is not a failure
                 kind = error = traceback = None
             self._traced.__exit__(kind, error, traceback)
-        except NonFiniteError:  # what was asked for
+        except NonFiniteError:  # --check stops the script on purpose
             raise
         except KeyboardInterrupt:  # the script has ended, in its own way
             self.trouble = "the recording was interrupted before it was finished."

@@ -107,7 +107,7 @@ def _select_tensors(trace: Trace, key: str | None, asked: dict[str, Any]) -> lis
 
 
 def _look_up(tensors: Tensors, key: str) -> Any:
-    """What a key or a name means; what is no name but looks like a key is likely to be one, misspelt."""
+    """The captures that a key or a name selects; an unknown name with a slash is taken for a misspelt key."""
     if "/" in key and key not in tensors:
         from sightline.patterns import did_you_mean
 

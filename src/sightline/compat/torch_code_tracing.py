@@ -30,7 +30,7 @@ from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
 from sightline.trace.index import Index, Op
-from sightline.trace.source_lines import indent_of
+from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
 from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines

@@ -117,6 +117,10 @@ def check_format(format: str) -> None:
         _pyarrow()
 
 
+#: The formats with a file for each table.
+TABLE_WRITERS: Final = {"csv": to_csv, "parquet": to_parquet}
+
+
 def to_folder(
     index: Index, tables: Iterable[Table], folder: Path, format: str, progress: Progress = _no_progress
 ) -> None:
@@ -125,10 +129,9 @@ def to_folder(
     A new folder appears when all files are written. In an existing folder each file is replaced when it is
     complete, and other files are left alone.
     """
-    write = {"csv": to_csv, "parquet": to_parquet}[format]
     with atomic_folder(folder) as part:
         for table in tables:
-            write(index, table, part / f"{table.name}.{format}", progress)
+            TABLE_WRITERS[format](index, table, part / f"{table.name}.{format}", progress)
 
 
 def count_rows(index: Index, tables: Iterable[Table]) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from sightline.analysis.lifetimes import LONGEST, clock
 from sightline.trace.data import I8, I32, I64, LEVELS, PHASES, StepInfo, TraceData
 
-CALL, API, ATEN = range(3)  #: kinds of slices; also their order where two begin at once
+CALL, API, ATEN = range(3)  #: kinds of slices, in the order of those that begin at once
 _PASSES: Final = 64  #: levels of nesting through which an end is passed up
 _CHUNK: Final = 1 << 16
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.cost import is_opaque
-from sightline.analysis.steps import step_span
+from sightline.analysis.step_summaries import step_span
 from sightline.diff.constants import constants
 from sightline.diff.op_names import LAYOUT, PRODUCTS, activations, plain_name
 from sightline.notation import position_text

@@ -224,7 +224,7 @@ class _CollapsedGraph:
 
 
 def _is_loop_around(edge: Edge, group: _Group, loops: dict[str, list[int]]) -> bool:
-    """Whether an edge inside a group goes from one call of it to the next: not around a loop within it."""
+    """Whether an edge inside a group leads from one of its calls to the next, not around an inner loop."""
     if not edge.loop:
         return False
     first, last = loops.get(loop_key(edge), (-1, -1))
@@ -260,5 +260,5 @@ def _info(group: _Group) -> dict[str, Any]:
 def _text(keys: list[Hashable]) -> str:
     try:
         return repr(keys)
-    except ValueError:  # a number of more digits than Python writes
+    except ValueError:  # more digits than Python converts to text
         return repr(map_leaves(keys, lambda leaf: hex(leaf) if type(leaf) is int else leaf))

@@ -30,8 +30,8 @@ from sightline.page.strings import Strings
 from sightline.page.tree import OP, ROW_KINDS, Tree, tree_of
 from sightline.trace.data import FLAVOURS, I32, KINDS, LEVELS, PHASES, ParameterInfo, TraceData
 from sightline.trace.index import Index
+from sightline.trace.op_text import argument_names, short_name
 from sightline.trace.rows import Op
-from sightline.trace.user_frames import argument_names, short_name
 
 #: A page of a recording with more ops holds the folded run: of what repeats, the first.
 MOST_OPS: Final = 250_000

@@ -12,7 +12,7 @@ from sightline.convert.context import TableContext
 from sightline.notation import short_path, times_text
 from sightline.trace.data import I32, PHASES, TraceData
 from sightline.trace.file_owners import installed_file, torch_file
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 from sightline.views.code import chosen_level
 from sightline.views.source import shown_lines
 
@@ -40,7 +40,7 @@ def _file_row(facts: TableContext, path: str, records: dict[int, LineRecord]) ->
     }
 
 
-def _stretches(lines: SourceLines, path: str, ran: dict[int, LineRecord]) -> list[tuple[int, list[str]]]:
+def _stretches(lines: SourceFiles, path: str, ran: dict[int, LineRecord]) -> list[tuple[int, list[str]]]:
     """The text of a file as stretches, each with the number of its first line; none without source.
 
     A file of the user's is whole. Of a library, and of what is very long, there are the functions that ran.

@@ -20,21 +20,21 @@ import torch
 
 from sightline.notation import bytes_text, position_text
 from sightline.recording.torchapi import Tensor, without_modes
-from sightline.trace.causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.data import MUTATES, TraceData
+from sightline.trace.failure_causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.file_owners import cell_name, torch_file
 from sightline.trace.held_memory import USES, HeldMemory, held_memory
 from sightline.trace.index import Index, Op, Value
-from sightline.trace.user_frames import (
+from sightline.trace.op_text import (
     api_call_of,
     argument_names,
     backward_suffix,
     location_text,
     origin_text,
     short_name,
-    user_frame,
     with_location,
 )
+from sightline.trace.user_frames import user_frame
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

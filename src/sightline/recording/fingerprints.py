@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sightline.recording.torchapi import int_mm
 from sightline.trace.assembly.layout import LANES
-from sightline.trace.fingerprint import fingerprints_of, scramble
+from sightline.trace.assembly.statistics import fingerprints_of, scramble
 
 ROW: Final = 1024  #: bytes
 

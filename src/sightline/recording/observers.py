@@ -17,7 +17,7 @@ from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
 from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
 from sightline.trace.file_owners import cell_name
 from sightline.trace.forms import Form
-from sightline.trace.source_lines import indent_of
+from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import engine_callback_index
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
 from sightline.recording.device_time import DeviceTimer
 from sightline.recording.exception_notes import exception_text, explain, fault_text
+from sightline.recording.hidden_frames import hide_own_frames, leave_out_own_frames
 from sightline.recording.modules import original
 from sightline.recording.native.engine import load, resolve_engine
 from sightline.recording.nonfinite_check import NonFiniteChecker, NonFiniteReport
@@ -32,7 +33,6 @@ from sightline.recording.observers import LiveObserver, Observer, Observers
 from sightline.recording.session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.snapshot import build
-from sightline.recording.stacks import hide_own_frames, leave_out_own_frames
 from sightline.recording.statistics import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.stream_folder import claim, unclaim

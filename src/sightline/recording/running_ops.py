@@ -10,10 +10,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from sightline.recording.compiled_code import COMPILED_NODE, compiled_backward
+from sightline.recording.hidden_frames import is_hidden
 from sightline.recording.observers import ObservedOp
 from sightline.recording.operations import OpInfo, api_traits, aten_traits, without_end
 from sightline.recording.row_streams import op_row
-from sightline.recording.stacks import is_hidden
 from sightline.recording.thread_state import OpenOp, StackAnchor
 from sightline.recording.torchapi import (
     Tensor,

@@ -42,7 +42,7 @@ from sightline.trace.bundle.recovery import assemble_journal, finish_recording
 from sightline.trace.bundle.sources import whole_source
 from sightline.trace.bundle.writer import PRIVATE, WholeColumns, save_columns
 from sightline.trace.data import TraceData
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
@@ -478,7 +478,7 @@ class StreamWriter:
             session.node_ops = assembler.node_ops()
         data = load(self._folder)
         if not self._save_options["source"]:  # on this machine the source files can still be read
-            data.__dict__["source_lines"] = SourceLines()
+            data.__dict__["source_lines"] = SourceFiles()
         return data
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sightline.notation import tensor_text
 from sightline.trace.forms import Form
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 
 if TYPE_CHECKING:
     from sightline.trace.tensor_stores import Store
@@ -33,7 +33,7 @@ KINDS: Final = (
     "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
 )  # fmt: skip
 
-UNCOUNTED: Final = -2  #: as the FLOPs of an op: it multiplies, and has no formula
+UNCOUNTED: Final = -2  #: the FLOPs of an op that multiplies and has no formula
 RAISED: Final = 1  #: the op or call ended in an exception
 UNFINISHED: Final = 2  #: the recording ended before the op or call did
 MUTATES: Final = 4  #: the op changed one of its inputs in place
@@ -392,7 +392,7 @@ class TraceData:
     steps: list[StepInfo] = field(default_factory=list)
     captures: list[CaptureInfo] = field(default_factory=list)
     store: Store | None = None  #: where the bytes of the captures are
-    source_lines: SourceLines = field(default_factory=SourceLines)  #: the text that the frames point into
+    source_lines: SourceFiles = field(default_factory=SourceFiles)  #: the text that the frames point into
 
 
 class Reference(NamedTuple):

@@ -42,7 +42,7 @@ def is_timed(data: d.TraceData) -> bool:
 
 
 def work_owners(data: d.TraceData) -> d.I32:
-    """The op that launched each piece of device work; -1 where that was no recorded op.
+    """The op that launched each piece of device work; -1 if that op was not recorded.
 
     It is the innermost op that was running at the launch: ops of one thread nest, and the one that began last
     is the innermost. With several threads it is the op that began last.

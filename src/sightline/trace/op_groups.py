@@ -17,7 +17,7 @@ OPERATOR_WORDS: Final = {
 }  # fmt: skip
 #: Operators with a left and a right side.
 BINARY_OPERATORS: Final = OPERATOR_WORDS.keys() - {"~", "[]", "[]="}
-#: What an expression arrives as whose left side is no tensor: ``2 - x`` as ``x.__rsub__(2)``.
+#: How torch sees an expression whose left side is not a tensor: ``2 - x`` as ``x.__rsub__(2)``.
 REFLECTED_OPERATORS: Final = {
     "__rsub__": "-", "__rdiv__": "/", "__rtruediv__": "/", "__rfloordiv__": "//", "__rmod__": "%",
     "__rpow__": "**", "__rmatmul__": "@", "__rlshift__": "<<", "__rrshift__": ">>",

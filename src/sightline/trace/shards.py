@@ -337,7 +337,7 @@ def _capture(row: Any) -> tuple[CaptureInfo, int]:
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63  # True is an int, but no size
+    return type(value) is int and 0 <= value < 1 << 63  # True is an int, but not a size
 
 
 def _is_sizes(values: Any) -> bool:

@@ -23,13 +23,13 @@ from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.select import Selection
 from sightline.analysis.sequence_repeats import Node, Repeat, first_of, length_of
 from sightline.analysis.source_loops import Loop, header_text, loops_around
-from sightline.analysis.steps import numbered_steps
+from sightline.analysis.step_summaries import numbered_steps
 from sightline.analysis.variable_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I32, I64, LEVELS, PHASES, RAISED, TraceData
 from sightline.trace.file_owners import torch_file
 from sightline.trace.index import Index
-from sightline.trace.source_lines import indent_of
+from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import FrameChains, op_frames
 from sightline.views.fold import Variation, Varying, fold_alike
 from sightline.views.outline import Line, Span, View, line

@@ -26,12 +26,12 @@ from sightline.views.shapes import FULL, RESULT, SHORT, SHORTEST
 
 NARROWEST: Final = 60  #: views do not shrink below this
 _GAP: Final = 2  #: columns between those of a table
-_MIN_TEXT: Final = 6  #: what a text keeps where there is no room at all
+_MIN_TEXT: Final = 6  #: a text is never cut shorter than this
 _WORDS: Final = re.compile(r"\s*\S+|\s+")
 
 
 class Cuttable(Protocol):
-    """A column of a table, as far as its width goes."""
+    """How wide a column of a table is, and how far it may shrink."""
 
     @property
     def right(self) -> bool: ...
@@ -101,7 +101,7 @@ def narrow_columns(widths: Sequence[int], columns: Sequence[Cuttable], room: int
 
 
 def grid_width(table: Grid) -> int:
-    """Columns a table takes."""
+    """The width of a table in columns."""
     return _total(column_widths(table))
 
 

@@ -21,7 +21,7 @@ from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
-from sightline.trace.user_frames import statistics_text
+from sightline.trace.op_text import statistics_text
 from sightline.views.outline import Line, Span, View, cut, line, printable, width
 
 if TYPE_CHECKING:

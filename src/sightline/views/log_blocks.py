@@ -269,7 +269,7 @@ def _label(path: str) -> str:
 
 
 def constants_text(form: Form, skip: int = 0) -> str:
-    """The arguments that are no tensors, as they were passed, without None.
+    """The arguments that are not tensors, as they were passed, without None.
 
     ``_stacklevel``, which torch's functions pass to each other, is left out too.
 

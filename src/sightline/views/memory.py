@@ -11,7 +11,8 @@ from sightline.analysis.memory import MemoryUsage, PeakTensor, Share, usage_of
 from sightline.errors import NothingMatched
 from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, PHASES
-from sightline.trace.user_frames import api_call_of, backward_suffix, short_name, user_frame, with_location
+from sightline.trace.op_text import api_call_of, backward_suffix, short_name, with_location
+from sightline.trace.user_frames import user_frame
 from sightline.views.layout import fit_blocks
 from sightline.views.outline import Block, Cell, Column, Line, Span, View, fact_lines, grid, line
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.nonfinite import (
     NonFiniteOp,
-    Spread,
     call_text,
     findings,
     first_call,
     measured_all,
     nonfinite_sources,
 )
+from sightline.analysis.nonfinite_spread import Spread
 from sightline.analysis.unmatched import measured_nothing
 from sightline.notation import value_text
 from sightline.options import Globs

@@ -253,7 +253,7 @@ class Printer:
 
     @property
     def room(self) -> int | None:
-        """The width of the terminal; None for a stream that is no terminal."""
+        """The width of the terminal; None for a stream that is not a terminal."""
         return shutil.get_terminal_size().columns if _is_terminal(self._out) else None
 
     def write(self, block: Block) -> None:

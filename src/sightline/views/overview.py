@@ -27,8 +27,7 @@ from sightline.analysis.device_use import DeviceUse, device_use
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
-from sightline.analysis.step_content import repeated_calls
-from sightline.analysis.steps import step_summaries
+from sightline.analysis.step_summaries import step_summaries
 from sightline.analysis.unmatched import left_out_text, unmatched
 from sightline.analysis.variable_names import root_names
 from sightline.notation import bytes_text, count_text, time_text
@@ -54,7 +53,7 @@ from sightline.views.outline import (
 from sightline.views.problems import severity_counts
 from sightline.views.shapes import Exchanges, key
 from sightline.views.statistics_text import WRONG
-from sightline.views.steps import step_lines, step_table
+from sightline.views.steps import repeated_calls, step_lines, step_table
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -25,7 +25,7 @@ from sightline.notation import short_path, time_text
 from sightline.patterns import did_you_mean
 from sightline.trace.data import PHASES, TraceData
 from sightline.trace.file_owners import installed_file
-from sightline.trace.source_lines import syntax_tree
+from sightline.trace.source_files import syntax_tree
 from sightline.views.code import chosen_level
 from sightline.views.outline import Line, Span, View, cut, cut_end, line
 from sightline.views.outline import width as text_width
@@ -168,7 +168,7 @@ def _source_warning(data: TraceData, path: str) -> str:
         )
     if sources.texts is not None:  # the saved text is what ran, whatever is on this machine
         return "" if path in sources.whole else "Only the lines that ran were saved of this file."
-    if recorded is None:  # it is no file: a cell of a notebook
+    if recorded is None:  # not a file: a cell of a notebook
         return ""
     try:
         now = os.stat(path)

@@ -26,8 +26,7 @@ from sightline.analysis.cost import (
     uncounted_text,
 )
 from sightline.analysis.device_use import device_use
-from sightline.analysis.scope_equality import equal_scopes
-from sightline.analysis.scopes import OUTSIDE, OwnOps, own_ops
+from sightline.analysis.scopes import OUTSIDE, OwnOps, equal_scopes, own_ops
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError

@@ -6,9 +6,13 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
+from sightline.errors import NativeUnavailable
 from sightline.recording.native.builder import Builder
 from sightline.recording.native.compiler import Toolchain
 
@@ -118,3 +122,14 @@ def start_build(sources: Path, cache: Path) -> subprocess.Popen[str]:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def sentence(call: Callable[[], object]) -> str:
+    """Why the native engine is not there: one sentence."""
+    with pytest.raises(NativeUnavailable) as caught:
+        call()
+    text = str(caught.value)
+    assert text.startswith("The native engine ")
+    assert text.endswith(".")
+    assert "\n" not in text
+    return text

@@ -12,79 +12,21 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
-from sightline.cli import main
-from sightline.errors import NativeUnavailable, UsageError
 from sightline.recording.native import builder as compilation
 from sightline.recording.native import compiler as toolchain
-from sightline.recording.native import engine as build
 from sightline.recording.native.builder import NAME, import_extension, try_in_a_process
 from sightline.recording.native.compiler import Toolchain
-from tests.recording.native.stand_in import FakeCompiler, builder, mode, start_build, write_sources
+from tests.recording.native.stand_in import FakeCompiler, builder, mode, sentence, start_build, write_sources
 
+pytestmark = pytest.mark.usefixtures("own_environment")
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, toolchain.COMPILERS)), reason="no C++ compiler is on PATH"
 )
-
-
-@pytest.fixture(autouse=True)
-def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test sees the user's cache or choices, nor what another test has loaded."""
-    for name in ("CXX", "XDG_CACHE_HOME", build.ENGINE, toolchain.SANITIZE, "STAND_IN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(compilation.CACHE, str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_outcome", None)
-    monkeypatch.setitem(sys.modules, NAME, ModuleType(NAME))  # restores what was there
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in, really compiled, once for all tests."""
-    if not any(map(shutil.which, toolchain.COMPILERS)):
-        pytest.skip("no C++ compiler is on PATH")
-    folder = tmp_path_factory.mktemp("stand-in")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("CXX", raising=False)
-        patch.delenv(toolchain.SANITIZE, raising=False)
-        patch.setattr(compilation, "try_in_a_process", lambda path: None)
-        return builder(write_sources(folder / "sources"), folder / "cache").build()
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    return write_sources(tmp_path / "sources")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def fake(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
-    """Stands where the compiler stands, and nothing is tried in a process of its own."""
-    monkeypatch.setattr(compilation, "try_in_a_process", lambda path: None)
-    compiler = FakeCompiler(tmp_path / "fake++", built).does()
-    monkeypatch.setenv("CXX", str(compiler.program))
-    return compiler
-
-
-def sentence(call: Callable[[], object]) -> str:
-    """Why the native engine is not there: one sentence."""
-    with pytest.raises(NativeUnavailable) as caught:
-        call()
-    text = str(caught.value)
-    assert text.startswith("The native engine ")
-    assert text.endswith(".")
-    assert "\n" not in text
-    return text
 
 
 class TestABuild:
@@ -460,127 +402,6 @@ class TestAnExtension:
         try_in_a_process(built)  # not started
 
 
-class TestTheChoice:
-    @pytest.fixture(autouse=True)
-    def stand_in(self, fake: FakeCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(build, "SOURCES", sources)
-
-    def test_auto_is_native_where_it_can_be_built(self) -> None:
-        assert build.resolve_engine("auto") == build.resolve_engine("native") == "native"
-        assert build.load().answer() == 42
-        assert sys.modules[NAME] is build.load()
-
-    def test_python_builds_nothing(self, fake: FakeCompiler) -> None:
-        assert build.resolve_engine("python") == "python"
-        assert fake.calls == 0
-
-    def test_auto_is_python_where_it_cannot(self, fake: FakeCompiler) -> None:
-        fake.does("exit 1")
-        assert build.resolve_engine("auto") == "python"
-        assert "did not compile with fake++ 1.0" in sentence(lambda: build.resolve_engine("native"))
-        assert fake.calls == 1
-
-    @pytest.mark.parametrize("engine", ["native", "python"])
-    def test_auto_follows_the_environment(self, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(build.ENGINE, engine)
-        assert build.resolve_engine("auto") == engine
-        assert build.resolve_engine("python") == "python"
-        assert build.resolve_engine("native") == "native"
-
-    def test_native_in_the_environment_is_held_to(
-        self, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fake.does("exit 1")
-        monkeypatch.setenv(build.ENGINE, "native")
-        assert "did not compile" in sentence(lambda: build.resolve_engine("auto"))
-        assert build.status().reason.startswith(
-            "SIGHTLINE_ENGINE=native is set, so that nothing can be recorded. The native engine did not "
-        )
-
-    def test_a_wrong_word_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(UsageError, match=r"^engine='fast' is not a choice; engine is one of 'auto', "):
-            build.resolve_engine("fast")
-        monkeypatch.setenv(build.ENGINE, "fast")
-        text = r"^SIGHTLINE_ENGINE='fast' is not a choice; it is one of 'auto', 'native', 'python'\.$"
-        with pytest.raises(UsageError, match=text):
-            build.resolve_engine("auto")
-        assert build.resolve_engine("python") == "python"
-
-    def test_a_fault_of_the_build_does_not_end_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail() -> None:
-            raise ZeroDivisionError("oh")
-
-        monkeypatch.setattr(build, "_builder", fail)
-        assert build.resolve_engine("auto") == "python"
-        assert sentence(build.load) == "The native engine cannot be built (ZeroDivisionError: oh)."
-
-
-class TestStatus:
-    @pytest.fixture(autouse=True)
-    def stand_in(self, fake: FakeCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(build, "SOURCES", sources)
-
-    def test_before_and_after_a_build(self, fake: FakeCompiler, cache: Path) -> None:
-        before = build.status()
-        assert (before.engine, before.path, fake.calls) == ("native", None, 0)
-        assert before.reason == (
-            "It is built when it is first used, in about 15 s; `sightline engine --build` builds it now."
-        )
-        after = build.status(build=True)
-        assert after.engine == "native"
-        assert after.reason == "It is built for this torch and this Python, and loads."
-        assert after.path is not None
-        assert after.path.is_relative_to(cache)
-        assert (after.torch, after.compiler, after.cache) == (torch.__version__, "fake++ 1.0", cache)
-        assert build.status() == after
-        assert fake.calls == 1
-
-    def test_of_a_failure_until_it_is_built_again(
-        self, fake: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        fake.does("exit 1")
-        failed = build.status(build=True)
-        assert (failed.engine, failed.path) == ("python", None)
-        assert "did not compile" in failed.reason
-        monkeypatch.setattr(build, "_outcome", None)  # as in another process
-        assert build.status() == failed
-        assert fake.calls == 1
-        fake.does()
-        assert build.status(build=True).path is not None
-
-    def test_of_a_full_disk_is_not_that_it_will_be_built(self, fake: FakeCompiler) -> None:
-        fake.does("echo 'No space left on device'; exit 1")
-        assert "(No space left on device)" in build.status(build=True).reason
-
-    def test_a_file_that_does_not_load_is_built_again_when_asked(
-        self, sources: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = builder(sources, cache).build()
-        path.write_bytes(b"no library")
-        assert "cannot be loaded" in build.status().reason
-        monkeypatch.setattr(build, "_outcome", None)
-        assert build.status(build=True).path == path
-
-    def test_where_python_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(build.ENGINE, "python")
-        found = build.status()
-        assert (found.engine, found.reason) == ("python", "SIGHTLINE_ENGINE=python is set.")
-
-    def test_where_nothing_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def no_home() -> Path:
-            raise RuntimeError("Could not determine home directory.")
-
-        monkeypatch.setattr(Path, "home", no_home)
-        monkeypatch.delenv(compilation.CACHE)
-        monkeypatch.setenv("CXX", "no-such-compiler")
-        found = build.status()
-        assert (found.engine, found.compiler, found.cache) == ("python", None, None)
-        assert found.reason == (
-            "The native engine has no folder to be built in, because this user has no home: set "
-            "SIGHTLINE_CACHE."
-        )
-
-
 @pytest.mark.parametrize(
     ("environment", "folder"),
     [
@@ -594,61 +415,3 @@ class TestStatus:
 )
 def test_the_cache_folder(environment: dict[str, str], folder: Path) -> None:
     assert compilation.cache_folder(environment) == folder
-
-
-class TestTheCommand:
-    @pytest.fixture(autouse=True)
-    def stand_in(self, fake: FakeCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(build, "SOURCES", sources)
-
-    def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(main, ["engine", *arguments])
-
-    def test_says_which_engine_is_used(self, fake: FakeCompiler, cache: Path) -> None:
-        result = self.run()
-        assert result.exit_code == 0
-        assert result.output == (
-            "engine    native\n"
-            "why       It is built when it is first used, in about 15 s; `sightline engine --build` builds "
-            "it now.\n"
-            f"torch     {torch.__version__}\n"
-            f"python    {sys.version.split()[0]}\n"
-            "compiler  fake++ 1.0\n"
-            f"cache     {cache}\n"
-        )
-        assert fake.calls == 0
-
-    def test_builds(self, cache: Path) -> None:
-        result = self.run("--build")
-        assert result.exit_code == 0
-        assert result.stdout.startswith(
-            "engine    native\nwhy       It is built for this torch and this Python, and loads.\n"
-            f"built     {cache / 'native'}"
-        )
-        assert result.stderr.startswith("sightline: building the native engine for torch ")
-        assert self.run("--build").stderr == ""
-
-    def test_a_failure_is_one_sentence(self, fake: FakeCompiler) -> None:
-        fake.does("exit 1")
-        result = self.run("--build")
-        assert (result.exit_code, result.stdout) == (1, "")
-        assert "Error: The native engine did not compile with fake++ 1.0: " in result.stderr
-        again = self.run()
-        assert again.exit_code == 0
-        assert again.stdout.startswith("engine    python\nwhy       The native engine did not compile")
-
-    def test_a_wrong_choice_in_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv(build.ENGINE, "fast")
-        result = self.run()
-        assert result.exit_code == 1
-        assert result.output.startswith("Error: SIGHTLINE_ENGINE='fast' is not a choice; ")
-
-
-def test_the_command_needs_torch() -> None:
-    script = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from sightline.cli import main; main(['engine'], prog_name='sightline')"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: Recording needs torch, which is not installed here")

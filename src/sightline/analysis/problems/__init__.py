@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from sightline.analysis.problems.activations import dead_activation, masks_everything, saturated_activation
-from sightline.analysis.problems.broadcasts import rows_against_columns
+from sightline.analysis.problems.activations import (
+    dead_activation,
+    dead_layer,
+    masks_everything,
+    saturated_activation,
+)
+from sightline.analysis.problems.broadcasts import broadcast_in_a_loss, rows_against_columns
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
 from sightline.analysis.problems.determinism import not_deterministic
 from sightline.analysis.problems.devices import (
@@ -34,7 +39,8 @@ from sightline.analysis.problems.losses import (
     probabilities_as_logits,
     targets_out_of_range,
 )
-from sightline.analysis.problems.numbers import dead_layer, first_non_finite
+from sightline.analysis.problems.nonfinite import first_non_finite
+from sightline.analysis.problems.precision import accidental_upcast
 from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
 from sightline.analysis.problems.recomputation import computed_again
 from sightline.analysis.problems.run_modes import (
@@ -43,7 +49,6 @@ from sightline.analysis.problems.run_modes import (
     evaluation_mode_in_training,
     training_mode_in_evaluation,
 )
-from sightline.analysis.problems.tensors import accidental_upcast, broadcast_in_a_loss
 from sightline.analysis.problems.training_loop import (
     clipped_after_step,
     gradients_not_cleared,

@@ -1,4 +1,4 @@
-"""Activations that pass nothing on: dead, saturated, or masked as a whole."""
+"""Activations and layers that pass nothing on: dead, saturated, constant, or masked as a whole."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
+from sightline.analysis.problems.context import FORWARD, MATMULS, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.losses import computed_by
 from sightline.analysis.problems.problem import Finding, Severity, check, group_by_line, op_finding
+from sightline.analysis.problems.weights import has_parameters
 from sightline.notation import number_text
 from sightline.trace.data import KINDS
 
 _MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
+_ACTIVATION_OPS: Final = 2  #: of an activation alone
 RECTIFIERS: Final = frozenset(
     "relu relu_ threshold threshold_ hardtanh hardtanh_ clamp_min clamp_min_".split()
 )
@@ -22,7 +24,7 @@ RECTIFIERS: Final = frozenset(
 _RECTIFIES_AT: Final = frozenset("clamp clamp_ maximum".split())
 _NORMS: Final = frozenset("native_layer_norm native_batch_norm native_group_norm batch_norm".split())
 _BOUNDED: Final = frozenset("tanh tanh_ sigmoid sigmoid_".split())
-_FLOOD: Final = 50.0  #: root mean square of an input that no activation is made for
+_FLOOD: Final = 50.0  #: root mean square of an input far outside the range of any activation
 _NEARLY: Final = 0.05
 _TOLERANCE: Final = 1e-6  #: how far the mean of 1 - x² or x(1 - x) may be from 0
 _MASKS: Final = frozenset("masked_fill masked_fill_ where".split())
@@ -173,7 +175,7 @@ def _masks_all(context: ProblemContext, op: int) -> bool:
     stats, value = context.data.stats, context.outputs(op)[0]
     if not _is_low(context, value) or context.named(RANDOM)[op]:
         return False
-    if "scaled_dot_product_attention" in context.written(op):  # it makes numbers of a mask of booleans
+    if "scaled_dot_product_attention" in context.written(op):  # it turns a boolean mask into numbers
         return context.name(op) == "where"
     shape = context.meta(value).shape
     same_shape = [each for each in context.inputs(op) if context.meta(each).shape == shape]
@@ -225,3 +227,81 @@ def _input_row(context: ProblemContext, op: int) -> int:
 def _finding(context: ProblemContext, ops: list[int], what: str, cause: str = "") -> Finding:
     title = f"{context.written(ops[0])} {what} in {len(ops)} of {len(ops)} calls{cause}"
     return op_finding(context, title, ops[0], context.outputs(ops[0])[0])
+
+
+@check(
+    "dead-layer",
+    Severity.WARNING,
+    "A layer that gives one number whatever it is given passes nothing on, and where it is flat there is no "
+    "gradient to bring it back.",
+)
+def dead_layer(context: ProblemContext) -> Iterator[Finding]:
+    """A module whose input varies and whose output does not.
+
+    Layers with weights of zero begin so on purpose, dropout may drop everything, and a few elements may be
+    equal by chance.
+    """
+    if not len(context.data.stats):
+        return
+    constant, varying = _constant_and_varying(context)
+    calls = context.data.calls
+    on_purpose: set[int] = set()  # modules whose weights were constant at their first call
+    for call in _flat_calls(context, constant):
+        value = int(calls.outputs[calls.output_offsets[call]])
+        inputs = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]]
+        module = int(calls.module[call])
+        if _may_be_flat(context, call, varying):
+            on_purpose.add(module)
+        elif varying[inputs].any() and module not in on_purpose and not _is_activation(context, value):
+            stats = context.index.numbers(value)
+            level = number_text(stats.max) if stats is not None and stats.max else "zero"
+            title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
+            yield op_finding(context, title, context.producer(value), value)
+
+
+def _is_activation(context: ProblemContext, value: int) -> bool:
+    """Whether the checks above cover it."""
+    producer = context.producer(value)
+    return context.name(producer) in RECTIFIERS or is_masked(context, producer)
+
+
+def _flat_calls(context: ProblemContext, constant: Mask) -> list[int]:
+    """The calls whose first output is large and constant, and was computed by them: not by a submodule."""
+    calls, values = context.data.calls, context.data.values
+    chosen = np.flatnonzero((calls.phase == FORWARD) & (np.diff(calls.output_offsets) > 0))
+    outputs = calls.outputs[calls.output_offsets[chosen]]
+    producers = values.producer[outputs]
+    op_call = np.append(context.data.ops.call, -1)  # producer -1 reads the appended entry
+    own = (producers >= 0) & (op_call[producers] == chosen)
+    large = context.of_meta(lambda meta: meta.numel >= _MIN_ELEMENTS)
+    flat: list[int] = chosen[own & constant[outputs] & large[outputs]].tolist()
+    return flat
+
+
+def _constant_and_varying(context: ProblemContext) -> tuple[Mask, Mask]:
+    """Which values were measured to be one number throughout, and which to be several."""
+    stats = context.data.stats
+    constant = np.zeros(len(context.data.values), dtype=np.bool_)
+    varying = constant.copy()
+    finite = (stats.nans == 0) & (stats.infs == 0)
+    constant[stats.value] = finite & (stats.min == stats.max)
+    varying[stats.value] = finite & (stats.min < stats.max)
+    return constant, varying
+
+
+def _may_be_flat(context: ProblemContext, call: int, varying: Mask) -> bool:
+    """Whether a call drops elements by chance, or uses a parameter not known to hold several numbers.
+
+    A module without parameters that does more than one thing is not a layer either: it may measure something.
+    """
+    calls, ops = context.data.calls, context.data.ops
+    first, end = int(calls.first_op[call]), int(calls.end_op[call])
+    works = int(context.forward[first:end].sum())
+    if works > _ACTIVATION_OPS and not has_parameters(context, int(calls.module[call])):
+        return True
+    dropout = "drop" in context.module_type(int(calls.module[call])).lower()
+    if dropout or context.named(RANDOM)[first:end].any():
+        return True
+    inputs = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
+    weights = inputs[context.data.values.kind[inputs] == KINDS.index("parameter")]
+    return not varying[weights].all()

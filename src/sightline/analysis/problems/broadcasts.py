@@ -1,4 +1,4 @@
-"""Tensors that are broadcast along the wrong dimension: one number per row, applied to the columns."""
+"""Tensors that are broadcast by accident: one number per row applied to the columns, a loss of all pairs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.problems.context import MATMULS, ProblemContext
+from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
 from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
-from sightline.trace.data import KINDS
+from sightline.trace.data import KINDS, TensorMeta
+from sightline.trace.file_owners import torch_file
 
 _ARITHMETIC: Final = frozenset("add sub mul div rsub".split())
 _REDUCTIONS: Final = frozenset(
@@ -22,6 +23,14 @@ _ELEMENTWISE: Final = frozenset(
     "detach clone _to_copy softplus silu gelu alias".split()
 )
 _MAX_OPS: Final = 12  #: how many ops a value is followed back for
+_LOSSES: Final = frozenset("mse_loss smooth_l1_loss huber_loss".split())
+#: Ops between a difference and the loss computed from it.
+_TOWARDS_LOSS: Final = (
+    _ARITHMETIC | _LOSSES | frozenset("pow abs neg exp log log1p sqrt square mean sum".split())
+)
+_MAX_LOSS_OPS: Final = 24  #: how many ops a value is followed for, forward or back
+
+Shape = tuple[int, ...]
 
 
 @check(
@@ -126,11 +135,8 @@ def _same_origin(context: ProblemContext, source: int, wide: int) -> bool:
             producer = context.producer(value)
             if producer < 0 or context.name(producer) not in _ELEMENTWISE:
                 break
-            same_shape = [
-                value
-                for value in context.inputs(producer)
-                if context.meta(value).shape == context.meta(value).shape
-            ]
+            shape = context.meta(value).shape
+            same_shape = [each for each in context.inputs(producer) if context.meta(each).shape == shape]
             if not same_shape:
                 break
             value = same_shape[0]
@@ -158,3 +164,125 @@ def _is_weight(context: ProblemContext, value: int) -> bool:
         context.data.values.kind[value],
         context.data.values.kind[max(base, 0)],
     )
+
+
+@check(
+    "broadcast",
+    Severity.ERROR,
+    "Every row is compared with every other row instead of its own, so the loss runs but does not measure "
+    "the error; give both operands the same shape.",
+)
+def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
+    """``[B, 1]`` meets ``[B]``, gives ``[B, B]``, and that is reduced to one number.
+
+    In outer products and pairwise distances the column is made by ``None``, ``unsqueeze``, ``view`` or
+    ``keepdim``, and the matrix is used as one. Here the column comes straight from a layer or the data, and
+    the matrix is only averaged.
+    """
+    for op in _unequal_ranks(context):
+        pair = [_before_expand(context, op, value) for value in context.inputs(op)[:2]]
+        column, row = sorted(pair, key=lambda value: -len(context.meta(value).shape))
+        broadcast = _broadcast_shape(context.meta(column).shape, context.meta(row).shape)
+        if broadcast is None or not _is_plain_column(context, column) or not _becomes_loss(context, op):
+            continue
+        operands = " and ".join(str(context.meta(value)) for value in pair)
+        why = (
+            "Every row is compared with every other row, and the loss does not measure the error. Give both "
+            f"one shape: {_squeeze_text(context.meta(column), context.meta(row))}."
+        )
+        title = (
+            f"{context.written(op)} of {operands} broadcasts both to {list(broadcast)}, which becomes a loss"
+        )
+        yield op_finding(context, title, op, column, why)
+
+
+def _squeeze_text(column: TensorMeta, row: TensorMeta) -> str:
+    """How two shapes become one: without the size 1 that only the longer has."""
+    at = next(
+        at for at, size in enumerate(column.shape) if size == 1 and _without(column.shape, at) == row.shape
+    )
+    dim = -1 if at == len(row.shape) else at
+    return f".squeeze({dim}) on the {column}, or .unsqueeze({dim}) on the {row}"
+
+
+def _without(shape: Shape, at: int) -> Shape:
+    """A shape without one of its sizes."""
+    return shape[:at] + shape[at + 1 :]
+
+
+def _unequal_ranks(context: ProblemContext) -> list[int]:
+    """Arithmetic on two tensors of unequal ranks, or that were made equal by expanding both."""
+    ops, values = context.data.ops, context.data.values
+    binary = context.forward & context.named(_ARITHMETIC | _LOSSES) & (np.diff(ops.input_offsets) >= 2)
+    chosen = np.flatnonzero(binary)
+    one, other = (ops.inputs[ops.input_offsets[chosen] + at] for at in (0, 1))
+    ranks = np.array([len(meta.shape) for meta in context.data.metas] or [0])[values.meta]
+    expands = np.append(context.named(frozenset({"expand"})), False)  # producer -1 reads the appended entry
+    expanded = expands[values.producer[one]] & expands[values.producer[other]]
+    unequal: list[int] = chosen[(ranks[one] != ranks[other]) | expanded].tolist()
+    return unequal
+
+
+def _broadcast_shape(column: Shape, row: Shape) -> Shape | None:
+    """The shape that two broadcast to, if one has an extra size 1 and both grow.
+
+    >>> [_broadcast_shape((8, 1), row) for row in ((8,), (8, 1), ())], _broadcast_shape((1, 8), (8,))
+    ([(8, 8), None, None], None)
+    """
+    if len(column) != len(row) + 1 or not row:
+        return None
+    if not any(size == 1 and _without(column, at) == row for at, size in enumerate(column)):
+        return None
+    padded = (1, *row)
+    broadcast = tuple(max(pair) for pair in zip(column, padded, strict=True))
+    return broadcast if broadcast != column and broadcast != padded else None
+
+
+def _before_expand(context: ProblemContext, op: int, value: int) -> int:
+    """The tensor as the user gave it: torch's own losses expand both operands before they subtract."""
+    producer = context.producer(value)
+    if producer < 0 or context.name(producer) != "expand":
+        return value
+    parents, frames = context.data.ops.parent, context.data.ops.frame
+    together = (
+        parents[producer] == parents[op] if parents[op] >= 0 else _in_torch(context, int(frames[producer]))
+    )
+    return context.inputs(producer)[0] if together else value
+
+
+def _in_torch(context: ProblemContext, frame: int) -> bool:
+    return frame >= 0 and torch_file(context.data.codes[int(context.data.frames.code[frame])].file)
+
+
+def _is_plain_column(context: ProblemContext, value: int) -> bool:
+    """Whether a tensor has its size 1 from a layer or from the data, not from a reshape."""
+    for _ in range(_MAX_LOSS_OPS):
+        producer, shape = context.producer(value), context.meta(value).shape
+        if producer < 0:
+            return context.kind(value) == "input"
+        if context.name(producer) in MATMULS | RANDOM:
+            return True
+        sources = context.inputs(producer)
+        same = [source for source in sources if context.meta(source).shape == shape]
+        flattened = [source for source in sources[:1] if _flattens(context.meta(source).shape, shape)]
+        if not same and not flattened:
+            return False
+        value = (same or flattened)[0]
+    return False
+
+
+def _flattens(before: Shape, after: Shape) -> bool:
+    """Whether a view only drops dimensions, as from ``[8, 1, 1, 1]`` to ``[8, 1]``."""
+    return len(before) > len(after) and np.prod(before) == np.prod(after) and before[: len(after)] == after
+
+
+def _becomes_loss(context: ProblemContext, op: int) -> bool:
+    """Whether the result goes through elementwise ops and is reduced to one number."""
+    front = [op]
+    for _ in range(_MAX_LOSS_OPS):
+        outputs = [value for each in front for value in context.outputs(each)]
+        if any(not context.meta(value).shape for value in outputs):
+            return True
+        front = list(dict.fromkeys(user for value in outputs for user in context.users(value)))
+        front = [user for user in front if context.name(user).removesuffix("_") in _TOWARDS_LOSS]
+    return False

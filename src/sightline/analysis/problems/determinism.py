@@ -15,7 +15,7 @@ from sightline.trace.op_groups import ALLOCATIONS
 
 _MAX_PAIRS: Final = 8  #: how many pairs of calls are compared
 _LEAST: Final = 1e-5  #: relative difference of statistics; rounding alone is smaller
-#: Noise; what draws by probabilities that the model computed, such as multinomial, is a sample on purpose.
+#: Noise. Ops that draw by probabilities the model computed, such as multinomial, sample on purpose.
 _NOISE: Final = frozenset("rand randn rand_like randn_like normal normal_ uniform uniform_".split())
 _PRODUCTS: Final = frozenset("mul mul_ addcmul addcmul_ div".split())
 _WEIGHTS: Final = ("parameter", "buffer", "state")

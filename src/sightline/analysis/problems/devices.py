@@ -69,7 +69,7 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
 
 
 def _without_wait(context: ProblemContext, op: int) -> str:
-    """How the host need not wait for an op; empty where only the general advice fits."""
+    """How to avoid waiting for an op; empty where only the general advice fits."""
     written = context.written(op).rpartition(".")[2]
     waits = "On a GPU each one waits until the GPU has finished all its work, and then the GPU is idle. "
     if written == "item":
@@ -83,7 +83,7 @@ def _without_wait(context: ProblemContext, op: int) -> str:
 
 
 def _reads_activation(context: ProblemContext, op: int) -> bool:
-    """Whether an op reads floating-point results of a model: not a mask, an index, a counter or a dice."""
+    """Whether an op reads floating-point results of a model: no mask, index, counter or random draw."""
     inputs = context.inputs(op)
     producer = context.producer(inputs[0]) if inputs else -1
     if producer < 0:
@@ -93,7 +93,7 @@ def _reads_activation(context: ProblemContext, op: int) -> bool:
 
 
 def _is_drawn(context: ProblemContext, value: int) -> bool:
-    """Whether a value was made of no other tensor: a random number."""
+    """Whether a value was made from no other tensor: a random number."""
     producer = context.producer(value)
     return producer >= 0 and not context.inputs(producer)
 

@@ -33,7 +33,7 @@ def graph_grows(context: ProblemContext) -> Iterator[Finding]:
     data = context.data
     has_graph = (data.values.flags & REQUIRES_GRAD) != 0
     sums: list[int] = []
-    depth: dict[int, int] = {}  # of each sum: how many steps it reaches back
+    depth: dict[int, int] = {}  # for each sum, how many steps it reaches back
     for op in np.flatnonzero(context.forward & context.named(_SUMS) & (data.ops.call < 0)).tolist():
         outputs = context.outputs(op)
         if not outputs or not has_graph[outputs[0]] or context.meta(outputs[0]).numel != 1:

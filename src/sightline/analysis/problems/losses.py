@@ -34,7 +34,7 @@ def computed_by(context: ProblemContext, value: int, skipped: frozenset[str] = _
 
 
 def moved_from(context: ProblemContext, value: int, skipped: frozenset[str] = _MOVES) -> Iterator[int]:
-    """A value and those that its numbers were in before, back to the one that was computed or is known."""
+    """A value and those its numbers were moved from, back to the one that was computed or is an input."""
     for _ in range(_MAX_OPS):
         yield value
         producer = context.producer(value)
@@ -138,7 +138,7 @@ def _no_log_findings(context: ProblemContext, op: int, loss: str) -> Iterator[Fi
     "F.binary_cross_entropy_with_logits, or apply a sigmoid.",
 )
 def logits_as_probabilities(context: ProblemContext) -> Iterator[Finding]:
-    """``binary_cross_entropy`` gets what a layer computed, as it is or cut off at 0 and 1."""
+    """``binary_cross_entropy`` gets the output of a layer, as it is or clamped to 0 and 1."""
     for op in np.flatnonzero(context.forward & context.named({"binary_cross_entropy"})).tolist():
         value = context.inputs(op)[0]
         producer = computed_by(context, value, _MOVES | _CLAMPS)

@@ -20,7 +20,7 @@ from sightline.trace.data import KINDS, REQUIRES_GRAD
 
 #: Ops by which layers are dropped at random.
 _DRAWS: Final = frozenset("rand uniform_ bernoulli bernoulli_".split())
-_COLLECTION: Final = 4  #: this many siblings that differ only in a number are a collection
+_COLLECTION: Final = 4  #: so many siblings that differ only in a number are a collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Training:
 
     @cached_property
     def _reached(self) -> tuple[list[bool], list[bool]]:
-        """Of every value: whether a gradient came back to it, and whether it led to a backward pass."""
+        """For every value, whether a gradient came back to it, and whether it led to a backward pass."""
         ops, values = self._data.ops, self._data.values
         backward = ops.forward[self._context.aten & (ops.phase == BACKWARD)]
         visited = np.zeros(len(ops), dtype=np.bool_)
@@ -162,7 +162,7 @@ class Training:
 
     @property
     def leads(self) -> list[bool]:
-        """Of every value: whether it led to what a backward pass saw."""
+        """For every value, whether it led to something a backward pass saw."""
         return self._reached[1]
 
     def cut(self, idle: Idle) -> int:

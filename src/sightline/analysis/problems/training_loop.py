@@ -28,7 +28,7 @@ _MAX_PAIRS: Final = 32  #: of steps that are compared
 _MAX_VERSIONS: Final = 64  #: how many versions of a gradient are followed back
 _CLEARS: Final = frozenset("zero_ zero zeros_like _foreach_zero_ fill_".split())
 _PATIENCE: Final = 5  #: steps after which a scheduler should have stepped once
-#: Schedulers whose rate is another one after every step.
+#: Schedulers that change the rate in every step.
 _CHANGES_ALWAYS: Final = frozenset(
     "CosineAnnealingLR CosineAnnealingWarmRestarts ExponentialLR OneCycleLR CyclicLR".split()
 )

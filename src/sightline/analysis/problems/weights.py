@@ -19,8 +19,8 @@ from sightline.analysis.problems.problem import (
     op_finding,
     op_line,
 )
-from sightline.trace.causes import creator
 from sightline.trace.data import KINDS, MUTATES, ParameterInfo
+from sightline.trace.failure_causes import creator
 from sightline.trace.op_groups import ALLOCATIONS, VIEWS
 
 _CONTAINERS: Final = frozenset("ModuleList ModuleDict Sequential".split())

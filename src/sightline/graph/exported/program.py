@@ -17,8 +17,8 @@ from torch.fx import Node as FxNode
 from sightline.graph.exported.dynamic import Dimension, Dynamic
 from sightline.graph.exported.inputs import InputSpec
 from sightline.graph.exported.outputs import OutputStructure
-from sightline.graph.exported.source_lines import is_layer_file, is_user_file
 from sightline.graph.exported.torchapi import OpOverload, op_schema, pytree, size_hint
+from sightline.graph.exported.user_lines import is_layer_file, is_user_file
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta

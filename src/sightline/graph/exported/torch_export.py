@@ -1,4 +1,7 @@
-"""One call of `torch.export`: its messages are collected, state is restored, mode wrappers are flattened."""
+"""One call of `torch.export`: its messages are collected, state is restored, mode wrappers are flattened.
+
+While it takes long, `Progress` says on the standard error how long so far, and where the time goes.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace
+from types import SimpleNamespace, TracebackType
 from typing import Any, Final
 
 import torch
@@ -25,9 +29,8 @@ from torch.fx.node import map_arg
 
 from sightline.errors import ExportError
 from sightline.graph.exported.outputs import OutputStructure
-from sightline.graph.exported.progress import Progress
-from sightline.graph.exported.source_lines import is_user_file, running_line
 from sightline.graph.exported.torchapi import GUARD_LOGGER, buffer_hooks, pytree
+from sightline.graph.exported.user_lines import is_user_file, running_line
 from sightline.notation import position_text
 from sightline.trace.file_owners import cell_name, inside_torch
 
@@ -321,3 +324,51 @@ def _reason(error: Exception) -> str:
             "with torch.export.register_dataclass or torch.utils._pytree.register_pytree_node"
         )
     return f"{kind}: {first[:400]}" if first else kind
+
+
+_PERIOD: Final = 10.0  #: seconds between lines, and before the first
+_SAMPLES: Final = 50  #: of the exporting thread in that time
+
+
+class Progress:
+    """Prints every ten seconds that an export goes on, and which line has taken most of the time.
+
+    With ``dynamic`` sizes the line adds that fixed ones are faster.
+    """
+
+    def __init__(self, model: str, dynamic: bool, period: float = _PERIOD) -> None:
+        self._model = model
+        self._dynamic = dynamic
+        self._period = period
+        self._exporting = threading.get_ident()
+        self._done = threading.Event()
+        self._lines: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._sample, name="sightline-export", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        samples = 0
+        while not self._done.wait(self._period / _SAMPLES):
+            samples += 1
+            line = running_line(sys._current_frames().get(self._exporting))
+            if line:
+                self._lines[line] += 1
+            if samples % _SAMPLES == 0:
+                self._print(self._period * samples / _SAMPLES)
+
+    def _print(self, seconds: float) -> None:
+        longest = [f", {count * self._period / _SAMPLES:.0f} s of it at {line}"
+                   for line, count in self._lines.most_common(1)]  # fmt: skip
+        hint = "; fixed sizes are faster: dynamic=None" if self._dynamic else ""
+        if sys.stderr is None:  # a program without a console
+            return
+        sys.stderr.write(f"exporting {self._model}: {seconds:.0f} s{''.join(longest)}{hint}\n")
+        sys.stderr.flush()

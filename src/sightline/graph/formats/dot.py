@@ -114,7 +114,7 @@ def _arrow(arrow: Arrow) -> str:
     elif arrow.near:
         attributes.append("weight=4")
     if arrow.alone and len(lines) == 1:
-        attributes.append("labelfloat=true")  # there is room, so the line need not bend around its label
+        attributes.append("labelfloat=true")  # there is room: the line does not have to bend around its label
     return f"  {' -> '.join(ends)} [{', '.join(attributes)}];"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,12 @@ from sightline.graph.graph import Graph
 from sightline.patterns import choices_text
 
 _PICTURES: Final = (".svg", ".png", ".pdf")
-_TEXTS: Final = (".dot", ".gv", ".mmd", ".json")
+_TEXTS: Final[dict[str, Callable[[Graph], str]]] = {
+    ".dot": to_dot,
+    ".gv": to_dot,
+    ".mmd": Graph.to_mermaid,
+    ".json": Graph.to_json,
+}
 _INSTALL: Final = "`apt-get install graphviz`, `brew install graphviz` or `conda install graphviz`"
 _MAX_INLINE: Final = 400  #: nodes that a notebook lays out without a noticeable pause
 _TIMEOUT: Final = 120  #: seconds
@@ -33,15 +39,11 @@ def save(graph: Graph, path: str | os.PathLike[str]) -> None:
         raise UsageError(f"There is no folder {str(file.parent)!r} to save the graph in.")
     if suffix in _PICTURES:
         file.write_bytes(render(graph, suffix[1:]))
-    elif suffix in (".dot", ".gv"):
-        file.write_text(to_dot(graph), "utf-8")
-    elif suffix == ".mmd":
-        file.write_text(graph.to_mermaid(), "utf-8")
-    elif suffix == ".json":
-        file.write_text(graph.to_json(), "utf-8")
+    elif suffix in _TEXTS:
+        file.write_text(_TEXTS[suffix](graph), "utf-8")
     else:
         raise UsageError(
-            f"{file.name!r} names no format of a graph; end it in {choices_text(_PICTURES + _TEXTS)}."
+            f"{file.name!r} names no format of a graph; end it in {choices_text((*_PICTURES, *_TEXTS))}."
         )
 
 

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
+from sightline.recording.hidden_frames import hide_own_frames
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
-from sightline.recording.stacks import hide_own_frames
 from sightline.recording.step_marks import install_optimizer_hooks, release_optimizer_hooks
 from sightline.recording.torchapi import module_hooks
 

@@ -13,6 +13,7 @@ import torch
 
 from sightline.recording.arguments import form_of, has_parts
 from sightline.recording.compiled_code import COMPILED_BACKWARD
+from sightline.recording.hidden_frames import is_hidden
 from sightline.recording.native.api_names import ApiNames, is_torch_function
 from sightline.recording.native.buffers import (
     DEVICE,
@@ -40,7 +41,6 @@ from sightline.recording.native.schema_forms import (
 from sightline.recording.observers import ObservedCall, ObservedOp
 from sightline.recording.operations import OpInfo, without_end
 from sightline.recording.session_base import SessionBase
-from sightline.recording.stacks import is_hidden
 from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, no_torch_function
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
 from sightline.trace.data import TensorMeta

@@ -26,6 +26,7 @@ from sightline.trace.assembly.arrays import (
 )
 from sightline.trace.assembly.batch import Batch, LateRows, Streams, Tables, ValueUpdate
 from sightline.trace.assembly.calls import CallAssembler, IdMap, StepAssembler
+from sightline.trace.assembly.forward_links import ForwardLinks
 from sightline.trace.assembly.layout import BACKWARD
 from sightline.trace.assembly.ops import OPAQUE, BatchOps, OpHistory, recompute_stacks
 from sightline.trace.assembly.statistics import Statistics
@@ -113,14 +114,15 @@ class Assembler:
         self._apply_updates(first)
         inherit_kinds(self._live, first)
         recomputes = recompute_stacks(self._tables.places, self._tables.codes)
-        ops.find_forward_ops(recomputes, self._live)
+        links = ForwardLinks(ops, self._live)
+        links.find(recomputes)
         self._write(ops, first, rows)
         self._write_allocations(concatenate([batch.memory for batch in batches]), last)
         self._write_device_work(concatenate([batch.device for batch in batches]))
         self.calls.end(end, ops, self._live, self.position_of, recomputes)
         self._write_calls()
         self._steps.place(end, ops, began, self.calls.count - len(began))
-        ops.note_makers(self._live)
+        links.note_makers()
         self.ops.aten += int(ops.level.sum())
         self.ops.own += int(np.where(ops.level == 1, op_rows.column(row.O_DURATION), 0).sum())
         self.ops.advance(ops)

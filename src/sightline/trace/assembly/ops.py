@@ -1,11 +1,10 @@
-"""Ops batch by batch: the forward op of each backward op, operators, durations, FLOPs.
+"""Ops batch by batch: names, levels, phases, operators, durations, FLOPs.
 
 `OpHistory` is what later batches need of earlier ops; `BatchOps` are the ops of one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,7 @@ from sightline.trace.assembly.arrays import (
     positions_in,
 )
 from sightline.trace.assembly.batch import Operation, SourcePosition, Tables
-from sightline.trace.assembly.layout import BACKWARD, FORWARD, RECOMPUTE
+from sightline.trace.assembly.layout import BACKWARD
 
 if TYPE_CHECKING:
     from sightline.trace.assembly.values import LiveValues
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 OP: Final = d.FLAVOURS.index("op")
 OPAQUE: Final = d.FLAVOURS.index("opaque")
 OPERATOR: Final = d.FLAVOURS.index("operator")
-#: How many autograd nodes, counted from the last, keep the op that made them.
-_NODES: Final = 1 << 17
 #: How many ops are kept that later batches may refer to: opaque regions, and ops open at a batch's end.
 _ANCHORS: Final = 1 << 14
 
@@ -93,7 +90,7 @@ class BatchOps:
     """The ops of a batch while it is assembled."""
 
     def __init__(self, rows: Rows, tables: Tables, before: OpHistory, names: Names) -> None:
-        self.rows, self.ids, self.before, self._names, self._tables = rows, rows.ids, before, names, tables
+        self.rows, self.ids, self.before, self._names, self.tables = rows, rows.ids, before, names, tables
         self.base = before.count
         self.info = rows.column(row.O_INFO)
         operations = tables.operations
@@ -116,7 +113,6 @@ class BatchOps:
         self.outputs = rows.lists(row.O_WIDTH + self.input_counts, self.output_counts)
         self.forward = np.full(len(self.ids), -1, dtype=np.int64)
         self.forward_call = np.full(len(self.ids), -1, dtype=np.int64)
-        self._batch_makers = EMPTY
         self._note_anchors(operations)
 
     def _note_anchors(self, operations: list[Operation]) -> None:
@@ -129,126 +125,6 @@ class BatchOps:
         for at in np.flatnonzero(lasting).tolist():
             before.anchors[int(self.ids[at])] = self.base + at
         before.backwards.update(self.ids[starts].tolist())
-
-    # -- forward and backward ----------------------------------------------------------------------------
-
-    def find_forward_ops(self, recomputes: Mask, live: LiveValues) -> None:
-        """Link every backward op to the forward op whose autograd node it belongs to."""
-        node = self.rows.column(row.O_NODE)
-        in_backward = (node != -1) & (self.level == 1)
-        again = in_backward & recomputes[self.stack]
-        self.phase[again] = RECOMPUTE
-        self.phase[(self.level == 0) & (self.phase == BACKWARD) & recomputes[self.stack]] = RECOMPUTE
-        makes = (self.level == 1) | (self.flavour == OPAQUE)
-        self._note_nodes(np.flatnonzero(makes))
-        nodes = self.before.nodes
-        asking = np.flatnonzero(makes & (node >= 0) & ~again)
-        if len(asking) and nodes.shape[1]:
-            keys = (nodes[0] << 32) + nodes[1]
-            at = np.searchsorted(keys, (node[asking] << 32) + self.base + asking, side="right") - 1
-            fits = (at >= 0) & (nodes[0][at] == node[asking])
-            self.forward[asking[fits]] = nodes[1][at[fits]]
-            self.forward_call[asking[fits]] = nodes[2][at[fits]]
-        self._batch_makers = self._makers(live)
-        self._link_accumulations(np.flatnonzero((node == -2) & in_backward & ~again), live)
-        self._link_first_gradients(live)
-
-    def _note_nodes(self, making: IntArray) -> None:
-        """Add the autograd nodes of these ops to the table of nodes."""
-        before, sequence = self.before, self.rows.column(row.O_SEQUENCE)
-        parts = [np.zeros((3, 0), dtype=np.int64)]
-        for thread in np.unique(self.thread[making]).tolist():
-            here = making[self.thread[making] == thread]
-            now = sequence[here]
-            reached = np.maximum.accumulate(np.concatenate([[before.sequences.get(thread, -1)], now]))
-            earlier = reached[:-1]
-            ahead = now > earlier
-            parts.append(np.stack([now[ahead] - 1, self.base + here[ahead], self.call[here[ahead]]]))
-            # An op recorded from outside made all the nodes counted since; one recorded below autograd made
-            # only the last, and the op before it made the others.
-            more = np.where(ahead & (earlier >= 0), np.minimum(now - 1 - earlier, _NODES), 0)
-            if more.any():
-                owner = np.searchsorted(making, here) - (not self._tables.whole_ops)
-                op = np.where(owner >= 0, self.base + making[owner], before.last_op)
-                call = np.where(owner >= 0, self.call[making[owner]], before.last_call)
-                numbers = np.arange(int(more.sum())) + np.repeat(earlier - (np.cumsum(more) - more), more)
-                extra = np.stack([numbers, np.repeat(op, more), np.repeat(call, more)])
-                parts.append(extra[:, extra[1] >= 0])
-            before.sequences[thread] = int(reached[-1])
-        if len(making):
-            before.last_op, before.last_call = self.base + int(making[-1]), int(self.call[making[-1]])
-        new = np.concatenate(parts, axis=1)
-        new = new[:, np.lexsort((new[1], new[0]))]
-        old = before.nodes
-        nodes = np.concatenate([old, new], axis=1)
-        if old.shape[1] and new.shape[1] and new[0, 0] <= old[0, -1]:  # each thread counts on its own
-            nodes = nodes[:, np.lexsort((nodes[1], nodes[0]))]
-        if nodes.shape[1] > _NODES + _NODES // 4:
-            nodes = nodes[:, np.sort(np.argpartition(nodes[1], -_NODES)[-_NODES:])]
-        before.nodes = nodes
-
-    def _makers(self, live: LiveValues) -> IntArray:
-        """For each live value the aten op of this batch that first returned it; -1 for none."""
-        owners = np.repeat(np.arange(len(self.ids)), self.output_counts)
-        rows = live.at(self.outputs)
-        mine = (self.level[owners] == 1) & (rows >= 0)
-        makers = np.full(len(live), -1, dtype=np.int64)
-        makers[rows[mine][::-1]] = owners[mine][::-1]  # the first of equal ones is written last
-        makers[live.maker >= 0] = -1
-        return makers
-
-    def note_makers(self, live: LiveValues) -> None:
-        """Store with the values what later batches need of the ops that made them."""
-        rows = np.flatnonzero(self._batch_makers >= 0)
-        ops = self._batch_makers[rows]
-        live.maker[rows], live.maker_call[rows] = self.base + ops, self.call[ops]
-        live.maker_forward[rows] = self.forward[ops]
-        live.maker_forward_call[rows] = self.forward_call[ops]
-
-    def _input_makers(self, ops: IntArray, live: LiveValues) -> Iterator[tuple[int, int, int]]:
-        """The inputs of some ops: the op, the value's row, and the op of this batch that made it."""
-        counts = self.input_counts[ops]
-        rows = live.at(self.inputs[expand_ranges(offsets_of(self.input_counts)[ops], counts)])
-        makers = np.where(rows >= 0, self._batch_makers[rows], -1) if len(live) else rows
-        return zip(np.repeat(ops, counts).tolist(), rows.tolist(), makers.tolist(), strict=True)
-
-    def _link_accumulations(self, unlinked: IntArray, live: LiveValues) -> None:
-        """Link an op that adds into a leaf's gradient to the forward op of that gradient."""
-        linked = -1
-        for op, input_row, maker in self._input_makers(unlinked, live):
-            if op == linked:
-                continue
-            if maker >= 0:
-                forward, call = int(self.forward[maker]), int(self.forward_call[maker])
-            elif input_row >= 0 and live.maker[input_row] >= 0:
-                forward, call = int(live.maker_forward[input_row]), int(live.maker_forward_call[input_row])
-            else:
-                continue
-            if maker != op and forward >= 0:
-                self.forward[op], self.forward_call[op] = forward, call
-                linked = op
-
-    def _link_first_gradients(self, live: LiveValues) -> None:
-        """Link what ``backward()`` runs before its first node: the gradient of the loss."""
-        self.phase[self.starts_backward & (self.phase == FORWARD)] = BACKWARD
-        inside = np.flatnonzero((self.parent >= 0) & (self.phase == FORWARD))
-        if len(inside):
-            inside = inside[np.isin(self.parent_ids[inside], list(self.before.backwards))]
-        self.phase[inside] = BACKWARD
-        linked = -1
-        for op, input_row, maker in self._input_makers(inside, live):
-            if op == linked:
-                continue
-            if 0 <= maker < op:
-                self.forward[op], self.forward_call[op] = self.base + maker, self.call[maker]
-            elif maker < 0 and input_row >= 0 and live.maker[input_row] >= 0:
-                self.forward[op] = live.maker[input_row]
-                self.forward_call[op] = live.maker_call[input_row]
-            else:
-                continue
-            linked = op
-
-    # -- the rest ----------------------------------------------------------------------------------------
 
     def advanced(self) -> Mask:
         """Which ops outside a backward pass have made an autograd node."""
@@ -267,7 +143,7 @@ class BatchOps:
         """Rename calls written as operators: ``x @ y`` instead of ``x.matmul(y)``."""
         calls = np.flatnonzero((self.level == 0) & (self.stack >= 0))
         keys, which = np.unique((self.stack[calls] << 32) + self.info[calls], return_inverse=True)
-        symbols = [self._tables.operator(int(key >> 32), int(key & 0xFFFFFFFF)) for key in keys.tolist()]
+        symbols = [self.tables.operator(int(key >> 32), int(key & 0xFFFFFFFF)) for key in keys.tolist()]
         names = np.array([-1 if one is None else self._names.id(one) for one in symbols] or [-1])[which]
         written = names >= 0
         self.flavour[calls[written]] = OPERATOR
@@ -288,7 +164,7 @@ class BatchOps:
         for at in np.flatnonzero(np.isin(self.ids, list(before.late))).tolist() if before.late else ():
             opened = before.open_calls[self.base + at] = OpenApiCall(int(durations[at]))
             opened.children, opened.least = int(count[at]), int(least[at])
-        passage = self._tables.aten_passage
+        passage = self.tables.aten_passage
         changed: dict[int, int] = {}
         old = np.flatnonzero((self.parent >= 0) & (self.parent < self.base))
         for position, spent in zip(self.parent[old].tolist(), durations[old].tolist(), strict=True):
@@ -301,7 +177,7 @@ class BatchOps:
 
     def flops(self, live: LiveValues, result: IntArray) -> IntArray:
         """The FLOPs of every op: -1 if unknown, `UNCOUNTED` where a heavy op that ended has no formula."""
-        operations = self._tables.operations
+        operations = self.tables.operations
         counted = np.array([one.counted for one in operations] or [False])[self.info] & (self.level == 1)
         flops = np.full(len(self.ids), -1, dtype=np.int64)
         ops = np.flatnonzero(counted)
@@ -327,7 +203,7 @@ class BatchOps:
                 inputs, outputs = (tuple(np.frombuffer(one, np.int64).tolist()) for one in signature[2:])
                 known = -1 not in inputs + outputs
                 cache[signature] = (
-                    self._tables.flops(*signature[:2], int(result[op]), inputs, outputs) if known else -1
+                    self.tables.flops(*signature[:2], int(result[op]), inputs, outputs) if known else -1
                 )
             flops.append(cache[signature])
         return flops

@@ -1,10 +1,17 @@
-"""Statistics batch by batch: those measured, and those that views inherit from the tensor they relabel."""
+"""Statistics batch by batch: those measured, and those that views inherit from the tensor they relabel.
+
+The last step of a fingerprint is here too, mixing in dtype and shape: it needs no torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, offsets_of, positions_in
 from sightline.trace.assembly.batch import Tables, no_counts, no_floats
@@ -12,7 +19,6 @@ from sightline.trace.assembly.layout import COUNTS, FLOATS
 from sightline.trace.assembly.ops import BatchOps
 from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import F64, TensorMeta
-from sightline.trace.fingerprint import fingerprints_of
 
 
 @dataclass
@@ -146,3 +152,35 @@ class Statistics:
 
 def _repeats(view: TensorMeta, base: TensorMeta) -> float:
     return view.numel / base.numel if base.numel else 1.0
+
+
+U64 = NDArray[np.uint64]
+
+
+def fingerprints_of(lanes: NDArray[np.int64], dtypes: Iterable[tuple[str, tuple[int, ...]]]) -> U64:
+    """Fingerprints from the lanes of tensors, a row each, and their dtypes and shapes; never zero.
+
+    >>> a, b = fingerprints_of(np.zeros((2, 4), dtype=np.int64), [("float32", (2,)), ("float32", (1, 2))])
+    >>> bool(a != b)
+    True
+    """
+    mixed = np.array([_meta_bits(dtype, shape) for dtype, shape in dtypes], dtype=np.uint64)
+    for lane in lanes.view(np.uint64).T:
+        mixed = scramble(mixed ^ lane)
+    mixed[mixed == 0] = 1
+    return mixed
+
+
+@lru_cache(maxsize=65536)
+def _meta_bits(dtype: str, shape: tuple[int, ...]) -> int:
+    text = f"{dtype}{list(shape)}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def scramble(numbers: U64) -> U64:
+    """splitmix64, which turns consecutive numbers into random-looking ones."""
+    with np.errstate(over="ignore"):
+        mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))

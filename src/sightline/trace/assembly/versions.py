@@ -64,7 +64,7 @@ class Changes:
         self, mutating: Mask, base: int, input_starts: IntArray, inputs: IntArray, output_starts: IntArray,
         outputs: IntArray, live: LiveValues, spans: tuple[IntArray, IntArray], graded: Mask, backward: Mask,
     ) -> NewVersions:  # fmt: skip
-        """Replace, in ``inputs``, every value whose memory was changed through another one since it was new.
+        """Replace, in ``inputs``, every value whose memory was changed through another since it was made.
 
         ``base`` is the position of the first op. Parts of a storage that do not overlap do not see each
         other's changes.
@@ -101,7 +101,7 @@ class Changes:
         return same & (ops[last] > live.producer[rows])
 
     def _note_waiting(self) -> None:
-        """Note the changes of the last batch; after the last batch of a recording nobody needs them."""
+        """Note the changes of the last batch; after the last batch of a recording they are not needed."""
         self._note_all(self._waiting)
         self._waiting = _NO_CHANGES
 

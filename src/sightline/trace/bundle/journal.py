@@ -119,7 +119,6 @@ class Journal:
         self._file = -1
         self._frames: list[tuple[int, int] | bytes] = []  # offset and length of each, or its bytes
         self._heads: list[dict[str, Any]] = []
-        self.cut_short = False
         self.lost: list[int] = []  #: frames before which a damaged one was left out
         if path is not None:
             self._file = os.dup(file) if file >= 0 else _open(path)
@@ -163,7 +162,6 @@ class Journal:
                 continue
             following = self._next_frame(at + 1, size)
             if following is None:  # the last frame, or one that was being written
-                self.cut_short = True
                 break
             self.lost.append(len(self._frames))
             at = following

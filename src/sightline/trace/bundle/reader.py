@@ -26,7 +26,7 @@ from sightline.trace.bundle.recovery import open_journal
 from sightline.trace.bundle.schema import Damage, quoted
 from sightline.trace.bundle.shard_files import ListedShards
 from sightline.trace.shards import is_shard
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 
 Array = NDArray[Any]
 
@@ -178,7 +178,7 @@ class UnfinishedTrace(LoadedTrace):
         opened = open_journal(path)
         trace = cls.__new__(cls)
         trace.__dict__.update(vars(opened.data))  # the dataclass is frozen
-        lines = SourceLines(opened.sources)
+        lines = SourceFiles(opened.sources)
         trace.__dict__.update(path=path, source_lines=lines, environment=opened.environment)
         return trace
 
@@ -320,10 +320,10 @@ class Sources(Mapping[str, str]):
             return self._database.source(id, size)
 
 
-def _source_lines(database: Database) -> SourceLines:
+def _source_lines(database: Database) -> SourceFiles:
     listed = database.sources()
     rows = {file: (id, size) for file, _, size, id in listed}
-    return SourceLines(Sources(database, rows), [file for file, whole, _, _ in listed if whole])
+    return SourceFiles(Sources(database, rows), [file for file, whole, _, _ in listed if whole])
 
 
 _TABLES: Final[dict[str, Callable[[Database], Any]]] = {

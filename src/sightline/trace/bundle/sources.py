@@ -3,7 +3,7 @@
 The user's own files, and those of other packages on the way to an op, are saved whole. Of the files of torch,
 Python and sightline only the lines that ran are, with blank lines between: views hide them by default, and
 otherwise show single lines. A loaded recording shows this text and reads no file of the machine it is on; see
-`sightline.trace.source_lines`.
+`sightline.trace.source_files`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from sightline.trace.bundle.schema import MAX_SOURCE, MAX_SOURCES
 from sightline.trace.data import TraceData
 from sightline.trace.file_owners import installed_file, python_file, torch_file
-from sightline.trace.source_lines import SourceLines
+from sightline.trace.source_files import SourceFiles
 
 _MOST_LINES: Final = 20  #: lines of one expression
 
@@ -54,7 +54,7 @@ def whole_source(file: str) -> str | None:
     """The text of a file that is saved whole; None for one that is not, or cannot be read."""
     if _is_plumbing(file):
         return None
-    lines = SourceLines().lines(file)
+    lines = SourceFiles().lines(file)
     size = sum(map(len, lines))
     return "".join(lines) if 0 < size <= MAX_SOURCE else None
 

@@ -1,4 +1,4 @@
-"""What was asked for and did not come about is told: globs that matched nothing, tensors left out."""
+"""Requested data that was never recorded is reported: globs that matched nothing, tensors left out."""
 
 from __future__ import annotations
 

@@ -1,14 +1,23 @@
-"""Why an op made a NaN or an infinity: the numbers it was given, where they come from, and the repair."""
+"""The first NaN or infinity, where statistics were taken: the op, what it was given, and the repair."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
+from sightline.analysis.nonfinite import (
+    NonFiniteOp,
+    call_text,
+    first_call,
+    nonfinite_sources,
+    serious_findings,
+)
 from sightline.analysis.problems.activations import RECTIFIERS
 from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContext
 from sightline.analysis.problems.losses import PROBABILITIES, computed_by
-from sightline.analysis.problems.problem import op_at_line
+from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
 from sightline.notation import number_text
+from sightline.trace.op_text import statistics_text
 
 _LOGARITHMS: Final = frozenset("log log2 log10".split())
 _ROOTS: Final = frozenset("sqrt rsqrt".split())
@@ -18,7 +27,48 @@ _SOFTMAXES: Final = frozenset("_softmax _log_softmax softmax log_softmax".split(
 #: Ops whose gradient at zero is infinite, or NaN.
 _STEEP: Final = frozenset("sqrt norm linalg_vector_norm pow std var _euclidean_dist _cdist_forward".split())
 _EPSILON: Final = "1e-6"
-_HUGE: Final = 1e18  #: products of two such numbers are no float32
+_HUGE: Final = 1e18  #: the product of two such numbers overflows float32
+
+
+@check(
+    "non-finite",
+    Severity.ERROR,
+    "Whatever is computed from it is lost, and one update with it destroys the weights.",
+)
+def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
+    """NaN that came with the inputs, and the ops that made one; `analysis.nonfinite` decides which."""
+    index = context.index
+    if not len(context.data.stats):
+        return
+    for source in nonfinite_sources(index):
+        reader = next(iter(index.consumers(source.value.id)), -1)
+        if reader >= 0:
+            yield op_finding(context, str(source), reader, source.value.id)
+    any_op, serious = serious_findings(index)
+    hidden = first_call(index) if not any_op else None
+    if hidden is not None:
+        call, value = hidden
+        calls = context.data.calls
+        module, frame = int(calls.module[call.id]), int(calls.frame[call.id])
+        yield Finding(call_text(call, value), module, frame, -1, value.id)
+    lines: set[str] = set()
+    for finding in serious:
+        line = op_line(context, finding.op.id)
+        if line and line in lines:  # the NaN that became of an infinity, on its line
+            continue
+        lines.add(line)
+        given, repair = cause(context, finding.op.id)
+        title = f"{_title(finding)}{f': {given}' if given else ''}"
+        yield op_finding(context, title, finding.op.id, finding.value.id, repair)
+
+
+def _title(finding: NonFiniteOp) -> str:
+    """``log made 3 NaN of 8 in f32[2, 4] out of f32[2, 4] (all Inf)``."""
+    inputs = []
+    for value in finding.op.inputs:
+        statistics = statistics_text(value)
+        inputs.append(f"{value} ({statistics})" if statistics else str(value))
+    return f"{finding.sentence()} out of {', '.join(dict.fromkeys(inputs)) or 'nothing'}"
 
 
 def cause(context: ProblemContext, op: int) -> tuple[str, str]:
@@ -51,7 +101,7 @@ def cause(context: ProblemContext, op: int) -> tuple[str, str]:
 
 
 def _zero(context: ProblemContext, value: int, repair: str) -> tuple[str, str]:
-    """Zeros where there must be none."""
+    """Zeros in an argument that must not have any."""
     row = _row(context, value)
     zeros = int(context.data.stats.zeros[row]) if row >= 0 else 0
     if not zeros:
@@ -81,7 +131,7 @@ def _negative(context: ProblemContext, name: str, value: int) -> tuple[str, str]
 
 
 def _too_large(context: ProblemContext, name: str, value: int) -> tuple[str, str]:
-    """Numbers whose exponential is no float."""
+    """Numbers whose exponential overflows."""
     high = _high(context, value)
     if not high:
         return "", ""

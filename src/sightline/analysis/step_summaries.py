@@ -229,7 +229,7 @@ class _ScalarReader:
             return -1
         if name in _SAME:
             return inputs[0]
-        if name in _QUOTIENTS and len(inputs) > 1:  # a sum over so many tokens is no loss before that
+        if name in _QUOTIENTS and len(inputs) > 1:  # before the division it is a sum over tokens, not a loss
             return -1
         # Of the factors of a product, the one that is not a constant.
         return next((each for each in inputs if values.flags[each] & REQUIRES_GRAD), inputs[0])

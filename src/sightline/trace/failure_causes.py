@@ -14,8 +14,9 @@ import numpy as np
 
 from sightline.notation import dtype_name
 from sightline.trace.op_groups import VIEWS
+from sightline.trace.op_text import api_call_of, short_name, with_location
 from sightline.trace.rows import Op, Value
-from sightline.trace.user_frames import api_call_of, short_name, user_frame, with_location
+from sightline.trace.user_frames import user_frame
 
 _FARTHEST: Final = 400  #: ops that a size is followed back
 _MATRICES: Final = {
@@ -139,7 +140,7 @@ def _is_lasting(value: Value) -> bool:
 
 
 def _view_base(value: Value) -> Value:
-    """The base of a view, back to a parameter or a tensor that is no view."""
+    """The base of a view, back to a parameter or a tensor that is not a view."""
     while value.base is not None and value.kind not in ("parameter", "buffer"):
         value = value.base
     return value
@@ -257,7 +258,7 @@ def _device_lines(_op: Op, inputs: list[Value], _message: str) -> list[str]:
 
 
 def _cast_text(one: Value, other: Value) -> str:
-    """How two tensors get one dtype: the one that is no weight is cast, or the model is."""
+    """How two tensors get one dtype: cast the one that is not a weight, or the model."""
     cast, wanted = f".to(torch.{other.dtype})", f".to(torch.{one.dtype})"
     if not _is_lasting(other):
         return f"cast one of them: {cast} or {wanted}"

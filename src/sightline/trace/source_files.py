@@ -1,4 +1,4 @@
-"""`SourceLines`: the source text that belongs to a recording; views and analyses read source only through it.
+"""`SourceFiles`: the source text that belongs to a recording; views and analyses read source only through it.
 
 The source of a recording made in this process is read from files, through `linecache`, which also has the
 cells of a notebook. A loaded recording has only the text that was saved with it: its file names come from
@@ -17,18 +17,18 @@ from typing import Final
 
 from sightline.trace.file_owners import cell_file
 
-__all__ = ["SourceLines", "indent_of", "syntax_tree"]
+__all__ = ["SourceFiles", "indent_of", "syntax_tree"]
 
 _LONGEST: Final = 1000  #: characters of a line that is shown by itself
 _MOST_TEXT: Final = 1 << 20  #: characters of a file that is parsed
-_MOST_WORDS: Final = 1 << 18  #: its names, numbers and signs, each of which becomes objects of the tree
+_MOST_WORDS: Final = 1 << 18  #: of such a file; each becomes objects of the syntax tree
 _WORD: Final = re.compile(r"\w+|[^\w\s]")
 
 
-class SourceLines:
+class SourceFiles:
     """The lines of source files as one recording knows them; empty where it does not.
 
-    >>> lines = SourceLines({"net.py": "a = 1\\nb = 2"})
+    >>> lines = SourceFiles({"net.py": "a = 1\\nb = 2"})
     >>> lines.line("net.py", 2), lines.line("net.py", 3), lines.line("other.py", 1)
     ('b = 2\\n', '', '')
     """

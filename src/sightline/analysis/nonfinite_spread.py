@@ -1,0 +1,80 @@
+"""How far the NaN or infinity of an op went: the values it reached, the loss, the gradients."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sightline.analysis.nonfinite import NonFiniteOp
+from sightline.trace.data import PHASES
+from sightline.trace.index import Index, Op, Value
+
+_BACKWARD_CALLS: Final = ("Tensor.backward", "torch.autograd.backward", "torch.autograd.grad")
+
+
+def reached_from(index: Index, value: int) -> set[int]:
+    """Every value computed from a value, directly or through others."""
+    ops, values = index.raw.ops, index.raw.values
+    reached = {value}
+    order = np.argsort(values.producer, kind="stable")
+    starts = np.searchsorted(values.producer[order], np.arange(len(ops) + 1)).tolist()
+    results, inputs, bounds = order.tolist(), ops.inputs.tolist(), ops.input_offsets.tolist()
+    for op in range(int(values.producer[value]) + 1, len(ops)):
+        if starts[op] < starts[op + 1] and not reached.isdisjoint(inputs[bounds[op] : bounds[op + 1]]):
+            reached.update(results[starts[op] : starts[op + 1]])
+    reached.discard(value)
+    return reached
+
+
+class Spread:
+    """How far the NaN or infinity of one op went."""
+
+    def __init__(self, index: Index, source: NonFiniteOp) -> None:
+        self._index, self._source = index, source
+        self._reached = reached_from(index, source.value.id)
+        stats, producers = index.raw.stats, index.raw.values.producer
+        bad = stats.nans > 0 if source.nans else (stats.nans > 0) | (stats.infs > 0)
+        later = producers[stats.value] > source.op.id
+        #: how many values were measured after the op
+        self.measured_later = int(later.sum())
+        #: the values measured later that hold it, in the order of their ids
+        self.values = [value for value in stats.value[bad & later].tolist() if value in self._reached]
+
+    def includes(self, finding: NonFiniteOp) -> bool:
+        """Whether a later finding is a consequence: one of its bad inputs came from this op."""
+        bad = [value.id for value in finding.op.inputs if value.stats is not None and not value.stats.finite]
+        return any(value == self._source.value.id or value in self._reached for value in bad)
+
+    @property
+    def gradients(self) -> int:
+        """How many gradients of parameters hold it."""
+        return sum(self._index.values[value].name.endswith(".grad") for value in self.values)
+
+    @property
+    def reaches_loss(self) -> bool:
+        """Whether the loss, which ``backward`` was called on, holds it."""
+        loss = _loss(self._index)
+        return loss is not None and loss.id in self.values
+
+    @property
+    def last(self) -> Value:
+        """The value that was produced last of those that hold it."""
+        producers = self._index.raw.values.producer
+        value: Value = self._index.values[max(self.values, key=lambda value: int(producers[value]))]
+        return value
+
+
+def _loss(index: Index) -> Value | None:
+    """The value that ``backward`` was called on."""
+    ops = index.raw.ops
+    names = [id for id, name in enumerate(index.raw.names) if name in _BACKWARD_CALLS]
+    starts = np.flatnonzero(np.isin(ops.name, names)).tolist()
+    if not starts:
+        in_backward = ops.phase == PHASES.index("backward")
+        starts = np.flatnonzero(in_backward & (np.diff(ops.input_offsets) > 0)).tolist()[:1]
+    for start in starts:
+        op: Op = index.ops[start]
+        if len(op.inputs) and op.inputs[0].meta.numel == 1:
+            return op.inputs[0]
+    return None

@@ -1,0 +1,139 @@
+"""`TraceTables`: the tables of a recording, its captured tensors, and its steps as recordings of their own.
+
+`sightline.api.Trace` adds a method for every view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from sightline.errors import TorchMissing
+
+if TYPE_CHECKING:
+    from sightline.trace.data import TraceData
+    from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
+    from sightline.trace.tensors import CapturedTensor, Tensors
+    from sightline.trace.validate import Report
+
+#: A choice of steps: 3, "3:5", slice(3, 5), "last", or a name.
+StepRange = int | str | slice
+
+
+class TraceTables:
+    """The tables of a recording, read from its columns on demand."""
+
+    def __init__(self, source: TraceData | Callable[[], Index]) -> None:
+        if callable(source):
+            self._source = source
+        else:
+            from sightline.trace.index import Index
+
+            index = Index(source)
+            self._source = lambda: index
+
+    @property
+    def index(self) -> Index:
+        """The data with derived lookups; views start here."""
+        return self._source()
+
+    @property
+    def data(self) -> TraceData:
+        """The columns themselves."""
+        return self.index.raw
+
+    @property
+    def ops(self) -> Table[Op]:
+        """Every API call and aten op, in the order they began."""
+        return self.index.ops
+
+    @property
+    def values(self) -> Table[Value]:
+        """Every tensor, one row per version."""
+        return self.index.values
+
+    @property
+    def modules(self) -> Table[Module]:
+        """The modules that were called, and those that contain them."""
+        return self.index.modules
+
+    @property
+    def module_calls(self) -> Table[ModuleCall]:
+        """Every call of a module, in the order of entry."""
+        return self.index.module_calls
+
+    @property
+    def frames(self) -> Table[Frame]:
+        """Every source position on the way to an op."""
+        return self.index.frames
+
+    @property
+    def steps(self) -> Table[Step]:
+        """Training steps, each of which ends with ``optimizer.step()``, and steps named by `sl.step`."""
+        return self.index.steps
+
+    def step(self, step: StepRange) -> Self:
+        """A step as a recording of its own; values made before it that it reads are inputs.
+
+        ``step`` is a number, counted from 0, a range ``"3:5"`` or ``slice(3, 5)``, ``"last"``, or the name of
+        a step. ``t.code(step=3)`` is ``t.step(3).code()``; the same holds for every view.
+
+        >>> import torch, sightline as sl
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with sl.trace(model) as t:
+        ...     for _ in range(4):
+        ...         model(torch.ones(2, 3)).sum().backward()
+        ...         optimizer.step()
+        >>> len(t.steps), len(t.module_calls), len(t.step(3).module_calls), len(t.step("1:3").module_calls)
+        (4, 4, 1, 2)
+        """
+        from sightline.analysis.excerpt import excerpt
+        from sightline.analysis.step_summaries import step_span
+
+        index = self.index  # once: during the run each access is a new snapshot
+        return type(self)(excerpt(index, step_span(index, step)))
+
+    def _at(self, step: StepRange | None) -> Self:
+        return self if step is None else self.step(step)
+
+    @property
+    def tensors(self) -> Tensors:
+        """The captured tensors, by key and by name.
+
+        >>> import torch, sightline as sl
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
+        >>> with sl.trace(model, capture=True) as t:
+        ...     y = model(torch.ones(1, 3))
+        >>> list(t.tensors), t.tensors["1"][0].shape
+        (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
+        """
+        from sightline.analysis.unmatched import capture_text
+        from sightline.analysis.variable_names import value_names
+        from sightline.trace.tensor_stores import MemoryStore
+        from sightline.trace.tensors import Tensors
+
+        index = self.index
+        store = index.raw.store or MemoryStore({})
+        return Tensors(index.raw.captures, store, lambda: value_names(index), _to_torch,
+                       lambda: capture_text(index.raw))  # fmt: skip
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, level, versions, faults and exception of the recording."""
+        return self.data.info
+
+    def validate(self) -> Report:
+        """Check the recording's invariants; raises `InvalidTrace` with what contradicts them."""
+        from sightline.trace.validate import validate
+
+        return validate(self.data)
+
+
+def _to_torch(captured: CapturedTensor) -> Any:
+    try:
+        from sightline.recording.captures import to_torch
+    except TorchMissing as error:
+        fix = "`.numpy()` has the numbers and `.raw` the bits"
+        raise TorchMissing(f"A torch tensor needs torch, which is not installed here; {fix}.") from error
+    return to_torch(captured._data, captured.dtype, captured.shape)
