@@ -11,7 +11,8 @@ import numpy as np
 
 from sightline.diff.op_names import DISCRETE, LINEAR
 from sightline.diff.op_pairs import Alignment
-from sightline.diff.reasons import Reason, Reasons, is_coarser
+from sightline.diff.reasons import Reasons, is_coarser
+from sightline.diff.region_ops import Reason
 from sightline.diff.regions import Region, Regions
 from sightline.diff.values import State, Verdict
 
@@ -184,7 +185,7 @@ class Divergences:
                 elif value not in seen:
                     seen.add(value)
                     waiting.append(value)
-        return not coarse or (reason.kind == "constant" and self.reasons.same_factor(passed))
+        return not coarse or (reason.kind == "constant" and self.reasons.constants.same_factor(passed))
 
     def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
         """Whether the rounding of the inputs explains different results of the same ops.
@@ -267,11 +268,11 @@ class Divergences:
         a, b = alignment.a, alignment.b
         for x in np.flatnonzero(a.compared & ~a.layout).tolist():
             y = alignment.ops_a[x]
-            if y >= 0 and (self.reasons.differing_constants(x, y) or self.reasons.reordered_inputs(x, y)):
+            if y >= 0 and (self.reasons.constants.of_pair(x, y) or self.reasons.reordered_inputs(x, y)):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):
                     yield alignment.position(one), one, other, True
         yield from self._fused_candidates()
-        for first, op in self.reasons.one_sided_uses():
+        for first, op in self.reasons.inputs.one_sided_uses():
             yield from self._first_pair_after(first, op)
         for first, side, partners in ((True, a, alignment.ops_a), (False, b, alignment.ops_b)):
             casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()
