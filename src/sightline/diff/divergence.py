@@ -248,15 +248,16 @@ class Divergences:
         alignment = self._alignment
         for one, other in alignment.compared_values():
             if alignment.compare(one, other).state is State.DIFFERENT:
-                if one in alignment.a.parameter_names:
-                    yield from self._first_use(one)
+                uses = list(self._first_use(one)) if alignment.a.producer[one] < 0 else []
+                if uses or one in alignment.a.parameter_names:
+                    yield from uses
                 else:
                     yield alignment.position(one), one, other, False
 
-    def _first_use(self, parameter: int) -> Iterator[tuple[int, int, int, bool]]:
-        """The result of the first op that uses a parameter."""
+    def _first_use(self, leaf: int) -> Iterator[tuple[int, int, int, bool]]:
+        """The result of the first op that uses a parameter or an input."""
         alignment = self._alignment
-        for op in alignment.a.leaf_consumers.get(parameter, ()):
+        for op in alignment.a.leaf_consumers.get(leaf, ()):
             for value in alignment.a.outputs(op)[:1]:
                 if alignment.values_a[value] >= 0 and not alignment.a.layout[op]:
                     yield op, value, alignment.values_a[value], True

@@ -196,7 +196,7 @@ class Alignment:
             self._group_ops(self.b, self._anchor_b),
         )
         inner_a, inner_b = self._inner_calls()
-        bits = bool(len(self.a.data.stats) and len(self.b.data.stats))
+        bits = bool(len(self.a.stats) and len(self.b.stats))
         keys_a, keys_b = _op_keys(self.a, bits), _op_keys(self.b, bits)
         partners: dict[int, int] = {}
         for (anchor, phase), group_a in groups_a.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -14,8 +14,9 @@ from sightline.analysis.cost import is_opaque
 from sightline.analysis.steps import step_span
 from sightline.diff.constants import constants
 from sightline.diff.op_names import LAYOUT, PRODUCTS, activations, plain_name
+from sightline.errors import DamagedFile
 from sightline.notation import position_text
-from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, TraceData
+from sightline.trace.data import KINDS, LEVELS, ModuleInfo, ParameterInfo, StatColumns, TraceData
 from sightline.trace.index import Index, ValueNumbers
 
 StepRange = int | str | slice  #: a step: a number, a name, ``"3:5"``, ``"last"``
@@ -89,6 +90,8 @@ class Side:
         self.index = index
         self.data: TraceData = index.raw
         self.span = span
+        #: The statistics, or none with the reason where the file is damaged there.
+        self.stats, self.stats_fault = _readable_statistics(self.data)
         self._weights: dict[int, NDArray[np.float64]] = {}
         self._key_ids = key_ids  # shared by both sides: equal keys have equal ids
         ops = self.data.ops
@@ -262,12 +265,12 @@ class Side:
     def stat_row(self) -> list[int]:
         """The row of each value in the statistics; -1 where it was not measured."""
         rows = np.full(len(self.data.values), -1, dtype=np.int64)
-        rows[self.data.stats.value] = np.arange(len(self.data.stats))
+        rows[self.stats.value] = np.arange(len(self.stats))
         return rows.tolist()
 
     @cached_property
     def _stats(self) -> list[list[Any]]:
-        stats = self.data.stats
+        stats = self.stats
         names = ("min", "max", "mean", "std", "l2", "zeros", "nans", "infs", "fingerprint")
         return [getattr(stats, name).tolist() for name in names]
 
@@ -280,7 +283,7 @@ class Side:
     def fingerprints(self) -> list[int]:
         """The fingerprint of each value; 0 where none was taken."""
         bits = np.zeros(len(self.data.values), dtype=np.uint64)
-        bits[self.data.stats.value] = self.data.stats.fingerprint
+        bits[self.stats.value] = self.stats.fingerprint
         return bits.tolist()
 
     def kind(self, value: int) -> str:
@@ -336,8 +339,8 @@ class Side:
         if fingerprints:
             rows = np.array(self.stat_row, dtype=np.int64)[results]
             bits = (
-                np.where(rows >= 0, self.data.stats.fingerprint[np.maximum(rows, 0)], 0)
-                if len(self.data.stats)
+                np.where(rows >= 0, self.stats.fingerprint[np.maximum(rows, 0)], 0)
+                if len(self.stats)
                 else rows * 0
             )
             strict = np.array(
@@ -449,3 +452,11 @@ class Side:
                     rows.append((info.numel, numbers.l2 if numbers else np.nan))
             weights = self._weights[module] = np.array(rows, dtype=np.float64).reshape(-1, 2)
         return weights
+
+
+def _readable_statistics(data: TraceData) -> tuple[StatColumns, str]:
+    """The statistics of a recording and no fault, or none and what is wrong with them."""
+    try:
+        return replace(data.stats), ""  # which reads every column
+    except DamagedFile as error:
+        return StatColumns.none(), str(error).removesuffix(".")
