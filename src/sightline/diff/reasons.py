@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
 from sightline.diff.constant_reasons import ConstantReasons, constant_difference_text, number_text
 from sightline.diff.constants import differing_constants, significant_floats
 from sightline.diff.input_reasons import InputReasons
@@ -220,23 +222,17 @@ class Reasons:
                     partner_b >= 0 and partner_a >= 0 and partner_b not in (other, *alignment.b.inputs(y))
                 )
                 if crossed and alignment.a.origin[one] == alignment.a.origin[partner_a]:
-                    text = (
-                        f"takes {_source_text(alignment.a, one)} against {_source_text(alignment.b, other)}"
-                    )
+                    text = _sources_text(alignment.a, one, alignment.b, other)
                     return Reason("wiring", text, *self._ops.labels(x, y))
         edge_a = {alignment.values_a[value] for value in region.edge_a}
         edge_b = set(region.edge_b)
         if edge_a == edge_b or not edge_a or not edge_b:
             return None
         lone = sorted(edge_a - edge_b), sorted(edge_b - edge_a)
-        texts = [
-            _source_text(alignment.a, alignment.values_b[lone[0][0]]) if lone[0] else "nothing else",
-            _source_text(alignment.b, lone[1][0]) if lone[1] else "nothing else",
-        ]
+        one = alignment.values_b[lone[0][0]] if lone[0] else -1
+        text = _sources_text(alignment.a, one, alignment.b, lone[1][0] if lone[1] else -1)
         ops = region.ops_a[-1] if region.ops_a else -1, region.ops_b[-1] if region.ops_b else -1
-        return Reason(
-            "wiring", f"takes {texts[0]} against {texts[1]}", *self._ops.region_labels(region, *ops)
-        )
+        return Reason("wiring", text, *self._ops.region_labels(region, *ops))
 
     def _unexplained(self, region: Region) -> Reason:
         a, b = self._alignment.a, self._alignment.b
@@ -270,6 +266,26 @@ def _ops_text(side: Side, ops: list[int]) -> str:
 def _source_text(side: Side, value: int) -> str:
     producer = side.producer[value]
     return str(side.op_label(producer)) if producer >= 0 else side.index.values[value].name or "an input"
+
+
+def _sources_text(a: Side, one: int, b: Side, other: int) -> str:
+    """``takes mul at net.py:3 against add at net.py:4``; of one line, which of its ops it is."""
+    texts = [
+        _source_text(side, value) if value >= 0 else "nothing else" for side, value in ((a, one), (b, other))
+    ]
+    if texts[0] == texts[1] and one >= 0 and a.producer[one] >= 0:
+        ranks = _rank_on_line(a, a.producer[one]), _rank_on_line(b, b.producer[other])
+        return f"takes {texts[0]}, result {ranks[0]} of that line, against result {ranks[1]} of it"
+    return f"takes {texts[0]} against {texts[1]}"
+
+
+def _rank_on_line(side: Side, op: int) -> int:
+    """Which of the ops of the same name on a line an op is, from 1."""
+    frames = side.index.op_user_frames
+    alike = np.flatnonzero(side.compared[:op] & (side.data.ops.name[:op] == side.data.ops.name[op]))
+    positions = [(frame.file, frame.line) for frame in side.index.frames]
+    here = positions[frames[op]] if frames[op] >= 0 else None
+    return 1 + sum(bool(frames[each] >= 0 and positions[frames[each]] == here) for each in alike.tolist())
 
 
 def _layout_text(side: Side, op: int) -> str:
