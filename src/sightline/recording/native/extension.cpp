@@ -1,5 +1,6 @@
 // The Python type around a recording, and the functions of the extension.
 #include "api_calls.h"
+#include "checksum.h"
 #include "measurement_methods.h"
 #include "module_calls.h"
 #include "python_values.h"
@@ -642,6 +643,7 @@ PyMethodDef module_methods[] = {
      "A global forward pre-hook."},
     {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)), METH_FASTCALL,
      "A global forward hook."},
+    {"crc32", crc32, METH_O, "What zlib.crc32 gives for the same bytes."},
     {"after_fork", after_fork, METH_NOARGS, "Forget everything, in a forked child."},
     {"delay_termination", delay_termination, METH_O, "SIGTERM ends the process so many seconds later."},
     {"restore_termination", restore_termination, METH_NOARGS, "SIGTERM as it was."},
