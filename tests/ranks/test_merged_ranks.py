@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
 from sightline.cli import main
+from sightline.ranks.desync import group_tables
 from sightline.ranks.overview import rank_problems
 from sightline.trace.bundle.writer import amend_info
 from tests.ranks.fake_ranks import record_ranks
@@ -224,6 +225,39 @@ def test_last_ops_of_ranks_are_aligned(tmp_path: Path) -> None:
         sl.load(tmp_path / "run.sight").ranks[1].collectives
     )
     assert problems_of(tmp_path / "run.sight") == []
+
+
+def test_order_numbers_of_last_ops_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    """Equal collectives in a loop look alike: only their count says which are the same on two ranks."""
+
+    def run(rank: int) -> None:
+        for _step in range(40 - (rank == 1)):
+            for _ in range(rank + 1):
+                torch.ones(4).exp()
+            dist.all_reduce(torch.ones(4))
+        if rank == 1:
+            raise ValueError("early")
+
+    with pytest.raises(ValueError, match="early"):
+        record_ranks(tmp_path / "run.sight", run, 2, last=50)
+    ranks = sl.load(tmp_path / "run.sight").ranks
+    assert [[each.number for each in rank.collectives][-1] for rank in ranks.values()] == [39, 38]
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert problem.title == "Rank 1 has no all_reduce #39 of 4 float32, which rank 0 completed"
+
+
+def test_a_rank_that_ended_long_before_the_last_ops_of_the_others(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        for _ in range(4 if rank == 1 else 3000):
+            dist.all_reduce(torch.ones(4))
+
+    record_ranks(tmp_path / "run.sight", run, 2, last=50)
+    merged = sl.load(tmp_path / "run.sight")._run()
+    assert merged is not None
+    (table,) = group_tables(merged)
+    assert table.signature.shape[1] < 50, "no column for what no rank has"
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert problem.title.startswith("Rank 1 has no all_reduce #")
 
 
 def test_the_timeline_has_a_process_per_rank_and_arrows(tmp_path: Path) -> None:

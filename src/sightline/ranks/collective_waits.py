@@ -89,8 +89,8 @@ class Waiting:
             calls = records[rank].groups.get(table.group)
             if calls is not None and len(calls):
                 began = int(records[rank].info.get("began_ns") or 0) - base if raw else self.offsets[rank]
-                shift = table.shifts[row]
-                times[row, shift : shift + len(calls)] = getattr(calls, column) + float(began)
+                columns, own = table.cells(row, calls)
+                times[row, columns] = getattr(calls, column)[own] + float(began)
         return times
 
     @cached_property

@@ -164,11 +164,12 @@ def _collectives(run: Run) -> Grid | None:
     rows: dict[tuple[str, str], list[int]] = {}
     for name in dict.fromkeys(name for record in run.records.values() for name in record.groups):
         record = next(record for record in run.records.values() if name in record.groups)
-        for number, count in zip(*np.unique(record.groups[name].signature, return_counts=True), strict=True):
+        calls = record.groups[name]
+        for number in np.unique(calls.signature).tolist():
             call: Collective = run.names.signatures.all[number]
             row = rows.setdefault((call.kind, name.partition(":")[0]), [0, 0])
-            row[0] += int(count)
-            row[1] += int(count) * call.bytes
+            row[0] += int((calls.signature == number).sum())
+            row[1] += int(calls.bytes[calls.signature == number].sum())
     if not rows:
         return None
     columns = (Column("collective"), Column("group"), Column("per rank", right=True),

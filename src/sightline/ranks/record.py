@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.ranks.collectives import POINT_TO_POINT, REPLICATED, Collective, Collectives, released
+from sightline.ranks.collectives import REPLICATED, Collective, Collectives, released
 from sightline.trace.bundle import load
 from sightline.trace.bundle.paths import STACKS
 from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
@@ -68,11 +68,13 @@ class SharedNames:
 class GroupCalls:
     """The collectives of one rank in one process group, in order."""
 
+    first: int  #: the order number of the first one: with ``last=`` those before it are not here
     signature: I32
     place: I32
     op: I32
     start: I64  #: ns since the recording began
     released: I64  #: when the host went on
+    bytes: I64  #: what the rank contributed
 
     def __len__(self) -> int:
         return len(self.op)
@@ -201,20 +203,22 @@ def _steps(data: TraceData, rows: I64, op_places: I32, names: SharedNames) -> I3
 def _groups(
     data: TraceData, collectives: Collectives, op_places: I32, names: SharedNames
 ) -> dict[str, GroupCalls]:
-    by_group: dict[str, list[Collective]] = {}
+    before = collectives.dropped()
+    by_counter: dict[tuple[str, ...], list[Collective]] = {counter: [] for counter in before}
     for each in collectives:
-        key = each.group if each.kind not in POINT_TO_POINT else f"{each.group}:{each.kind}:{each.root}"
-        by_group.setdefault(key, []).append(each)
+        by_counter.setdefault(each.counter, []).append(each)
     after = dict(zip(collectives.ops.tolist(), released(data, collectives.ops).tolist(), strict=True))
     groups = {}
-    for group, calls in by_group.items():
+    for counter, calls in by_counter.items():
         ops = [each.op for each in calls]
-        groups[group] = GroupCalls(
+        groups[":".join(counter)] = GroupCalls(
+            first=before[counter],
             signature=np.array([names.signatures.of(each.signature, each) for each in calls], dtype=np.int32),
-            place=op_places[ops],
+            place=op_places[np.array(ops, dtype=np.int64)],
             op=np.array(ops, dtype=np.int32),
             start=np.array([each.start for each in calls], dtype=np.int64),
             released=np.array([after[op] for op in ops], dtype=np.int64),
+            bytes=np.array([each.bytes for each in calls], dtype=np.int64),
         )
     return groups
 
