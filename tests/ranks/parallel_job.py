@@ -28,8 +28,8 @@ assert isinstance(pair, dist.ProcessGroup)
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("all",))
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
@@ -42,7 +42,7 @@ def train(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def ddp() -> nn.Module:
-    model = DistributedDataParallel(net())
+    model = DistributedDataParallel(net(RANK))  # which gives all ranks the weights of the first
     train(model, torch.full((4, 8), RANK + 1.0))
     return model
 

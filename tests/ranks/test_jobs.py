@@ -12,7 +12,7 @@ import pytest
 
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
-from sightline.ranks.overview import rank_problems
+from tests.ranks.fake_ranks import problems_of
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -26,12 +26,6 @@ def start(folder: Path, count: int, *command: str) -> subprocess.CompletedProces
         [*launcher, "--nproc-per-node", str(count), *command],
         cwd=folder, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-
-
-def problems_of(path: Path) -> list[Problem]:
-    run = sl.load(path)._run()
-    assert run is not None
-    return [each for each in rank_problems(run) if each.kind != "straggler"]
 
 
 WAYS = ("ddp", "fsdp", "tensor_parallel", "pipeline")

@@ -13,12 +13,10 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 import sightline as sl
-from sightline.analysis.problems.problem import Problem
 from sightline.cli import main
 from sightline.ranks.desync import group_tables
-from sightline.ranks.overview import rank_problems
 from sightline.trace.bundle.writer import amend_info
-from tests.ranks.fake_ranks import record_ranks
+from tests.ranks.fake_ranks import problems_of, record_ranks
 from tests.recording.engines import BOTH_ENGINES
 
 WORLD = 4
@@ -29,13 +27,6 @@ def alike(rank: int) -> None:
     for _ in range(3):
         dist.all_reduce(x.exp())
     dist.broadcast(x, 0)
-
-
-def problems_of(path: Path) -> list[Problem]:
-    """The problems between ranks, but for who is late: these ranks ran alone."""
-    run = sl.load(path)._run()
-    assert run is not None
-    return [each for each in rank_problems(run) if each.kind != "straggler"]
 
 
 @BOTH_ENGINES
@@ -156,38 +147,6 @@ def test_what_one_rank_logs_is_not_the_cause(tmp_path: Path) -> None:
     assert problem.kind == "desync", "rank 0 has finished: with a fake group it waits for nobody"
     assert "they part after collective #2" in problem.detail
     assert "runs tanh at" in problem.detail
-
-
-def test_replicas_that_drift_apart_and_ranks_in_other_modes(tmp_path: Path) -> None:
-    def run(rank: int) -> None:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 2)
-        model.train(rank != 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4) * (1 + (step == 1 and rank == 1))).sum().backward()
-            optimizer.step()
-
-    record_ranks(tmp_path / "run.sight", run, 2, stats=sl.Stats(parameters=True))
-    modes, drift = problems_of(tmp_path / "run.sight")
-    assert drift.kind == "replicas"
-    assert drift.title == "weight of rank 1 differs from that of rank 0 since its update 2"
-    assert drift.place.endswith(f":{run.__code__.co_firstlineno + 8} in {run.__qualname__}")
-    assert modes.title == "Linear is in training mode on rank 0 and in evaluation mode on rank 1"
-
-
-def test_equal_batches_of_replicas_are_noticed(tmp_path: Path) -> None:
-    def run(rank: int, scale: float = 1.0) -> None:
-        torch.manual_seed(0)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
-        with model.no_sync():  # a fake group cannot reduce
-            (model(torch.ones(2, 4)) * scale).square().mean().backward()
-
-    record_ranks(tmp_path / "same.sight", run, 2, stats=True)
-    assert [each.kind for each in problems_of(tmp_path / "same.sight")] == ["same-batch"]
-    record_ranks(tmp_path / "own.sight", lambda rank: run(rank, rank + 1), 2, stats=True)
-    assert problems_of(tmp_path / "own.sight") == []
 
 
 def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:

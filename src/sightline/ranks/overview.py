@@ -39,7 +39,9 @@ def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
 
 
 #: The kinds of problem that only several ranks can have.
-RANK_KINDS: Final = ("desync", "hang", "replicas", "same-batch", "modes", "straggler")
+RANK_KINDS: Final = (
+    "desync", "hang", "replicas", "seeds", "same-batch", "other-batch", "modes", "straggler",
+)  # fmt: skip
 
 
 def ranks_overview(run: Run, more: str = _MORE) -> View:

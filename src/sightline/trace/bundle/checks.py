@@ -35,7 +35,7 @@ _INFO: Final[dict[str, type | tuple[type, ...]]] = {
     "training": dict,
     **dict.fromkeys(("gradients", "unregistered", "same_weights"), list),
     "allocator": dict,
-    **dict.fromkeys(("rank", "local_rank", "world_size", "restart", "began_ns"), int),
+    **dict.fromkeys(("rank", "local_rank", "world_size", "restart", "began_ns", "seed"), int),
     **dict.fromkeys(("job", "rank_device"), str),
     **dict.fromkeys(("groups", "waits"), dict),
     **dict.fromkeys(("meshes", "dropped_collectives"), list),
