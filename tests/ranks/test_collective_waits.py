@@ -71,6 +71,13 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line() -> None:
     assert problem.detail == "it spends 420 ms at and before train.py:5 in load, the others 20.0 ms"
 
 
+def test_waiting_is_added_up_by_line() -> None:
+    (waits,) = Waiting.of(run_with({0: on_time(), 1: on_time(40 * MS), 2: on_time(10 * MS)})).lines()
+    assert (waits.kind, waits.place, waits.count) == ("all_reduce", "train.py:9 in step", COUNT)
+    assert (waits.waited, waits.longest) == (COUNT * 70 * MS, 40 * MS)
+    assert (waits.last, waits.times_last) == (1, COUNT)
+
+
 def test_ranks_that_take_turns_at_being_late_are_no_stragglers() -> None:
     late = np.where(np.arange(COUNT) % 2 == 0, 40 * MS, 0)
     run = run_with({0: on_time() + late, 1: on_time() + (40 * MS - late)})

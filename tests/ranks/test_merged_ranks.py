@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -60,6 +62,79 @@ def test_a_folder_of_ranks_opens_as_one_run(tmp_path: Path, engine: str) -> None
     with pytest.raises(sl.UsageError, match=r"There is no recording of rank 9; there is one of ranks 0–3\."):
         t.ranks[9]
     assert t.ranks.get(9) is None
+
+
+def test_every_view_takes_a_rank(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        model = torch.nn.Linear(4, 2 + rank)
+        model(torch.ones(3, 4)).sum().backward()
+        dist.barrier()
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=True)
+    t = sl.load(tmp_path / "run.sight")
+    views = {
+        name for name, method in vars(sl.Trace).items()
+        if callable(method) and "step" in inspect.signature(method).parameters and name[0] != "_"
+    } - {"step"}  # fmt: skip
+    assert {"code", "log", "summary", "graph", "html", "to_perfetto"} < views
+    for name in views:
+        assert "rank" in inspect.signature(getattr(sl.Trace, name)).parameters, name
+    for name in sorted(views - {"graph", "lineage", "html", "to_perfetto"}):
+        assert str(getattr(t, name)(rank=1)) == str(getattr(t.ranks[1], name)()), name
+    assert "f32[3, 3]" in str(t.code(rank=1))
+    assert "f32[3, 3]" not in str(t.code())
+    assert str(t.lineage("Linear", rank=1)) == str(t.ranks[1].lineage("Linear"))
+    assert len(t.graph(rank=1)) == len(t.ranks[1].graph())
+    t.to_perfetto(tmp_path / "one.json", rank=1)
+    assert len({each["pid"] for each in json.loads((tmp_path / "one.json").read_text())["traceEvents"]}) == 1
+    assert str(t.ranks[0].code(rank=1)) == str(t.code(rank=1)), "one rank finds the others"
+    with pytest.raises(
+        sl.UsageError, match=r"There is no recording of rank 7; there is one of ranks 0 and 1"
+    ):
+        t.log(rank=7)
+    with pytest.raises(sl.UsageError, match=r"rank='1' must be the number of a rank\."):
+        t.log(rank="1")  # type: ignore[arg-type]
+
+
+def test_one_process_has_no_ranks() -> None:
+    with sl.trace() as t:
+        torch.ones(2)
+    with pytest.raises(
+        sl.UsageError, match=r"rank=3 is for a distributed job, and this is the recording of one process\."
+    ):
+        t.code(rank=3)
+    with pytest.raises(
+        sl.UsageError, match=r"This is the recording of one process: there are no ranks to compare\."
+    ):
+        t.rank_times()
+
+
+def test_times_of_ranks_are_shown_by_module_line_and_collective(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        for _ in range(3):
+            dist.all_reduce(model(torch.ones(3, 4)))
+
+    record_ranks(tmp_path / "run.sight", run, 3)
+    t = sl.load(tmp_path / "run.sight")
+    modules, lines, collectives = str(t.rank_times()).split("\n\n")
+    assert re.search(
+        r"^Sequential +\S+ [nµm]?s +\S+ [nµm]?s +\S+ [nµm]?s  rank [012]$", modules, re.MULTILINE
+    )
+    assert len(modules.splitlines()) == 2 + 3
+    assert lines.splitlines()[2].startswith("waiting for other ranks ")
+    line = f"test_merged_ranks.py:{run.__code__.co_firstlineno + 3} in {run.__qualname__}"
+    assert line[-30:] in lines
+    assert re.search(r"^all_reduce .* 3 .*  rank [012], ×[123]$", collectives, re.MULTILINE)
+    assert len(str(t.rank_times(top=1)).splitlines()) == 3 + 1 + 4 + 1 + 3
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "run.sight"), "--view", "ranks"])
+    assert shown.output.strip() == str(t.rank_times()).strip()
+    with pytest.raises(
+        sl.UsageError, match=r"there are no ranks to compare; open the folder of the whole job"
+    ):
+        t.ranks[1].rank_times()
+    with pytest.raises(sl.UsageError, match=r"top=0 is how many rows to show: a whole number from 1 up\."):
+        t.rank_times(top=0)
 
 
 def test_recordings_beside_each_other_are_brought_together(tmp_path: Path) -> None:

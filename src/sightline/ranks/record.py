@@ -48,6 +48,7 @@ class SharedNames:
         self.places = Numbering()  #: ``train.py:9 in step``
         self.ops = Numbering()  #: names of ops
         self.steps = Numbering()  #: (op, place)
+        self.modules = Numbering()  #: ``blocks.0.attn``
         self.signatures = Numbering()  #: what a collective was, as its first `Collective`
         self._arrays: dict[bytes, I32] = {}
 
@@ -94,6 +95,8 @@ class RankRecord:
     last_op: str
     last_is_collective: bool
     spent: dict[int, int] = field(default_factory=dict)  #: ns on the way to and in the ops of each line
+    modules: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  #: those that were called
+    module_times: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  #: ns in their calls
     values: Fingerprints = field(default_factory=Fingerprints)  #: what is compared by value
     stack: str = ""  #: where it was when SIGUSR1 came: ``train.py:9 in step``
 
@@ -133,6 +136,7 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
     rows = _ordered_ops(data)
     op_places = places[index.op_user_frames]
     collectives = Collectives(data)
+    modules, module_times = _module_times(data, names)
     last = int(rows[np.argmax(data.ops.start[rows])]) if len(rows) else -1
     return RankRecord(
         rank=rank,
@@ -147,6 +151,8 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
         last_op=data.names[data.ops.name[last]] if last >= 0 else "",
         last_is_collective=bool(len(collectives.ops)) and last == int(collectives.ops[-1]),
         spent=_spent(data, rows, op_places, collectives.ops),
+        modules=modules,
+        module_times=module_times,
         values=fingerprints_of(index, collectives, op_places, places),
         stack=_stack(path),
     )
@@ -234,6 +240,16 @@ def _spent(data: TraceData, rows: I64, op_places: I32, collectives: I64) -> dict
     times = np.where(np.isin(rows, collectives), times - ops.duration[rows], times)
     sums = np.bincount(op_places[rows], weights=np.maximum(times, 0))
     return {int(place): int(sums[place]) for place in np.flatnonzero(sums)}
+
+
+def _module_times(data: TraceData, names: SharedNames) -> tuple[I32, I64]:
+    """The modules that were called, and the time in the calls of each."""
+    calls = data.calls
+    sums = np.bincount(calls.module, weights=np.maximum(calls.duration, 0), minlength=len(data.modules))
+    called = np.unique(calls.module)
+    numbers = [names.modules.of(data.modules[module].label) for module in called.tolist()]
+    unique, first = np.unique(numbers, return_index=True)  # two models may have modules of one name
+    return names.shared(unique.astype(np.int32)), sums[called[first]].astype(np.int64)
 
 
 def _waited(data: TraceData) -> int:
