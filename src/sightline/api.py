@@ -500,7 +500,8 @@ class Trace:
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
         An existing recording is replaced only with ``overwrite=True``, and then atomically. In a distributed
-        job each process saves its own into that folder, ``run.sight/rank0.sight``.
+        job each process saves its own into that folder, ``run.sight/rank0.sight``; where the trace stands for
+        all ranks, all of them are saved.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -514,6 +515,12 @@ class Trace:
         from sightline.trace.bundle import save
         from sightline.trace.bundle.paths import make_job_folder, refuse_recording
 
+        if self._folder is not None:
+            from sightline.ranks.folder import save_ranks
+
+            return save_ranks(
+                self._folder, Path(path), source=source, environment=environment, overwrite=overwrite
+            )
         folder = path_of_rank(Path(path))
         if not overwrite:
             refuse_recording(folder, "save under another name, or give overwrite=True to replace it")

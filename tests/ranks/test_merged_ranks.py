@@ -238,6 +238,60 @@ def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
     assert sl.load(path).info["rank"] == 1
 
 
+def test_saving_all_ranks_saves_all_of_them(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 3)
+    (tmp_path / "run.sight" / "rank1.sight" / "stacks.txt").write_text("a stack")
+    t = sl.load(tmp_path / "run.sight")
+    line = t.save(tmp_path / "copy", source=False)
+    assert line.startswith(
+        f"{tmp_path / 'copy.sight'}: ranks 0–2; rank 0: {len(t.ops)} ops, 0 module calls; "
+    )
+    copy = sl.load(tmp_path / "copy.sight")
+    assert list(copy.ranks) == [0, 1, 2]
+    assert str(copy) == str(t)
+    assert [each.name for each in copy.ranks[2].ops] == [each.name for each in t.ranks[2].ops]
+    assert (tmp_path / "copy.sight" / "rank1.sight" / "stacks.txt").read_text() == "a stack"
+    with pytest.raises(
+        sl.UsageError, match=r"copy.sight already holds a recording: save under another name, or"
+    ):
+        t.save(tmp_path / "copy.sight")
+    record_ranks(tmp_path / "two.sight", alike, 2)
+    sl.load(tmp_path / "two.sight").save(tmp_path / "copy.sight", overwrite=True)
+    assert list(sl.load(tmp_path / "copy.sight").ranks) == [0, 1], "rank 2 was of another run"
+    t.save(tmp_path / "run.sight", overwrite=True)
+    assert str(sl.load(tmp_path / "run.sight")) == str(t), "onto itself"
+
+
+def test_a_rank_that_cannot_be_read_is_not_saved(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 2)
+    (tmp_path / "run.sight" / "rank1.sight" / "rank0.db").write_bytes(b"no database")
+    line = sl.load(tmp_path / "run.sight").save(tmp_path / "copy.sight")
+    assert ": rank 0; rank 1 cannot be read and is not in it; rank 0: " in line
+    assert list(sl.load(tmp_path / "copy.sight").ranks) == [0]
+    with sl.trace(path=tmp_path / "one.sight"):
+        torch.ones(2)
+    with pytest.raises(
+        sl.UsageError, match=r"one.sight already holds a recording of one process, and cannot be"
+    ):
+        sl.load(tmp_path / "run.sight").save(tmp_path / "one.sight", overwrite=True)
+
+
+def test_two_recordings_of_a_rank_and_what_is_no_rank_are_said(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 2)
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for name, rank in (("host_a", 0), ("host_b", 1), ("host_b_again", 1)):
+        shutil.copytree(tmp_path / "run.sight" / f"rank{rank}.sight", copied / name)
+    with sl.trace(path=copied / "other"):
+        torch.ones(2)
+    shutil.copytree(tmp_path / "run.sight" / "rank0.sight", copied / "rank0.restart1.sight")
+    text = " ".join(str(sl.load(copied)).split())
+    assert "host_b and host_b_again are both of rank 1: the first is taken." in text
+    assert "other is left out: it is not of a distributed job." in text
+    assert "The job was restarted: what earlier attempts recorded is left out." in text
+    assert "2 ranks on 1 host" in text
+
+
 def test_a_clock_that_is_wrong_is_said_and_corrected(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     record_ranks(path, alike, 2)
