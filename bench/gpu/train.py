@@ -189,7 +189,7 @@ def steps_with_device_time(sizes: Sizes, where: Place, rounds: int) -> None:
 
 
 def profiled_times(step: Step) -> tuple[Counter[str], float]:
-    """What torch's profiler says that a plain step took on the device, in µs: each operator, and all of them."""
+    """What a plain step took on the device, in µs, as the profiler says: each operator, and all of them."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         step()
         synchronize()
