@@ -32,6 +32,7 @@ from sightline.trace.data import FLAVOURS, I32, KINDS, LEVELS, PHASES, Parameter
 from sightline.trace.index import Index
 from sightline.trace.rows import Op
 from sightline.trace.user_frames import argument_names, short_name
+from sightline.views.problems import SURE
 
 #: A page of a recording with more ops holds the folded run: of what repeats, the first.
 MOST_OPS: Final = 250_000
@@ -258,11 +259,10 @@ def _duration(data: TraceData) -> int:
 def _problems(index: Index, kept: KeptRows) -> dict[str, Any]:
     found = [
         {
-            "kind": problem.kind, "severity": problem.severity.word, "confidence": problem.confidence.word,
-            "title": problem.title, "why": problem.why, "module": problem.module, "place": problem.place,
-            "called": problem.called, "detail": problem.detail, "count": problem.count,
-            "op": kept.ops.one(problem.op),
-            "value": kept.values.one(problem.value),
+            "kind": problem.kind, "severity": problem.severity.word, "title": problem.title,
+            "why": f"{SURE[problem.confidence]}{problem.why}", "module": problem.module,
+            "place": problem.place, "called": problem.called, "detail": problem.detail,
+            "times": problem.times, "op": kept.ops.one(problem.op), "value": kept.values.one(problem.value),
         }
         for problem in find(index)
     ]  # fmt: skip

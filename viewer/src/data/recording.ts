@@ -24,14 +24,14 @@ export interface Run {
 export interface Problem {
   kind: string;
   severity: "error" | "warning" | "note";
-  confidence: string;
   title: string;
   why: string;
   module: string;
   place: string;
   called: string;
   detail: string;
-  count: number;
+  /** How often it occurs: `in 2 of 3 steps`, `×12`; empty for once. */
+  times: string;
   op: number;
   value: number;
 }
@@ -328,6 +328,19 @@ export class Recording {
 
   isLeaf(row: number): boolean {
     return this.end[row] === row + 1;
+  }
+
+  /** From when to when the ops of a row ran; nothing for no row, and for one without ops. */
+  spanOf(row: number): [number, number] | undefined {
+    let from = Infinity;
+    let to = -Infinity;
+    for (let at = row; row >= 0 && at < this.end[row]; at++) {
+      if (this.kind[at] !== OP) continue;
+      const op = this.ref[at];
+      from = Math.min(from, this.opStart[op]);
+      to = Math.max(to, this.opStart[op] + this.opSpan[op]);
+    }
+    return from <= to ? [from, to] : undefined;
   }
 
   /** Whether equal layers and steps are here once: the run was too long to hold all of it. */

@@ -5,6 +5,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { canExpand, graphOf, MOST_NODES, type GraphNode } from "../data/graph";
 import { curve, layoutOf, type Layout, type Placed } from "../data/layout";
 import { CALL, GROUP, LINE, OP, type Recording } from "../data/recording";
+import { ALL } from "../data/stretch";
 import type { State } from "../state";
 import { timeText } from "../text";
 
@@ -318,7 +319,8 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
   const { node, width, height } = placed;
   const isRow = node.role === "row";
   const selected = state.row.value;
-  const isSelected = isRow ? selected >= node.row && selected < recording.end[node.row] : state.value.value === node.value;
+  const isBrushed = isRow && state.stretch.value?.rows[node.row] === ALL;
+  const isSelected = isBrushed || (isRow ? selected >= node.row && selected < recording.end[node.row] : state.value.value === node.value);
   const expands = isRow && canExpand(recording, node.row);
   const choose = (): void => (isRow ? state.select(node.row) : state.selectValue(node.value));
   const name = title(recording, node);

@@ -10,7 +10,8 @@ import { GraphView } from "./graph";
 import { Problems } from "./problems";
 import { SourceView } from "./source";
 import { ThemeButton } from "./theme";
-import { TimelineView, timelineHeight } from "./timeline";
+import { TimelineView } from "./timeline";
+import { timelineHeight } from "./timeline_drawing";
 import { Tree } from "./tree";
 
 export function Page({ state }: { state: State }): JSX.Element {
@@ -122,6 +123,8 @@ function shortcut(state: State, event: KeyboardEvent): void {
   const tab = TABS[Number(event.key) - 1];
   if (tab) state.tab.value = tab[0];
   else if (event.key === "Escape") state.deselect();
+  else if (event.key === "z" && state.selectedSpan) state.zoom(state.selectedSpan);
+  else if (event.key === "0") state.zoom();
   else if (event.key === "/") {
     document.getElementById("search")?.focus();
     event.preventDefault();

@@ -39,8 +39,7 @@ function ProblemRow({ state, problem }: { state: State; problem: Problem }): JSX
       <div class="head">
         <span class={`badge ${problem.severity}`}>{problem.severity}</span>
         <span class="slug">{problem.kind}</span>
-        {problem.count > 1 && <span class="times">×{problem.count}</span>}
-        {problem.confidence !== "certain" && <span class="dim">{problem.confidence}</span>}
+        {problem.times && <span class="times">{problem.times}</span>}
       </div>
       <p class="title">{problem.title}</p>
       {problem.detail && <pre class="detail-text">{problem.detail}</pre>}
@@ -48,7 +47,7 @@ function ProblemRow({ state, problem }: { state: State; problem: Problem }): JSX
       <div class="where">
         {problem.module && <span class="module">{problem.module}</span>}
         {problem.place && <code>{problem.place}</code>}
-        {problem.called && problem.called !== problem.place && <code>{problem.called}</code>}
+        {problem.called && problem.called !== problem.place && <span>called at <code>{problem.called}</code></span>}
         {leads && (
           <span class="go">
             <button type="button" onClick={go}>
