@@ -44,7 +44,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "views": _READERS | {"diff"},
     "ranks": _READERS | {"views"},
     "convert": _READERS | {"views", "ranks"},
-    "page": _READERS | {"diff", "graph", "views", "convert"},
+    "page": _READERS | {"diff", "graph", "views", "ranks", "convert"},
     "api": _HELD | {"recording"},
     "tracing": _HELD | {"recording", "api"},
     "diff_api": _HELD | {"api", "tracing"},

@@ -21,7 +21,8 @@ export interface Run {
   rows: string[];
 }
 
-export interface Problem {
+/** What a problem says. */
+export interface ProblemText {
   kind: string;
   severity: "error" | "warning" | "note";
   title: string;
@@ -32,6 +33,9 @@ export interface Problem {
   detail: string;
   /** How often it occurs: `in 2 of 3 steps`, `×12`; empty for once. */
   times: string;
+}
+
+export interface Problem extends ProblemText {
   op: number;
   value: number;
 }

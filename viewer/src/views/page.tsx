@@ -14,7 +14,8 @@ import { TimelineView } from "./timeline";
 import { timelineHeight } from "./timeline_drawing";
 import { Tree } from "./tree";
 
-export function Page({ state }: { state: State }): JSX.Element {
+/** The page of a run; `before` stands in front of what its header says. */
+export function Page({ state, before }: { state: State; before?: JSX.Element }): JSX.Element {
   useEffect(() => {
     const onKey = (event: KeyboardEvent): void => shortcut(state, event);
     addEventListener("keydown", onKey);
@@ -22,7 +23,7 @@ export function Page({ state }: { state: State }): JSX.Element {
   }, [state]);
   return (
     <div class="page" style={{ "--time": `${timelineHeight(state.recording)}px` }}>
-      <Header state={state} />
+      <Header state={state} before={before} />
       <Tree state={state} />
       <Middle state={state} />
       <Detail state={state} />
@@ -69,7 +70,7 @@ function Middle({ state }: { state: State }): JSX.Element {
   );
 }
 
-function Header({ state }: { state: State }): JSX.Element {
+function Header({ state, before }: { state: State; before?: JSX.Element | undefined }): JSX.Element {
   const { run, timeline } = state.recording;
   const facts: [string, string][] = [
     [run.recordedOps.toLocaleString("en"), run.recordedOps === 1 ? "op" : "ops"],
@@ -85,6 +86,7 @@ function Header({ state }: { state: State }): JSX.Element {
           {run.name || "a run"}
         </button>
       </h1>
+      {before}
       {state.recording.isFolded && (
         <span class="badge note" title={`It holds ${run.ops.toLocaleString("en")} of them: of equal layers and steps the first`}>
           folded
