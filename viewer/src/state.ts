@@ -1,7 +1,7 @@
 // What is selected and what is shown: one place, which every view reads and writes.
 
 import { batch, computed, signal } from "@preact/signals";
-import { firstScope, graphScope } from "./data/graph";
+import { firstExpanded, firstScope, graphScope } from "./data/graph";
 import { ASIDE, CALL, LINE, OP, type Recording } from "./data/recording";
 import { isFiltering, NO_FILTER, openRows, searchedRows, type Filter } from "./data/search";
 import { stretchOf } from "./data/stretch";
@@ -42,6 +42,7 @@ export class State {
     this.span.value = [recording.run.begin, Math.max(recording.run.begin + 1, recording.run.duration)];
     this.scope.value = firstScope(recording);
     this.open.value = firstOpen(recording, this.scope.value);
+    this.expanded.value = firstExpanded(recording, this.scope.value);
     this.file.value = firstFile(recording);
     const [worst] = recording.problems.found;
     if (worst && worst.severity === "error" && worst.op >= 0) this.selectOp(worst.op);

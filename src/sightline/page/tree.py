@@ -357,8 +357,9 @@ class _Builder:
         first = self._children[rounds[0]]
         if all(self._kind[each] == STEP for each in first):
             return self._span_label(first[0], self._children[rounds[-1]][-1], outer)
-        calls = [each for each in first if self._kind[each] == CALL]  # they tell more than ops
-        names = [self._named(each, outer) for each in calls or first]
+        members = list(zip(first, self._children[rounds[-1]], strict=True))
+        calls = [each for each in members if self._kind[each[0]] == CALL]  # they tell more than ops
+        names = [self._span_label(*each, outer) for each in calls or members]
         more = f" +{len(names) - _NAMED}" if len(names) > _NAMED else ""
         return ", ".join(names[:_NAMED]) + more
 

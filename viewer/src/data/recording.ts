@@ -474,8 +474,10 @@ export class Recording {
     return this.kind[row] === CALL && (this.callFlags[ref] & RAISED) > 0;
   }
 
-  /** Whether an op or a module call gave a NaN, where statistics were taken. */
+  /** Whether an op or a module call, or one in a group of them, gave a NaN, where statistics were taken. */
   gaveNan(row: number): boolean {
+    if (!this.statRow.size) return false;
+    if (this.kind[row] === GROUP || this.kind[row] === ROUND) return this.children(row).some((child) => this.gaveNan(child));
     const ref = this.ref[row];
     const isCall = this.kind[row] === CALL && this.callRow[ref] === row;
     const outputs = this.kind[row] === OP ? this.opOutputs.of(ref) : isCall ? this.callOutputs.of(ref) : [];

@@ -7,6 +7,7 @@ import type { Stretch } from "../data/stretch";
 import type { State } from "../state";
 import { bytesText, countText, numberText, timeText } from "../text";
 import { CopyButton } from "./copy";
+import { Name } from "./name";
 import { tokens } from "./python";
 import { SourceText } from "./source";
 import { TensorPlot } from "./tensor";
@@ -73,10 +74,10 @@ function Welcome({ state }: { state: State }): JSX.Element {
                 <div>
                   {value >= 0 ? (
                     <button class="link shape" type="button" onClick={() => state.selectValue(value)}>
-                      {name}
+                      <Name text={name} />
                     </button>
                   ) : (
-                    name
+                    <Name text={name} />
                   )}
                   <div class="dim">{[use, why].filter(Boolean).join(", ")}</div>
                 </div>
@@ -333,7 +334,7 @@ function ValueRow({ state, value, name, makes }: ValueRowProps): JSX.Element {
       <button class="value-head" type="button" onClick={() => (state.value.value = value)}>
         {name && <span class="argument">{name}</span>}
         <span class="shape">{recording.shape(value)}</span>
-        {label && <span class="label">{label}</span>}
+        {label && <span class="label"><Name text={label} /></span>}
         {wrong && <span class="badge error">not finite</span>}
         <span class="dim id">${recording.valueNumber(value)}</span>
       </button>
@@ -385,7 +386,10 @@ function OpLink({ state, term, op }: { state: State; term: string; op: number })
     <div>
       <dt>{term}</dt>
       <dd>
-        <OpButton state={state} op={op} value={-1} /> <span class="dim">{state.recording.position(state.recording.opLine[op])}</span>
+        <OpButton state={state} op={op} value={-1} />{" "}
+        <span class="dim">
+          <Name text={state.recording.position(state.recording.opLine[op])} />
+        </span>
       </dd>
     </div>
   );
@@ -537,12 +541,12 @@ function FrameLine({ state, frame }: { state: State; frame: number }): JSX.Eleme
   return (
     <div class="frame-line">
       {text && (
-        <div class="frame-text" tabIndex={0}>
+        <div class="frame-text">
           <SourceText line={line} mark={[recording.frameColumn[frame] - indent, recording.frameEnd[frame] - indent]} />
         </div>
       )}
       <button class="link" type="button" onClick={open}>
-        {position}
+        <Name text={position} />
       </button>{" "}
       <span class="dim">in {recording.strings[recording.frameFunction[frame]]}</span> <CopyButton text={position} />
     </div>

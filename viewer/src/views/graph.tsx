@@ -18,7 +18,7 @@ interface Camera {
 const LARGEST = 1.15; // a small graph is not blown up to fill the screen
 const MAP = 116; // pixels of the longer side of the map
 const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
-const SMALLEST_FIT = 0.72; // below that nothing can be read: the top is shown instead of everything
+const SMALLEST_FIT = 0.8; // below that nothing can be read: the top is shown instead of everything
 
 export function GraphView({ state }: { state: State }): JSX.Element {
   const { recording } = state;
@@ -124,6 +124,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
     return () => element.removeEventListener("wheel", onWheel);
   }, []);
   const near = useMemo(() => followed(layout, hovered), [layout, hovered]);
+  const most = useMemo(() => Math.max(1, ...layout.nodes.map(({ node }) => (node.row < 0 ? 0 : state.recording.time[node.row]))), [layout]);
   return (
     <div class="canvas">
       <svg
@@ -160,7 +161,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
             </g>
           ))}
           {layout.nodes.map((placed) => (
-            <NodeView key={placed.node.id} state={state} placed={placed} isNear={near.has(placed.node.id)} onHover={setHovered} />
+            <NodeView key={placed.node.id} state={state} placed={placed} most={most} isNear={near.has(placed.node.id)} onHover={setHovered} />
           ))}
         </g>
       </svg>
@@ -240,7 +241,9 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
   const isWhole = layout.width * camera.scale <= size.width + 4 && layout.height * camera.scale <= size.height + 4;
   if (isWhole || size.height < ROOM_FOR_MAP) return null;
   const shrunk = Math.min(MAP / layout.width, MAP / layout.height);
-  const seen = { x: -camera.x / camera.scale, y: -camera.y / camera.scale, width: size.width / camera.scale, height: size.height / camera.scale };
+  const seen = seenPart(layout, camera, size);
+  const hides = (left: number): number => hiddenBy(layout, camera, left, size.height - MAP);
+  const isLeft = hides(size.width - MAP) > hides(0);
   const move = (event: JSX.TargetedPointerEvent<SVGSVGElement>): void => {
     const box = event.currentTarget.getBoundingClientRect();
     const x = (event.clientX - box.left) / shrunk;
@@ -249,7 +252,7 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
   };
   return (
     <svg
-      class="minimap"
+      class={isLeft ? "minimap left" : "minimap"}
       aria-hidden="true"
       width={layout.width * shrunk}
       height={layout.height * shrunk}
@@ -269,6 +272,22 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
       <rect class="seen" {...seen} />
     </svg>
   );
+}
+
+/** The part of a graph that is on the screen. */
+function seenPart(layout: Layout, { x, y, scale }: Camera, size: { width: number; height: number }): { x: number; y: number; width: number; height: number } {
+  const [left, top] = [Math.max(0, -x / scale), Math.max(0, -y / scale)];
+  const right = Math.min(layout.width, (size.width - x) / scale);
+  const bottom = Math.min(layout.height, (size.height - y) / scale);
+  return { x: left, y: top, width: Math.max(0, right - left), height: Math.max(0, bottom - top) };
+}
+
+/** How many nodes a map would hide whose corner is at a place on the screen. */
+function hiddenBy(layout: Layout, camera: Camera, left: number, top: number): number {
+  return layout.nodes.filter(({ x, y, width, height }) => {
+    const at = { x: camera.x + (x - width / 2) * camera.scale, y: camera.y + (y - height / 2) * camera.scale };
+    return at.x < left + MAP && at.x + width * camera.scale > left && at.y < top + MAP && at.y + height * camera.scale > top;
+  }).length;
 }
 
 /** What a node depends on and what depends on it: the ids of nodes and edges. */
@@ -310,11 +329,13 @@ function Box({ state, box }: { state: State; box: Placed }): JSX.Element {
 interface NodeProps {
   state: State;
   placed: Placed;
+  /** The time of the node that took longest. */
+  most: number;
   isNear: boolean;
   onHover: (id: string) => void;
 }
 
-function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
+function NodeView({ state, placed, most, isNear, onHover }: NodeProps): JSX.Element {
   const { recording } = state;
   const { node, width, height } = placed;
   const isRow = node.role === "row";
@@ -351,7 +372,8 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
       <rect width={width} height={height} rx={isRow ? 6 : 13} />
       {isRow ? (
         <>
-          <text class="title" x="10" y="17" aria-hidden="true">{cut(name, room)}</text>
+          <rect class="share" x="5" y={height - 4} width={(width - 10) * Math.min(1, recording.time[node.row] / most)} height="2" rx="1" />
+          <text class="title" x="10" y={note(recording, node) ? 17 : height / 2 + 4} aria-hidden="true">{cut(name, room)}</text>
           <text class="note" x="10" y="32" aria-hidden="true">{cut(note(recording, node), Math.floor((width - 16) / 6.3))}</text>
         </>
       ) : (

@@ -7,6 +7,7 @@ import { bytesText, countText, timeText } from "../text";
 import { CostView } from "./cost";
 import { Detail } from "./detail";
 import { GraphView } from "./graph";
+import { KeysButton } from "./keys";
 import { Problems } from "./problems";
 import { SourceView } from "./source";
 import { ThemeButton } from "./theme";
@@ -101,22 +102,14 @@ function Header({ state, before }: { state: State; before?: JSX.Element | undefi
           </div>
         ))}
       </dl>
-      <span class="keys">
-        <kbd>/</kbd> search <kbd>↑</kbd>
-        <kbd>↓</kbd>
-        <kbd>←</kbd>
-        <kbd>→</kbd> tree <kbd>1</kbd>
-        <kbd>2</kbd>
-        <kbd>3</kbd>
-        <kbd>4</kbd> views <kbd>esc</kbd> run
-      </span>
+      <KeysButton />
       <ThemeButton />
     </header>
   );
 }
 
 function shortcut(state: State, event: KeyboardEvent): void {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
   if (isTyping) {
     if (event.key === "Escape") focusTree();
@@ -127,6 +120,7 @@ function shortcut(state: State, event: KeyboardEvent): void {
   else if (event.key === "Escape") state.deselect();
   else if (event.key === "z" && state.selectedSpan) state.zoom(state.selectedSpan);
   else if (event.key === "0") state.zoom();
+  else if (event.key === "?") document.getElementById("keys")?.click();
   else if (event.key === "/") {
     document.getElementById("search")?.focus();
     event.preventDefault();

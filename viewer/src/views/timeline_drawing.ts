@@ -231,7 +231,7 @@ export class Drawing {
       pen.moveTo(x, TOP - 4);
       pen.lineTo(x, this.height);
       pen.stroke();
-      pen.fillText(timeText(at).replace(/\.0+(?= )/, ""), x + 3, 7);
+      pen.fillText(at ? timeText(at).replace(/\.0+(?= )/, "") : "0", x + 3, 7);
     }
   }
 

@@ -16,6 +16,14 @@ export function Tree({ state }: { state: State }): JSX.Element {
   return (
     <nav class="side" aria-label="The run as a tree">
       <Search state={state} />
+      <p class="legend" aria-hidden="true">
+        <span>
+          <i class="bar time" /> time
+        </span>
+        <span>
+          <i class="bar memory" /> memory made
+        </span>
+      </p>
       <Rows state={state} />
     </nav>
   );
