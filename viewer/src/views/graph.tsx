@@ -15,8 +15,16 @@ interface Camera {
   scale: number;
 }
 
+interface Area {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
 const LARGEST = 1.15; // a small graph is not blown up to fill the screen
 const MAP = 116; // pixels of the longer side of the map
+const MAP_MARGIN = 10; // pixels between the map and the corner
 const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
 const SMALLEST_FIT = 0.8; // below that nothing can be read: the top is shown instead of everything
 
@@ -242,8 +250,9 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
   if (isWhole || size.height < ROOM_FOR_MAP) return null;
   const shrunk = Math.min(MAP / layout.width, MAP / layout.height);
   const seen = seenPart(layout, camera, size);
-  const hides = (left: number): number => hiddenBy(layout, camera, left, size.height - MAP);
-  const isLeft = hides(size.width - MAP) > hides(0);
+  const [width, height] = [layout.width * shrunk, layout.height * shrunk];
+  const hides = (x: number): number => hiddenBy(layout, camera, { x, y: size.height - height - MAP_MARGIN, width, height });
+  const isLeft = hides(size.width - width - MAP_MARGIN) > hides(MAP_MARGIN);
   const move = (event: JSX.TargetedPointerEvent<SVGSVGElement>): void => {
     const box = event.currentTarget.getBoundingClientRect();
     const x = (event.clientX - box.left) / shrunk;
@@ -254,8 +263,8 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
     <svg
       class={isLeft ? "minimap left" : "minimap"}
       aria-hidden="true"
-      width={layout.width * shrunk}
-      height={layout.height * shrunk}
+      width={width}
+      height={height}
       viewBox={`0 0 ${layout.width} ${layout.height}`}
       onPointerDown={(event) => {
         event.currentTarget.setPointerCapture(event.pointerId);
@@ -275,18 +284,19 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
 }
 
 /** The part of a graph that is on the screen. */
-function seenPart(layout: Layout, { x, y, scale }: Camera, size: { width: number; height: number }): { x: number; y: number; width: number; height: number } {
+function seenPart(layout: Layout, { x, y, scale }: Camera, size: { width: number; height: number }): Area {
   const [left, top] = [Math.max(0, -x / scale), Math.max(0, -y / scale)];
   const right = Math.min(layout.width, (size.width - x) / scale);
   const bottom = Math.min(layout.height, (size.height - y) / scale);
   return { x: left, y: top, width: Math.max(0, right - left), height: Math.max(0, bottom - top) };
 }
 
-/** How many nodes a map would hide whose corner is at a place on the screen. */
-function hiddenBy(layout: Layout, camera: Camera, left: number, top: number): number {
+/** How many nodes are at least in part below an area of the screen. */
+function hiddenBy(layout: Layout, camera: Camera, area: Area): number {
   return layout.nodes.filter(({ x, y, width, height }) => {
-    const at = { x: camera.x + (x - width / 2) * camera.scale, y: camera.y + (y - height / 2) * camera.scale };
-    return at.x < left + MAP && at.x + width * camera.scale > left && at.y < top + MAP && at.y + height * camera.scale > top;
+    const [left, top] = [camera.x + (x - width / 2) * camera.scale, camera.y + (y - height / 2) * camera.scale];
+    const [right, bottom] = [left + width * camera.scale, top + height * camera.scale];
+    return left < area.x + area.width && right > area.x && top < area.y + area.height && bottom > area.y;
   }).length;
 }
 
