@@ -460,7 +460,8 @@ class Trace(TraceTables):
         It shows the tree of modules, the source with what ran on each line, the graph, the timeline, what
         costs most, what looks wrong, and every value with its shape, its maker and its readers. It holds the
         text of your source files. A file that is there is replaced, at once or not at all. In a notebook, a
-        cell that ends with the trace shows the same page.
+        cell that ends with the trace shows the same page. The page of a distributed job begins with what is
+        said of all ranks, and holds one of each kind of rank.
 
         >>> import pathlib, tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -470,9 +471,18 @@ class Trace(TraceTables):
         ...     pathlib.Path(folder, "run.html").read_text()[:15]
         '<!doctype html>'
         """
-        from sightline.page.document import save_page
+        self._save_page(path, step, rank)
 
-        save_page(self._at(step, rank).index, path)
+    def _save_page(
+        self, path: str | os.PathLike[str], step: StepRange | None = None, rank: int | None = None
+    ) -> int:
+        """Write the page; returns how many bytes it has."""
+        from sightline.page.document import save_page, save_ranks_page
+
+        run = self._run() if step is None and rank is None else None
+        if run is not None and len(run.records) > 1:
+            return save_ranks_page(run, path)
+        return save_page(self._at(step, rank).index, path)
 
     @check_arguments
     def print(self, color: bool | None = None) -> None:
