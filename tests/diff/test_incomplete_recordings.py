@@ -46,7 +46,8 @@ class Other(nn.Module):
         self.convolution = nn.Conv1d(4, 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.convolution(x.view(1, 4, 8)).sigmoid().softmax(-1).cumsum(1)
+        convolved: Tensor = self.convolution(x.view(1, 4, 8))
+        return convolved.sigmoid().softmax(-1).cumsum(1)
 
 
 def recorded(path: Path, model: nn.Module, **options: object) -> Path:
