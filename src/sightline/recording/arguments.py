@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 import torch.utils._pytree as pytree
 
+from sightline.recording.atomic import append_numbered
 from sightline.recording.process_groups import object_symbol
 from sightline.recording.torchapi import Tensor
 from sightline.recording.values import PLAIN_TENSORS, TensorRegistry
@@ -33,8 +34,7 @@ class Forms:
         self.all: list[Form] = []
 
     def add(self, form: Form) -> int:
-        self.all.append(form)
-        return len(self.all) - 1
+        return append_numbered(self.all, form)
 
 
 class Arguments:

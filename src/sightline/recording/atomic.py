@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import count
 from operator import call
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+Item = TypeVar("Item")
 
 #: Consume an iterator, in C.
 exhaust: Final[Callable[[Iterable[Any]], None]] = deque[Any](maxlen=0).extend
@@ -26,6 +29,18 @@ def run_atomically(*steps: Callable[[], object]) -> None:
     [1, 3]
     """
     exhaust(map(call, steps))
+
+
+def append_numbered(items: list[Item], item: Item) -> int:
+    """Append an item to a list that only grows; its position, whatever other threads append meanwhile.
+
+    >>> names = ["mm", "add"]
+    >>> append_numbered(names, "relu")
+    2
+    """
+    first = len(items)
+    items.append(item)
+    return next(at for at in count(first) if items[at] is item)
 
 
 def store_atomically(store: Callable[[Any], object], make: Callable[[], object]) -> None:

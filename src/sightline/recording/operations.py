@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from sightline.recording.atomic import append_numbered
 from sightline.recording.torchapi import OpOverload, Tensor
 from sightline.trace.op_groups import REFLECTED_OPERATORS, UNINITIALIZED
 
@@ -115,6 +116,13 @@ class OpInfo(OpTraits):
             setattr(self, name, value)
         self.number = number
         self.forms: dict[Any, int] = {}
+
+
+def add_info(infos: list[OpInfo], traits: OpTraits) -> OpInfo:
+    """A new operation of a recording, by its place in the list of them."""
+    info = OpInfo(traits, -1)
+    info.number = append_numbered(infos, info)
+    return info
 
 
 _aten_traits: Final[dict[int, OpTraits]] = {}

@@ -22,7 +22,7 @@ from sightline.recording.calibration import HandlerOverhead, handler_overhead
 from sightline.recording.compiled_code import CompiledRegion, close_region, leave_region
 from sightline.recording.memory import Storages
 from sightline.recording.modules import Modules
-from sightline.recording.operations import OpInfo, OpTraits
+from sightline.recording.operations import OpInfo, OpTraits, add_info
 from sightline.recording.row_streams import Stream, call_row, op_row
 from sightline.recording.session_base import SessionBase, clock
 from sightline.recording.stacks import Stacks
@@ -111,8 +111,7 @@ class Session(SessionBase):
         except TypeError:  # a callable that cannot be hashed gets a new entry each time
             info = None
         if info is None:
-            info = OpInfo(read(function), len(self.infos))
-            self.infos.append(info)
+            info = add_info(self.infos, read(function))
             with suppress(TypeError):
                 self._infos[read, function] = info
         return info

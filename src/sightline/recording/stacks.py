@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import partial
-from operator import setitem
+from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
-from sightline.recording.atomic import run_atomically
+from sightline.recording.atomic import append_numbered, run_atomically
 from sightline.recording.hidden_frames import hidden_codes, is_hidden
 from sightline.recording.torchapi import MODULE_CALL_CODES
 
@@ -55,15 +55,14 @@ class Stacks(StackTrie):
     def _add(self, key: tuple[int, int, int], code: CodeType) -> int:
         parent, code_key, instruction = key
         if code_key not in self._codes:
-            register = partial(setitem, self._codes, code_key, len(self.codes))
-            run_atomically(partial(self.codes.append, code), register)
-        node = len(self.parents)
-        run_atomically(  # an interrupt in between would shift the columns against each other
-            partial(self.parents.append, parent),
-            partial(self.code_ids.append, self._codes[code_key]),
-            partial(self.instructions.append, instruction),
-            partial(setitem, self._nodes, key, node),
-        )
+            self._codes[code_key] = append_numbered(self.codes, code)
+        row = parent, self._codes[code_key], instruction
+        columns = self.parents, self.code_ids, self.instructions
+        first = len(self.parents)  # or later, if another thread adds one meanwhile
+        # An interrupt in between would shift the columns against each other.
+        run_atomically(*(partial(column.append, number) for column, number in zip(columns, row, strict=True)))
+        node = next(at for at in count(first) if tuple(column[at] for column in columns) == row)
+        self._nodes[key] = node
         return node
 
 

@@ -6,8 +6,6 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
-from operator import setitem
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -15,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording.atomic import run_atomically
+from sightline.recording.atomic import append_numbered
 from sightline.recording.memory import Storages
 from sightline.recording.process_groups import placements_of
 from sightline.recording.row_streams import Stream
@@ -279,8 +277,7 @@ class Values(TensorRegistry):
             key, meta = metadata_of(tensor)
             number = self.meta_ids.get(key)
             if number is None:
-                number = len(self.metas)
-                run_atomically(partial(self.metas.append, meta), partial(setitem, self.meta_ids, key, number))
+                number = self.meta_ids[key] = append_numbered(self.metas, meta)
         return number
 
     def live_tensors(self) -> list[tuple[int, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.native.call_sites import Site, bind_arguments, default_of, parameters_of, site_at
-from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, OpInfo, OpTraits, api_traits
+from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, OpInfo, OpTraits, add_info, api_traits
 from sightline.recording.torchapi import OpOverload, Tensor
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
@@ -70,8 +70,7 @@ class ApiNames:
     def _number(self, key: Any, traits: OpTraits) -> int:
         number = self._numbers.get(key)
         if number is None:
-            number = self._numbers[key] = len(self._infos)
-            self._infos.append(OpInfo(traits, number))
+            number = self._numbers[key] = add_info(self._infos, traits).number
         return number
 
     def of(self, function: Any) -> int:

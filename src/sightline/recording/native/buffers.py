@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-from operator import setitem
 from typing import Any
 
 import numpy as np
 
-from sightline.recording.atomic import run_atomically
+from sightline.recording.atomic import append_numbered
 from sightline.recording.stacks import StackTrie
 from sightline.recording.torchapi import no_torch_function
 from sightline.recording.values import TensorRegistry, metadata_of, note_bytes
@@ -143,8 +141,7 @@ class NativeValues(TensorRegistry):
         """The number of this metadata."""
         number = self._meta_ids.get(meta)
         if number is None:
-            number = len(self.metas)
-            run_atomically(partial(self.metas.append, meta), partial(setitem, self._meta_ids, meta, number))
+            number = self._meta_ids[meta] = append_numbered(self.metas, meta)
         return number
 
     def live_tensors(self) -> list[tuple[int, Any]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper, region_name
-from sightline.recording.operations import OPAQUE, OpInfo, opaque_traits
+from sightline.recording.operations import OPAQUE, add_info, opaque_traits
 from sightline.recording.torchapi import Tensor, no_torch_function
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def opaque_info(session: SessionBase, name: str) -> int:
     for info in session.infos:
         if info.flavour == OPAQUE and info.name == name:
             return info.number
-    session.infos.append(OpInfo(opaque_traits((name, None)), len(session.infos)))
-    return len(session.infos) - 1
+    return add_info(session.infos, opaque_traits((name, None))).number
 
 
 def _note_tensors(session: NativeSession, frame: FrameType | None) -> None:

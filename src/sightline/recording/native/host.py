@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.arguments import form_of, has_parts
+from sightline.recording.atomic import append_numbered
 from sightline.recording.compiled_code import COMPILED_BACKWARD
 from sightline.recording.hidden_frames import is_hidden
 from sightline.recording.native.api_names import ApiNames, is_torch_function
@@ -39,7 +40,7 @@ from sightline.recording.native.schema_forms import (
     traits_of,
 )
 from sightline.recording.observers import ObservedCall, ObservedOp
-from sightline.recording.operations import OpInfo, without_end
+from sightline.recording.operations import add_info, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, no_torch_function
 from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
@@ -82,16 +83,14 @@ class Host(SessionBase):
         The rest is for measuring its results: see C++'s ``Measured``.
         """
         traits, mutates = traits_of(name, overload)
-        info = OpInfo(traits, len(self.infos))
-        self.infos.append(info)
+        info = add_info(self.infos, traits)
         selected = self.statistics is None or self.statistics.selects_op(info)
         measured = traits.uninitialized, traits.relabels, traits.keeps_order, traits.maybe, traits.preserves
         return info.number, not traits.noise, traits.constant, traits.aliases, mutates, selected, *measured
 
     def new_code(self, code: CodeType) -> tuple[int, bool, bool]:
         """A code object: its number, whether its frames are hidden, whether it is a torch function."""
-        self.stacks.codes.append(code)
-        return len(self.stacks.codes) - 1, is_hidden(code), is_torch_function(code)
+        return append_numbered(self.stacks.codes, code), is_hidden(code), is_torch_function(code)
 
     def new_site(self, code: CodeType, offset: int) -> tuple[Any, ...]:
         """An instruction that calls torch: see C++'s ``Site``."""
