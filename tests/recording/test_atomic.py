@@ -1,4 +1,4 @@
-"""Numbers of what a recording has met: right though an interrupt or another thread comes between two steps."""
+"""Numbers of what a recording has met: right though an interrupt or another thread comes in between."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_number_is_the_place_whatever_others_append() -> None:
     assert (items[number], number) == ("own", 2)
 
 
-def test_an_interrupt_while_a_call_is_described_leaves_no_number_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_number_without_its_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     infos: list[OpInfo] = []
     names = ApiNames(infos)
 
