@@ -45,7 +45,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "views": _READERS | {"diff"},
     "ranks": _READERS | {"views"},
     "convert": _READERS | {"views", "ranks"},
-    "page": _READERS | {"diff", "graph", "views", "convert"},
+    "page": _READERS | {"diff", "graph", "views", "ranks", "convert"},
     "trace_tables": _READERS | {"recording"},
     "api": _HELD | {"trace_tables"},
     "tracing": _HELD | {"recording", "api"},

@@ -370,14 +370,15 @@ class _Mixer(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-def _renamed(model: Any) -> Any:
+def renamed(model: Any) -> Any:
+    """A model of GPT-2 with other names for its parts."""
     return _Renamed(model).eval()
 
 
 def _renamed_scaling(model: Any) -> Any:
-    renamed: Any = _Renamed(model).eval()
-    renamed.backbone.blocks[1].mixer.factor = 2.0
-    return renamed
+    other: Any = renamed(model)
+    other.backbone.blocks[1].mixer.factor = 2.0
+    return other
 
 
 def _copied(model: Any) -> Any:
@@ -452,5 +453,5 @@ PAIRS: Final[tuple[Pair, ...]] = (
     Pair("= GELU by one op", "gpt2", _fused_gelu),
     Pair("= RMS norm by one op", "llama", _fused_norm),
     Pair("= factors the other way", "llama", _other_order),
-    Pair("= renamed and rewritten", "gpt2", _renamed),
+    Pair("= renamed and rewritten", "gpt2", renamed),
 )  # fmt: skip

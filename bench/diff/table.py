@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from architecture_pairs import ARCHITECTURE_PAIRS
 from pairs import PAIRS, Pair
+from porting_pairs import PORTING_PAIRS
 from tiny_models import Inputs
 
 import sightline as sl
@@ -44,7 +45,7 @@ def is_right(pair: Pair, diff: sl.Diff) -> bool:
     """Whether the verdict names what was planted, or nothing where nothing was."""
     found = diff.divergence
     if not pair.planted or found is None:
-        return not pair.planted and found is None
+        return not pair.planted and diff.verdict in ("same", "close")
     modules = [place.module for place in (found.reason.a, found.reason.b) if place is not None]
     named = any(re.fullmatch(pair.module, module) for module in modules)
     return named and re.search(pair.says, found.text, re.IGNORECASE) is not None
@@ -56,7 +57,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="pairs whose name holds this text")
     parser.add_argument("--verbose", action="store_true", help="print every verdict, not only the wrong ones")
     options = parser.parse_args()
-    chosen = [pair for pair in (*PAIRS, *ARCHITECTURE_PAIRS) if options.only in pair.name]
+    chosen = [pair for pair in (*PAIRS, *ARCHITECTURE_PAIRS, *PORTING_PAIRS) if options.only in pair.name]
     right = {(planted, dtype): 0 for planted in (True, False) for dtype in (torch.float32, torch.bfloat16)}
     spent = 0.0
     for pair in chosen:

@@ -45,7 +45,7 @@ class Trace(TraceTables):
     def ranks(self) -> Ranks[Trace]:
         """The recordings of all ranks of a distributed job, by rank; each is a trace like any other.
 
-        They are read on use. Of a recording of one process it is that one.
+        They are read on use. Of a recording of one process it is that one. Every view takes ``rank=``.
 
         >>> import torch, sightline as sl
         >>> with sl.trace() as t:
@@ -85,12 +85,27 @@ class Trace(TraceTables):
             self._merged = merge(self._folder)
         return self._merged
 
+    def _at(self, step: StepRange | None = None, rank: int | None = None) -> Trace:
+        """What a view with these arguments shows: every view passes here."""
+        trace = self if rank is None else self._of_rank(rank)
+        return trace if step is None else trace.step(step)
+
+    def _of_rank(self, rank: int) -> Trace:
+        if type(rank) is not int:
+            raise UsageError(f"rank={argument_text(rank)} must be the number of a rank.")
+        ranks = self.ranks
+        if len(ranks) == 1 and self.info.get("rank") is None:
+            raise UsageError(
+                f"rank={rank} is for a distributed job, and this is the recording of one process."
+            )
+        return ranks[rank]
+
     @check_arguments
     def code(
         self, *, ops: str | None = None, module: str | None = None, op: str | None = None,
         phase: str | None = None, depth: int | None = None, tail: int | None = None,
         fold: bool = False, torch_frames: bool = False, names: bool = False, stats: bool | None = None,
-        everything: bool = False, step: StepRange | None = None,
+        everything: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Ops and shapes under the chain of source lines that ran them.
 
@@ -111,7 +126,7 @@ class Trace(TraceTables):
         """
         from sightline.views.code import code
 
-        return code(self._at(step), ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
+        return code(self._at(step, rank), ops=ops, module=module, op=op, phase=phase, depth=depth, tail=tail,
                     fold=fold, torch_frames=torch_frames, names=names, stats=stats,
                     everything=everything)  # fmt: skip
 
@@ -120,7 +135,7 @@ class Trace(TraceTables):
         self, *, file: str | None = None, ops: str | None = None, module: str | None = None,
         op: str | None = None, phase: str | None = None, depth: int | None = None,
         tail: int | None = None, width: int = 100, stats: bool | None = None,
-        step: StepRange | None = None,
+        step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Your own files with, per line, the ops that ran there, their shapes, runs and time.
 
@@ -136,15 +151,15 @@ class Trace(TraceTables):
         """
         from sightline.views.source import source
 
-        return source(self._at(step), file=file, ops=ops, module=module, op=op, phase=phase, depth=depth,
-                      tail=tail, width=width, stats=stats)  # fmt: skip
+        return source(self._at(step, rank), file=file, ops=ops, module=module, op=op, phase=phase,
+                      depth=depth, tail=tail, width=width, stats=stats)  # fmt: skip
 
     @check_arguments
     def log(
         self, *, module: str | None = None, op: str | None = None, phase: str | None = None,
         depth: int | None = None, tail: int | None = None, inside: bool = False,
         tensor: Callable[[TensorMeta], str] | None = None, stats: bool | None = None,
-        fold: bool = True, everything: bool = False, step: StepRange | None = None,
+        fold: bool = True, everything: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Module calls and operations as blocks, with their inputs and outputs.
 
@@ -168,15 +183,15 @@ class Trace(TraceTables):
 
         if tensor is not None and not callable(tensor):
             raise UsageError(f"tensor={argument_text(tensor)} must be a function of a tensor, such as str.")
-        return log(self._at(step), module=module, op=op, phase=phase, depth=depth, tail=tail, inside=inside,
-                   tensor=tensor or tensor_block_text, stats=stats, fold=fold,
+        return log(self._at(step, rank), module=module, op=op, phase=phase, depth=depth, tail=tail,
+                   inside=inside, tensor=tensor or tensor_block_text, stats=stats, fold=fold,
                    everything=everything)  # fmt: skip
 
     @check_arguments
     def call_order(
         self, *, order: str = "entry", module: str | None = None, phase: str | None = None,
         depth: int | None = None, tail: int | None = None, fold: bool = True,
-        step: StepRange | None = None,
+        step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Module calls in the order of "entry" or "completion", indented by depth.
 
@@ -195,14 +210,14 @@ class Trace(TraceTables):
         """
         from sightline.views.call_order import call_order
 
-        return call_order(self._at(step), order=order, module=module, phase=phase, depth=depth, tail=tail,
-                          fold=fold)  # fmt: skip
+        return call_order(self._at(step, rank), order=order, module=module, phase=phase, depth=depth,
+                          tail=tail, fold=fold)  # fmt: skip
 
     @check_arguments
     def summary(
         self, *, module: str | None = None, phase: str | None = None, depth: int | None = None,
         width: int | None = 100, stats: bool | None = None, fold: bool = True,
-        step: StepRange | None = None,
+        step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Per module: calls, shapes, parameters, FLOPs, time and activation memory, as a table.
 
@@ -222,13 +237,13 @@ class Trace(TraceTables):
         """
         from sightline.views.summary import summary
 
-        return summary(self._at(step), module=module, phase=phase, depth=depth, width=width, stats=stats,
-                       fold=fold)  # fmt: skip
+        return summary(self._at(step, rank), module=module, phase=phase, depth=depth, width=width,
+                       stats=stats, fold=fold)  # fmt: skip
 
     @check_arguments
     def memory(
         self, *, module: str | None = None, phase: str | None = None, depth: int | None = None,
-        step: StepRange | None = None,
+        step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """The peak of memory, what holds it then, and the curve over time.
 
@@ -246,11 +261,16 @@ class Trace(TraceTables):
         """
         from sightline.views.memory import memory
 
-        return memory(self._at(step), module=module, phase=phase, depth=depth)
+        return memory(self._at(step, rank), module=module, phase=phase, depth=depth)
 
     @check_arguments
     def problems(
-        self, *, module: str | None = None, kind: str | None = None, step: StepRange | None = None
+        self,
+        *,
+        module: str | None = None,
+        kind: str | None = None,
+        step: StepRange | None = None,
+        rank: int | None = None,
     ) -> View:
         """What looks wrong in this run, the most serious first, each with its line and why it matters.
 
@@ -266,15 +286,42 @@ class Trace(TraceTables):
         """
         from sightline.views.problems import problems
 
-        run = self._run() if step is None and module is None else None
+        run = self._run() if step is None and module is None and rank is None else None
         if run is None:
-            return problems(self._at(step), module=module, kind=kind)
+            return problems(self._at(step, rank), module=module, kind=kind)
         from sightline.ranks.overview import RANK_KINDS, rank_problems
 
         return problems(self, kind=kind, between_ranks=rank_problems(run), rank_kinds=RANK_KINDS)
 
     @check_arguments
-    def nonfinite(self, *, allow: str | Sequence[str] = (), step: StepRange | None = None) -> View:
+    def rank_times(self, *, top: int = 12) -> View:
+        """Where the time of the ranks of a distributed job differs: by module, by line, by collective.
+
+        Each has the time of the fastest rank, of the one in the middle and of the slowest. Collectives are
+        listed with how long ranks waited in them for the one that came last. ``top`` is how many rows each
+        table has, those that differ most.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> t.rank_times()  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        sightline.errors.UsageError: This is the recording of one process: there are no ranks to compare.
+        """
+        from sightline.ranks.times import rank_times
+
+        if type(top) is not int or top < 1:
+            raise UsageError(f"top={argument_text(top)} is how many rows to show: a whole number from 1 up.")
+        run = self._run()
+        if run is None:
+            fix = "" if self.info.get("rank") is None else "; open the folder of the whole job"
+            raise UsageError(f"This is the recording of one process: there are no ranks to compare{fix}.")
+        return rank_times(run, top)
+
+    @check_arguments
+    def nonfinite(
+        self, *, allow: str | Sequence[str] = (), step: StepRange | None = None, rank: int | None = None
+    ) -> View:
         """The op that made the first NaN or infinity, its inputs, and how far it spread.
 
         It needs ``stats=True`` or ``check="nonfinite"``. ``allow`` are globs on ops and modules that
@@ -288,12 +335,12 @@ class Trace(TraceTables):
         """
         from sightline.views.nonfinite import nonfinite
 
-        return nonfinite(self._at(step), allow=allow)
+        return nonfinite(self._at(step, rank), allow=allow)
 
     @check_arguments
     def lineage(
         self, value: Any, *, depth: int | None = None, ops: str | None = None,
-        everything: bool = False, step: StepRange | None = None,
+        everything: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> LineageView:  # fmt: skip
         """The origin of a value: the chain of ops, lines and modules, the most recent first.
 
@@ -309,13 +356,13 @@ class Trace(TraceTables):
         """
         from sightline.views.lineage import lineage
 
-        return lineage(self._at(step), value, depth=depth, ops=ops, everything=everything)
+        return lineage(self._at(step, rank), value, depth=depth, ops=ops, everything=everything)
 
     @check_arguments
     def graph(
         self, *, level: str | None = None, depth: int | None = None, fold: bool = False,
         prune: str | Sequence[str] = (), phase: str = "forward", module: str | None = None,
-        everything: bool = False, step: StepRange | None = None,
+        everything: bool = False, step: StepRange | None = None, rank: int | None = None,
     ) -> Graph:  # fmt: skip
         """The data flow as a graph of API calls, aten ops or modules.
 
@@ -333,7 +380,7 @@ class Trace(TraceTables):
         """
         from sightline.graph.runtime import graph
 
-        return graph(self._at(step).index, level=level, depth=depth, fold=fold,
+        return graph(self._at(step, rank).index, level=level, depth=depth, fold=fold,
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,
                      module=module, everything=everything)  # fmt: skip
 
@@ -347,7 +394,8 @@ class Trace(TraceTables):
         It holds everything the views need, with the text of the source files (``source=False`` leaves them
         out) and versions, host name and command line, secrets masked (``environment=False`` leaves them out).
         An existing recording is replaced only with ``overwrite=True``, and then atomically. In a distributed
-        job each process saves its own into that folder, ``run.sight/rank0.sight``.
+        job each process saves its own into that folder, ``run.sight/rank0.sight``; where the trace stands for
+        all ranks, all of them are saved.
 
         >>> import tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -361,6 +409,12 @@ class Trace(TraceTables):
         from sightline.trace.bundle import save
         from sightline.trace.bundle.paths import make_job_folder, refuse_recording
 
+        if self._folder is not None:
+            from sightline.ranks.folder import save_ranks
+
+            return save_ranks(
+                self._folder, Path(path), source=source, environment=environment, overwrite=overwrite
+            )
         folder = path_of_rank(Path(path))
         if not overwrite:
             refuse_recording(folder, "save under another name, or give overwrite=True to replace it")
@@ -368,7 +422,9 @@ class Trace(TraceTables):
         return save(self.data, folder, source=source, environment=environment)
 
     @check_arguments
-    def to_perfetto(self, path: str | os.PathLike[str], *, step: StepRange | None = None) -> None:
+    def to_perfetto(
+        self, path: str | os.PathLike[str], *, step: StepRange | None = None, rank: int | None = None
+    ) -> None:
         """Write the run as a timeline that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
         Module calls contain API calls, which contain aten ops; phases, steps and memory have tracks of their
@@ -385,7 +441,7 @@ class Trace(TraceTables):
         >>> [event["name"] for event in events if event.get("cat") == "aten,forward"]
         ['ones', 'relu']
         """
-        run = self._run() if step is None else None
+        run = self._run() if step is None and rank is None else None
         if run is not None:
             from sightline.convert.perfetto import ranks_to_perfetto
 
@@ -393,16 +449,19 @@ class Trace(TraceTables):
             return
         from sightline.convert.perfetto import to_perfetto
 
-        to_perfetto(self._at(step).index, path)
+        to_perfetto(self._at(step, rank).index, path)
 
     @check_arguments
-    def html(self, path: str | os.PathLike[str], *, step: StepRange | None = None) -> None:
+    def html(
+        self, path: str | os.PathLike[str], *, step: StepRange | None = None, rank: int | None = None
+    ) -> None:
         """Write the run as a page to walk through: one HTML file, which opens offline anywhere.
 
         It shows the tree of modules, the source with what ran on each line, the graph, the timeline, what
         costs most, what looks wrong, and every value with its shape, its maker and its readers. It holds the
         text of your source files. A file that is there is replaced, at once or not at all. In a notebook, a
-        cell that ends with the trace shows the same page.
+        cell that ends with the trace shows the same page. The page of a distributed job begins with what is
+        said of all ranks, and holds one of each kind of rank.
 
         >>> import pathlib, tempfile, torch, sightline as sl
         >>> with sl.trace() as t:
@@ -412,9 +471,18 @@ class Trace(TraceTables):
         ...     pathlib.Path(folder, "run.html").read_text()[:15]
         '<!doctype html>'
         """
-        from sightline.page.document import save_page
+        self._save_page(path, step, rank)
 
-        save_page(self._at(step).index, path)
+    def _save_page(
+        self, path: str | os.PathLike[str], step: StepRange | None = None, rank: int | None = None
+    ) -> int:
+        """Write the page; returns how many bytes it has."""
+        from sightline.page.document import save_page, save_ranks_page
+
+        run = self._run() if step is None and rank is None else None
+        if run is not None and len(run.records) > 1:
+            return save_ranks_page(run, path)
+        return save_page(self._at(step, rank).index, path)
 
     @check_arguments
     def print(self, color: bool | None = None) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sightline.api import Trace, load
 from sightline.argument_checks import argument_text, check_arguments
-from sightline.errors import UsageError
+from sightline.errors import DamagedFile, UsageError
 from sightline.options import one_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ class Diff:
     ('different', 'eps 1e-05 against 0.1')
 
     ``verdict`` is "same", "close" (equal up to rounding), "different" or "unknown" (no values to compare).
-    ``divergence`` is the first op whose results differ although its inputs agree, or None. ``pairs``,
+    ``divergence`` is the first op whose results differ although its inputs agree, or None: also of models
+    that have next to nothing in common, which are "different". ``pairs``,
     ``added``, ``removed`` and ``differing`` are ops, ``modules`` the pairs of module calls, ``parameters``
     the weights, ``notes`` what could not be compared.
     """
@@ -211,7 +212,7 @@ def _recordings(a: Any, b: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if all(_is_recording(each) for each in (a, b)):
         if args or kwargs:
             raise UsageError("sl.diff(a, b) of two recordings takes no inputs: they were run already.")
-        return _open(a), _open(b)
+        return opened(a, "a"), opened(b, "b")
     for each in (a, b):
         if _is_recording(each) or not callable(each):
             raise UsageError(
@@ -232,5 +233,12 @@ def _is_recording(value: Any) -> bool:
     return isinstance(value, Trace | str | os.PathLike)
 
 
-def _open(recording: Any) -> Trace:
-    return recording if isinstance(recording, Trace) else load(recording)
+def opened(recording: Any, name: str, open: Callable[[Any], Trace] = load) -> Trace:
+    """A recording, opened if it is a path; where it cannot be, the error says that nothing is compared."""
+    if isinstance(recording, Trace):
+        return recording
+    try:
+        return open(recording)
+    except DamagedFile as error:
+        why = str(error).removesuffix(".")
+        raise DamagedFile(f"{why}; nothing of {name} can be compared.") from error

@@ -76,7 +76,8 @@ class TraceTables:
         """A step as a recording of its own; values made before it that it reads are inputs.
 
         ``step`` is a number, counted from 0, a range ``"3:5"`` or ``slice(3, 5)``, ``"last"``, or the name of
-        a step. ``t.code(step=3)`` is ``t.step(3).code()``; the same holds for every view.
+        a step. ``t.code(step=3)`` is ``t.step(3).code()``; the same holds for every view, and in a
+        distributed job for ``t.code(rank=3)`` and ``t.ranks[3].code()``.
 
         >>> import torch, sightline as sl
         >>> model = torch.nn.Linear(3, 1)

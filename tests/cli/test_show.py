@@ -12,7 +12,7 @@ import pytest
 import sightline as sl
 from sightline.cli.command import view_in_cli_words
 from sightline.cli.screen import wait_message
-from sightline.cli.show import VIEWS
+from sightline.cli.show import METHODS, VIEWS
 from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
 
 
@@ -77,7 +77,7 @@ def test_every_option_of_a_view_is_an_argument_of_its_method() -> None:
     names = {"level": "ops", "only": "file"}
     for view, options in VIEWS.items():
         if view != "overview":
-            method = sl.Trace.call_order if view == "order" else getattr(sl.Trace, view)
+            method = getattr(sl.Trace, METHODS.get(view, view))
             taken = inspect.signature(method).parameters
             assert {names.get(option, option) for option in options} <= set(taken), view
 

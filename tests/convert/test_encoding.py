@@ -23,6 +23,8 @@ def test_globs_of_a_damaged_file_are_a_sentence() -> None:
     with pytest.raises(Damage, match="it says True of 'allow'"):
         check_info({"allow": True})
     check_info({"allow": ["*softmax*"]})
+    with pytest.raises(Damage, match=r"it says \['c10d::x', '0', 1\] of collectives that were dropped"):
+        check_info({"dropped_collectives": [["c10d::x", "0", 1]]})
 
 
 @pytest.mark.parametrize("found", [3, True, "text"])

@@ -11,10 +11,12 @@ import torch
 from torch import nn
 
 import sightline as sl
+from sightline.analysis.problems import find
 from sightline.api import Trace
 from sightline.page.payload import payload
 from tests.builders import TraceBuilder, make_trace
 from tests.device_work import kernels, timed
+from tests.page.browser import OpenPage
 from tests.page.conftest import Opener
 from tests.views.odd_traces import SCRIPT, hostile
 
@@ -116,14 +118,76 @@ def test_the_keyboard_alone_walks_the_tree(opened: Opener, gpt2: Trace) -> None:
     assert page.page.get_attribute("#tab-source", "aria-selected") == "true"
 
 
-def test_a_drag_on_the_timeline_zooms_into_it(opened: Opener, gpt2: Trace) -> None:
-    page = opened(gpt2)
-    box = page.page.locator(".timeline canvas").bounding_box()
-    page.page.mouse.move(box["x"] + 200, box["y"] + 40)
+def brushed(page: OpenPage, start: int, end: int) -> None:
+    """Drag over the timeline, in pixels from its left edge."""
+    box = page.page.locator("#timeline").bounding_box()
+    page.page.mouse.move(box["x"] + start, box["y"] + 40)
     page.page.mouse.down()
-    page.page.mouse.move(box["x"] + 500, box["y"] + 40)
+    page.page.mouse.move(box["x"] + end, box["y"] + 40)
     page.page.mouse.up()
+
+
+def test_a_drag_on_the_timeline_selects_what_ran_there(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    brushed(page, 200, 500)
+    found = re.fullmatch(r"#time-(\d+)-(\d+)", page.fragment())
+    assert found is not None
+    start, end = int(found[1]), int(found[2])
+    ran = [op for op in gpt2.ops if start <= gpt2.data.ops.start[op.id] <= end]
+    count = int(page.text(".detail .facts dd").replace(",", ""))
+    assert count >= len(ran)  # and those that began before it
+    assert "op time" in page.text(".detail")
+    assert "makes" in page.text(".detail")
+    assert page.text(".time-buttons output").startswith(f"{count:,} ops in ")
+    assert page.page.locator(".row[aria-selected=true]").count() > 1
+    page.page.click("text=Only these in the tree")
+    names = set(page.page.locator("#tree .row.op .name").all_inner_texts())
+    assert names <= {op.name for op in gpt2.ops[max(0, ran[0].id - 40) : ran[-1].id + 1]}
+    assert page.text(".found").startswith(f"{count:,} found")
+    assert page.barriers() == []
+    page.page.keyboard.press("Escape")
+    assert page.fragment() == ""
+
+
+def test_a_stretch_of_time_can_be_zoomed_into_and_linked_to(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    brushed(page, 300, 600)
+    fragment, count = page.fragment(), page.text(".detail .facts dd")
+    page.page.click(".time-buttons >> text=zoom in")
+    assert page.page.locator(".time-buttons >> text=zoom in").count() == 0
     page.page.click("text=whole run")
+    assert page.page.locator("text=whole run").count() == 0
+    other = opened(gpt2, fragment=fragment)
+    assert other.text(".detail .facts dd") == count
+
+
+def test_the_keyboard_alone_selects_a_stretch_of_time(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.focus("#timeline")
+    page.page.keyboard.press("ArrowRight")
+    first = page.fragment()
+    page.page.keyboard.press("ArrowRight")
+    assert re.fullmatch(r"#op-\d+", first)
+    assert page.fragment() not in ("", first)
+    for _ in range(3):
+        page.page.keyboard.press("Shift+ArrowRight")
+    start, end = map(int, page.fragment().removeprefix("#time-").split("-"))
+    page.page.keyboard.press("Shift+ArrowLeft")
+    assert page.fragment().startswith(f"#time-{start}-")
+    assert int(page.fragment().rpartition("-")[2]) < end
+    page.page.keyboard.press("z")
+    assert page.page.locator("text=whole run").count() == 1
+    page.page.keyboard.press("0")
+    assert page.page.locator("text=whole run").count() == 0
+
+
+def test_a_double_click_on_the_timeline_shows_what_is_there(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    box = page.page.locator("#timeline").bounding_box()
+    page.page.mouse.dblclick(box["x"] + 300, box["y"] + 40)
+    assert page.page.locator("text=whole run").count() == 1
+    assert page.page.locator(".row[aria-selected=true]").count() == 1
+    page.page.mouse.dblclick(box["x"] + 300, box["y"] + 5)
     assert page.page.locator("text=whole run").count() == 0
 
 
@@ -136,6 +200,21 @@ def test_problems_come_first(opened: Opener) -> None:
     assert "broadcast" in page.text(".problem")
     page.page.click("text=Show the line")
     assert "layer(x) - target" in page.line()
+
+
+def test_a_problem_says_in_how_many_steps_it_occurs(opened: Opener) -> None:
+    layer, x, target = nn.Linear(3, 1), torch.ones(5, 3), torch.ones(5)
+    optimizer = torch.optim.SGD(layer.parameters())
+    with sl.trace(layer) as t:
+        for _ in range(3):
+            ((layer(x) - target) ** 2).mean().backward()
+            optimizer.step()
+    problem = next(each for each in find(t.index) if each.kind == "broadcast")
+    assert problem.times == "in 3 of 3 steps"
+    page = opened(t)
+    shown = page.page.locator(".problem", has_text="broadcast").inner_text()
+    assert "in 3 of 3 steps" in shown
+    assert problem.why in shown
 
 
 def test_a_nan_is_marked_where_it_comes_out(opened: Opener) -> None:
@@ -337,6 +416,9 @@ def test_a_very_long_run_says_that_it_is_folded(opened: Opener, monkeypatch: pyt
     assert "folded" in page.text(".header")
     assert f"This run has {len(t.ops)} ops." in page.text(".detail")
     assert "0 … 29 ×30" in page.text("#tree")
+    assert "of equal layers and steps the first only" in page.text(".timeline")
+    brushed(page, 100, 900)
+    assert "elsewhere it is empty" in page.text(".detail")
     assert page.barriers() == []
 
 

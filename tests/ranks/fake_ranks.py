@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import sightline as sl
+from sightline.analysis.problems.problem import Problem
+from sightline.ranks.overview import rank_problems
 from sightline.trace.bundle.writer import amend_info
 
 
@@ -34,3 +36,10 @@ def record_ranks(
                 dist.destroy_process_group()
                 # They ran one after the other, and are to look as if they had run together.
                 amend_info(path / f"rank{rank}.sight", {"began_ns": 10**18})
+
+
+def problems_of(path: Path) -> list[Problem]:
+    """The problems between ranks, but for who is late: these ranks ran alone."""
+    run = sl.load(path)._run()
+    assert run is not None
+    return [each for each in rank_problems(run) if each.kind != "straggler"]

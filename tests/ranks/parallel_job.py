@@ -6,12 +6,14 @@ Each rank writes a digest of every result, so that the recorded run can be compa
 import contextlib
 import hashlib
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -20,11 +22,14 @@ import sightline as sl
 
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
+pairs = [dist.new_group([first, first + 1]) for first in range(0, dist.get_world_size(), 2)]
+pair = pairs[RANK // 2]
+assert isinstance(pair, dist.ProcessGroup)
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("all",))
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
 
 
@@ -37,7 +42,7 @@ def train(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def ddp() -> nn.Module:
-    model = DistributedDataParallel(net())
+    model = DistributedDataParallel(net(RANK))  # which gives all ranks the weights of the first
     train(model, torch.full((4, 8), RANK + 1.0))
     return model
 
@@ -58,23 +63,14 @@ def tensor_parallel() -> nn.Module:
 
 
 def pipeline() -> nn.Module:
-    """Two stages by hand: activations go forward, their gradients back."""
+    """Pipelines of two stages, one of each two ranks, with two microbatches."""
     stages = net()
-    stage = stages[:2] if RANK == 0 else stages[2:]
-    if RANK == 0:
-        out = stage(torch.ones(4, 8))
-        dist.send(out.detach(), 1)
-        grad = torch.empty_like(out)
-        dist.recv(grad, 1)
-        out.backward(grad)
-    elif RANK == 1:
-        x = torch.empty(4, 16, requires_grad=True)
-        with torch.no_grad():
-            dist.recv(x, 0)
-        stage(x).square().mean().backward()
-        assert x.grad is not None
-        dist.send(x.grad, 0)
-    return stage
+    own = stages[2:] if RANK % 2 else stages[:2]
+    stage = PipelineStage(own, RANK % 2, 2, torch.device("cpu"), group=pair)
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, target: (out - target).square().mean())
+    given: dict[str, Any] = {"target": torch.zeros(4, 8)} if RANK % 2 else {}
+    schedule.step(*(() if RANK % 2 else (torch.full((4, 8), RANK + 1.0),)), **given)
+    return own
 
 
 def digest(model: nn.Module) -> str:

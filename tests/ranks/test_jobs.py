@@ -12,7 +12,7 @@ import pytest
 
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
-from sightline.ranks.overview import rank_problems
+from tests.ranks.fake_ranks import problems_of
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -28,22 +28,20 @@ def start(folder: Path, count: int, *command: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
-def problems_of(path: Path) -> list[Problem]:
-    run = sl.load(path)._run()
-    assert run is not None
-    return [each for each in rank_problems(run) if each.kind != "straggler"]
+WAYS = ("ddp", "fsdp", "tensor_parallel", "pipeline")
+FIRST, SECOND = 8 * 16 + 16, 16 * 8 + 8  #: the parameters of the two layers of the job's model
 
 
-@pytest.fixture(scope="module")
-def parallel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[2, 4])
+def parallel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recordings of the ways to train in parallel, whose results are those without us."""
     folder = tmp_path_factory.mktemp("parallel")
     for how in ("plain", "recorded"):
-        done = start(folder, 2, str(HERE / "parallel_job.py"), how)
+        done = start(folder, request.param, str(HERE / "parallel_job.py"), how)
         assert done.returncode == 0, done.stderr
-    for rank in (0, 1):
+    for rank in range(request.param):
         plain, recorded = ((folder / f"{how}.{rank}.txt").read_text() for how in ("plain", "recorded"))
-        assert len(plain.splitlines()) == 4
+        assert [line.split()[0] for line in plain.splitlines()] == list(WAYS)
         assert plain == recorded, "the recorded run is the same run, bit for bit"
     return folder
 
@@ -53,35 +51,64 @@ def kinds(path: Path, rank: int = 0) -> list[tuple[str, int]]:
     return [(each.kind, each.elements) for each in sl.load(path).ranks[rank].collectives]
 
 
-def test_ways_to_train_in_parallel(parallel: Path) -> None:
-    for way in ("ddp", "fsdp", "tensor_parallel", "pipeline"):
+def test_ways_to_train_in_parallel_have_no_problem_between_ranks(parallel: Path) -> None:
+    for way in WAYS:
         assert problems_of(parallel / f"{way}.sight") == []
         for rank in sl.load(parallel / f"{way}.sight").ranks.values():
             assert rank.validate().ops
             assert not rank.info["faults"]
-    every = 8 * 16 + 16 + 16 * 8 + 8
-    assert [each for each in kinds(parallel / "ddp.sight") if each[0] == "all_reduce"] == [
-        ("all_reduce", every)
-    ] * 2
-    gathers = [each for each in kinds(parallel / "fsdp.sight") if each[0] == "all_gather"]
-    assert gathers[:2] == [("all_gather", (8 * 16 + 16) // 2), ("all_gather", (16 * 8 + 8) // 2)]
-    assert ("reduce_scatter", 8 * 16 + 16) in kinds(parallel / "fsdp.sight")
-    fsdp = sl.load(parallel / "fsdp.sight").collectives
-    served = [fsdp.module_of(each) for each in fsdp]
-    assert served[:6] == ["0", "2", "2", "0", "2", "0"], "gathered forward and backward, then reduced"
-    ddp = sl.load(parallel / "ddp.sight").collectives
-    assert {ddp.module_of(each) for each in ddp if each.kind == "all_reduce"} == {"DistributedDataParallel"}
-    assert [each[0] for each in kinds(parallel / "pipeline.sight")] == ["send", "recv"]
-    assert [each[0] for each in kinds(parallel / "pipeline.sight", 1)] == ["recv", "send"]
+
+
+def test_buckets_of_ddp_belong_to_it(parallel: Path) -> None:
+    t = sl.load(parallel / "ddp.sight")
+    world = len(t.ranks)
+    reduced = [each for each in t.collectives if each.kind == "all_reduce"]
+    assert [each.elements for each in reduced] == [FIRST + SECOND] * 2, "one bucket in each of two steps"
+    assert {each.peers for each in reduced} == {tuple(range(world))}
+    assert {t.collectives.module_of(each) for each in reduced} == {"DistributedDataParallel"}
+    assert f"ranks      ranks {'0–3' if world == 4 else '0 and 1'}: " in str(t), "they ran the same ops"
+
+
+def test_gathers_of_fsdp_belong_to_the_module_they_serve(parallel: Path) -> None:
+    t = sl.load(parallel / "fsdp.sight")
+    world = len(t.ranks)
+    found = [(each.kind, each.elements, t.collectives.module_of(each)) for each in t.collectives]
+    step = [
+        ("all_gather", FIRST // world, "0"),
+        ("all_gather", SECOND // world, "2"),
+        ("all_gather", SECOND // world, "2"),
+        ("all_gather", FIRST // world, "0"),
+    ]
+    assert [each for each in found if each[0] == "all_gather"] == step * 2, "forward, then backward"
+    reduced = [("reduce_scatter", SECOND, "2"), ("reduce_scatter", FIRST, "0")]
+    assert [each for each in found if each[0] == "reduce_scatter"] == reduced * 2
+
+
+def test_pipeline_stages_send_and_receive(parallel: Path) -> None:
+    t = sl.load(parallel / "pipeline.sight")
+    for rank, trace in t.ranks.items():
+        is_first, peer = rank % 2 == 0, rank ^ 1
+        sent = [each for each in trace.collectives if each.kind == "send" and each.dtype == "float32"]
+        received = [each for each in trace.collectives if each.kind == "recv" and each.dtype == "float32"]
+        assert [each.elements for each in sent] == [2 * 16] * 2, "a half of the batch, twice"
+        assert [each.elements for each in received] == [2 * 16] * 2
+        assert {each.peers for each in (*sent, *received)} == {(peer,)}
+        assert {each.root for each in sent} == {peer}, "a rank of the job, not of the pair"
+        first = min((*sent, *received), key=lambda each: each.op)
+        assert first.kind == ("send" if is_first else "recv")
+        assert {call.module.label for call in trace.module_calls} >= ({"0", "1"} if is_first else {"2"})
 
 
 def test_placements_and_the_mesh_are_shown(parallel: Path) -> None:
     t = sl.load(parallel / "tensor_parallel.sight")
+    world = len(t.ranks)
     code = str(t.code(fold=True))
     assert "addmm(f32[16] Shard(0), f32[4, 8] Replicate, f32[8, 16] Shard(1)) -> f32[4, 16] Shard(1);" in code
     assert "-> f32[4, 8] Partial" in code
-    assert t.info["meshes"][0] == {"names": ["all"], "ranks": [0, 1], "device": "cpu"}
-    assert "mesh       2 all" in str(t)
+    assert t.info["meshes"][0] == {"names": ["all"], "ranks": list(range(world)), "device": "cpu"}
+    assert f"mesh       {world} all" in str(t)
+    weight = next(value for value in t.values if value.name == "0.weight" and value.kind == "parameter")
+    assert str(weight.meta) == "f32[16, 8] Shard(0)"
 
 
 def test_results_that_have_not_come_are_not_measured(parallel: Path) -> None:
@@ -92,9 +119,11 @@ def test_results_that_have_not_come_are_not_measured(parallel: Path) -> None:
             assert not measured.intersection(t.data.ops.outputs_of(each.op)), each
 
 
-def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path) -> None:
-    done = start(tmp_path, 2, str(HERE / "desync_job.py"))
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -> None:
+    done = start(tmp_path, count, str(HERE / "desync_job.py"))
     lines = (HERE / "desync_job.py").read_text().splitlines()
+    others, run, wait = ("Rank 0", "runs", "waits") if count == 2 else ("Ranks 0, 2 and 3", "run", "wait")
 
     def line(text: str, number: int = 0) -> str:
         """The position of a line of the job's, as it is shown."""
@@ -106,7 +135,10 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path) -> None:
         return found[0], f"{found[0].place}; {found[0].detail}"
 
     problem, text = one("branch")
-    assert problem.title.startswith("Rank 0 runs all_reduce #1 of 4 float32 where rank 1 runs broadcast #1")
+    assert problem.kind == "desync"
+    assert problem.title.startswith(
+        f"{others} {run} all_reduce #1 of 4 float32 where rank 1 runs broadcast #1"
+    )
     assert line("dist.all_reduce(x, group=group)", 1) in text
     assert line("dist.broadcast") in text
     assert "they part after collective #0" in text
@@ -114,18 +146,21 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path) -> None:
 
     problem, text = one("missing")
     assert problem.kind == "hang"
-    assert problem.title == "Rank 1 never came to all_reduce #2 of 4 float32, in which rank 0 waits"
+    assert (
+        problem.title == f"Rank 1 never came to all_reduce #2 of 4 float32, in which {others.lower()} {wait}"
+    )
     assert "they part after collective #0: rank 0 runs c10d::allreduce_" in text
     assert line("dist.all_reduce(y") in text
     assert line("y = x * step") in text
 
     problem, text = one("failing")
-    assert problem.title == "Rank 1 died before all_reduce #1 of 4 float32, in which rank 0 waits"
+    assert problem.title == f"Rank 1 died before all_reduce #1 of 4 float32, in which {others.lower()} {wait}"
     assert "rank 1: raised RuntimeError: shape '[3]' is invalid for input of size 4" in text
+    assert line("x.reshape(3)") in text or line("dist.all_reduce(x, group=group)", 2) in text
 
     problem, text = one("shape")
-    assert (
-        "Rank 0 runs all_reduce #1 of 4 float32 where rank 1 runs all_reduce #1 of 5 float32" in problem.title
+    assert problem.title.startswith(
+        f"{others} {run} all_reduce #1 of 4 float32 where rank 1 runs all_reduce #1 of 5 float32"
     )
     assert f"shapes differ since ones at {problem.place.partition('desync_job.py')[0]}" in text
     assert "f32[4] on rank 0, f32[5] on rank 1" in text
@@ -138,16 +173,18 @@ def test_a_killed_rank_leaves_all_readable(tmp_path: Path, last: int) -> None:
     t = sl.load(tmp_path / "run.sight")
     assert list(t.ranks) == [0, 1, 2, 3]
     assert t.ranks[3].info["unfinished"]
+    assert [each.number for each in t.collectives][-1] == 20, "of a ring, too, the order number is known"
+    assert len(t.collectives) == (10 if last else 21)
     (problem,) = problems_of(tmp_path / "run.sight")
     assert problem.kind == "hang"
-    assert problem.title.startswith("Rank 3 ")
-    if not last:  # of rings it is only about known which collectives are the same
-        assert problem.title.endswith("in which ranks 0–2 wait")
-        assert "in stuck" in problem.place
+    assert problem.title == "Rank 3 never came to all_reduce #20 of 4 float32, in which ranks 0–2 wait"
+    assert problem.place.endswith(" in stuck")
+    assert "rank 3: was cut short in or after c10d::allreduce_ at " in problem.detail
+    assert "they part after collective #19: rank 0 runs exp at " in problem.detail
     assert "stuck" in (tmp_path / "run.sight" / "rank0.sight" / "stacks.txt").read_text()
     text = " ".join(str(t).split())
     assert "at the end rank" in text
-    assert "rank 3 was cut short" in text or "rank 3 waits" in text
+    assert "rank 3 was cut short" in text
 
 
 def test_run_starts_the_processes_itself(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -13,11 +15,10 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 import sightline as sl
-from sightline.analysis.problems.problem import Problem
 from sightline.cli import main
-from sightline.ranks.overview import rank_problems
+from sightline.ranks.desync import group_tables
 from sightline.trace.bundle.writer import amend_info
-from tests.ranks.fake_ranks import record_ranks
+from tests.ranks.fake_ranks import problems_of, record_ranks
 from tests.recording.engines import BOTH_ENGINES
 
 WORLD = 4
@@ -28,13 +29,6 @@ def alike(rank: int) -> None:
     for _ in range(3):
         dist.all_reduce(x.exp())
     dist.broadcast(x, 0)
-
-
-def problems_of(path: Path) -> list[Problem]:
-    """The problems between ranks, but for who is late: these ranks ran alone."""
-    run = sl.load(path)._run()
-    assert run is not None
-    return [each for each in rank_problems(run) if each.kind != "straggler"]
 
 
 @BOTH_ENGINES
@@ -68,6 +62,79 @@ def test_a_folder_of_ranks_opens_as_one_run(tmp_path: Path, engine: str) -> None
     with pytest.raises(sl.UsageError, match=r"There is no recording of rank 9; there is one of ranks 0–3\."):
         t.ranks[9]
     assert t.ranks.get(9) is None
+
+
+def test_every_view_takes_a_rank(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        model = torch.nn.Linear(4, 2 + rank)
+        model(torch.ones(3, 4)).sum().backward()
+        dist.barrier()
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=True)
+    t = sl.load(tmp_path / "run.sight")
+    views = {
+        name for name, method in vars(sl.Trace).items()
+        if callable(method) and "step" in inspect.signature(method).parameters and name[0] != "_"
+    } - {"step"}  # fmt: skip
+    assert {"code", "log", "summary", "graph", "html", "to_perfetto"} < views
+    for name in views:
+        assert "rank" in inspect.signature(getattr(sl.Trace, name)).parameters, name
+    for name in sorted(views - {"graph", "lineage", "html", "to_perfetto"}):
+        assert str(getattr(t, name)(rank=1)) == str(getattr(t.ranks[1], name)()), name
+    assert "f32[3, 3]" in str(t.code(rank=1))
+    assert "f32[3, 3]" not in str(t.code())
+    assert str(t.lineage("Linear", rank=1)) == str(t.ranks[1].lineage("Linear"))
+    assert len(t.graph(rank=1)) == len(t.ranks[1].graph())
+    t.to_perfetto(tmp_path / "one.json", rank=1)
+    assert len({each["pid"] for each in json.loads((tmp_path / "one.json").read_text())["traceEvents"]}) == 1
+    assert str(t.ranks[0].code(rank=1)) == str(t.code(rank=1)), "one rank finds the others"
+    with pytest.raises(
+        sl.UsageError, match=r"There is no recording of rank 7; there is one of ranks 0 and 1"
+    ):
+        t.log(rank=7)
+    with pytest.raises(sl.UsageError, match=r"rank='1' must be the number of a rank\."):
+        t.log(rank="1")  # type: ignore[arg-type]
+
+
+def test_one_process_has_no_ranks() -> None:
+    with sl.trace() as t:
+        torch.ones(2)
+    with pytest.raises(
+        sl.UsageError, match=r"rank=3 is for a distributed job, and this is the recording of one process\."
+    ):
+        t.code(rank=3)
+    with pytest.raises(
+        sl.UsageError, match=r"This is the recording of one process: there are no ranks to compare\."
+    ):
+        t.rank_times()
+
+
+def test_times_of_ranks_are_shown_by_module_line_and_collective(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        for _ in range(3):
+            dist.all_reduce(model(torch.ones(3, 4)))
+
+    record_ranks(tmp_path / "run.sight", run, 3)
+    t = sl.load(tmp_path / "run.sight")
+    modules, lines, collectives = str(t.rank_times()).split("\n\n")
+    assert re.search(
+        r"^Sequential +\S+ [nµm]?s +\S+ [nµm]?s +\S+ [nµm]?s  rank [012]$", modules, re.MULTILINE
+    )
+    assert len(modules.splitlines()) == 2 + 3
+    assert lines.splitlines()[2].startswith("waiting for other ranks ")
+    line = f"test_merged_ranks.py:{run.__code__.co_firstlineno + 3} in {run.__qualname__}"
+    assert line[-30:] in lines
+    assert re.search(r"^all_reduce .* 3 .*  rank [012], ×[123]$", collectives, re.MULTILINE)
+    assert len(str(t.rank_times(top=1)).splitlines()) == 3 + 1 + 4 + 1 + 3
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "run.sight"), "--view", "ranks"])
+    assert shown.output.strip() == str(t.rank_times()).strip()
+    with pytest.raises(
+        sl.UsageError, match=r"there are no ranks to compare; open the folder of the whole job"
+    ):
+        t.ranks[1].rank_times()
+    with pytest.raises(sl.UsageError, match=r"top=0 is how many rows to show: a whole number from 1 up\."):
+        t.rank_times(top=0)
 
 
 def test_recordings_beside_each_other_are_brought_together(tmp_path: Path) -> None:
@@ -157,38 +224,6 @@ def test_what_one_rank_logs_is_not_the_cause(tmp_path: Path) -> None:
     assert "runs tanh at" in problem.detail
 
 
-def test_replicas_that_drift_apart_and_ranks_in_other_modes(tmp_path: Path) -> None:
-    def run(rank: int) -> None:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 2)
-        model.train(rank != 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(2, 4) * (1 + (step == 1 and rank == 1))).sum().backward()
-            optimizer.step()
-
-    record_ranks(tmp_path / "run.sight", run, 2, stats=sl.Stats(parameters=True))
-    modes, drift = problems_of(tmp_path / "run.sight")
-    assert drift.kind == "replicas"
-    assert drift.title == "weight of rank 1 differs from that of rank 0 since its update 2"
-    assert drift.place.endswith(f":{run.__code__.co_firstlineno + 8} in {run.__qualname__}")
-    assert modes.title == "Linear is in training mode on rank 0 and in evaluation mode on rank 1"
-
-
-def test_equal_batches_of_replicas_are_noticed(tmp_path: Path) -> None:
-    def run(rank: int, scale: float = 1.0) -> None:
-        torch.manual_seed(0)
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
-        with model.no_sync():  # a fake group cannot reduce
-            (model(torch.ones(2, 4)) * scale).square().mean().backward()
-
-    record_ranks(tmp_path / "same.sight", run, 2, stats=True)
-    assert [each.kind for each in problems_of(tmp_path / "same.sight")] == ["same-batch"]
-    record_ranks(tmp_path / "own.sight", lambda rank: run(rank, rank + 1), 2, stats=True)
-    assert problems_of(tmp_path / "own.sight") == []
-
-
 def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     record_ranks(path, alike, WORLD, ranks=[0, 1])
@@ -201,6 +236,60 @@ def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
     text = str(sl.load(path))
     assert "Rank 0 is left out:" in text
     assert sl.load(path).info["rank"] == 1
+
+
+def test_saving_all_ranks_saves_all_of_them(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 3)
+    (tmp_path / "run.sight" / "rank1.sight" / "stacks.txt").write_text("a stack")
+    t = sl.load(tmp_path / "run.sight")
+    line = t.save(tmp_path / "copy", source=False)
+    assert line.startswith(
+        f"{tmp_path / 'copy.sight'}: ranks 0–2; rank 0: {len(t.ops)} ops, 0 module calls; "
+    )
+    copy = sl.load(tmp_path / "copy.sight")
+    assert list(copy.ranks) == [0, 1, 2]
+    assert str(copy) == str(t)
+    assert [each.name for each in copy.ranks[2].ops] == [each.name for each in t.ranks[2].ops]
+    assert (tmp_path / "copy.sight" / "rank1.sight" / "stacks.txt").read_text() == "a stack"
+    with pytest.raises(
+        sl.UsageError, match=r"copy.sight already holds a recording: save under another name, or"
+    ):
+        t.save(tmp_path / "copy.sight")
+    record_ranks(tmp_path / "two.sight", alike, 2)
+    sl.load(tmp_path / "two.sight").save(tmp_path / "copy.sight", overwrite=True)
+    assert list(sl.load(tmp_path / "copy.sight").ranks) == [0, 1], "rank 2 was of another run"
+    t.save(tmp_path / "run.sight", overwrite=True)
+    assert str(sl.load(tmp_path / "run.sight")) == str(t), "onto itself"
+
+
+def test_a_rank_that_cannot_be_read_is_not_saved(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 2)
+    (tmp_path / "run.sight" / "rank1.sight" / "rank0.db").write_bytes(b"no database")
+    line = sl.load(tmp_path / "run.sight").save(tmp_path / "copy.sight")
+    assert ": rank 0; rank 1 cannot be read and is not in it; rank 0: " in line
+    assert list(sl.load(tmp_path / "copy.sight").ranks) == [0]
+    with sl.trace(path=tmp_path / "one.sight"):
+        torch.ones(2)
+    with pytest.raises(
+        sl.UsageError, match=r"one.sight already holds a recording of one process, and cannot be"
+    ):
+        sl.load(tmp_path / "run.sight").save(tmp_path / "one.sight", overwrite=True)
+
+
+def test_two_recordings_of_a_rank_and_what_is_no_rank_are_said(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", alike, 2)
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for name, rank in (("host_a", 0), ("host_b", 1), ("host_b_again", 1)):
+        shutil.copytree(tmp_path / "run.sight" / f"rank{rank}.sight", copied / name)
+    with sl.trace(path=copied / "other"):
+        torch.ones(2)
+    shutil.copytree(tmp_path / "run.sight" / "rank0.sight", copied / "rank0.restart1.sight")
+    text = " ".join(str(sl.load(copied)).split())
+    assert "host_b and host_b_again are both of rank 1: the first is taken." in text
+    assert "other is left out: it is not of a distributed job." in text
+    assert "The job was restarted: what earlier attempts recorded is left out." in text
+    assert "2 ranks on 1 host" in text
 
 
 def test_a_clock_that_is_wrong_is_said_and_corrected(tmp_path: Path) -> None:
@@ -224,6 +313,39 @@ def test_last_ops_of_ranks_are_aligned(tmp_path: Path) -> None:
         sl.load(tmp_path / "run.sight").ranks[1].collectives
     )
     assert problems_of(tmp_path / "run.sight") == []
+
+
+def test_order_numbers_of_last_ops_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    """Equal collectives in a loop look alike: only their count says which are the same on two ranks."""
+
+    def run(rank: int) -> None:
+        for _step in range(40 - (rank == 1)):
+            for _ in range(rank + 1):
+                torch.ones(4).exp()
+            dist.all_reduce(torch.ones(4))
+        if rank == 1:
+            raise ValueError("early")
+
+    with pytest.raises(ValueError, match="early"):
+        record_ranks(tmp_path / "run.sight", run, 2, last=50)
+    ranks = sl.load(tmp_path / "run.sight").ranks
+    assert [[each.number for each in rank.collectives][-1] for rank in ranks.values()] == [39, 38]
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert problem.title == "Rank 1 has no all_reduce #39 of 4 float32, which rank 0 completed"
+
+
+def test_a_rank_that_ended_long_before_the_last_ops_of_the_others(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        for _ in range(4 if rank == 1 else 3000):
+            dist.all_reduce(torch.ones(4))
+
+    record_ranks(tmp_path / "run.sight", run, 2, last=50)
+    merged = sl.load(tmp_path / "run.sight")._run()
+    assert merged is not None
+    (table,) = group_tables(merged)
+    assert table.signature.shape[1] < 50, "no column for what no rank has"
+    (problem,) = problems_of(tmp_path / "run.sight")
+    assert problem.title.startswith("Rank 1 has no all_reduce #")
 
 
 def test_the_timeline_has_a_process_per_rank_and_arrows(tmp_path: Path) -> None:

@@ -71,6 +71,20 @@ def test_fewer_ops_than_asked_for_are_the_whole_recording() -> None:
     assert last.info["dropped"] == 0
 
 
+@pytest.mark.parametrize("stale", [1 << 30, 0])
+def test_a_journal_on_disk_says_what_came_before(
+    tmp_path: Path, stale: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it still has the frames that the ring has dropped, or was rewritten without them."""
+    monkeypatch.setattr(stream_writer, "_MAX_STALE", stale)
+    with sl.trace(path=tmp_path / "run.sight", last=10) as t:
+        for step in range(1, 6):
+            for _ in range(20):
+                torch.ones(2).exp()
+            assert t.info["dropped"] == step * 80 - 10
+            assert sl.load(tmp_path / "run.sight").info["dropped"] == step * 80 - 10
+
+
 def test_memory_holds_frames_of_the_last_ops_only() -> None:
     model = Awkward()
     trace = sl.trace(model, last=50)

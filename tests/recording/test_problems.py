@@ -77,6 +77,22 @@ def test_numbers_that_the_host_reads_are_told_on_a_cpu_too() -> None:
     assert "On a GPU each one waits" in problem.why
 
 
+@pytest.mark.parametrize(("home", "found"), [("torch.nn.parallel.x", []), (__name__, ["host-sync"])])
+def test_what_a_wrapper_of_torchs_reads_is_its_own(home: str, found: list[str]) -> None:
+    class Wrapper(torch.nn.Module):
+        __module__ = home
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = plain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(x)
+            return result if result.sum().item() < 1e9 else x
+
+    assert kinds(trained(Wrapper())) == found
+
+
 @pytest.mark.parametrize("ops", ["both", "aten", "api", "none"])
 def test_a_run_that_has_not_ended_can_be_looked_at(ops: Any) -> None:
     seen: list[list[Problem]] = []

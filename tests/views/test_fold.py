@@ -120,6 +120,19 @@ def test_weights_of_different_sizes_are_different_layers() -> None:
     assert "add_.Tensor(f32[4…8], f32[4…8], alpha=0.4…0.1) -> f32[4…8]; ×2" in body
 
 
+def test_a_loop_over_weights_is_not_the_loop_over_batches() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False, momentum=0.9)
+    with sl.trace(model, ops="aten") as t:
+        for rows in (2, 2, 3):  # the last is unlike the first two: its update is folded by itself
+            model(torch.ones(rows, 4)).square().mean().backward()
+            optimizer.step()
+    lines = str(t.code(fold=True, step="last")).splitlines()
+    last = max(at for at, line in enumerate(lines) if "optimizer.step()" in line)
+    assert [line for line in lines[last:] if "┌" in line] == ["│ ┌ ×6"]
+    assert [line for line in lines if "for rows in" in line] == []
+
+
 def test_numbers_that_were_read_may_be_any() -> None:
     with sl.trace(ops="aten") as t:
         for number in (3.0, 1.0, 2.0):

@@ -1,10 +1,12 @@
 import { render } from "preact";
 import { effect } from "@preact/signals";
 import { Comparison } from "./data/comparison";
+import { Job } from "./data/job";
 import { Recording } from "./data/recording";
 import { decoded, Sections } from "./data/sections";
 import { State } from "./state";
 import { DiffPage, DiffState } from "./views/diff";
+import { JobPage, JobState } from "./views/job";
 import { Page } from "./views/page";
 import "./style.css";
 
@@ -18,6 +20,10 @@ async function start(): Promise<void> {
       const state = new DiffState(new Comparison(comparison, new Recording(a), new Recording(b)));
       followAddress(state);
       render(<DiffPage state={state} />, root);
+    } else if (document.getElementById("ranks")) {
+      const state = new JobState(new Job(await read("ranks")), read);
+      followAddress(state);
+      render(<JobPage state={state} />, root);
     } else {
       const state = new State(new Recording(await read("recording")));
       followAddress(state);
@@ -38,7 +44,7 @@ async function read(id: string): Promise<Sections> {
 }
 
 /** The selection is in the address, so that a link leads to it; steps back and forward select. */
-function followAddress(state: State | DiffState): void {
+function followAddress(state: State | DiffState | JobState): void {
   if (location.protocol === "about:") return; // a frame in a notebook has no address of its own
   state.follow(location.hash);
   addEventListener("hashchange", () => state.follow(location.hash));

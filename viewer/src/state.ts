@@ -1,9 +1,10 @@
 // What is selected and what is shown: one place, which every view reads and writes.
 
 import { batch, computed, signal } from "@preact/signals";
-import { firstScope, graphScope } from "./data/graph";
+import { firstExpanded, firstScope, graphScope } from "./data/graph";
 import { ASIDE, CALL, LINE, OP, type Recording } from "./data/recording";
 import { isFiltering, NO_FILTER, openRows, searchedRows, type Filter } from "./data/search";
+import { stretchOf } from "./data/stretch";
 
 export type Tab = "problems" | "graph" | "source" | "cost";
 
@@ -14,6 +15,8 @@ export class State {
   readonly row = signal(-1);
   /** A value of it, where one is selected; -1 for none. */
   readonly value = signal(-1);
+  /** The stretch of time that is selected instead of a row, from and to in nanoseconds. */
+  readonly brushed = signal<[number, number] | undefined>(undefined);
   readonly tab = signal<Tab>("graph");
   readonly open = signal<ReadonlySet<number>>(new Set());
   readonly filter = signal<Filter>(NO_FILTER);
@@ -30,6 +33,8 @@ export class State {
     this.isFiltering.value ? this.searched.value.rows : openRows(this.recording, this.open.value),
   );
   readonly matches = computed(() => (this.isFiltering.value ? this.searched.value.matches : new Set<number>()));
+  /** What ran in the stretch of time that is selected. */
+  readonly stretch = computed(() => this.brushed.value && stretchOf(this.recording, ...this.brushed.value));
   /** The frame of the selected row's line; -1 where there is none. */
   readonly frame = computed(() => (this.row.value < 0 ? -1 : recordedFrame(this.recording, this.row.value)));
 
@@ -37,6 +42,7 @@ export class State {
     this.span.value = [recording.run.begin, Math.max(recording.run.begin + 1, recording.run.duration)];
     this.scope.value = firstScope(recording);
     this.open.value = firstOpen(recording, this.scope.value);
+    this.expanded.value = firstExpanded(recording, this.scope.value);
     this.file.value = firstFile(recording);
     const [worst] = recording.problems.found;
     if (worst && worst.severity === "error" && worst.op >= 0) this.selectOp(worst.op);
@@ -50,6 +56,7 @@ export class State {
     batch(() => {
       this.row.value = row;
       this.value.value = value;
+      this.brushed.value = undefined;
       this.reveal(row);
       const frame = this.frame.value;
       if (frame >= 0 && this.recording.frameFile[frame] >= 0) this.file.value = this.recording.frameFile[frame];
@@ -61,7 +68,31 @@ export class State {
     batch(() => {
       this.row.value = -1;
       this.value.value = -1;
+      this.brushed.value = undefined;
     });
+  }
+
+  /** Select what ran in a stretch of time. */
+  selectStretch(from: number, to: number): void {
+    const { duration } = this.recording.run;
+    const ends = [from, to].map((moment) => Math.round(Math.max(0, Math.min(duration, moment)))).sort((a, b) => a - b);
+    batch(() => {
+      this.deselect();
+      this.brushed.value = [ends[0], ends[1]];
+      const stretch = this.stretch.value;
+      if (this.filter.value.stretch) this.filter.value = { ...this.filter.value, stretch: stretch?.rows };
+      if (stretch?.ops.length) this.reveal(this.recording.opRow[stretch.ops[0]]);
+    });
+  }
+
+  /** From when to when what is selected ran. */
+  get selectedSpan(): [number, number] | undefined {
+    return this.brushed.value ?? this.recording.spanOf(this.row.value);
+  }
+
+  /** Let the timeline show a stretch of time; without one the whole run. */
+  zoom(span: [number, number] = [0, this.recording.run.duration]): void {
+    this.span.value = [span[0], Math.max(span[0] + 1, span[1])];
   }
 
   /** Select a row and let the graph show the inside of it, or of what is around it. */
@@ -133,6 +164,7 @@ export class State {
   get fragment(): string {
     const { recording } = this;
     const row = this.row.value;
+    if (this.brushed.value) return `time-${this.brushed.value.join("-")}`;
     if (row < 0) return "";
     if (this.value.value >= 0) return `value-${this.value.value}`;
     if (recording.kind[row] === OP) return `op-${recording.ref[row]}`;
@@ -142,6 +174,11 @@ export class State {
 
   /** Select what a fragment says; false where it says nothing that is here. */
   follow(fragment: string): boolean {
+    const stretch = /^#?time-(\d{1,15})-(\d{1,15})$/.exec(fragment);
+    if (stretch) {
+      this.selectStretch(Number(stretch[1]), Number(stretch[2]));
+      return true;
+    }
     const found = /^#?(op|call|value|row)-(\d+)$/.exec(fragment);
     if (!found) return false;
     const id = Number(found[2]);

@@ -3,8 +3,9 @@ import { Comparison, errorShare, errorText } from "../src/data/comparison";
 import { firstScope, graphOf, graphScope } from "../src/data/graph";
 import { costsByName, icicleOf } from "../src/data/icicle";
 import { lineageOf } from "../src/data/lineage";
-import { openRows, searchedRows } from "../src/data/search";
+import { NO_FILTER, openRows, searchedRows } from "../src/data/search";
 import { Sections } from "../src/data/sections";
+import { stretchOf } from "../src/data/stretch";
 import { State } from "../src/state";
 import { byHand } from "./recorded";
 
@@ -142,6 +143,49 @@ describe("the selection", () => {
     const state = new State(byHand());
     expect(state.follow(fragment)).toBe(false);
     expect(state.row.value).toBe(-1);
+  });
+});
+
+describe("a stretch of time", () => {
+  const recording = byHand();
+
+  it("holds what ran in it, with the part of the time that lies in it", () => {
+    const stretch = stretchOf(recording, 22, 33);
+    expect(stretch.ops).toEqual([1, 2]);
+    expect(stretch.time).toBeCloseTo(3 + 3);
+    expect(stretch.byName.map(({ name, count }) => [name, count])).toEqual([["relu", 1], ["sum", 1]]);
+    expect([...stretch.lines]).toEqual(["0:9"]);
+    expect(stretch.held).toBe(-1);
+  });
+
+  it("knows the rows that are in it, and those that are in part", () => {
+    expect([...stretchOf(recording, 22, 33).rows]).toEqual([1, 1, 0, 0, 2, 2, 1, 2, 0]);
+    expect([...stretchOf(recording, 46, 50).rows]).toEqual([0, 0, 0, 0, 0, 0, 0, 0, 0]);
+  });
+
+  it("is a selection with a fragment, and ends with another one", () => {
+    const state = new State(byHand());
+    state.select(3);
+    state.selectStretch(33.4, 22.2);
+    expect(state.fragment).toBe("time-22-33");
+    expect(state.row.value).toBe(-1);
+    const other = new State(byHand());
+    expect(other.follow("#time-22-33")).toBe(true);
+    expect(other.stretch.value?.ops).toEqual([1, 2]);
+    other.select(3);
+    expect(other.fragment).toBe("op-0");
+    expect(other.stretch.value).toBeUndefined();
+  });
+
+  it("can be all that the tree shows", () => {
+    const { rows } = stretchOf(recording, 22, 33);
+    expect([...searchedRows(recording, { ...NO_FILTER, stretch: rows }).rows]).toEqual([0, 1, 4, 5, 6, 7]);
+  });
+
+  it("lies within the run", () => {
+    const state = new State(byHand());
+    state.selectStretch(-5, 9e12);
+    expect(state.brushed.value).toEqual([0, 50]);
   });
 });
 

@@ -77,10 +77,7 @@ def open_recording(file: str, step: str | None = None) -> Trace:
 
     trace = load(file)
     context = click.get_current_context(silent=True)
-    rank = None if context is None else context.meta.get(_RANK)
-    if rank is not None:
-        trace = trace.ranks[rank]
-    return trace if step is None else trace.step(step)
+    return trace._at(step, None if context is None else context.meta.get(_RANK))
 
 
 def examples(*lines: str) -> str:
@@ -145,6 +142,7 @@ _PHRASES: Final = {
     ": t.problems()": ": --view problems",
     "give path= a": "give -o a",
     "; step=": "; --step ",
+    "rank=N chooses": "--rank N chooses",
     "width=None shows all": "a larger --width shows all",
 }
 _PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))

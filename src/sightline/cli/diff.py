@@ -72,9 +72,9 @@ def command(
     named with its line and module on both sides and the likely reason. Record both with statistics:
     `sightline run --stats`.
     """
-    from sightline.diff_api import diff
+    from sightline.diff_api import diff, opened
 
-    first, second = open_recording(a), open_recording(b)
+    first, second = opened(a, "a", open_recording), opened(b, "b", open_recording)
     names = dict(_renamed(pair) for pair in rename)
     steps = (step, step_b if step_b is not None else step)
     with wait_message("comparing …"):

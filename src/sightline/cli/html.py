@@ -44,12 +44,10 @@ def command(file: str, output: str | None, step: str | None, show: bool, force: 
 
     It holds everything it shows, the text of the source files too, and asks for nothing from a network.
     """
-    from sightline.page.document import save_page
-
     target = Path(output) if output else Path(Path(file.rstrip("/")).stem + ".html")
     if target.exists() and not force and not _is_stream(target):
         raise UsageError(f"{target} is there already: give another name with -o, or --force to replace it.")
-    size = save_page(open_recording(file, step).index, target)
+    size = open_recording(file, step)._save_page(target)
     click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)
     if show:
         open_page(target)
@@ -61,10 +59,8 @@ def _is_stream(target: Path) -> bool:
 
 def open_temporary(trace: Trace, name: str) -> None:
     """Write the page of a recording where temporary files are, and open it."""
-    from sightline.page.document import save_page
-
     target = Path(tempfile.mkdtemp(prefix="sightline-"), f"{name or 'run'}.html")
-    size = save_page(trace.index, target)
+    size = trace._save_page(target)
     click.echo(f"Wrote {printable_text(str(target))}: {bytes_text(size)}.", err=True)
     open_page(target)
 

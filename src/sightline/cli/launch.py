@@ -97,7 +97,7 @@ def _report(folder: Path, quiet: bool) -> None:
     try:
         if not quiet:
             click.echo(err=True)
-            more = f"sightline show {where} --rank N --view code, summary, problems …"
+            more = f"sightline show {where} --view ranks, --rank N --view code, summary …"
             view_in_cli_words(ranks_overview(merge(found), more=more)).print(file=sys.stderr)
             click.echo(err=True)
     except SightlineError as error:  # the program has ended, so an error here must not change how

@@ -45,8 +45,11 @@ VIEWS: Final = {
     "memory": ("module", "phase", "depth"),
     "problems": ("module", "kind"),
     "nonfinite": ("allow",),
+    "ranks": (),
 }
 _MORE: Final = "--view code, log, order, summary, memory, source, problems or nonfinite"
+#: Views with another name in Python.
+METHODS: Final = {"order": "call_order", "ranks": "rank_times"}
 #: The views that, like the overview, say what to do next; the others show the user's own lines.
 _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
 _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
@@ -64,6 +67,7 @@ _WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
         "sightline show run.sight --view summary --depth 2",
         "sightline show run.sight --view source --only net.py",
         "sightline show run.sight --rank 3 --view code",
+        "sightline show run.sight --view ranks",
         "sightline show run.sight --open",
     ),
 )
@@ -156,7 +160,11 @@ def _overview(trace: Trace) -> View:
     from sightline.views.overview import overview
 
     run = trace._run()
-    return overview(trace, more=_MORE) if run is None else ranks_overview(run, more=f"--rank N {_MORE}")
+    return (
+        overview(trace, more=_MORE)
+        if run is None
+        else ranks_overview(run, more=f"--view ranks, --rank N {_MORE}")
+    )
 
 
 def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> Iterator[Block]:
@@ -181,6 +189,6 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     elif view == "overview":
         yield from view_in_cli_words(_overview(trace)).within(room)
     else:
-        method = trace.call_order if view == "order" else getattr(trace, view)
+        method = getattr(trace, METHODS.get(view, view))
         found = method(**given)
         yield from (view_in_cli_words(found) if view in _WITH_ADVICE else found).within(room)

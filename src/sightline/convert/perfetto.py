@@ -431,14 +431,15 @@ def _arrows(
         if calls is None or rank not in table.ranks:
             continue
         row = table.ranks.index(rank)
-        columns = table.shifts[row] + np.arange(len(calls))
+        cells, own = table.cells(row, calls)
+        columns = np.arange(cells.start, cells.stop)
         common = (~np.isnan(times[:, columns])).sum(axis=0) > 1
         first = np.nanargmin(times[:, columns], axis=0) == row
         last = np.nanargmax(times[:, columns], axis=0) == row
         yield [
             writer.flow(int(op), "s" if begins else "f" if ends else "t", f"{number}.{column}")
             for op, column, is_common, begins, ends in zip(
-                calls.op.tolist(), columns.tolist(), common.tolist(), first.tolist(), last.tolist(),
+                calls.op[own].tolist(), columns.tolist(), common.tolist(), first.tolist(), last.tolist(),
                 strict=True,
             )
             if is_common

@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.cost import is_opaque
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.parameters import ParameterDiff, compare_parameters
+from sightline.diff.recording_notes import compared_level, recording_notes, value_notes
 from sightline.diff.side import OpLabel, Side, StepRange, span_of
 from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict
-from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
+from sightline.trace.data import REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.index import Index
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
-_ATEN: Final = LEVELS.index("aten")
 _DIFFERENT_MODELS: Final = 0.2  #: with fewer ops in pairs, two recordings are of different models
 
 Steps = StepRange | tuple[StepRange | None, StepRange | None] | None
@@ -89,7 +88,12 @@ class Comparison:
         self.a, self.b = alignment.a, alignment.b
         self.divergences, self.more = divergences.find()
         different = [self.different_models] if self.different_models else []
-        self.notes = [*notes, *different, *self._precision_notes(), *self._integer_notes()]
+        self._notes = [*notes, *different, *self._precision_notes(), *self._integer_notes()]
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be compared, and why: kept tensors are read while values are compared."""
+        return [*self._notes, *self.alignment.compare.faults]
 
     @property
     def divergence(self) -> Divergence | None:
@@ -99,7 +103,7 @@ class Comparison:
     @cached_property
     def verdict(self) -> str:
         """Whether they are "same", "close" (up to rounding), "different", or "unknown" without values."""
-        if self.divergences:
+        if self.divergences or self.different_models:
             return "different"
         pairs = self.alignment.compared_values()
         states = Counter(self.alignment.compare(one, other).state for one, other in pairs)
@@ -123,13 +127,14 @@ class Comparison:
     @property
     def compared_by(self) -> list[str]:
         """What values are compared by, the most exact first."""
-        sides = (self.a.data, self.b.data)
-        if not self.alignment.compare.measured:
+        compare, sides = self.alignment.compare, (self.a, self.b)
+        if not compare.measured:
             return []
-        tensors = ["kept tensors"] if all(data.captures for data in sides) else []
-        return (
-            [*tensors, "statistics and fingerprints"] if all(len(data.stats) for data in sides) else tensors
-        )
+        kept = all(side.data.captures for side in sides) and not compare.faults
+        return [
+            *(["kept tensors"] if kept else []),
+            *(["statistics and fingerprints"] if all(len(side.stats) for side in sides) else []),
+        ]
 
     @cached_property
     def differing(self) -> list[OpPair]:
@@ -186,7 +191,8 @@ class Comparison:
         few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
         if min(computed) and (few or (other_root and paired < _DIFFERENT_MODELS * max(computed))):
-            return f"these look like different models: {paired} of {computed[0]} ops have a partner"
+            left = "only those are compared" if paired else "only their weights are compared"
+            return f"these look like different models: {paired} of {computed[0]} ops have a partner; {left}"
         return ""
 
     def _precision_notes(self) -> list[str]:
@@ -243,54 +249,14 @@ def compare(
     step: Steps = None,
 ) -> Comparison:
     """Two recordings compared."""
-    level, notes = _level(a.raw, b.raw)
-    notes += _recording_notes(a.raw, "a") + _recording_notes(b.raw, "b") + _value_notes(a.raw, b.raw, values)
+    level, notes = compared_level(a.raw, b.raw)
     first, second = step if isinstance(step, tuple) else (step, step)
     key_ids: dict[Any, int] = {}
     one = Side(a, level, key_ids, span_of(a, first))
     other = Side(b, level, key_ids, span_of(b, second))
+    notes += [*recording_notes(one, "a"), *recording_notes(other, "b"), *value_notes(one, other, values)]
     alignment = Alignment(one, other, ValueComparer(one, other, rtol, atol, values), rename)
     return Comparison(alignment, level, Divergences(alignment), notes)
-
-
-def _level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
-    """The finest level that both have, and notes about it."""
-    levels = [{int(level) for level in np.unique(data.ops.level[~is_opaque(data)])} for data in (a, b)]
-    opaque = [len(data.ops) > 0 and not levels[at] for at, data in enumerate((a, b))]
-    levels = [levels[1 - at] if opaque[at] else levels[at] for at in (0, 1)]  # compiled code has no level
-    if all(_ATEN in recorded for recorded in levels):
-        return "aten", []
-    if all(recorded - {_ATEN} for recorded in levels):
-        return "api", ["ops are compared as API calls: not both recordings have aten ops"]
-    lacking = " and ".join(name for name, recorded in zip("ab", levels, strict=True) if not recorded)
-    if lacking:
-        return "none", [f'only module calls are compared: {lacking} has no ops (ops="none")']
-    return "none", [
-        "only module calls are compared: one recording has API calls alone, the other aten ops alone"
-    ]
-
-
-def _recording_notes(data: TraceData, name: str) -> list[str]:
-    info = data.info
-    notes = []
-    if info.get("exception"):
-        notes.append(f"{name} ended with an exception: what ran before it is compared")
-    elif info.get("unfinished"):
-        notes.append(f"{name} is cut off: what was written before its process ended is compared")
-    if info.get("last") and info.get("dropped"):
-        notes.append(f"{name} keeps its last {info['last']} ops only: what ran before is not compared")
-    return notes
-
-
-def _value_notes(a: TraceData, b: TraceData, values: str) -> list[str]:
-    if values == "none":
-        return ["values are not compared, as asked"]
-    lacking = [name for name, data in (("a", a), ("b", b)) if not len(data.stats) and not data.captures]
-    if not lacking:
-        return []
-    which = "neither recording has" if len(lacking) == 2 else f"{lacking[0]} has no"
-    what = f"{which} statistics or kept tensors" if len(lacking) == 1 else f"{which} statistics"
-    return [f"{what}: ops, constants and shapes are compared, values are not; record both with stats=True"]
 
 
 def _parting(comparison: Comparison) -> Parting | None:

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.op_names import DISCRETE, LINEAR
+from sightline.diff.op_names import DISCRETE, LINEAR, SCALING
 from sightline.diff.op_pairs import Alignment
-from sightline.diff.reasons import Reason, Reasons, is_coarser
+from sightline.diff.reasons import Reasons, is_coarser
+from sightline.diff.region_ops import Reason
 from sightline.diff.regions import Region, Regions
 from sightline.diff.values import State, Verdict
 
@@ -135,7 +136,7 @@ class Divergences:
                 return None
             if reason.kind == "unexplained":
                 region, reason = self._wider_reason(one, other, region, reason)
-            if reason.kind == "unexplained" and (
+            if reason.kind in ("unexplained", "layout") and (
                 (not infinite and verdict.error <= _GROWTH_ALONE * region.error)
                 or self._is_rounding(one, other, verdict, region)
             ):
@@ -143,7 +144,7 @@ class Divergences:
             if self._comes_together(one, region, reason):
                 return None
             if reason.kind == "unexplained":
-                reason = self.reasons.unseen(region) or reason
+                region, reason = self._unseen_reason(one, other, region, reason)
         else:
             significant = strong and self._is_significant(one, other, verdict, region)
             strong_reason = self.reasons.strong(region) if significant else None
@@ -159,14 +160,14 @@ class Divergences:
 
         A factor that is applied later, or a sign that is squared away, is no divergence. Another constant is
         one, unless only factors are between. In a coarse precision a difference drowns in a larger sum, so
-        there the factors of both sides have to be the same.
+        there the factors of both sides have to be the same, or only products are between.
         """
         alignment = self._alignment
         a = alignment.a
         bound = max(4 * region.error, 8 * 2.0**-24)
         waiting, seen, passed, coarse = [one], {one}, set(region.ops_a), False
         while waiting:
-            ops = a.consumers.get(waiting.pop(), [])
+            ops = a.consumers(waiting.pop())
             passed.update(ops)
             if not ops or len(seen) > _MAX_UNTIL_TOGETHER:
                 return False
@@ -184,7 +185,19 @@ class Divergences:
                 elif value not in seen:
                     seen.add(value)
                     waiting.append(value)
-        return not coarse or (reason.kind == "constant" and self.reasons.same_factor(passed))
+        if not coarse or (reason.kind == "constant" and self.reasons.constants.same_factor(passed)):
+            return True
+        return reason.kind == "parameter" and self._only_scales(passed.difference(region.ops_a), seen)
+
+    def _only_scales(self, ops: set[int], differing: set[int]) -> bool:
+        """Whether ops take products of values that differ, or sums of such values alone: none can drown."""
+        a = self._alignment.a
+        return all(
+            a.layout[op]
+            or a.op_name(op) in SCALING
+            or (a.op_name(op) in ("add", "sub", "cat") and differing.issuperset(a.inputs(op)))
+            for op in ops
+        )
 
     def _is_rounding(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
         """Whether the rounding of the inputs explains different results of the same ops.
@@ -217,9 +230,19 @@ class Divergences:
             wider.error = region.error
             if wider_reason.kind not in _WEAK:
                 return wider, wider_reason
-            if wider_reason.kind == "wiring" and reason.kind == "unexplained":
+            if wider_reason.kind != "unexplained" and reason.kind == "unexplained":
                 widest, reason = wider, wider_reason
         return widest, reason
+
+    def _unseen_reason(self, one: int, other: int, region: Region, reason: Reason) -> tuple[Region, Reason]:
+        """The nearest thing that statistics do not show, past inputs that agree by their statistics alone."""
+        for beyond in range(_BEYOND + 1):
+            wider = self._regions.behind(one, other, beyond) if beyond else region
+            unseen = None if wider.begins_earlier else self.reasons.unseen(wider)
+            if unseen is not None:
+                wider.error = region.error
+                return wider, unseen
+        return region, reason
 
     def _is_significant(self, one: int, other: int, verdict: Verdict, region: Region) -> bool:
         """Whether close values of different ops differ by more than rounding."""
@@ -247,15 +270,16 @@ class Divergences:
         alignment = self._alignment
         for one, other in alignment.compared_values():
             if alignment.compare(one, other).state is State.DIFFERENT:
-                if one in alignment.a.parameter_names:
-                    yield from self._first_use(one)
+                uses = list(self._first_use(one)) if alignment.a.producer[one] < 0 else []
+                if uses or one in alignment.a.parameter_names:
+                    yield from uses
                 else:
                     yield alignment.position(one), one, other, False
 
-    def _first_use(self, parameter: int) -> Iterator[tuple[int, int, int, bool]]:
-        """The result of the first op that uses a parameter."""
+    def _first_use(self, leaf: int) -> Iterator[tuple[int, int, int, bool]]:
+        """The result of the first op that uses a parameter or an input."""
         alignment = self._alignment
-        for op in alignment.a.leaf_consumers.get(parameter, ()):
+        for op in alignment.a.leaf_consumers.get(leaf, ()):
             for value in alignment.a.outputs(op)[:1]:
                 if alignment.values_a[value] >= 0 and not alignment.a.layout[op]:
                     yield op, value, alignment.values_a[value], True
@@ -267,11 +291,11 @@ class Divergences:
         a, b = alignment.a, alignment.b
         for x in np.flatnonzero(a.compared & ~a.layout).tolist():
             y = alignment.ops_a[x]
-            if y >= 0 and (self.reasons.differing_constants(x, y) or self.reasons.reordered_inputs(x, y)):
+            if y >= 0 and (self.reasons.constants.of_pair(x, y) or self.reasons.reordered_inputs(x, y)):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):
                     yield alignment.position(one), one, other, True
         yield from self._fused_candidates()
-        for first, op in self.reasons.one_sided_uses():
+        for first, op in self.reasons.inputs.one_sided_uses():
             yield from self._first_pair_after(first, op)
         for first, side, partners in ((True, a, alignment.ops_a), (False, b, alignment.ops_b)):
             casts = [op for op in np.flatnonzero(side.compared & side.layout).tolist()

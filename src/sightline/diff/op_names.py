@@ -68,6 +68,8 @@ PRODUCTS: Final = frozenset(
 LINEAR: Final = frozenset(
     "mul div neg mm bmm addmm baddbmm matmul linear einsum convolution sum mean".split()
 )
+#: Ops whose result grows with each of their inputs by the same factor.
+SCALING: Final = frozenset("mul div neg mm bmm matmul einsum".split())
 #: The function at the heart of an activation, fused or written as its parts.
 _ACTIVATIONS: Final = {
     "gelu": "erf", "erf": "erf", "tanh": "tanh", "silu": "sigmoid", "sigmoid": "sigmoid",

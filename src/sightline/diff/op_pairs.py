@@ -9,7 +9,7 @@ paired by its statistics: one matrix product for three, a fused op for its parts
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import islice
@@ -25,7 +25,7 @@ from sightline.diff.side import Side
 from sightline.diff.values import State, ValueComparer
 
 _ROUNDS: Final = 2  #: of pairing by statistics; each may undo a wrong pair
-_MAX_VIEWS: Final = 64  #: layout ops of one name and one value among which a partner is sought
+_MAX_SOUGHT: Final = 64  #: ops of one name with the same inputs among which a partner is sought
 _NEAR: Final = 0.02  #: the relative difference of two norms that may be of one value in two precisions
 
 
@@ -49,6 +49,7 @@ class Alignment:
         partners = self._align_sequences()
         self._layout_ops_b = self._layout_ops_by_input(b)
         self._ops_by_inputs_b: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        self._first_unpaired: dict[tuple[int, tuple[int, ...]], int] = {}  # into the lists of these ops
         for op in np.flatnonzero(b.compared & ~b.layout).tolist():
             self._ops_by_inputs_b[self._input_key(op)].append(op)
         self._follow(partners)
@@ -196,7 +197,7 @@ class Alignment:
             self._group_ops(self.b, self._anchor_b),
         )
         inner_a, inner_b = self._inner_calls()
-        bits = bool(len(self.a.data.stats) and len(self.b.data.stats))
+        bits = bool(len(self.a.stats) and len(self.b.stats))
         keys_a, keys_b = _op_keys(self.a, bits), _op_keys(self.b, bits)
         partners: dict[int, int] = {}
         for (anchor, phase), group_a in groups_a.items():
@@ -248,12 +249,12 @@ class Alignment:
 
     # -- following the data --------------------------------------------------------------------
 
-    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], deque[int]]:
-        """Layout ops by their input and their name."""
-        ops: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        names = side.name.tolist()
-        for op in np.flatnonzero(side.compared & side.layout).tolist():
-            ops[side.flat_inputs[side.input_offsets[op]], names[op]].append(op)
+    def _layout_ops_by_input(self, side: Side) -> dict[tuple[int, int], list[int]]:
+        """Layout ops by their input and their name, the first one last."""
+        ops: dict[tuple[int, int], list[int]] = {}
+        for op in np.flatnonzero(side.compared & side.layout)[::-1].tolist():
+            key = side.flat_inputs[side.input_offsets[op]], int(side.name[op])
+            ops.setdefault(key, []).append(op)
         return ops
 
     def _follow(self, partners: dict[int, int]) -> None:
@@ -279,9 +280,9 @@ class Alignment:
             return
         size = len(self.a.outputs(op))
         waiting = self._layout_ops_b.get((source, int(self.a.name[op])))
-        while waiting and self.ops_b[waiting[0]] >= 0:  # a weight is transposed again in every step
-            waiting.popleft()
-        for other in islice(waiting or (), _MAX_VIEWS):
+        while waiting and self.ops_b[waiting[-1]] >= 0:  # a weight is transposed again in every step
+            waiting.pop()
+        for other in islice(reversed(waiting or ()), _MAX_SOUGHT):
             if self.ops_b[other] >= 0 or len(self.b.outputs(other)) != size:
                 continue
             if self._shape(self.a, op) == self._shape(self.b, other):
@@ -314,17 +315,23 @@ class Alignment:
         )
         if not sources or sources[0] < 0:
             return
-        free = [
-            other
-            for other in self._ops_by_inputs_b.get((int(a.name[op]), sources), ())
-            if self.ops_b[other] < 0 and not self._is_one_of_parts(op, other)
-        ]
+        found = self._unpaired_with_inputs((int(a.name[op]), sources))
+        free = [other for other in islice(found, _MAX_SOUGHT) if not self._is_one_of_parts(op, other)]
         if len(free) > 1:
             exact = [other for other in free if self._shape(a, op) == self._shape(b, other)
                      and repr(a.index.ops[op].form) == repr(b.index.ops[other].form)]  # fmt: skip
             free = exact or free
         if free:
             self._pair_ops(op, free[0])
+
+    def _unpaired_with_inputs(self, key: tuple[int, tuple[int, ...]]) -> Iterator[int]:
+        """The ops of the second side with these inputs that have no partner."""
+        ops = self._ops_by_inputs_b.get(key, [])
+        first = self._first_unpaired.get(key, 0)
+        while first < len(ops) and self.ops_b[ops[first]] >= 0:  # some weights are used alone in every step
+            first += 1
+            self._first_unpaired[key] = first
+        return (ops[at] for at in range(first, len(ops)) if self.ops_b[ops[at]] < 0)
 
     def _contradicts(self, op: int, other: int) -> bool:
         """Whether two ops have different values and different inputs, or one is a part of the other."""
@@ -365,6 +372,7 @@ class Alignment:
     def _unpair(self, op: int) -> None:
         other = self.ops_a[op]
         self.ops_a[op] = self.ops_b[other] = -1
+        self._first_unpaired.pop(self._input_key(other), None)
         for value_a, value_b in zip(self.a.outputs(op), self.b.outputs(other), strict=False):
             if self.values_a[value_a] == value_b:
                 self.values_a[value_a] = self.values_b[value_b] = -1

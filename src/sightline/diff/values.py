@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.diff.side import Side
 from sightline.errors import SightlineError
 from sightline.trace.rows import ValueNumbers
+
+if TYPE_CHECKING:
+    from sightline.trace.tensors import CapturedTensor
 
 
 class State(IntEnum):
@@ -61,8 +65,9 @@ class ValueComparer:
         self._bits_a, self._bits_b = a.fingerprints, b.fingerprints
         self._fast = by in ("auto", "statistics", "fingerprints")
         self._cache: dict[tuple[int, int], Verdict] = {}
+        self._faults: dict[str, str] = {}
         #: Whether both recordings have something to compare values by.
-        self.measured = by != "none" and all(len(side.data.stats) or side.data.captures for side in (a, b))
+        self.measured = by != "none" and all(len(side.stats) or side.data.captures for side in (a, b))
 
     def __call__(self, one: int, other: int) -> Verdict:
         """The verdict on a pair of values."""
@@ -127,18 +132,33 @@ class ValueComparer:
     # -- captured tensors --------------------------------------------------------------------------
 
     @cached_property
-    def _captured(self) -> tuple[dict[int, object], dict[int, object]]:
+    def _captured(self) -> tuple[dict[int, CapturedTensor], dict[int, CapturedTensor]]:
         return _captured_tensors(self._a), _captured_tensors(self._b)
+
+    def _elements(self, captured: CapturedTensor, name: str) -> NDArray[np.float64] | None:
+        """The elements of a kept tensor, or None; ``faults`` says why they cannot be read."""
+        try:
+            return np.asarray(captured.numpy()).astype(np.float64)
+        except (SightlineError, OSError) as error:
+            self._faults.setdefault(name, str(error).removesuffix("."))
+            return None
+        except (TypeError, ValueError):  # of a dtype that numpy does not have
+            return None
+
+    @property
+    def faults(self) -> list[str]:
+        """A sentence for each recording whose kept tensors cannot all be read."""
+        instead = "their statistics are compared"
+        return [f"not all kept tensors of {name} can be read, {instead}: {fault}"
+                for name, fault in self._faults.items()]  # fmt: skip
 
     def _by_tensor(self, one: int, other: int) -> Verdict | None:
         """The verdict by the elements, where both were captured whole and have one shape."""
         first, second = self._captured[0][one], self._captured[1][other]
-        if first.shape != second.shape:  # type: ignore[attr-defined]
+        if first.shape != second.shape:
             return None
-        try:
-            x = np.asarray(first.numpy()).astype(np.float64)  # type: ignore[attr-defined]
-            y = np.asarray(second.numpy()).astype(np.float64)  # type: ignore[attr-defined]
-        except (SightlineError, OSError, TypeError, ValueError):
+        x, y = self._elements(first, "a"), self._elements(second, "b")
+        if x is None or y is None:
             return None
         with np.errstate(all="ignore"):
             if np.array_equal(x, y, equal_nan=True):
@@ -198,7 +218,7 @@ def _is_masked(numbers: ValueNumbers) -> bool:
     return numbers.min <= -_MASK_FILL
 
 
-def _captured_tensors(side: Side) -> dict[int, object]:
+def _captured_tensors(side: Side) -> dict[int, CapturedTensor]:
     """The tensors that were captured whole, by value."""
     data = side.data
     if not data.captures or data.store is None:

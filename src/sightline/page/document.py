@@ -1,4 +1,4 @@
-"""A page as one HTML file: of a recording (`document`, `save_page`), or of a comparison (`diff_document`).
+"""A page as one HTML file: of a recording (`document`), of a distributed job or of a comparison.
 
 The file opens without a network and asks for none: a Content-Security-Policy forbids everything but the one
 script and the one style sheet it carries, each by its hash. What was recorded stands in it as base64 and is
@@ -19,6 +19,8 @@ from sightline.diff.comparison import Comparison
 from sightline.errors import UsageError
 from sightline.page.comparison import comparison_payload
 from sightline.page.payload import payload
+from sightline.page.ranks import rank_blocks
+from sightline.ranks.merge import Run
 from sightline.trace.index import Index
 
 #: What is said where the package has no viewer: a source checkout in which it was not built.
@@ -43,6 +45,13 @@ def diff_document(comparison: Comparison) -> str:
     return _page(
         f"{names[0]} | {names[1]} · sightline", blocks | {"comparison": comparison_payload(comparison)}
     )
+
+
+def ranks_document(run: Run) -> str:
+    """The page of a distributed job: all ranks, and the recording of one of each kind."""
+    name = next((str(each.info.get("name", "")) for each in run.records.values()), "")
+    name = name.rpartition(", rank ")[0] or name
+    return _page(f"{name[:_TITLE_LENGTH]} · {run.world_size} ranks · sightline", rank_blocks(run))
 
 
 def _page(title: str, blocks: dict[str, bytes]) -> str:
@@ -77,6 +86,11 @@ def _page(title: str, blocks: dict[str, bytes]) -> str:
 def save_page(index: Index, path: str | os.PathLike[str]) -> int:
     """Write the page of a recording to a file, at once or not at all; returns how many bytes it has."""
     return _save(document(index), path)
+
+
+def save_ranks_page(run: Run, path: str | os.PathLike[str]) -> int:
+    """Write the page of a distributed job to a file, at once or not at all; returns how many bytes it has."""
+    return _save(ranks_document(run), path)
 
 
 def save_diff_page(comparison: Comparison, path: str | os.PathLike[str]) -> int:

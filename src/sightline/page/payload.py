@@ -16,6 +16,7 @@ from sightline._version import __version__
 from sightline.analysis.memory import usage_of
 from sightline.analysis.model_part import model_part
 from sightline.analysis.problems import find, not_looked_at
+from sightline.analysis.problems.problem import Problem
 from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.variable_names import value_names
 from sightline.convert.context import TableContext
@@ -32,6 +33,7 @@ from sightline.trace.device_time import device_name
 from sightline.trace.index import Index
 from sightline.trace.op_text import argument_names, short_name
 from sightline.trace.rows import Op
+from sightline.views.problems import SURE
 
 #: A page of a recording with more ops holds the folded run: of what repeats, the first.
 MOST_OPS: Final = 250_000
@@ -43,6 +45,11 @@ _LONGEST: Final = 2000  #: characters of the arguments of an op; they can be any
 
 def payload(index: Index, most_ops: int | None = MOST_OPS) -> bytes:
     """Everything the page shows of a recording; of one with more than ``most_ops`` ops the folded run."""
+    return packed_recording(index, most_ops)[0]
+
+
+def packed_recording(index: Index, most_ops: int | None = MOST_OPS) -> tuple[bytes, KeptRows]:
+    """The payload of a recording, and which of its rows that holds."""
     facts, strings, made = TableContext(index), Strings(), Sections()
     with gc_paused():
         tree = tree_of(facts)
@@ -63,7 +70,7 @@ def payload(index: Index, most_ops: int | None = MOST_OPS) -> bytes:
     made.table("problems", _problems(index, kept))
     made.table("timeline", _timeline(facts, drawn, kept))
     made.table("strings", strings.texts())
-    return made.bytes()
+    return made.bytes(), kept
 
 
 def _add_ops(made: Sections, facts: TableContext, strings: Strings, kept: KeptRows) -> None:
@@ -257,16 +264,19 @@ def _duration(data: TraceData) -> int:
 
 def _problems(index: Index, kept: KeptRows) -> dict[str, Any]:
     found = [
-        {
-            "kind": problem.kind, "severity": problem.severity.word, "confidence": problem.confidence.word,
-            "title": problem.title, "why": problem.why, "module": problem.module, "place": problem.place,
-            "called": problem.called, "detail": problem.detail, "count": problem.count,
-            "op": kept.ops.one(problem.op),
-            "value": kept.values.one(problem.value),
-        }
+        problem_row(problem) | {"op": kept.ops.one(problem.op), "value": kept.values.one(problem.value)}
         for problem in find(index)
-    ]  # fmt: skip
+    ]
     return {"found": found, "notLookedAt": not_looked_at(index)}
+
+
+def problem_row(problem: Problem) -> dict[str, Any]:
+    """What a problem says, in the words of the terminal."""
+    return {
+        "kind": problem.kind, "severity": problem.severity.word, "title": problem.title,
+        "why": f"{SURE[problem.confidence]}{problem.why}", "module": problem.module, "place": problem.place,
+        "called": problem.called, "detail": problem.detail, "times": problem.times,
+    }  # fmt: skip
 
 
 def _timeline(facts: TableContext, drawn: Slices, kept: KeptRows) -> dict[str, Any]:

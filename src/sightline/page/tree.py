@@ -78,6 +78,7 @@ class _Builder:
         self._key: list[int] = []  # equal for nodes that look alike
         self._count: dict[int, int] = {}  # of groups
         self._keys: dict[Hashable, int] = {}
+        self._folded: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # by the keys of siblings
         self._paths: dict[int, tuple[int, ...]] = {-1: ()}
         self._top: list[int] = []
 
@@ -204,7 +205,10 @@ class _Builder:
             self._op_node(op, node)
 
     def _op_node(self, op: int, parent: int) -> None:
-        pending = [(op, parent)]
+        node = self._node(OP, op, parent)
+        if op not in self._inside:
+            return
+        pending = [(child, node) for child in reversed(self._inside[op])]
         while pending:
             id, above = pending.pop()
             node = self._node(OP, id, above)
@@ -262,16 +266,24 @@ class _Builder:
     def _grouped(self, siblings: Sequence[int], keys: Sequence[int]) -> list[int]:
         made: list[int] = []
         at = 0
-        for node in fold(keys):
-            length = length_of(node)
+        for length, count in self._stretches(tuple(keys)):
             members = siblings[at : at + length]
             at += length
-            few = all(self._kind[each] == OP for each in members) and length < _MANY_OPS
-            if isinstance(node, Repeat) and not few:
-                made.append(self._group(members, node.count))
+            few = length < _MANY_OPS and all(self._kind[each] == OP for each in members)
+            if count > 1 and not few:
+                made.append(self._group(members, count))
             else:
                 made += members
         return made
+
+    def _stretches(self, keys: tuple[int, ...]) -> list[tuple[int, int]]:
+        """Stretches of siblings, each with how often it repeats; a layer that comes again is folded once."""
+        found = self._folded.get(keys)
+        if found is None:
+            found = self._folded[keys] = [
+                (length_of(node), node.count if isinstance(node, Repeat) else 1) for node in fold(keys)
+            ]
+        return found
 
     def _group(self, members: Sequence[int], count: int) -> int:
         """A group of so many rounds; a round of one member is that member."""
@@ -298,19 +310,21 @@ class _Builder:
         order: list[int] = []
         depth: list[int] = []
         label: list[str] = []
+        kinds, children = self._kind, self._children
         stack = [(node, 0, "") for node in reversed(self._top)]
         while stack:
             node, level, path = stack.pop()
             order.append(node)
             depth.append(level)
-            label.append(self._label(node, path))
-            if self._kind[node] == CALL:
+            label.append("" if kinds[node] == OP else self._label(node, path))
+            if kinds[node] == CALL:
                 path = self._module_path(node)
-            stack += [(child, level + 1, path) for child in reversed(self._children[node])]
+            if children[node]:
+                stack += [(child, level + 1, path) for child in reversed(children[node])]
         ends = _ends(depth)
-        kind = np.array([self._kind[node] for node in order], dtype=np.int32)
-        ref = np.array([self._ref[node] for node in order], dtype=np.int32)
-        count = np.array([self._count.get(node, 1) for node in order], dtype=np.int32)
+        counts = np.ones(len(kinds), dtype=np.int32)
+        counts[list(self._count)] = list(self._count.values())
+        kind, ref, count = (np.array(each, dtype=np.int32)[order] for each in (kinds, self._ref, counts))
         time, memory, flops = self._costs(kind, ref, np.array(ends, dtype=np.int64))
         return Tree(kind, ref, np.array(depth, dtype=np.int32), np.array(ends, dtype=np.int32), count,
                     label, time, memory, flops)  # fmt: skip
@@ -343,8 +357,9 @@ class _Builder:
         first = self._children[rounds[0]]
         if all(self._kind[each] == STEP for each in first):
             return self._span_label(first[0], self._children[rounds[-1]][-1], outer)
-        calls = [each for each in first if self._kind[each] == CALL]  # they tell more than ops
-        names = [self._named(each, outer) for each in calls or first]
+        members = list(zip(first, self._children[rounds[-1]], strict=True))
+        calls = [each for each in members if self._kind[each[0]] == CALL]  # they tell more than ops
+        names = [self._span_label(*each, outer) for each in calls or members]
         more = f" +{len(names) - _NAMED}" if len(names) > _NAMED else ""
         return ", ".join(names[:_NAMED]) + more
 

@@ -6,6 +6,7 @@ time, whatever the backend. Clocks that disagree are found by the same collectiv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -24,6 +25,19 @@ _DISAGREE, _DISAGREE_HERE = 2_000_000_000, 60_000_000_000
 _FEWEST: Final = 5  #: collectives, before a rank that is late is said to be
 _SHARE: Final = 0.2  #: of the time from one collective to the next by which it is late, typically
 _OFTEN: Final = 0.75  #: of the collectives that it has to be the last at
+
+
+@dataclass(frozen=True)
+class LineWaits:
+    """The waiting in the collectives of one kind that one line calls."""
+
+    kind: str
+    place: str
+    count: int
+    waited: int  #: by all ranks together, in ns
+    longest: int  #: of one rank in one of them
+    last: int  #: the rank that came last most often
+    times_last: int
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,8 @@ class Waiting:
             calls = records[rank].groups.get(table.group)
             if calls is not None and len(calls):
                 began = int(records[rank].info.get("began_ns") or 0) - base if raw else self.offsets[rank]
-                shift = table.shifts[row]
-                times[row, shift : shift + len(calls)] = getattr(calls, column) + float(began)
+                columns, own = table.cells(row, calls)
+                times[row, columns] = getattr(calls, column)[own] + float(began)
         return times
 
     @cached_property
@@ -116,6 +130,36 @@ class Waiting:
             for rank, each in zip(table.ranks, lost.sum(axis=1).tolist(), strict=True):
                 waited[rank] += int(each)
         return waited
+
+    def lines(self) -> list[LineWaits]:
+        """The waiting by kind and line of collectives, the longest first; lines are of the lowest rank."""
+        found: list[LineWaits] = []
+        for table, arrivals in zip(self.tables, self._arrivals, strict=True):
+            calls = self.run.records[table.ranks[0]].groups.get(table.group)
+            columns = np.flatnonzero(~np.isnan(arrivals).any(axis=0))
+            if calls is None or not len(columns):
+                continue
+            own = columns - table.shifts[0]
+            keys = np.stack([calls.place[own], calls.signature[own]])
+            found += self._by_line(table, arrivals[:, columns], keys)
+        return sorted(found, key=lambda each: -each.waited)
+
+    def _by_line(
+        self, table: GroupTable, arrivals: NDArray[np.float64], keys: NDArray[np.int32]
+    ) -> Iterator[LineWaits]:
+        names = self.run.names
+        rows: dict[tuple[str, str], list[int]] = {}
+        for at, (place, signature) in enumerate(keys.T.tolist()):
+            kind = names.signatures.all[signature].kind
+            rows.setdefault((kind, names.places.all[place]), []).append(at)
+        for (kind, line), columns in rows.items():
+            times = arrivals[:, columns]
+            lost = times.max(axis=0) - times
+            last = np.bincount(times.argmax(axis=0))
+            yield LineWaits(
+                kind, line, len(columns), int(lost.sum()), int(lost.max()), table.ranks[int(last.argmax())],
+                int(last.max()),
+            )  # fmt: skip
 
     def problems(self) -> list[Problem]:
         """The rank that the others wait for most of the time, if there is one."""

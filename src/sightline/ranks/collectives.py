@@ -6,6 +6,7 @@ arguments here, when it is asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +51,7 @@ class Collective:
     dtype: str
     reduction: str  #: ``sum``; "" where nothing is reduced
     root: int  #: the rank it starts from or goes to; -1 where there is none
+    counter: tuple[str, ...]  #: what its order number counts
     start: int  #: ns since the recording began
     duration: int  #: of the call on the host; an asynchronous one is waited for later
 
@@ -76,8 +78,13 @@ class _Traits:
     kind: str
     group: str
     reduction: str
-    root: int
+    root: int  #: its number within the group
     payload: slice  #: of the tensors the op takes
+
+    @property
+    def counter(self) -> tuple[str, ...]:
+        """What its order number counts: the collectives of a group, or what goes to or comes from a peer."""
+        return (self.group, self.kind, str(self.root)) if self.kind in POINT_TO_POINT else (self.group,)
 
 
 def kind_of(name: str) -> str:
@@ -95,12 +102,10 @@ class Collectives(Sequence[Collective]):
 
     def __init__(self, data: TraceData) -> None:
         self._data = data
-        kinds = [kind_of(name) for name in data.names]
-        wanted = np.array([bool(kind) for kind in kinds] or [False])
+        wanted = np.array([bool(kind_of(name)) for name in data.names] or [False])
         ops = data.ops
         aten = ops.level == 1
         self.ops: I64 = np.flatnonzero(aten & wanted[ops.name]) if len(ops) else np.zeros(0, dtype=np.int64)
-        self._kinds = kinds
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -116,33 +121,40 @@ class Collectives(Sequence[Collective]):
         data, ops = self._data, self._data.ops
         groups: dict[str, Any] = data.info.get("groups") or {}
         traits: dict[tuple[int, int], _Traits] = {}
-        counts: dict[tuple[Any, ...], int] = {}
+        counts = self.dropped()
         rows = []
         columns = (ops.name, ops.form, ops.start, ops.duration)
         taken = zip(self.ops.tolist(), *(column[self.ops].tolist() for column in columns), strict=True)
         for op, name, form, start, duration in taken:
             found = traits.get((name, form))
             if found is None:
-                found = traits[name, form] = self._traits(name, data.forms[form])
+                found = traits[name, form] = self._traits(data.names[name], data.forms[form])
             metas = [data.metas[data.values.meta[value]] for value in ops.inputs_of(op)[found.payload]]
             peers = tuple(_integers((groups.get(found.group) or {}).get("ranks")))
-            root = found.root
-            key: tuple[Any, ...] = (found.group,)
+            root = peers[found.root] if 0 <= found.root < len(peers) else found.root
             if found.kind in POINT_TO_POINT:
-                peers, key = ((root,) if root >= 0 else ()), (found.group, found.kind, root)
-            number = counts[key] = counts.get(key, -1) + 1
+                peers = (root,) if root >= 0 else ()
+            number = counts[found.counter]
+            counts[found.counter] += 1
             rows.append(
                 Collective(
                     op, found.kind, found.group, peers, number, sum(meta.nbytes for meta in metas),
                     sum(meta.numel for meta in metas), metas[0].dtype if metas else "", found.reduction,
-                    root, start, duration,
+                    root, found.counter, start, duration,
                 )
             )  # fmt: skip
         return rows
 
-    def _traits(self, name: int, form: Form) -> _Traits:
-        data = self._data
-        arguments = _named(form, data.schemas.get(data.names[name], ()))
+    def dropped(self) -> Counter[tuple[str, ...]]:
+        """How many collectives of each counter came before the first that ``last=`` has kept."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for name, form, count in self._data.info.get("dropped_collectives") or ():
+            if kind_of(name) and 0 <= form < len(self._data.forms):
+                counts[self._traits(name, self._data.forms[form]).counter] += count
+        return counts
+
+    def _traits(self, name: str, form: Form) -> _Traits:
+        arguments = _named(form, self._data.schemas.get(name, ()))
         group = arguments.get("process_group", arguments.get("group_name", ""))
         group = str(group).removeprefix("group ") if isinstance(group, Symbol | str) else ""
         reduction = arguments.get("reduce_op", "")
@@ -155,7 +167,7 @@ class Collectives(Sequence[Collective]):
             if argument == wanted:
                 payload = slice(start, start + count)
             start += count
-        return _Traits(self._kinds[name], group, reduction.lower(), root, payload)
+        return _Traits(kind_of(name), group, reduction.lower(), root, payload)
 
     def module_of(self, collective: Collective) -> str:
         """The module that a collective serves: whose weights it gathers, or whose gradients it reduces.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,7 +22,6 @@ from sightline.ranks.record import GroupCalls, RankRecord
 from sightline.trace.bundle import load
 
 ENDED, BEFORE = -1, -2  #: instead of a signature: after the last call of a rank, before the first one kept
-_NEAR: Final = 8  #: a ring of last ops is aligned by time, and this many collectives around by what they are
 _WHY_DIFFERENT: Final = (
     "Ranks of a group must run the same collectives in the same order: these hang or mix up their data."
 )
@@ -38,17 +36,24 @@ class GroupTable:
 
     group: str
     ranks: list[int]
-    shifts: list[int]  #: how many collectives of the group came before the first that a rank still has
+    first: int  #: the order number of the first column: with ``last=`` those before it are not looked at
+    shifts: list[int]  #: the column of the first collective that a rank still has; negative before the table
     signature: NDArray[np.int32]
 
-    def call(self, run: Run, rank: int, number: int) -> tuple[GroupCalls, int] | None:
-        """A rank's calls, and which of them has this order number; None where it has none."""
+    def call(self, run: Run, rank: int, column: int) -> tuple[GroupCalls, int] | None:
+        """A rank's calls, and which of them is in this column; None where it has none there."""
         calls = run.records[rank].groups.get(self.group)
-        at = number - self.shifts[self.ranks.index(rank)]
+        at = column - self.shifts[self.ranks.index(rank)]
         return (calls, at) if calls is not None and 0 <= at < len(calls) else None
 
+    def cells(self, row: int, calls: GroupCalls) -> tuple[slice, slice]:
+        """The columns in which a row has its calls, and which of its calls those are."""
+        shift = self.shifts[row]
+        end = max(shift + len(calls), 0)
+        return slice(max(shift, 0), end), slice(max(-shift, 0), None)
+
     def first_difference(self) -> int | None:
-        """The order number of the first collective that is not the same on all ranks."""
+        """The column of the first collective that is not the same on all ranks."""
         known = self.signature != BEFORE
         low = np.where(known, self.signature, np.iinfo(np.int32).max).min(axis=0)
         high = np.where(known, self.signature, np.iinfo(np.int32).min).max(axis=0)
@@ -63,103 +68,74 @@ def group_tables(run: Run) -> Iterator[GroupTable]:
         if len(ranks) < 2:
             continue
         calls = [run.records[rank].groups.get(group) for rank in ranks]
-        shifts = _shifts(run, ranks, calls)
-        lengths = [shift + len(each or ()) for shift, each in zip(shifts, calls, strict=True)]
-        signature = np.full((len(ranks), max(lengths)), ENDED, dtype=np.int32)
-        for row, (shift, each) in enumerate(zip(shifts, calls, strict=True)):
-            signature[row, :shift] = BEFORE
-            if each is not None:
-                signature[row, shift : shift + len(each)] = each.signature
-        yield GroupTable(group, ranks, shifts, signature)
+        yield _group_table(group, ranks, calls)
 
 
-def _shifts(run: Run, ranks: list[int], calls: list[GroupCalls | None]) -> list[int]:
-    """Zero, except where a recording has only its last ops: then by time, and by what is near."""
-    if not any(run.records[rank].info.get("dropped") for rank in ranks):
-        return [0] * len(ranks)
-    began = [int(run.records[rank].info.get("began_ns", 0)) for rank in ranks]
-    known = max((each for each in calls if each is not None), key=len, default=None)
-    if known is None or not len(known):
-        return [0] * len(ranks)
-    base = began[next(row for row, each in enumerate(calls) if each is known)]
-    shifts = [
-        0 if each is None or not len(each) else _shift(known, each, at - base)
-        for each, at in zip(calls, began, strict=True)
-    ]
-    return [shift - min(shifts) for shift in shifts]
-
-
-def _shift(known: GroupCalls, calls: GroupCalls, later: int) -> int:
-    """Where the first call of a rank whose recording began so much later stands among known calls."""
-    about = int(np.searchsorted(known.start, calls.start[0] + later))
-    fits = partial(_agreement, calls=calls, known=known, later=later)
-    best = max(range(about - _NEAR, about + _NEAR + 1), key=fits)
-    if fits(best)[0] < 1:  # ranks that do not wait for each other come at different times
-        half = len(calls) // 2
-        best = max(range(-half, max(len(known) - half, 1)), key=fits)
-    return best
-
-
-def _agreement(shift: int, calls: GroupCalls, known: GroupCalls, later: int) -> tuple[float, float]:
-    """How well two sequences fit: the share of equal calls, then how near they are in time."""
-    count = min(len(known) - max(shift, 0), len(calls) + min(shift, 0))
-    if count <= 0:
-        return 0.0, -float("inf")
-    here, there = slice(max(shift, 0), max(shift, 0) + count), slice(max(-shift, 0), max(-shift, 0) + count)
-    same = (known.signature[here] == calls.signature[there]) & (known.place[here] == calls.place[there])
-    equal = float(np.mean(same))
-    return equal, -float(np.median(np.abs(known.start[here] - calls.start[there] - later)))
+def _group_table(group: str, ranks: list[int], calls: list[GroupCalls | None]) -> GroupTable:
+    firsts = [0 if each is None else each.first for each in calls]
+    counts = [len(each or ()) for each in calls]
+    end = max(begin + count for begin, count in zip(firsts, counts, strict=True))
+    # A rank that died long before the others' last ops would make a table of mostly nothing.
+    first = max(min(firsts), end - max(counts))
+    signature = np.full((len(ranks), end - first), ENDED, dtype=np.int32)
+    table = GroupTable(group, ranks, first, [each - first for each in firsts], signature)
+    for row, each in enumerate(calls):
+        signature[row, : max(table.shifts[row], 0)] = BEFORE
+        if each is not None:
+            columns, own = table.cells(row, each)
+            signature[row, columns] = each.signature[own]
+    return table
 
 
 def desync_problems(run: Run) -> list[Problem]:
     """The first difference of each group; of several groups the one that came first in the run leads."""
     found: list[tuple[int, Problem]] = []
     for table in group_tables(run):
-        number = table.first_difference()
-        if number is not None:
-            found += _problems_at(run, table, number)
+        column = table.first_difference()
+        if column is not None:
+            found += _problems_at(run, table, column)
     return [problem for _, problem in sorted(found, key=lambda pair: (-pair[1].severity, pair[0]))]
 
 
-def _problems_at(run: Run, table: GroupTable, number: int) -> Iterator[tuple[int, Problem]]:
+def _problems_at(run: Run, table: GroupTable, column: int) -> Iterator[tuple[int, Problem]]:
     """What is wrong with one collective of a group, and when it began."""
     classes: dict[int, list[int]] = {}
-    for rank, signature in zip(table.ranks, table.signature[:, number].tolist(), strict=True):
+    for rank, signature in zip(table.ranks, table.signature[:, column].tolist(), strict=True):
         if signature != BEFORE:
             classes.setdefault(signature, []).append(rank)
     absent = classes.pop(ENDED, [])
     ordered = sorted(classes.items(), key=lambda pair: (-len(pair[1]), pair[1][0]))
     signature, most = ordered[0]
-    call = _named(run.names.signatures.all[signature], number)
-    here = table.call(run, most[0], number)
+    call = _named(run.names.signatures.all[signature], table.first + column)
+    here = table.call(run, most[0], column)
     assert here is not None
     began = int(here[0].start[here[1]])
     place = run.names.places.all[here[0].place[here[1]]]
     for other, ranks in ordered[1:]:
-        there = table.call(run, ranks[0], number)
+        there = table.call(run, ranks[0], column)
         assert there is not None
         line = run.names.places.all[there[0].place[there[1]]]
-        theirs = _named(run.names.signatures.all[other], number)
+        theirs = _named(run.names.signatures.all[other], table.first + column)
         verb = "runs" if len(most) == 1 else "run"
         title = (
             f"{ranks_text(most).capitalize()} {verb} {call} where {ranks_text(ranks)} "
             f"{'runs' if len(ranks) == 1 else 'run'} {theirs}{_of_group(run, table.group)}"
         )
-        detail = [f"{ranks_text(ranks)}: {line}", *_parting_text(run, table, most[0], ranks[0], number)]
+        detail = [f"{ranks_text(ranks)}: {line}", *_parting_text(run, table, most[0], ranks[0], column)]
         yield began, _problem("desync", Severity.ERROR, title, _WHY_DIFFERENT, place, detail)
     for ranks in _by_state(run, absent):
-        yield began, _missing(run, table, number, (call, place), most, ranks)
+        yield began, _missing(run, table, column, (call, place), most, ranks)
 
 
 def _missing(
-    run: Run, table: GroupTable, number: int, call: tuple[str, str], most: list[int], absent: list[int]
+    run: Run, table: GroupTable, column: int, call: tuple[str, str], most: list[int], absent: list[int]
 ) -> Problem:
     """Some ranks never come to a collective that others are in."""
     record = run.records[absent[0]]
     text, place = call
     detail = [f"{ranks_text(absent)}: {whereabouts(run, record)}"]
-    detail += _parting_text(run, table, most[0], absent[0], number)
-    stopped = [rank for rank in most if not _went_on(run, table, rank, number)]
+    detail += _parting_text(run, table, most[0], absent[0], column)
+    stopped = [rank for rank in most if not _went_on(run, table, rank, column)]
     who = ranks_text(absent).capitalize()
     if not stopped:
         title = f"{who} has no {text}{_of_group(run, table.group)}, which {ranks_text(most)} completed"
@@ -168,7 +144,7 @@ def _missing(
     how = "died before" if record.failed else "never came to"
     waits = f"{ranks_text(stopped)} {'waits' if len(stopped) == 1 else 'wait'}"
     ahead = _last_call(run, table, stopped[0])
-    if record.unfinished and ahead is not None and ahead[0] > number:
+    if record.unfinished and ahead is not None and ahead[0] > column:
         # What a killed process recorded last may be lost: the others have gone on with it for a while.
         how = f"{'was' if len(absent) == 1 else 'were'} cut short before"
         _, text, place = ahead
@@ -179,15 +155,15 @@ def _missing(
 
 
 def _last_call(run: Run, table: GroupTable, rank: int) -> tuple[int, str, str] | None:
-    """The last collective of a rank in a group: its order number, what it was, and its line."""
+    """The last collective of a rank in a group: its column, what it was, and its line."""
     calls = run.records[rank].groups.get(table.group)
     if calls is None or not len(calls):
         return None
-    number = table.shifts[table.ranks.index(rank)] + len(calls) - 1
+    column = table.shifts[table.ranks.index(rank)] + len(calls) - 1
     names = run.names
     return (
-        number,
-        _named(names.signatures.all[calls.signature[-1]], number),
+        column,
+        _named(names.signatures.all[calls.signature[-1]], table.first + column),
         names.places.all[calls.place[-1]],
     )
 
@@ -211,9 +187,9 @@ def _of_group(run: Run, group: str) -> str:
     return f" of group {group}" if len(run.groups) > 1 and group else ""
 
 
-def _went_on(run: Run, table: GroupTable, rank: int, number: int) -> bool:
+def _went_on(run: Run, table: GroupTable, rank: int, column: int) -> bool:
     """Whether a rank has finished, and ran more after a collective: then that was completed."""
-    record, here = run.records[rank], table.call(run, rank, number)
+    record, here = run.records[rank], table.call(run, rank, column)
     if here is None or record.failed:
         return False
     calls, at = here
@@ -233,7 +209,7 @@ def whereabouts(run: Run, record: RankRecord) -> str:
     """Where a rank was when its recording ended, and how that ended."""
     last = f"{record.last_op} at {run.names.places.all[record.last_place]}".removesuffix(" at ")
     if not record.last_op:
-        last = "it ran no op"
+        last = "no op"
     if record.failed:
         return f"raised {_first_line(str(record.info['exception']))} after {last}"
     if record.stack:
@@ -241,6 +217,8 @@ def whereabouts(run: Run, record: RankRecord) -> str:
     waits = record.waits_at
     if record.unfinished and waits is not None:
         return f"waits at {waits[0]}, in {last}" if record.last_is_collective else f"waits at {waits[0]}"
+    if record.unfinished and not record.last_op:
+        return "was cut short before any of its ops was written"
     if record.unfinished:
         return f"was cut short {'in or after' if record.last_is_collective else 'after'} {last}"
     return f"ended after {last}"
@@ -251,9 +229,9 @@ def _first_line(text: str) -> str:
     return line if len(line) <= 120 else f"{line[:119]}…"
 
 
-def _parting_text(run: Run, table: GroupTable, rank: int, other: int, number: int) -> list[str]:
+def _parting_text(run: Run, table: GroupTable, rank: int, other: int, column: int) -> list[str]:
     """Sentences on what two ranks did differently before a collective."""
-    found = parting(run, table, rank, other, number)
+    found = parting(run, table, rank, other, column)
     texts = []
     if found is not None:
         mine, yours = (
@@ -276,14 +254,14 @@ class Parting:
     theirs: int | None
 
 
-def parting(run: Run, table: GroupTable, rank: int, other: int, number: int) -> Parting | None:
-    """Where two ranks part that differ at collective ``number``; None where they run the same ops.
+def parting(run: Run, table: GroupTable, rank: int, other: int, column: int) -> Parting | None:
+    """Where two ranks part that differ at a column; None where they run the same ops.
 
     They are compared from one collective to the next. A difference that comes again and again, such as what
     one rank writes to a log, does no harm: of those that are as rare as any, the last is taken, but one that
     only says that a rank has ended.
     """
-    found = list(_differences(run, table, rank, other, number))
+    found = list(_differences(run, table, rank, other, column))
     if not found:
         return None
     counts = Counter((each.ours, each.theirs) for each in found)
@@ -292,27 +270,26 @@ def parting(run: Run, table: GroupTable, rank: int, other: int, number: int) -> 
     return [each for each in telling if counts[each.ours, each.theirs] == rarest][-1]
 
 
-def _differences(run: Run, table: GroupTable, rank: int, other: int, number: int) -> Iterator[Parting]:
+def _differences(run: Run, table: GroupTable, rank: int, other: int, column: int) -> Iterator[Parting]:
     """The first difference between each two collectives, up to one; at most one for each."""
     here, there = run.records[rank], run.records[other]
     lead, lag = (table.shifts[table.ranks.index(each)] for each in (rank, other))
-    first = max(lead, lag)
+    first = max(lead, lag, 0)
     positions = [
-        _positions(record, table.group)[first - shift : number - shift + 1]
+        _positions(record, table.group)[first - shift : column - shift + 1]
         for record, shift in ((here, lead), (there, lag))
     ]
-    if first and not all(map(len, positions)):
-        return  # only their last ops are known
+    is_ring = table.first + first > 0  # what was before the first that both have cannot be compared
+    if is_ring and not all(map(len, positions)):
+        return
     count = min(map(len, positions))
-    begins = (
-        [(0, 0)] if not first else []
-    )  # what was before the first that is known of both is not comparable
+    begins = [] if is_ring else [(0, 0)]
     begins += list(zip(positions[0][:count], positions[1][:count], strict=True))
     ends = [*begins[1:], (len(here.steps), len(there.steps))]
     for at, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         found = _first_difference(here.steps[begin[0] : end[0]], there.steps[begin[1] : end[1]])
-        if found is not None and first + at <= number + 1:
-            yield Parting(first + at - (0 if first else 1), *found)
+        if found is not None and first + at <= column + 1:
+            yield Parting(table.first + first + at - (not is_ring), *found)
 
 
 def _positions(record: RankRecord, group: str) -> list[int]:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-from sightline.errors import SightlineError, UsageError
-from sightline.trace.bundle import load
-from sightline.trace.bundle.paths import holds_recording
+from sightline.errors import DamagedFile, SightlineError, UsageError
+from sightline.trace.bundle import load, save
+from sightline.trace.bundle.paths import (
+    STACKS,
+    holds_recording,
+    make_job_folder,
+    refuse_as_job,
+    remove_recording,
+)
 
 T = TypeVar("T")
 
@@ -57,7 +65,7 @@ def _assigned(path: Path, children: list[Path]) -> RankFolder:
     """Each recording under its rank, by its name or else by what it says."""
     found: dict[int, tuple[int, Path]] = {}
     notes: list[str] = []
-    earlier = 0
+    is_restarted = False
     for child in children:
         match = _NAME.fullmatch(child.name)
         rank, restart = (int(match["rank"]), int(match["restart"] or 0)) if match else _inside(child, notes)
@@ -68,9 +76,9 @@ def _assigned(path: Path, children: list[Path]) -> RankFolder:
             notes.append(f"{other[1].name} and {child.name} are both of rank {rank}: the first is taken.")
         elif other is None or other[0] < restart:
             found[rank] = restart, child
-        earlier += other is not None and other[0] != restart
-    if earlier:
-        notes.append(f"The job was restarted; {earlier} recordings of earlier attempts are left out.")
+        is_restarted |= other is not None and other[0] != restart
+    if is_restarted:
+        notes.append("The job was restarted: what earlier attempts recorded is left out.")
     return RankFolder(path, {rank: found[rank][1] for rank in sorted(found)}, notes)
 
 
@@ -82,9 +90,46 @@ def _inside(child: Path, notes: list[str]) -> tuple[int, int]:
         notes.append(f"{child.name} is left out: {error}")
         return -1, 0
     if not isinstance(info.get("rank"), int):
-        notes.append(f"{child.name} is left out: it is no process of a distributed job.")
+        notes.append(f"{child.name} is left out: it is not of a distributed job.")
         return -1, 0
     return int(info["rank"]), int(info.get("restart") or 0)
+
+
+def save_ranks(
+    folder: RankFolder, path: Path, *, source: bool, environment: bool, overwrite: bool
+) -> str:  # fmt: skip
+    """Write all ranks of a run into a folder, one after the other; returns a line that says what it holds.
+
+    One that cannot be read is left out, and the line says so. With ``overwrite`` other recordings of ranks in
+    that folder are removed: they would be of another run.
+    """
+    path = path.with_name(f"{path.name.removesuffix('.sight')}.sight")
+    there = rank_folder(path)
+    targets = {rank: path / f"rank{rank}.sight" for rank in folder.paths}
+    if there is not None and not overwrite:
+        fix = "save under another name, or give overwrite=True to replace it"
+        raise UsageError(f"{path} already holds a recording: {fix}.")
+    refuse_as_job(path)
+    make_job_folder(targets[folder.lowest])
+    lines: dict[int, str] = {}
+    for rank, target in targets.items():
+        with suppress(DamagedFile):
+            data = load(folder.paths[rank])
+            lines[rank] = save(data, target, source=source, environment=environment).partition(": ")[2]
+            data.close()
+            if (stacks := folder.paths[rank] / STACKS).is_file() and folder.paths[rank] != target:
+                shutil.copyfile(stacks, target / STACKS)
+    for stale in set(there.paths.values() if there is not None else ()) - set(targets.values()):
+        remove_recording(stale)
+    if not lines:
+        raise UsageError(f"None of {ranks_text(targets)} can be read: nothing was saved.")
+    lost = [rank for rank in targets if rank not in lines]
+    rest = (
+        f"; {ranks_text(lost)} cannot be read and {'is' if len(lost) == 1 else 'are'} not in it"
+        if lost
+        else ""
+    )
+    return f"{path}: {ranks_text(lines)}{rest}; rank {min(lines)}: {lines[min(lines)]}"
 
 
 class Ranks(Mapping[int, T], Generic[T]):

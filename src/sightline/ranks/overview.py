@@ -18,8 +18,8 @@ from sightline.ranks.collectives import Collective
 from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
-from sightline.ranks.record import RankRecord
 from sightline.ranks.replicas import replica_problems
+from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.layout import fit_blocks
 from sightline.views.outline import Block, Column, Grid, Line, Span, View, cut, grid, line
 from sightline.views.problems import problem_lines
@@ -28,7 +28,7 @@ _WIDTH: Final = 100
 _MARGIN: Final = 11
 _MOST_ROWS: Final = 6  #: of each list
 _MOST_PROBLEMS: Final = 4
-_MORE: Final = "t.ranks[0].code()  t.ranks[0].summary()  t.problems()  t.to_perfetto(…)"
+_MORE: Final = "t.rank_times()  t.problems()  t.code(rank=0)  t.summary(rank=0)  t.to_perfetto(…)"
 
 
 def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
@@ -39,7 +39,9 @@ def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
 
 
 #: The kinds of problem that only several ranks can have.
-RANK_KINDS: Final = ("desync", "hang", "replicas", "same-batch", "modes", "straggler")
+RANK_KINDS: Final = (
+    "desync", "hang", "replicas", "seeds", "same-batch", "other-batch", "modes", "straggler",
+)  # fmt: skip
 
 
 def ranks_overview(run: Run, more: str = _MORE) -> View:
@@ -126,14 +128,14 @@ def _classes(run: Run) -> Iterator[Line]:
         count = sum(len(calls) for calls in record.groups.values())
         text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collectives"
         text += " each" if len(ranks) > 1 else ""
-        yield _fact("ranks" if not number else "", text + _difference(run, classes[0][0], record))
+        yield _fact("ranks" if not number else "", text + _difference(run, classes[0][0], ranks))
     if len(classes) > _MOST_ROWS:
         yield _fact("", f"… and {len(classes) - _MOST_ROWS} more kinds of ranks")
 
 
-def _difference(run: Run, first: int, record: RankRecord) -> str:
-    """Where a rank first does something else than the first one; empty for the first one itself."""
-    base = run.records[first]
+def _difference(run: Run, first: int, ranks: list[int]) -> str:
+    """Where equal ranks first do something else than the first one; empty for the first one itself."""
+    base, record = run.records[first], run.records[ranks[0]]
     if record.rank == first or record.info.get("dropped") or base.info.get("dropped"):
         return ""
     count = min(len(base.steps), len(record.steps))
@@ -141,7 +143,10 @@ def _difference(run: Run, first: int, record: RankRecord) -> str:
     at = int(differs[0]) if len(differs) else count
     if at >= len(record.steps):
         return f", the first {at:,} as on rank {first}" if at else ""
-    return f"; unlike rank {first} from {run.names.step_text(int(record.steps[at]))}"
+    here = f"{'it runs' if len(ranks) == 1 else 'they run'} {run.names.step_text(int(record.steps[at]))}"
+    if at >= len(base.steps):
+        return f"; after the last of rank {first} {here}"
+    return f"; where rank {first} runs {run.names.step_text(int(base.steps[at]))}, {here}"
 
 
 def _ends(run: Run) -> Iterator[Line]:
@@ -164,11 +169,12 @@ def _collectives(run: Run) -> Grid | None:
     rows: dict[tuple[str, str], list[int]] = {}
     for name in dict.fromkeys(name for record in run.records.values() for name in record.groups):
         record = next(record for record in run.records.values() if name in record.groups)
-        for number, count in zip(*np.unique(record.groups[name].signature, return_counts=True), strict=True):
+        calls = record.groups[name]
+        for number in np.unique(calls.signature).tolist():
             call: Collective = run.names.signatures.all[number]
             row = rows.setdefault((call.kind, name.partition(":")[0]), [0, 0])
-            row[0] += int(count)
-            row[1] += int(count) * call.bytes
+            row[0] += int((calls.signature == number).sum())
+            row[1] += int(calls.bytes[calls.signature == number].sum())
     if not rows:
         return None
     columns = (Column("collective"), Column("group"), Column("per rank", right=True),
@@ -184,33 +190,10 @@ def _collectives(run: Run) -> Grid | None:
 
 
 def _spread(run: Run, waiting: Waiting) -> Grid | None:
-    """The lines whose time differs most between ranks, and the waiting for others."""
-    ranks = run.ranks
-    if len(ranks) < 2:
+    """The modules and lines whose time differs most between ranks, and the waiting for others."""
+    if len(run.ranks) < 2:
         return None
-    places = {place for record in run.records.values() for place in record.spent}
-    rows: list[tuple[int, str, list[int]]] = []
-    for place in places:
-        times = [run.records[rank].spent.get(place, 0) for rank in ranks]
-        if run.names.places.all[place]:
-            rows.append((max(times) - min(times), run.names.places.all[place], times))
-    rows.sort(key=lambda row: (-row[0], row[1]))
-    waits = [waiting.waited[rank] for rank in ranks]
-    shown = [
-        ("waiting for other ranks", waits),
-        *((text, times) for _, text, times in rows[: _MOST_ROWS - 1]),
-    ]
-    if not any(any(times) for _, times in shown):
-        return None
-    columns = (Column("time of a rank", least=20), Column("least", right=True), Column("median", right=True),
-               Column("most", right=True), Column("of"))  # fmt: skip
-    return grid(
-        columns,
-        [
-            (
-                Span(text, "op"), time_text(min(times)), time_text(float(np.median(times))),
-                time_text(max(times)), f"rank {ranks[int(np.argmax(times))]}",
-            )
-            for text, times in shown
-        ],
-    )  # fmt: skip
+    waits = np.array([waiting.waited[rank] for rank in run.ranks], dtype=np.int64)
+    rows = [Spread("waiting for other ranks", waits)] if waits.any() else []
+    rows += [*module_spreads(run, _MOST_ROWS // 2), *line_spreads(run, _MOST_ROWS // 2)]
+    return spread_grid(run, "time of a rank", rows)

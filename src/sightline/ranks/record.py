@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sightline.ranks.collectives import POINT_TO_POINT, REPLICATED, Collective, Collectives, released
+from sightline.ranks.collectives import Collective, Collectives, released
+from sightline.ranks.fingerprints import Fingerprints, fingerprints_of
 from sightline.trace.bundle import load
 from sightline.trace.bundle.paths import STACKS
-from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
+from sightline.trace.data import I32, I64, TraceData
 from sightline.trace.index import Index
 
-_PARAMETER: Final = KINDS.index("parameter")
-_FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 _MOST_STACKS: Final = 1 << 20  #: bytes that are read of a file of stacks
 _STACK_LINE: Final = re.compile(r'  File "([^"]+)", line (\d+) in (.+)')
 
@@ -50,6 +48,7 @@ class SharedNames:
         self.places = Numbering()  #: ``train.py:9 in step``
         self.ops = Numbering()  #: names of ops
         self.steps = Numbering()  #: (op, place)
+        self.modules = Numbering()  #: ``blocks.0.attn``
         self.signatures = Numbering()  #: what a collective was, as its first `Collective`
         self._arrays: dict[bytes, I32] = {}
 
@@ -68,11 +67,13 @@ class SharedNames:
 class GroupCalls:
     """The collectives of one rank in one process group, in order."""
 
+    first: int  #: the order number of the first one: with ``last=`` those before it are not here
     signature: I32
     place: I32
     op: I32
     start: I64  #: ns since the recording began
     released: I64  #: when the host went on
+    bytes: I64  #: what the rank contributed
 
     def __len__(self) -> int:
         return len(self.op)
@@ -94,10 +95,9 @@ class RankRecord:
     last_op: str
     last_is_collective: bool
     spent: dict[int, int] = field(default_factory=dict)  #: ns on the way to and in the ops of each line
-    weights: tuple[tuple[str, ...], U64, I32, I32] | None = None  #: names, fingerprints, ops and lines
-    losses: tuple[int, ...] = ()  #: a fingerprint of each result that a backward pass began from
-    modes: frozenset[tuple[str, bool]] = frozenset()  #: outermost modules, and whether they trained
-    replicated: bool = False  #: it has a module of DDP
+    modules: I32 = field(default_factory=lambda: np.zeros(0, dtype=np.int32))  #: those that were called
+    module_times: I64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  #: ns in their calls
+    values: Fingerprints = field(default_factory=Fingerprints)  #: what is compared by value
     stack: str = ""  #: where it was when SIGUSR1 came: ``train.py:9 in step``
 
     @property
@@ -136,6 +136,7 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
     rows = _ordered_ops(data)
     op_places = places[index.op_user_frames]
     collectives = Collectives(data)
+    modules, module_times = _module_times(data, names)
     last = int(rows[np.argmax(data.ops.start[rows])]) if len(rows) else -1
     return RankRecord(
         rank=rank,
@@ -150,10 +151,9 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
         last_op=data.names[data.ops.name[last]] if last >= 0 else "",
         last_is_collective=bool(len(collectives.ops)) and last == int(collectives.ops[-1]),
         spent=_spent(data, rows, op_places, collectives.ops),
-        weights=_weights(data, op_places),
-        losses=_losses(data),
-        modes=_modes(data),
-        replicated=any(module.type == REPLICATED for module in data.modules),
+        modules=modules,
+        module_times=module_times,
+        values=fingerprints_of(index, collectives, op_places, places),
         stack=_stack(path),
     )
 
@@ -161,7 +161,7 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
 _KEPT: Final = (
     "name", "rank", "world_size", "job", "began_ns", "duration_ns", "unfinished", "exception", "note", "pid",
     "torch", "engine", "dropped", "last", "groups", "waits", "rank_device", "restart", "fault_count",
-    "meshes",
+    "meshes", "seed",
 )  # fmt: skip
 
 
@@ -171,9 +171,10 @@ def _kept_info(info: dict[str, Any]) -> dict[str, Any]:
 
 def _places(index: Index, names: SharedNames) -> I32:
     """The number of the line of each frame; the last entry, for -1, is that of no line."""
-    frames = index.raw.frames
+    frames, calls = index.raw.frames, index.raw.calls
     places = np.full(len(frames) + 1, names.places.of(""), dtype=np.int32)
-    for at in np.unique(index.op_user_frames).tolist():
+    of_calls = index.user_frames[calls.frame[calls.parent < 0]]
+    for at in np.union1d(index.op_user_frames, of_calls).tolist():
         if at >= 0:
             row = index.frames[at]
             places[at] = names.places.of(f"{row.position} in {row.function}")
@@ -201,20 +202,22 @@ def _steps(data: TraceData, rows: I64, op_places: I32, names: SharedNames) -> I3
 def _groups(
     data: TraceData, collectives: Collectives, op_places: I32, names: SharedNames
 ) -> dict[str, GroupCalls]:
-    by_group: dict[str, list[Collective]] = {}
+    before = collectives.dropped()
+    by_counter: dict[tuple[str, ...], list[Collective]] = {counter: [] for counter in before}
     for each in collectives:
-        key = each.group if each.kind not in POINT_TO_POINT else f"{each.group}:{each.kind}:{each.root}"
-        by_group.setdefault(key, []).append(each)
+        by_counter.setdefault(each.counter, []).append(each)
     after = dict(zip(collectives.ops.tolist(), released(data, collectives.ops).tolist(), strict=True))
     groups = {}
-    for group, calls in by_group.items():
+    for counter, calls in by_counter.items():
         ops = [each.op for each in calls]
-        groups[group] = GroupCalls(
+        groups[":".join(counter)] = GroupCalls(
+            first=before[counter],
             signature=np.array([names.signatures.of(each.signature, each) for each in calls], dtype=np.int32),
-            place=op_places[ops],
+            place=op_places[np.array(ops, dtype=np.int64)],
             op=np.array(ops, dtype=np.int32),
             start=np.array([each.start for each in calls], dtype=np.int64),
             released=np.array([after[op] for op in ops], dtype=np.int64),
+            bytes=np.array([each.bytes for each in calls], dtype=np.int64),
         )
     return groups
 
@@ -239,62 +242,20 @@ def _spent(data: TraceData, rows: I64, op_places: I32, collectives: I64) -> dict
     return {int(place): int(sums[place]) for place in np.flatnonzero(sums)}
 
 
+def _module_times(data: TraceData, names: SharedNames) -> tuple[I32, I64]:
+    """The modules that were called, and the time in the calls of each."""
+    calls = data.calls
+    sums = np.bincount(calls.module, weights=np.maximum(calls.duration, 0), minlength=len(data.modules))
+    called = np.unique(calls.module)
+    numbers = [names.modules.of(data.modules[module].label) for module in called.tolist()]
+    unique, first = np.unique(numbers, return_index=True)  # two models may have modules of one name
+    return names.shared(unique.astype(np.int32)), sums[called[first]].astype(np.int64)
+
+
 def _waited(data: TraceData) -> int:
     """How long ``Work.wait`` took altogether, in ns."""
     lines = (data.info.get("waits") or {}).get("lines") or ()
     return sum(row[4] for row in lines if isinstance(row, list | tuple) and len(row) == 6)
-
-
-def _weights(data: TraceData, op_places: I32) -> tuple[tuple[str, ...], U64, I32, I32] | None:
-    """Every measured version of every whole parameter, in order."""
-    stats, values = data.stats, data.values
-    if not len(stats):
-        return None
-    measured = stats.value[values.kind[stats.value] == _PARAMETER]
-    whole = np.array([not meta.placements for meta in data.metas] or [True])
-    measured = measured[whole[values.meta[measured]] & (values.name[measured] >= 0)]
-    if not len(measured):
-        return None
-    makers = values.producer[measured]
-    lines = np.where(makers >= 0, op_places[makers], -1).astype(np.int32)
-    names = tuple(data.names[name] for name in values.name[measured].tolist())
-    return names, _fingerprints(data, np.searchsorted(stats.value, measured)), makers, lines
-
-
-def _fingerprints(data: TraceData, rows: NDArray[np.int64]) -> U64:
-    """The fingerprints of measured values; where none were taken, of their statistics."""
-    stats = data.stats
-    taken = stats.fingerprint[rows]
-    if taken.all():
-        return taken
-    mixed = np.zeros(len(rows), dtype=np.uint64)
-    for column in (stats.min, stats.max, stats.mean, stats.l2):
-        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + column[rows].view(np.uint64)
-    return np.where(taken == 0, mixed, taken)
-
-
-def _losses(data: TraceData) -> tuple[int, ...]:
-    """A fingerprint of the last forward result before each backward pass, where it was measured."""
-    ops, stats = data.ops, data.stats
-    rows = np.flatnonzero((ops.level == 1) & ((ops.phase == _FORWARD) | (ops.phase == _BACKWARD)))
-    if not len(stats) or not len(rows):
-        return ()
-    backward = ops.phase[rows] == _BACKWARD
-    begins = np.flatnonzero(backward[1:] & ~backward[:-1])
-    found = []
-    for op in rows[begins].tolist():
-        for value in ops.outputs_of(op)[:1]:
-            at = int(np.searchsorted(stats.value, value))
-            if at < len(stats) and stats.value[at] == value:
-                found.append(int(_fingerprints(data, np.array([at]))[0]))
-    return tuple(found)
-
-
-def _modes(data: TraceData) -> frozenset[tuple[str, bool]]:
-    calls = data.calls
-    outermost = np.flatnonzero((calls.parent < 0) & ((calls.flags & (TRAINING | EVALUATION)) != 0))
-    pairs = {(int(calls.module[at]), bool(calls.flags[at] & TRAINING)) for at in outermost.tolist()}
-    return frozenset((data.modules[module].label, training) for module, training in pairs)
 
 
 def _stack(path: Path) -> str:

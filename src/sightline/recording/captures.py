@@ -32,8 +32,9 @@ from sightline.recording.torchapi import (
     no_torch_function,
 )
 from sightline.trace.data import PHASES, CaptureInfo
+from sightline.trace.direct_file import PAGE
 from sightline.trace.file_names import file_name
-from sightline.trace.shard_writer import ShardWriter
+from sightline.trace.shard_writer import DIRECT_BYTES, ShardWriter
 from sightline.trace.tensor_stores import Bytes, MemoryStore, ShardStore, Store
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class BufferPool:
             buffer, host = free.pop()
             self._room += buffer.nbytes
         else:
-            buffer = torch.empty(shape.numel() * dtype.itemsize, dtype=torch.uint8, pin_memory=pinned)
+            buffer = _new_buffer(shape.numel() * dtype.itemsize, pinned)
             host = buffer.view(dtype).view(shape)
         data: Bytes = buffer.numpy()  # a new array each time: this use ends when it is freed
         weakref.finalize(data, self._give_back, buffer, host, pinned).atexit = False
@@ -119,6 +120,14 @@ class BufferPool:
         if buffer.nbytes <= self._room:  # called by any thread: each step is atomic
             self._room -= buffer.nbytes
             self._free[host.shape, host.dtype, pinned].append((buffer, host))
+
+
+def _new_buffer(nbytes: int, pinned: bool) -> Any:
+    """Memory for a copy; for a large one it begins at a page, so that a disk can read it directly."""
+    spare = PAGE if nbytes >= DIRECT_BYTES and not pinned else 0  # pinned memory comes in pages
+    buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pinned)
+    start = -buffer.data_ptr() % PAGE if spare else 0
+    return buffer[start : start + nbytes]
 
 
 def dense_copy(tensor: Any, options: Capture) -> Any:
@@ -222,7 +231,7 @@ class CaptureObserver(Observer):
         self._files: StoredFiles | None = None
         self._folder = None if folder is None else folder / "tensors"
         if self._folder is not None:
-            self._writer = ShardWriter(self._folder, on_error=options.on_error)
+            self._writer = ShardWriter(self._folder, on_error=options.on_error, checksum=session.checksum)
             self._files = StoredFiles(self._folder) if options.format == "pt" else None
         self._copies: dict[str, Any] = {}
         self._keys: set[str] = set()

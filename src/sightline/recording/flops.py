@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -61,11 +61,11 @@ def _formula(function: Any) -> _Formula | None:
     from torch.utils import flop_counter
 
     name = function._schema.name
-    for each in (name, name.removesuffix("_")):
+    for each in dict.fromkeys((name, name.removesuffix("_"))):
         namespace, _, bare = each.partition("::")
         packet = getattr(getattr(torch.ops, namespace), bare, None)
         registered: Any = flop_counter.flop_registry.get(packet)
-        if getattr(registered, "__code__", None) is flop_counter.shape_wrapper(len).__code__:
+        if registered is not None and getattr(registered, "__code__", None) is _shape_wrapper():
             # The wrapped function takes shapes: no tensors need to be made for it.
             return _Formula(registered.__wrapped__, True)
         if registered is not None:
@@ -73,6 +73,14 @@ def _formula(function: Any) -> _Formula | None:
         if each in FORMULAS:
             return _Formula(FORMULAS[each], True)
     return None
+
+
+@cache
+def _shape_wrapper() -> Any:
+    """The code of the functions that torch wraps around formulas which take shapes."""
+    from torch.utils import flop_counter
+
+    return flop_counter.shape_wrapper(len).__code__
 
 
 def _flops(

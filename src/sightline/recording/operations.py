@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from operator import attrgetter
-from types import BuiltinFunctionType, MethodDescriptorType, MethodWrapperType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final
 
 import torch
@@ -251,11 +257,22 @@ def arguments_of(function: Any) -> tuple[str, ...]:
     try:
         if isinstance(function, _IN_C) and getattr(function, "__text_signature__", None) is None:
             return _of_namesake(function.__name__)  # `inspect.signature` takes long to fail
-        parameters = inspect.signature(function).parameters.values()
+        is_torch = type(function) is FunctionType and (function.__module__ or "").startswith("torch.")
+        is_lasting = is_torch or isinstance(function, (*_IN_C, WrapperDescriptorType))
+        return _of_lasting(function) if is_lasting else _of_signature(function)
     except Exception:  # a signature may be code of the user's
         name = getattr(function, "__name__", "")
         return _of_namesake(name) if isinstance(name, str) else ()
+
+
+def _of_signature(function: Any) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
     return tuple(_text(one) for one in parameters if one.kind is not one.VAR_KEYWORD)
+
+
+@cache  # they live as long as the process too
+def _of_lasting(function: Any) -> tuple[str, ...]:
+    return _of_signature(function)
 
 
 @cache  # ops live as long as the process, and the next trace has the same ones

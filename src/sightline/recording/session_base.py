@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+import zlib
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -26,6 +27,7 @@ from sightline.recording.waits import WaitLog
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import ModuleInfo
+from sightline.trace.shards import Checksum
 
 if TYPE_CHECKING:
     from sightline.recording.captures import CaptureObserver
@@ -71,6 +73,7 @@ class SessionBase:
         self.before_region: dict[int, weakref.ref[Any]] = {}  # tensors that existed when a region began
         self.observer: Observer | None = None  #: gets every event; of several, an `Observers`
         self.statistics: StatisticsObserver | None = None  #: of ``stats=``
+        self.checksum: Checksum = zlib.crc32  #: of captured tensors
         self.captures: CaptureObserver | None = None  #: of ``capture=``
         self.check: NonFiniteChecker | None = None  #: of ``check=``
         self.stream_writer: StreamWriter | None = None  #: of ``path=`` and ``last=``

@@ -123,6 +123,7 @@ def _rank(session: SessionBase) -> dict[str, Any]:
     return {
         "rank": process.rank, "local_rank": process.local_rank, "world_size": process.world_size,
         "restart": process.restart, "job": job_digest(), "began_ns": session.wall_begin,
+        "seed": torch.initial_seed(),
         "rank_device": f"cuda:{torch.cuda.current_device()}" if cuda else "cpu", **groups,
         "waits": session.waits.summary(),
     }  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import islice
 from types import CodeType
 from typing import Any, Final
+from weakref import ref
 
 import torch
 
@@ -53,14 +54,22 @@ class SourcePositions:
             ))  # fmt: skip
 
 
+#: The positions found in codes that live, by the code's id: the next recording of a loop has the same ones.
+_known: Final[dict[int, tuple[ref[CodeType], dict[int, _Position]]]] = {}
+
+
 def _positions(code: CodeType, units: set[int]) -> dict[int, _Position]:
-    """The positions of some units of a code, two bytes each.
+    """The positions of these units of a code, two bytes each, and perhaps of others.
 
     Python decodes them one by one from the start; the others are skipped.
     """
+    key = id(code)
+    entry = _known.get(key)
+    if entry is None or entry[0]() is not code:
+        entry = _known[key] = ref(code, lambda _: _known.pop(key, None)), {}
+    positions = entry[1]
     every, passed = code.co_positions(), 0
-    positions: dict[int, _Position] = {}
-    for unit in sorted(units):
+    for unit in sorted(units - positions.keys()):
         positions[unit] = next(islice(every, unit - passed, None), _NO_POSITION)
         passed = unit + 1
     return positions

@@ -32,7 +32,7 @@ from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows
 from sightline.trace.assembly.batch import Batch, StepMark, Streams, Tables, ValueUpdate
 from sightline.trace.assembly.calls import matching_begin
 from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
-from sightline.trace.assembly.ring import reusable_values
+from sightline.trace.assembly.ring import Dropped, reusable_values
 from sightline.trace.assembly.values import open_allocations
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of
@@ -96,7 +96,7 @@ class JournalFrame(NamedTuple):
 
     data: bytes
     ops: int  #: how many ops belong to it
-    rows: int  #: with late ones, which belong to earlier batches
+    dropped: Dropped  #: what is lost with it: its ops, and late ones, which belong to earlier batches
     before: bytes  #: a frame of what its rows may refer to
 
 
@@ -122,7 +122,8 @@ class StreamWriter:
         self._learned: dict[int, ValueUpdate] = {}
         self._steps: list[StepMark] = []  # those that are open
         self._open_ids: tuple[list[int], list[int]] = ([], [])
-        self._dropped = 0
+        self._dropped = Dropped()  # from the ring
+        self._rewritten = Dropped()  # of that, what the journal on disk no longer has either
         self._write_error: str | None = None
         self._final: TraceData | None = None
         self._sources: set[str] = set()
@@ -216,7 +217,7 @@ class StreamWriter:
         return changed or any(map(len, contents)) or bool(self._pending)
 
     def _write(self, batch: Batch, first: bool = False) -> None:
-        tables = self._tables()
+        tables = self._tables(self._rewritten if self._folder is not None else None)
         operators, flops = self._new_lookups(batch, tables)
         more: dict[str, Any] = {"since": dict(self._table_sizes)}
         new_entries = new_table_rows(tables, self._table_sizes, operators, flops)
@@ -241,10 +242,11 @@ class StreamWriter:
             self._session.note_fault(error)
             return [], []
 
-    def _tables(self) -> Tables:
+    def _tables(self, dropped: Dropped | None = None) -> Tables:
+        """The small tables; ``dropped`` is what the rows beside them lack, by default those of the ring."""
         tables = self._snapshot.update()
         if self._ring_size is not None:
-            tables.info |= {"last": self._ring_size, "dropped": self._dropped}
+            tables.info |= {"last": self._ring_size, **(dropped or self._dropped).to_info()}
         if not self._save_options["environment"]:
             tables.info = {key: value for key, value in tables.info.items() if key not in PRIVATE}
         if self._write_error is not None:
@@ -310,8 +312,10 @@ class StreamWriter:
         )  # fmt: skip
         calls = self._session.level == "none"
         own = Rows(batch.rows.calls, C_WIDTH) if calls else Rows(batch.rows.ops, O_WIDTH)
-        every = self._cutter.calls if calls else self._cutter.ops
-        self._ring.append(JournalFrame(frame, len(own), len(every), encode(before, {}, {})))
+        lost = Dropped(len(self._cutter.calls))
+        if not calls:
+            lost = Dropped.of(self._cutter.ops, self._snapshot.tables.operations)
+        self._ring.append(JournalFrame(frame, len(own), lost, encode(before, {}, {})))
         self._memory = open_allocations(self._memory, batch.memory)
         self._live_values = reusable_values(self._live_values, batch, self._learned)
         self._track_steps(batch)
@@ -319,7 +323,7 @@ class StreamWriter:
         while len(self._ring) > 1 and count - self._ring[0].ops >= self._ring_size:
             dropped = self._ring.popleft()
             count -= dropped.ops
-            self._dropped += dropped.rows
+            self._dropped += dropped.dropped
             self._stale += len(dropped.data)
         live = sum(len(one.data) for one in self._ring)
         if self._file >= 0 and self._stale > live + _MAX_STALE:
@@ -345,7 +349,7 @@ class StreamWriter:
             tables.info,
             {"first": constant_fields(tables)},
         )
-        return [start, *(_without_tables(one.data) for one in self._ring)]
+        return [start, *(_without_tables(one.data, tables.info) for one in self._ring)]
 
     def _rewrite(self) -> None:
         """Replace the journal by one of the frames that are still needed."""
@@ -365,6 +369,7 @@ class StreamWriter:
         self._close()
         self._file, self._file_identity, self._size, self._stale = file, _identity(file), len(data), 0
         self._pending.clear()
+        self._rewritten = self._dropped
 
     # -- as a trace --------------------------------------------------------------------------------------
 
@@ -489,12 +494,12 @@ def _environment(tables: Tables) -> dict[str, Any]:
     return environment_of(Data)  # type: ignore[arg-type]  # it reads only these two
 
 
-def _without_tables(frame: bytes) -> bytes:
-    """A frame without its additions to the tables, which an earlier frame has."""
+def _without_tables(frame: bytes, info: dict[str, Any]) -> bytes:
+    """A frame without its additions to the tables, which an earlier frame has, and with newer info."""
     journal = Journal(None, [frame])
     head = journal.heads()[0]
     more = {"sources": head["sources"]} if "sources" in head else {}
-    return encode(journal.batch(0), {}, json_codec.loads(head["info"]), more)
+    return encode(journal.batch(0), {}, info, more)
 
 
 def _identity(file: int) -> tuple[int, int] | None:

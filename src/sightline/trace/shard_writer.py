@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +23,10 @@ import numpy as np
 from sightline.errors import CaptureError, UsageError
 from sightline.options import one_of
 from sightline.trace.data import CaptureInfo
+from sightline.trace.direct_file import PAGE, Bytes
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.file_names import FileNames
-from sightline.trace.shards import PAGE, UNFINISHED, Bytes, ShardFile, TensorDescription, shard_name
+from sightline.trace.shards import UNFINISHED, Checksum, ShardFile, TensorDescription, shard_name
 
 MIB: Final = 1 << 20
 #: A shard is finished at this age: a killed process loses what is younger.
@@ -33,6 +35,8 @@ _LONGEST_HEADER: Final = 4 * MIB
 #: The thread is woken for so many bytes, and otherwise waits a little: waking for each tensor slows the run.
 _BATCH_BYTES: Final = 8 * MIB
 _BATCH_SECONDS: Final = 0.05
+#: Tensors of so many bytes are written past the page cache; for smaller ones the disk's latency would count.
+DIRECT_BYTES: Final = 256 << 10
 
 Data = Bytes | Callable[[], Bytes]
 
@@ -61,6 +65,7 @@ class ShardWriter:
         queue_bytes: int = 256 * MIB,
         shard_bytes: int = 256 * MIB,
         on_error: Literal["raise", "report"] = "raise",
+        checksum: Checksum = zlib.crc32,
     ) -> None:
         one_of("on_error", on_error, ("raise", "report"))
         for name, number in (("queue_bytes", queue_bytes), ("shard_bytes", shard_bytes)):
@@ -68,7 +73,7 @@ class ShardWriter:
                 raise UsageError(f"{name}={number!r} must be a whole number from 1 up.")
         _check_folder(folder)
         self._names = FileNames(folder)
-        self._worker = _Worker(folder, queue_bytes, shard_bytes, stops=on_error == "raise")
+        self._worker = _Worker(folder, queue_bytes, shard_bytes, checksum, stops=on_error == "raise")
         # The thread refers only to the worker, so a writer without references is collected, and closed by
         # this; so is one that is open when the interpreter exits.
         self._finalizer = weakref.finalize(self, self._worker.close)
@@ -170,6 +175,7 @@ class _Flush:
 
 
 _Item = _Tensor | _File | _Flush
+_Kind = tuple[int, bool]  #: of a shard: the alignment of its tensors, and whether they are large
 
 
 class _Worker:
@@ -178,7 +184,9 @@ class _Worker:
     The queue and the counts are used only under the lock, the shards only by the thread.
     """
 
-    def __init__(self, folder: Path, queue_bytes: int, shard_bytes: int, *, stops: bool) -> None:
+    def __init__(
+        self, folder: Path, queue_bytes: int, shard_bytes: int, checksum: Checksum, *, stops: bool
+    ) -> None:
         self.failures = 0
         self.fault: CaptureError | None = None
         self.written = 0
@@ -186,6 +194,7 @@ class _Worker:
         self._queue_bytes = queue_bytes
         self._batch_bytes = min(_BATCH_BYTES, queue_bytes)
         self._shard_bytes = shard_bytes
+        self._checksum = checksum
         self._stops = stops
         self._raised = False
         self._closing = False
@@ -202,10 +211,10 @@ class _Worker:
         self._unwritten = 0  # bytes queued and not yet written
         self._keys: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._shards: dict[int, ShardFile] = {}  # by alignment
+        self._shards: dict[_Kind, ShardFile] = {}
         self._next_shard = 0
         self._next_order = 0
-        self._room = PAGE  # for the header of the next shard
+        self._rooms: dict[_Kind, int] = {}  # for the header of the next shard
 
     @property
     def in_own_process(self) -> bool:
@@ -353,20 +362,22 @@ class _Worker:
         data = item.data() if callable(item.data) else item.data
         _check_bytes(data, item.info)
         tensor = TensorDescription.of(item.info, data.nbytes, self._next_order)
-        shard = self._shards.get(tensor.alignment)
+        kind = (tensor.alignment, data.nbytes >= DIRECT_BYTES)
+        shard = self._shards.get(kind)
         if shard is not None and not shard.room_for(tensor):
-            self._finish(tensor.alignment)
+            self._finish(kind)
             shard = None
         if shard is None:
             path = self._folder / shard_name(self._next_shard)
-            shard = ShardFile(path, max(self._room, tensor.header_size))
-            self._shards[tensor.alignment] = shard
+            room = max(self._rooms.get(kind, PAGE), tensor.header_size)
+            shard = ShardFile(path, room, direct=kind[1], checksum=self._checksum)
+            self._shards[kind] = shard
             self._next_shard += 1
         shard.add(tensor, data)
         self._next_order += 1
         self.written += data.nbytes
         if shard.size >= self._shard_bytes:
-            self._finish(tensor.alignment)
+            self._finish(kind)
 
     def _write_file(self, item: _File) -> None:
         temporary = self._folder / f".file{UNFINISHED}"  # one at a time: only this thread writes
@@ -379,14 +390,14 @@ class _Worker:
 
     def _finish_shards(self, older_than: float = -1.0) -> None:
         now = time.monotonic()
-        for alignment, shard in list(self._shards.items()):
+        for kind, shard in list(self._shards.items()):
             if now - shard.opened > older_than:
-                self._finish(alignment)
+                self._finish(kind)
 
-    def _finish(self, alignment: int) -> None:
-        shard = self._shards.pop(alignment)
+    def _finish(self, kind: _Kind) -> None:
+        shard = self._shards.pop(kind)
         # Twice what this one needed: many small tensors soon go into few shards, few into small ones.
-        self._room = min(2 * shard.header_size, _LONGEST_HEADER)
+        self._rooms[kind] = min(2 * shard.header_size, _LONGEST_HEADER)
         try:
             shard.finish()
         except BaseException as error:  # noqa: BLE001  # the thread must go on: others wait for it

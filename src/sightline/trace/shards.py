@@ -16,31 +16,33 @@ import struct
 import time
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.errors import DamagedFile
 from sightline.trace.data import ROLES, CaptureInfo
+from sightline.trace.direct_file import PAGE, Bytes, DirectFile
 from sightline.trace.dtypes import STORED_SIZES, nbytes_of, stored_as
-
-Bytes = NDArray[np.uint8]
 
 VERSION: Final = "1"
 SUFFIX: Final = ".safetensors"
 UNFINISHED: Final = ".part"  #: the end of every temporary name
 MAX_HEADER: Final = 100_000_000  #: the format's own limit
-PAGE: Final = 4096
+
+#: What gives the CRC-32 of bytes; `zlib.crc32`, or a faster one.
+Checksum = Callable[[memoryview], int]
 
 _HEAD: Final = f'{{"__metadata__":{{"sightline":"{VERSION}","captures":"['.encode()
 _MIDDLE: Final = b']"}'
 _TAIL: Final = b"}"
 _HEADER_SIZE: Final = 8 + len(_HEAD) + len(_MIDDLE) + len(_TAIL)  #: of a header without tensors
-_SUM: Final = b',\\"crc\\":0000000000'  #: the checksum of a tensor, in the JSON inside JSON
+_SUM: Final = b',\\"crc\\":%d}'  #: the checksum of a tensor, in the JSON inside JSON
+_SUM_SIZE: Final = len(_SUM % 0xFFFFFFFF)
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(CaptureInfo))
 
 
@@ -57,9 +59,13 @@ def is_shard(name: str) -> bool:
 _quoted: Final = json.encoder.encode_basestring_ascii
 
 
-@lru_cache(1024, typed=True)  # captures have most fields in common; True is not 1
 def _inside(value: str | bool | int | tuple[int, ...]) -> str:
     """A value as JSON inside a JSON text."""
+    return str(value) if type(value) is int else _inside_text(value)
+
+
+@lru_cache(1024, typed=True)  # captures have most fields in common; True is not 1
+def _inside_text(value: str | bool | tuple[int, ...]) -> str:
     return _quoted(json.dumps(value, separators=(",", ":")))[1:-1]
 
 
@@ -84,7 +90,7 @@ class TensorDescription:
     @property
     def header_size(self) -> int:
         """Bytes it takes in the header at most; the offsets are not known yet."""
-        return len(self.entry) + len(self.capture) + 48 + len(_SUM)
+        return len(self.entry) + len(self.capture) + 48 + _SUM_SIZE
 
 
 class ShardFile:
@@ -102,8 +108,13 @@ class ShardFile:
     ['fc/output/0/0']
     """
 
-    def __init__(self, path: Path, room: int) -> None:
-        """Open a file with at least ``room`` bytes for the tensors' entries in the header."""
+    def __init__(
+        self, path: Path, room: int, *, direct: bool = False, checksum: Checksum = zlib.crc32
+    ) -> None:
+        """Open a file with at least ``room`` bytes for the tensors' entries in the header.
+
+        With ``direct``, tensors are written past the page cache where the file system can do it.
+        """
         self.path = path
         self.opened = time.monotonic()
         self.size = 0  #: bytes of complete tensors
@@ -113,12 +124,16 @@ class ShardFile:
         self._room = self._start - _HEADER_SIZE
         self._captures: list[bytes] = []
         self._entries: list[bytes] = []
+        self._checksum = checksum
+        self._direct: DirectFile | None = None
         self._temporary = path.with_name(f".{path.name}{UNFINISHED}")
         # Unbuffered: arrays are written without a copy, and a forked child has nothing to flush.
         self._file = open(self._temporary, "wb", 0, opener=_private)  # noqa: SIM115  # closed by finish or discard
         try:
             # Written, not skipped: a disk that fills up later still has space for the header.
             write_all(self._file, memoryview(bytes(self._start)))
+            if direct:
+                self._direct = DirectFile.open(self._temporary, self._start)
         except BaseException:
             self.discard()
             raise
@@ -132,19 +147,34 @@ class ShardFile:
 
     def add(self, tensor: TensorDescription, data: Bytes) -> None:
         """Write a tensor; on an error its bytes are removed again."""
+        data = np.ascontiguousarray(data).reshape(-1)
         try:
-            write_all(self._file, data.reshape(-1).data)
+            if self._direct is None or not self._append(self._direct, data):
+                write_all(self._file, data.data)
         except BaseException:
             self._file.seek(self._start + self.size)
             self._file.truncate()
             raise
         end = self.size + tensor.nbytes
         self._entries.append(tensor.entry + b"[%d,%d]}" % (self.size, end))
-        self._captures.append(
-            tensor.capture[:-1] + _SUM.replace(b"0000000000", b"%d" % _checksum(data)) + b"}"
-        )
+        self._captures.append(tensor.capture[:-1] + _SUM % self._checksum(data.data))
         self.header_size += tensor.header_size
         self.size = end
+
+    def _append(self, direct: DirectFile, data: Bytes) -> bool:
+        """Write past the page cache; False if that fails, and then this shard goes on without."""
+        try:
+            direct.append(data)
+        except OSError:
+            self._close_direct()
+            self._file.seek(self._start + self.size)
+            return False
+        return True
+
+    def _close_direct(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
 
     def finish(self) -> None:
         """Write the header and give the file its name; an empty shard is discarded."""
@@ -154,6 +184,8 @@ class ShardFile:
         parts = (_HEAD, b",".join(self._captures), _MIDDLE, *(b"," + entry for entry in self._entries), _TAIL)
         header = b"".join(parts).ljust(self._start - 8)
         try:
+            self._close_direct()
+            self._file.truncate(self._start + self.size)  # the last page may have been filled up
             self._file.seek(0)
             write_all(self._file, memoryview(struct.pack("<Q", len(header)) + header))
             os.fsync(self._file.fileno())  # a named shard must be complete after a power cut too
@@ -165,6 +197,7 @@ class ShardFile:
 
     def discard(self) -> None:
         """Close and remove the temporary file."""
+        self._close_direct()
         self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -172,10 +205,6 @@ class ShardFile:
 def _private(path: str, flags: int) -> int:
     """Open a file that only its owner may read."""
     return os.open(path, flags, 0o600)
-
-
-def _checksum(data: Bytes) -> int:
-    return zlib.crc32(np.ascontiguousarray(data).reshape(-1).data)
 
 
 def write_all(file: Any, view: memoryview) -> None:

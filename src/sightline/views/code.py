@@ -11,7 +11,7 @@ forward op. Where statistics were taken, an op ends with those of its result:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -291,7 +291,7 @@ class _Listing:
         if (
             not loops and hides and phases != {"optimizer"}
         ):  # it may be a trainer's loop, not one over weights
-            header = header_text(self._loops_of(two)[:1])
+            header = header_text(self._that_may_repeat(two, self._loops_of(two)[:1]))
         yield Line(_header(header, node.count), gutter(depth, outer) + "┌ "), outer
         floor, writer.floor = writer.floor, depth
         runs, period = self._runs, sum(map(length_of, node.body))
@@ -321,10 +321,26 @@ class _Listing:
         low = max(self._writer.shared(first), shared_lines(first, after), self._writer.floor)
         low = min(low, common)
         for at in range(min(common, len(first) - 1), low - 1, -1):
-            loops = self._loops_at(at, chains)
+            loops = self._that_may_repeat(runs, self._loops_at(at, chains))
             if loops and loops[0] not in self._shown_loops(at):
                 return at, loops
         return max(low, min(common - (len(chains) > 1), self._outside(runs))), []
+
+    def _that_may_repeat(self, runs: Sequence[int], loops: Sequence[Loop]) -> list[Loop]:
+        """The loops without those around a whole step, if the runs are in one."""
+        steps = {self._steps[self._ops.ids[at]] for at in runs}
+        if len(steps) > 1 or -1 in steps:
+            return [*loops]
+        return [loop for loop in loops if loop not in self._loops_of_steps]
+
+    @cached_property
+    def _loops_of_steps(self) -> set[Loop]:
+        """The loops of the source around the updates of optimizers, each of which ends a step."""
+        ops = self._data.ops
+        frames = np.unique(ops.frame[ops.phase == PHASES.index("optimizer")])
+        chains = [self._whole_chain(frame) for frame in frames.tolist()]
+        own = [(at, chain) for chain in chains for at, each in enumerate(chain) if not torch_file(each.file)]
+        return {loop for at, chain in own for loop in self._loops_at(at, [chain])}
 
     def _outside(self, runs: Sequence[int]) -> int:
         """How many source lines enclose the module calls that differ from run to run; all without any."""

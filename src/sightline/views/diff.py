@@ -95,7 +95,8 @@ def _compared(diff: Diff) -> str:
     paired = sum(other >= 0 for other in comparison.alignment.ops_a)
     calls = int((comparison.alignment.calls.of_a >= 0).sum())
     by = " · by " + " and ".join(comparison.compared_by) if comparison.compared_by else ""
-    return f"{paired:,} of {ops[0]:,} ops with {paired:,} of {ops[1]:,} · {calls:,} module calls{by}"
+    modules = f"{calls:,} module call{'' if calls == 1 else 's'}"
+    return f"{paired:,} of {ops[0]:,} ops with {paired:,} of {ops[1]:,} · {modules}{by}"
 
 
 def _answer(diff: Diff, room: int) -> Iterator[Line]:

@@ -55,6 +55,11 @@ def problems(
         selected = [each for each in selected if not paths.isdisjoint(each.modules)]
     head = _head(selected, len(trace.ops), module, kind, unfinished=bool(trace.data.info.get("unfinished")))
     unchecked = [] if kind is not None else not_looked_at(trace.index)
+    if rank_kinds and kind not in rank_kinds:
+        rank = trace.data.info.get("rank") or 0
+        unchecked.append(
+            f"problems of one process are looked for in rank {rank} only; rank=N chooses another"
+        )
 
     def fit(room: int) -> list[Block]:
         room = min(room, _WIDTH)
@@ -62,7 +67,9 @@ def problems(
         for each in selected:
             blocks += [line(), *problem_lines(each, room)]
         if not selected and kind is None and module is None and len(trace.ops):
-            blocks += _dim_lines(f"looked for {looked_for()}", room)
+            blocks += _dim_lines(
+                f"looked for {looked_for()}{', and what differs between ranks' * bool(rank_kinds)}", room
+            )
         gap = [line()] if selected and unchecked else []
         return [*blocks, *gap, *(each for text in unchecked for each in _dim_lines(text, room))]
 

@@ -119,9 +119,9 @@ def test_the_last_ops_are_a_valid_recording(run: str, count: int) -> None:
     data, _ = assemble(tables, [([batch], True)], LateRows(), sparse=True)
     validate(data)
     rows, kept = (whole.ops, data.ops) if len(whole.ops) else (whole.calls, data.calls)
-    assert dropped == max(len(rows) - count, 0)
+    assert dropped.ops == max(len(rows) - count, 0)
     assert len(whole.ops) == 0 or len(kept) == min(count, len(rows))
     names = [whole.names[name] for name in whole.ops.name]
     assert [data.names[name] for name in data.ops.name] == names[len(names) - len(data.ops) :]
-    if not dropped:
+    if not dropped.ops:
         assert differences(whole, data, set()) == []

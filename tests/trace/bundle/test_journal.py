@@ -108,7 +108,7 @@ def test_hostile_journals(tmp_path: Path, what: str) -> None:
         (b"SQLite format 3\0", "it is no journal of a recording"),
         (
             HEAD[:8] + struct.pack("<I", 2),
-            "it is a journal of format 2, and this sightline reads 1: update it",
+            "it is a journal of format 2, and this sightline reads up to 1: update sightline to open it",
         ),
     ],
 )

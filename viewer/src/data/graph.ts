@@ -33,6 +33,8 @@ export interface Graph {
 
 export const MOST_NODES = 400;
 const MOST_INPUTS = 8;
+const FEW_NODES = 5; // a graph with fewer leaves most of the screen empty
+const MOST_EXPANDED = 16; // nodes that are still read at a glance
 const PLAIN_LINE = 12; // a line with more ops than that stays one node
 
 /** The row whose inside is drawn when a row is selected: itself if it holds others, else what is around it. */
@@ -156,4 +158,13 @@ export function firstScope(recording: Recording): number {
     if (!holders.length || isCall) return at;
     at = holders[0];
   }
+}
+
+/** What a graph opens expanded: where it would show a few nodes only, the one in which most of the time goes. */
+export function firstExpanded(recording: Recording, scope: number): Set<number> {
+  const rows = recording.children(scope);
+  const total = rows.reduce((sum, row) => sum + recording.time[row], 0);
+  const largest = rows.find((row) => recording.kind[row] === CALL && recording.time[row] > total / 2);
+  const isClear = largest !== undefined && rows.length <= FEW_NODES && recording.children(largest).length <= MOST_EXPANDED;
+  return new Set(isClear ? [largest] : []);
 }

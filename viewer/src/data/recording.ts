@@ -21,17 +21,21 @@ export interface Run {
   rows: string[];
 }
 
-export interface Problem {
+/** What a problem says. */
+export interface ProblemText {
   kind: string;
   severity: "error" | "warning" | "note";
-  confidence: string;
   title: string;
   why: string;
   module: string;
   place: string;
   called: string;
   detail: string;
-  count: number;
+  /** How often it occurs: `in 2 of 3 steps`, `×12`; empty for once. */
+  times: string;
+}
+
+export interface Problem extends ProblemText {
   op: number;
   value: number;
 }
@@ -330,6 +334,19 @@ export class Recording {
     return this.end[row] === row + 1;
   }
 
+  /** From when to when the ops of a row ran; nothing for no row, and for one without ops. */
+  spanOf(row: number): [number, number] | undefined {
+    let from = Infinity;
+    let to = -Infinity;
+    for (let at = row; row >= 0 && at < this.end[row]; at++) {
+      if (this.kind[at] !== OP) continue;
+      const op = this.ref[at];
+      from = Math.min(from, this.opStart[op]);
+      to = Math.max(to, this.opStart[op] + this.opSpan[op]);
+    }
+    return from <= to ? [from, to] : undefined;
+  }
+
   /** Whether equal layers and steps are here once: the run was too long to hold all of it. */
   get isFolded(): boolean {
     return this.run.ops < this.run.recordedOps;
@@ -457,8 +474,10 @@ export class Recording {
     return this.kind[row] === CALL && (this.callFlags[ref] & RAISED) > 0;
   }
 
-  /** Whether an op or a module call gave a NaN, where statistics were taken. */
+  /** Whether an op or a module call, or one in a group of them, gave a NaN, where statistics were taken. */
   gaveNan(row: number): boolean {
+    if (!this.statRow.size) return false;
+    if (this.kind[row] === GROUP || this.kind[row] === ROUND) return this.children(row).some((child) => this.gaveNan(child));
     const ref = this.ref[row];
     const isCall = this.kind[row] === CALL && this.callRow[ref] === row;
     const outputs = this.kind[row] === OP ? this.opOutputs.of(ref) : isCall ? this.callOutputs.of(ref) : [];

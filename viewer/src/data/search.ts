@@ -11,12 +11,14 @@ export interface Filter {
   level: number;
   /** The row of a step, or -1 for all. */
   step: number;
+  /** The rows of a stretch of time, 0 for those outside it; all without one. */
+  stretch?: Uint8Array | undefined;
 }
 
 export const NO_FILTER: Filter = { query: "", phase: -1, level: -1, step: -1 };
 
 export function isFiltering(filter: Filter): boolean {
-  return filter.query.trim() !== "" || filter.phase >= 0 || filter.level >= 0 || filter.step >= 0;
+  return filter.query.trim() !== "" || filter.phase >= 0 || filter.level >= 0 || filter.step >= 0 || filter.stretch !== undefined;
 }
 
 /** The rows to show, in order: what is inside a closed row is left out. */
@@ -45,7 +47,8 @@ export function searchedRows(recording: Recording, filter: Filter): { rows: Int3
   return { rows: Int32Array.from(rows), matches };
 }
 
-function passes(recording: Recording, row: number, { phase, level, step }: Filter): boolean {
+function passes(recording: Recording, row: number, { phase, level, step, stretch }: Filter): boolean {
+  if (stretch && !stretch[row]) return false;
   if (step >= 0 && (row <= step || row >= recording.end[step])) return false;
   if (phase < 0 && level < 0) return true;
   if (recording.kind[row] !== OP) return false;

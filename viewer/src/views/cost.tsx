@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { costOf, costsByName, icicleOf, type IcicleBox, type Metric } from "../data/icicle";
 import { CALL, GROUP, OP, PHASE, type Recording } from "../data/recording";
+import { ALL } from "../data/stretch";
 import type { State } from "../state";
 import { bytesText, countText, timeText } from "../text";
 
@@ -111,12 +112,12 @@ function Box({ state, box, total, text, onEnter }: BoxProps): JSX.Element {
   const { row, count, cost } = box;
   const name = boxName(recording, box);
   const share = total > 0 ? `${((100 * cost) / total).toFixed(1)} %` : "";
-  const selected = state.row.value;
+  const isSelected = state.row.value === row || state.stretch.value?.rows[row] === ALL;
   return (
     <button
       type="button"
       tabIndex={-1}
-      class={`icicle-box ${boxClass(recording, row)}${selected === row ? " selected" : ""}`}
+      class={`icicle-box ${boxClass(recording, row)}${isSelected ? " selected" : ""}`}
       style={{ left: `${100 * box.from}%`, width: `calc(${100 * (box.to - box.from)}% - 1px)`, top: box.depth * HEIGHT }}
       aria-label={name}
       title={`${name} ${recording.rowNote(row)}\n${text(cost)}, ${share}${count > 1 ? `, ${count} together` : ""}`}

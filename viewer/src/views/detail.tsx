@@ -3,15 +3,21 @@
 import type { JSX } from "preact";
 import { lineageOf } from "../data/lineage";
 import { CALL, GROUP, LINE, OP, type Recording, type Statistics } from "../data/recording";
+import type { Stretch } from "../data/stretch";
 import type { State } from "../state";
 import { bytesText, countText, numberText, timeText } from "../text";
 import { CopyButton } from "./copy";
+import { Name } from "./name";
 import { tokens } from "./python";
 import { SourceText } from "./source";
 import { TensorPlot } from "./tensor";
 
 const MOST_LINKS = 8; // readers of a value that are named
+const MOST_NAMES = 16; // ops of a stretch of time that are listed
 const MOST_BEHIND = 12; // ops behind a value that are listed
+
+/** What is said of the timeline of a run of which only a part is here. */
+export const FIRST_ONLY = "Of equal layers and steps the timeline holds the first only: elsewhere it is empty, though the run was not.";
 
 interface DetailProps {
   state: State;
@@ -22,7 +28,8 @@ interface DetailProps {
 
 export function Detail({ state, label = "Detail of the selection", empty = "" }: DetailProps): JSX.Element {
   const row = state.row.value;
-  const none = empty ? <p class="empty">{empty}</p> : <Welcome state={state} />;
+  const stretch = state.stretch.value;
+  const none = stretch ? <StretchDetail state={state} stretch={stretch} /> : empty ? <p class="empty">{empty}</p> : <Welcome state={state} />;
   return (
     <aside class="detail" aria-label={label} tabIndex={0}>
       {row < 0 ? none : <Selected key={row} state={state} row={row} />}
@@ -67,10 +74,10 @@ function Welcome({ state }: { state: State }): JSX.Element {
                 <div>
                   {value >= 0 ? (
                     <button class="link shape" type="button" onClick={() => state.selectValue(value)}>
-                      {name}
+                      <Name text={name} />
                     </button>
                   ) : (
-                    name
+                    <Name text={name} />
                   )}
                   <div class="dim">{[use, why].filter(Boolean).join(", ")}</div>
                 </div>
@@ -79,6 +86,65 @@ function Welcome({ state }: { state: State }): JSX.Element {
           </ul>
         </section>
       )}
+    </>
+  );
+}
+
+/** What ran in a stretch of time. */
+function StretchDetail({ state, stretch }: { state: State; stretch: Stretch }): JSX.Element {
+  const { recording } = state;
+  const { from, to, ops, time, flops, made, held, byName } = stretch;
+  const facts: [string, string][] = [
+    [ops.length === 1 ? "op" : "ops", ops.length.toLocaleString("en")],
+    ["op time", timeText(time)],
+    ...(flops > 0 ? [["FLOPs", countText(flops)] as [string, string]] : []),
+    ...(made > 0 ? [["makes", bytesText(made)] as [string, string]] : []),
+    ...(held >= 0 ? [["held at most", bytesText(held)] as [string, string]] : []),
+  ];
+  const isOnly = state.filter.value.stretch !== undefined;
+  return (
+    <>
+      <h2>{timeText(to - from)} of the run</h2>
+      <p class="dim">
+        from {timeText(from)} to {timeText(to)}
+      </p>
+      {recording.isFolded && <p class="hint">{FIRST_ONLY}</p>}
+      <Facts facts={facts} />
+      <p class="actions">
+        <button type="button" onClick={() => state.zoom([from, to])}>
+          Zoom in
+        </button>
+        <button
+          type="button"
+          aria-pressed={isOnly}
+          onClick={() => (state.filter.value = { ...state.filter.value, stretch: isOnly ? undefined : stretch.rows })}
+        >
+          Only these in the tree
+        </button>
+        <button type="button" onClick={() => state.deselect()}>
+          Select nothing
+        </button>
+      </p>
+      {byName.length > 0 && (
+        <section>
+          <h3>Ops as written, by time</h3>
+          <table class="numbers">
+            <tbody>
+              {byName.slice(0, MOST_NAMES).map(({ name, count, time: spent, op }) => (
+                <tr key={name}>
+                  <th scope="row">
+                    <OpButton state={state} op={op} value={-1} />
+                  </th>
+                  <td class="dim">{count > 1 ? `×${count.toLocaleString("en")}` : ""}</td>
+                  <td>{timeText(spent)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+          {byName.length > MOST_NAMES && <p class="dim">and {byName.length - MOST_NAMES} more</p>}
+        </section>
+      )}
+      {ops.length === 0 && <p class="dim">No op ran in it.</p>}
     </>
   );
 }
@@ -268,7 +334,7 @@ function ValueRow({ state, value, name, makes }: ValueRowProps): JSX.Element {
       <button class="value-head" type="button" onClick={() => (state.value.value = value)}>
         {name && <span class="argument">{name}</span>}
         <span class="shape">{recording.shape(value)}</span>
-        {label && <span class="label">{label}</span>}
+        {label && <span class="label"><Name text={label} /></span>}
         {wrong && <span class="badge error">not finite</span>}
         <span class="dim id">${recording.valueNumber(value)}</span>
       </button>
@@ -320,7 +386,10 @@ function OpLink({ state, term, op }: { state: State; term: string; op: number })
     <div>
       <dt>{term}</dt>
       <dd>
-        <OpButton state={state} op={op} value={-1} /> <span class="dim">{state.recording.position(state.recording.opLine[op])}</span>
+        <OpButton state={state} op={op} value={-1} />{" "}
+        <span class="dim">
+          <Name text={state.recording.position(state.recording.opLine[op])} />
+        </span>
       </dd>
     </div>
   );
@@ -472,12 +541,12 @@ function FrameLine({ state, frame }: { state: State; frame: number }): JSX.Eleme
   return (
     <div class="frame-line">
       {text && (
-        <div class="frame-text" tabIndex={0}>
+        <div class="frame-text">
           <SourceText line={line} mark={[recording.frameColumn[frame] - indent, recording.frameEnd[frame] - indent]} />
         </div>
       )}
       <button class="link" type="button" onClick={open}>
-        {position}
+        <Name text={position} />
       </button>{" "}
       <span class="dim">in {recording.strings[recording.frameFunction[frame]]}</span> <CopyButton text={position} />
     </div>

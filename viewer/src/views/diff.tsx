@@ -102,7 +102,7 @@ function Header({ state }: { state: DiffState }): JSX.Element {
           </div>
         )}
         <div>
-          <dt>weights: {weights}</dt>
+          <dt>{weights.includes("weights") ? weights : `weights: ${weights}`}</dt>
         </div>
       </dl>
       <ThemeButton />
@@ -141,7 +141,7 @@ function Sides({ state, divergence }: { state: DiffState; divergence: Divergence
                 </button>{" "}
                 <span class="dim">{place.module}</span>
               </div>
-              {place.code && <div class="frame-text" tabIndex={0}><SourceText line={tokens([place.code])[0]} /></div>}
+              {place.code && <div class="frame-text"><SourceText line={tokens([place.code])[0]} /></div>}
             </div>
           ) : (
             <span class="dim">nothing</span>

@@ -5,6 +5,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { canExpand, graphOf, MOST_NODES, type GraphNode } from "../data/graph";
 import { curve, layoutOf, type Layout, type Placed } from "../data/layout";
 import { CALL, GROUP, LINE, OP, type Recording } from "../data/recording";
+import { ALL } from "../data/stretch";
 import type { State } from "../state";
 import { timeText } from "../text";
 
@@ -14,10 +15,18 @@ interface Camera {
   scale: number;
 }
 
+interface Area {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
 const LARGEST = 1.15; // a small graph is not blown up to fill the screen
 const MAP = 116; // pixels of the longer side of the map
+const MAP_MARGIN = 10; // pixels between the map and the corner
 const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
-const SMALLEST_FIT = 0.72; // below that nothing can be read: the top is shown instead of everything
+const SMALLEST_FIT = 0.8; // below that nothing can be read: the top is shown instead of everything
 
 export function GraphView({ state }: { state: State }): JSX.Element {
   const { recording } = state;
@@ -123,6 +132,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
     return () => element.removeEventListener("wheel", onWheel);
   }, []);
   const near = useMemo(() => followed(layout, hovered), [layout, hovered]);
+  const most = useMemo(() => Math.max(1, ...layout.nodes.map(({ node }) => (node.row < 0 ? 0 : state.recording.time[node.row]))), [layout]);
   return (
     <div class="canvas">
       <svg
@@ -159,7 +169,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
             </g>
           ))}
           {layout.nodes.map((placed) => (
-            <NodeView key={placed.node.id} state={state} placed={placed} isNear={near.has(placed.node.id)} onHover={setHovered} />
+            <NodeView key={placed.node.id} state={state} placed={placed} most={most} isNear={near.has(placed.node.id)} onHover={setHovered} />
           ))}
         </g>
       </svg>
@@ -239,7 +249,10 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
   const isWhole = layout.width * camera.scale <= size.width + 4 && layout.height * camera.scale <= size.height + 4;
   if (isWhole || size.height < ROOM_FOR_MAP) return null;
   const shrunk = Math.min(MAP / layout.width, MAP / layout.height);
-  const seen = { x: -camera.x / camera.scale, y: -camera.y / camera.scale, width: size.width / camera.scale, height: size.height / camera.scale };
+  const seen = seenPart(layout, camera, size);
+  const [width, height] = [layout.width * shrunk, layout.height * shrunk];
+  const hides = (x: number): number => hiddenBy(layout, camera, { x, y: size.height - height - MAP_MARGIN, width, height });
+  const isLeft = hides(size.width - width - MAP_MARGIN) > hides(MAP_MARGIN);
   const move = (event: JSX.TargetedPointerEvent<SVGSVGElement>): void => {
     const box = event.currentTarget.getBoundingClientRect();
     const x = (event.clientX - box.left) / shrunk;
@@ -248,10 +261,10 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
   };
   return (
     <svg
-      class="minimap"
+      class={isLeft ? "minimap left" : "minimap"}
       aria-hidden="true"
-      width={layout.width * shrunk}
-      height={layout.height * shrunk}
+      width={width}
+      height={height}
       viewBox={`0 0 ${layout.width} ${layout.height}`}
       onPointerDown={(event) => {
         event.currentTarget.setPointerCapture(event.pointerId);
@@ -268,6 +281,23 @@ function Minimap({ layout, camera, size, onMove }: MinimapProps): JSX.Element | 
       <rect class="seen" {...seen} />
     </svg>
   );
+}
+
+/** The part of a graph that is on the screen. */
+function seenPart(layout: Layout, { x, y, scale }: Camera, size: { width: number; height: number }): Area {
+  const [left, top] = [Math.max(0, -x / scale), Math.max(0, -y / scale)];
+  const right = Math.min(layout.width, (size.width - x) / scale);
+  const bottom = Math.min(layout.height, (size.height - y) / scale);
+  return { x: left, y: top, width: Math.max(0, right - left), height: Math.max(0, bottom - top) };
+}
+
+/** How many nodes are at least in part below an area of the screen. */
+function hiddenBy(layout: Layout, camera: Camera, area: Area): number {
+  return layout.nodes.filter(({ x, y, width, height }) => {
+    const [left, top] = [camera.x + (x - width / 2) * camera.scale, camera.y + (y - height / 2) * camera.scale];
+    const [right, bottom] = [left + width * camera.scale, top + height * camera.scale];
+    return left < area.x + area.width && right > area.x && top < area.y + area.height && bottom > area.y;
+  }).length;
 }
 
 /** What a node depends on and what depends on it: the ids of nodes and edges. */
@@ -309,16 +339,19 @@ function Box({ state, box }: { state: State; box: Placed }): JSX.Element {
 interface NodeProps {
   state: State;
   placed: Placed;
+  /** The time of the node that took longest. */
+  most: number;
   isNear: boolean;
   onHover: (id: string) => void;
 }
 
-function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
+function NodeView({ state, placed, most, isNear, onHover }: NodeProps): JSX.Element {
   const { recording } = state;
   const { node, width, height } = placed;
   const isRow = node.role === "row";
   const selected = state.row.value;
-  const isSelected = isRow ? selected >= node.row && selected < recording.end[node.row] : state.value.value === node.value;
+  const isBrushed = isRow && state.stretch.value?.rows[node.row] === ALL;
+  const isSelected = isBrushed || (isRow ? selected >= node.row && selected < recording.end[node.row] : state.value.value === node.value);
   const expands = isRow && canExpand(recording, node.row);
   const choose = (): void => (isRow ? state.select(node.row) : state.selectValue(node.value));
   const name = title(recording, node);
@@ -349,7 +382,8 @@ function NodeView({ state, placed, isNear, onHover }: NodeProps): JSX.Element {
       <rect width={width} height={height} rx={isRow ? 6 : 13} />
       {isRow ? (
         <>
-          <text class="title" x="10" y="17" aria-hidden="true">{cut(name, room)}</text>
+          <rect class="share" x="5" y={height - 4} width={(width - 10) * Math.min(1, recording.time[node.row] / most)} height="2" rx="1" />
+          <text class="title" x="10" y={note(recording, node) ? 17 : height / 2 + 4} aria-hidden="true">{cut(name, room)}</text>
           <text class="note" x="10" y="32" aria-hidden="true">{cut(note(recording, node), Math.floor((width - 16) / 6.3))}</text>
         </>
       ) : (

@@ -7,13 +7,16 @@ import { bytesText, countText, timeText } from "../text";
 import { CostView } from "./cost";
 import { Detail } from "./detail";
 import { GraphView } from "./graph";
+import { KeysButton } from "./keys";
 import { Problems } from "./problems";
 import { SourceView } from "./source";
 import { ThemeButton } from "./theme";
-import { TimelineView, timelineHeight } from "./timeline";
+import { TimelineView } from "./timeline";
+import { timelineHeight } from "./timeline_drawing";
 import { Tree } from "./tree";
 
-export function Page({ state }: { state: State }): JSX.Element {
+/** The page of a run; `before` stands in front of what its header says. */
+export function Page({ state, before }: { state: State; before?: JSX.Element }): JSX.Element {
   useEffect(() => {
     const onKey = (event: KeyboardEvent): void => shortcut(state, event);
     addEventListener("keydown", onKey);
@@ -21,7 +24,7 @@ export function Page({ state }: { state: State }): JSX.Element {
   }, [state]);
   return (
     <div class="page" style={{ "--time": `${timelineHeight(state.recording)}px` }}>
-      <Header state={state} />
+      <Header state={state} before={before} />
       <Tree state={state} />
       <Middle state={state} />
       <Detail state={state} />
@@ -68,7 +71,7 @@ function Middle({ state }: { state: State }): JSX.Element {
   );
 }
 
-function Header({ state }: { state: State }): JSX.Element {
+function Header({ state, before }: { state: State; before?: JSX.Element | undefined }): JSX.Element {
   const { run, timeline } = state.recording;
   const facts: [string, string][] = [
     [run.recordedOps.toLocaleString("en"), run.recordedOps === 1 ? "op" : "ops"],
@@ -84,6 +87,7 @@ function Header({ state }: { state: State }): JSX.Element {
           {run.name || "a run"}
         </button>
       </h1>
+      {before}
       {state.recording.isFolded && (
         <span class="badge note" title={`It holds ${run.ops.toLocaleString("en")} of them: of equal layers and steps the first`}>
           folded
@@ -98,22 +102,14 @@ function Header({ state }: { state: State }): JSX.Element {
           </div>
         ))}
       </dl>
-      <span class="keys">
-        <kbd>/</kbd> search <kbd>↑</kbd>
-        <kbd>↓</kbd>
-        <kbd>←</kbd>
-        <kbd>→</kbd> tree <kbd>1</kbd>
-        <kbd>2</kbd>
-        <kbd>3</kbd>
-        <kbd>4</kbd> views <kbd>esc</kbd> run
-      </span>
+      <KeysButton />
       <ThemeButton />
     </header>
   );
 }
 
 function shortcut(state: State, event: KeyboardEvent): void {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
   if (isTyping) {
     if (event.key === "Escape") focusTree();
@@ -122,6 +118,9 @@ function shortcut(state: State, event: KeyboardEvent): void {
   const tab = TABS[Number(event.key) - 1];
   if (tab) state.tab.value = tab[0];
   else if (event.key === "Escape") state.deselect();
+  else if (event.key === "z" && state.selectedSpan) state.zoom(state.selectedSpan);
+  else if (event.key === "0") state.zoom();
+  else if (event.key === "?") document.getElementById("keys")?.click();
   else if (event.key === "/") {
     document.getElementById("search")?.focus();
     event.preventDefault();

@@ -1,7 +1,7 @@
 // What looks wrong, the most serious first; each leads to its op and its line.
 
-import type { JSX } from "preact";
-import type { Problem } from "../data/recording";
+import type { ComponentChildren, JSX } from "preact";
+import type { Problem, ProblemText } from "../data/recording";
 import type { State } from "../state";
 
 export function Problems({ state }: { state: State }): JSX.Element {
@@ -35,12 +35,47 @@ function ProblemRow({ state, problem }: { state: State; problem: Problem }): JSX
     else if (problem.value >= 0) state.selectValue(problem.value);
   };
   return (
-    <li class={`problem ${problem.severity}`}>
+    <li>
+      <ProblemCard
+        problem={problem}
+        actions={
+          leads && (
+            <span class="go">
+              <button type="button" onClick={go}>
+                Select
+              </button>
+              <button
+                type="button"
+                onClick={() => {
+                  go();
+                  state.tab.value = "source";
+                }}
+              >
+                Show the line
+              </button>
+            </span>
+          )
+        }
+      />
+    </li>
+  );
+}
+
+interface CardProps {
+  problem: ProblemText;
+  /** Buttons beside the place. */
+  actions?: ComponentChildren;
+  children?: ComponentChildren;
+}
+
+/** What a problem says: what, where, why. */
+export function ProblemCard({ problem, actions, children }: CardProps): JSX.Element {
+  return (
+    <article class={`problem ${problem.severity}`}>
       <div class="head">
         <span class={`badge ${problem.severity}`}>{problem.severity}</span>
         <span class="slug">{problem.kind}</span>
-        {problem.count > 1 && <span class="times">×{problem.count}</span>}
-        {problem.confidence !== "certain" && <span class="dim">{problem.confidence}</span>}
+        {problem.times && <span class="times">{problem.times}</span>}
       </div>
       <p class="title">{problem.title}</p>
       {problem.detail && <pre class="detail-text">{problem.detail}</pre>}
@@ -48,24 +83,10 @@ function ProblemRow({ state, problem }: { state: State; problem: Problem }): JSX
       <div class="where">
         {problem.module && <span class="module">{problem.module}</span>}
         {problem.place && <code>{problem.place}</code>}
-        {problem.called && problem.called !== problem.place && <code>{problem.called}</code>}
-        {leads && (
-          <span class="go">
-            <button type="button" onClick={go}>
-              Select
-            </button>
-            <button
-              type="button"
-              onClick={() => {
-                go();
-                state.tab.value = "source";
-              }}
-            >
-              Show the line
-            </button>
-          </span>
-        )}
+        {problem.called && problem.called !== problem.place && <span>called at <code>{problem.called}</code></span>}
+        {actions}
       </div>
-    </li>
+      {children}
+    </article>
   );
 }

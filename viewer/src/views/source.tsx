@@ -63,7 +63,7 @@ function File({ state, file, at, label }: FileProps): JSX.Element {
   useEffect(() => {
     const line = box.current?.querySelector(".code-line.current") ?? box.current?.querySelector(".code-line.ran");
     line?.scrollIntoView({ block: "center" });
-  }, [current, file]);
+  }, [current, file, state.brushed.value]);
   return (
     <div ref={box} class="code" tabIndex={0} role="region" aria-label={`Source of ${file.name}${label && `, run ${label}`}`}>
       {stretches.map(({ first, lines }, stretch) => (
@@ -78,6 +78,7 @@ function File({ state, file, at, label }: FileProps): JSX.Element {
                 line={line}
                 ran={ran.get(number)}
                 most={most}
+                isBrushed={state.stretch.value?.lines.has(`${at}:${number}`) ?? false}
                 mark={number === current ? [recording.frameColumn[frame], recording.frameEnd[frame]] : undefined}
                 onSelect={() => state.selectLine(at, number)}
               />
@@ -94,15 +95,16 @@ interface CodeLineProps {
   line: Token[];
   ran: LineRow | undefined;
   most: number;
+  isBrushed: boolean;
   mark: [number, number] | undefined;
   onSelect: () => void;
 }
 
-function CodeLine({ number, line, ran, most, mark, onSelect }: CodeLineProps): JSX.Element {
+function CodeLine({ number, line, ran, most, isBrushed, mark, onSelect }: CodeLineProps): JSX.Element {
   const [, runs, time, phases] = ran ?? [0, 0, 0, []];
   const indent = /^\s*/.exec(line.map((token) => token.text).join(""))?.[0].length ?? 0;
   return (
-    <div class={`code-line${mark ? " current" : ""}${ran ? " ran" : ""}`} onClick={ran && onSelect}>
+    <div class={`code-line${mark || isBrushed ? " current" : ""}${ran ? " ran" : ""}`} onClick={ran && onSelect}>
       <span class="number">{number}</span>
       <span class="heat" aria-hidden="true">
         {time > 0 && <i style={{ width: `${Math.max(2, (100 * time) / most)}%` }} />}

@@ -3,16 +3,16 @@
 import type { JSX } from "preact";
 import { effect } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { CALL, STEP, type Memory, type Recording } from "../data/recording";
 import type { State } from "../state";
-import { bytesText, timeText } from "../text";
+import { timeText } from "../text";
+import { FIRST_ONLY } from "./detail";
+import { Drawing, LEFT } from "./timeline_drawing";
 
-const LANE = 15; // pixels of a lane
-const LANES = 4; // depths of module calls that have one
-const STREAMS = 4; // streams of devices that have one
-const MEMORY = 84; // pixels of the curve of memory
-const TOP = 16; // the axis
-const LEFT = 74; // the names of the lanes
+const NUDGE = 1 / 50; // of what is shown: how far a key moves the end of a stretch
+const CLOSER = 1.4; // how much closer a key or a turn of the wheel goes
+const SHORTEST_BRUSH = 4; // pixels; what is shorter was a click
+const KEYS =
+  "Arrows go from op to op; with shift they select a stretch of time. z shows what is selected, 0 the whole run, w and s zoom, a and d move.";
 
 interface Hover {
   x: number;
@@ -32,51 +32,59 @@ export function TimelineView({ state }: { state: State }): JSX.Element {
     const made = (drawing.current = new Drawing(element, state));
     const stop = effect(() => {
       void state.span.value;
-      void state.row.value;
+      void state.selectedSpan;
       made.draw();
     });
     const redraw = (): void => made.draw();
+    const onWheel = (event: WheelEvent): void => {
+      event.preventDefault();
+      const sideways = event.shiftKey ? event.deltaY : event.deltaX;
+      if (sideways) move(state, sideways / 800);
+      else zoomAt(state, Math.exp(-event.deltaY / 400), made.moment(event.clientX - element.getBoundingClientRect().left));
+    };
     const observer = new ResizeObserver(redraw);
     observer.observe(element);
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", redraw);
     addEventListener("themechange", redraw);
+    element.addEventListener("wheel", onWheel, { passive: false });
     return () => {
       stop();
       observer.disconnect();
       dark.removeEventListener("change", redraw);
       removeEventListener("themechange", redraw);
+      element.removeEventListener("wheel", onWheel);
     };
   }, [state]);
 
   const placeOf = (event: { clientX: number; clientY: number }): { x: number; y: number } => {
     const box = canvas.current?.getBoundingClientRect();
-    return { x: event.clientX - (box?.left ?? 0), y: event.clientY - (box?.top ?? 0) };
+    return { x: Math.max(LEFT, event.clientX - (box?.left ?? 0)), y: event.clientY - (box?.top ?? 0) };
   };
+  const isBrushing = brush && Math.abs(brush[1] - brush[0]) > SHORTEST_BRUSH;
   const release = (event: PointerEvent): void => {
     const made = drawing.current;
     if (!brush || !made) return;
     const { x, y } = placeOf(event);
     setBrush(undefined);
-    if (Math.abs(brush[1] - brush[0]) > 4) {
-      const [from, to] = [...brush].sort((a, b) => a - b);
-      state.span.value = [made.moment(from), made.moment(to)];
-    } else {
+    if (isBrushing) state.selectStretch(made.moment(brush[0]), made.moment(brush[1]));
+    else {
       const row = made.rowAt(x, y);
       if (row >= 0) state.select(row);
     }
   };
-  const full: [number, number] = [0, Math.max(1, state.recording.run.duration)];
-  const isZoomed = state.span.value[0] !== full[0] || state.span.value[1] !== full[1];
   return (
     <section class="timeline" aria-label="Timeline">
       <canvas
         ref={canvas}
-        role="img"
-        aria-label="Steps, phases, module calls, ops, devices and memory over time; drag to zoom into a stretch"
+        id="timeline"
+        role="application"
+        tabIndex={0}
+        aria-label={`Steps, phases, module calls, ops, devices and memory over time. ${KEYS}`}
         onPointerDown={(event) => {
           const { x } = placeOf(event);
           event.currentTarget.setPointerCapture(event.pointerId);
+          setHover(undefined);
           setBrush([x, x]);
         }}
         onPointerMove={(event) => {
@@ -88,17 +96,20 @@ export function TimelineView({ state }: { state: State }): JSX.Element {
           }
         }}
         onPointerUp={release}
+        onPointerCancel={() => setBrush(undefined)}
         onPointerLeave={() => setHover(undefined)}
-        onDblClick={() => (state.span.value = full)}
+        onDblClick={(event) => {
+          const { x, y } = placeOf(event);
+          state.zoom(state.recording.spanOf(drawing.current?.rowAt(x, y) ?? -1));
+        }}
+        onKeyDown={(event) => drawing.current && onKey(state, drawing.current, event)}
       />
-      {brush && Math.abs(brush[1] - brush[0]) > 4 && (
-        <div class="brush" style={{ left: Math.min(...brush), width: Math.abs(brush[1] - brush[0]) }} />
+      {isBrushing && (
+        <div class="brush" style={{ left: Math.min(...brush), width: Math.abs(brush[1] - brush[0]) }}>
+          {timeText(Math.abs((drawing.current?.moment(brush[1]) ?? 0) - (drawing.current?.moment(brush[0]) ?? 0)))}
+        </div>
       )}
-      {isZoomed && (
-        <button class="unzoom" type="button" onClick={() => (state.span.value = full)}>
-          whole run
-        </button>
-      )}
+      <Buttons state={state} />
       {hover && (
         <div class="tip" style={{ left: Math.min(hover.x + 12, innerWidth - 320), bottom: innerHeight - hover.y + 10 }}>
           {hover.text}
@@ -108,391 +119,83 @@ export function TimelineView({ state }: { state: State }): JSX.Element {
   );
 }
 
-/** How high the timeline is: as many lanes as there is something to show in. */
-export function timelineHeight(recording: Recording): number {
-  const lanes = 2 + (hasSteps(recording) ? 1 : 0) + Math.max(1, callLanes(recording).length) + streamCount(recording);
-  return TOP + lanes * LANE + (recording.timeline.memory ? MEMORY : 8);
+function Buttons({ state }: { state: State }): JSX.Element {
+  const [from, to] = state.span.value;
+  const selected = state.selectedSpan;
+  const isZoomed = from > 0 || to < state.recording.run.duration;
+  const stretch = state.stretch.value;
+  return (
+    <div class="time-buttons">
+      {state.recording.isFolded && (
+        <span class="only" title={FIRST_ONLY}>
+          of equal layers and steps the first only
+        </span>
+      )}
+      <output class="dim">
+        {stretch && `${stretch.ops.length.toLocaleString("en")} ops in ${timeText(stretch.to - stretch.from)}`}
+      </output>
+      {selected && (selected[0] !== from || selected[1] !== to) && (
+        <button type="button" title="Show what is selected (z)" onClick={() => state.zoom(selected)}>
+          zoom in
+        </button>
+      )}
+      {isZoomed && (
+        <button type="button" title="Show the whole run (0)" onClick={() => state.zoom()}>
+          whole run
+        </button>
+      )}
+    </div>
+  );
 }
 
-function hasSteps(recording: Recording): boolean {
-  return recording.timeline.steps.length > 1;
+/** Shows less or more around a moment, which stays where it is. */
+function zoomAt(state: State, factor: number, moment: number): void {
+  const [from, to] = state.span.value;
+  const around = Math.max(from, Math.min(to, moment));
+  const { duration } = state.recording.run;
+  state.zoom([Math.max(0, around - (around - from) / factor), Math.min(duration, around + (to - around) / factor)]);
 }
 
-function streamCount(recording: Recording): number {
-  return Math.min(STREAMS, recording.streams.length);
+/** Shows what comes before or after, by a share of what is shown. */
+function move(state: State, share: number): void {
+  const [from, to] = state.span.value;
+  const { duration } = state.recording.run;
+  const by = Math.max(-from, Math.min(Math.max(0, duration - to), share * (to - from)));
+  state.zoom([from + by, to + by]);
 }
 
-/** Draws the timeline, and knows what is where on it. */
-class Drawing {
-  private readonly recording: Recording;
-  private readonly lanes: number[][]; // rows of calls by depth, in the order they began
-  private readonly drawn: Uint8Array; // for each op whether it is drawn by itself
-  private readonly probe: HTMLElement;
-  private width = 0;
-  private height = 0;
-
-  constructor(
-    private readonly canvas: HTMLCanvasElement,
-    private readonly state: State,
-  ) {
-    this.recording = state.recording;
-    this.lanes = callLanes(this.recording);
-    this.drawn = drawnOps(this.recording);
-    this.probe = canvas.parentElement ?? canvas;
+function onKey(state: State, drawing: Drawing, event: KeyboardEvent): void {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const [from, to] = state.span.value;
+  const forward = event.key === "ArrowRight" ? 1 : -1;
+  switch (event.key) {
+    case "ArrowLeft":
+    case "ArrowRight":
+      if (event.shiftKey) extend(state, forward * NUDGE * (to - from));
+      else state.selectOp(drawing.nextOp(forward));
+      break;
+    case "w":
+    case "+":
+      zoomAt(state, CLOSER, (from + to) / 2);
+      break;
+    case "s":
+    case "-":
+      zoomAt(state, 1 / CLOSER, (from + to) / 2);
+      break;
+    case "a":
+      move(state, -0.2);
+      break;
+    case "d":
+      move(state, 0.2);
+      break;
+    default:
+      return;
   }
-
-  moment(x: number): number {
-    const [from, to] = this.state.span.value;
-    return Math.max(0, from + ((x - LEFT) / Math.max(1, this.width - LEFT)) * (to - from));
-  }
-
-  private x(moment: number): number {
-    const [from, to] = this.state.span.value;
-    return LEFT + ((moment - from) / (to - from)) * (this.width - LEFT);
-  }
-
-  private get laneTops(): { steps: number; phases: number; calls: number; ops: number; device: number; memory: number } {
-    const phases = TOP + (hasSteps(this.recording) ? LANE : 0);
-    const calls = phases + LANE;
-    const ops = calls + this.lanes.length * LANE;
-    const device = ops + LANE;
-    return { steps: TOP, phases, calls, ops, device, memory: device + streamCount(this.recording) * LANE + 4 };
-  }
-
-  rowAt(x: number, y: number): number {
-    const tops = this.laneTops;
-    const moment = this.moment(x);
-    if (x < LEFT) return -1;
-    if (y < tops.phases) {
-      const step = this.stepAt(moment);
-      return step ? this.stepRow(step[0]) : -1;
-    }
-    if (y >= tops.device && y < tops.memory) {
-      const op = this.recording.deviceOp[this.workAt(Math.floor((y - tops.device) / LANE), moment)] ?? -1;
-      return op < 0 ? -1 : this.recording.opRow[op];
-    }
-    if (y >= tops.calls && y < tops.ops) return this.callAt(Math.floor((y - tops.calls) / LANE), moment);
-    if (y >= tops.ops) {
-      const op = this.opAt(moment);
-      return op < 0 ? -1 : this.recording.opRow[op];
-    }
-    return -1;
-  }
-
-  textAt(x: number, y: number): string {
-    const { recording } = this;
-    const tops = this.laneTops;
-    if (y >= tops.memory) {
-      const memory = recording.timeline.memory;
-      if (!memory) return "";
-      const share = memory.exact ? this.moment(x) / memory.over : (x - LEFT) / (this.width - LEFT);
-      const held = memory.curve[Math.floor(share * memory.curve.length)];
-      return held === undefined ? "" : `${bytesText(held)} held at ${timeText(this.moment(x))}${this.peakText(x, memory)}`;
-    }
-    if (y >= TOP && y < tops.phases) {
-      const step = this.stepAt(this.moment(x));
-      return step ? `${step[0]}, ${timeText(step[2])}` : "";
-    }
-    if (y >= tops.device && y < tops.memory) {
-      const lane = Math.floor((y - tops.device) / LANE);
-      const work = this.workAt(lane, this.moment(x));
-      if (work < 0) return "";
-      const op = recording.deviceOp[work];
-      const from = op < 0 ? "" : `, launched by ${recording.opLabel(op)}`;
-      return `${recording.streams[lane]}: ${recording.strings[recording.deviceName[work]]}, ${timeText(recording.deviceSpan[work])}${from}`;
-    }
-    if (y >= tops.phases && y < tops.calls) {
-      const moment = this.moment(x);
-      const phase = recording.timeline.phases.find(([, from, to]) => from <= moment && moment < to);
-      return phase ? `${phase[0]}, ${timeText(phase[2] - phase[1])}` : "";
-    }
-    const row = this.rowAt(x, y);
-    if (row < 0) return "";
-    return `${recording.rowLabel(row)}  ${recording.rowNote(row)}  ${timeText(recording.time[row])}`;
-  }
-
-  /** Who holds the memory, where the peak is pointed at. */
-  private peakText(x: number, memory: Memory): string {
-    const [first, last] = memory.exact ? this.state.span.value : [0, memory.over];
-    const peak = LEFT + ((memory.moment - first) / (last - first)) * (this.width - LEFT);
-    if (Math.abs(x - peak) > 12) return "";
-    const held = memory.largest.slice(0, 3).map(([name, bytes]) => `${name} ${bytesText(bytes)}`);
-    return `; the peak, most of it ${held.join(", ")}`;
-  }
-
-  private stepAt(moment: number): [string, number, number] | undefined {
-    return this.recording.timeline.steps.find(([, from, took]) => from <= moment && moment < from + took);
-  }
-
-  private stepRow(name: string): number {
-    const { recording } = this;
-    for (let row = 0; row < recording.rows; row++) {
-      if (recording.kind[row] === STEP && recording.rowLabel(row) === name) return row;
-    }
-    return -1;
-  }
-
-  /** The device work of a stream that ran at a moment; -1 for none. */
-  private workAt(lane: number, moment: number): number {
-    const { deviceLane, deviceStart, deviceSpan } = this.recording;
-    const slack = this.moment(1) - this.moment(0); // a short one is drawn a pixel wide
-    for (let work = 0; work < deviceStart.length; work++) {
-      if (deviceLane[work] !== lane) continue;
-      if (deviceStart[work] - slack <= moment && moment <= deviceStart[work] + deviceSpan[work] + slack) return work;
-    }
-    return -1;
-  }
-
-  private callAt(lane: number, moment: number): number {
-    const { recording } = this;
-    for (const row of this.lanes[lane] ?? []) {
-      const call = recording.ref[row];
-      if (recording.callStart[call] <= moment && moment < recording.callStart[call] + recording.callSpan[call]) return row;
-    }
-    return -1;
-  }
-
-  /** The op that ran at a moment: the last that began before it, the innermost one. */
-  private opAt(moment: number): number {
-    const { opStart, opSpan } = this.recording;
-    let low = 0;
-    let high = opStart.length - 1;
-    while (low <= high) {
-      const middle = (low + high) >> 1;
-      if (opStart[middle] <= moment) low = middle + 1;
-      else high = middle - 1;
-    }
-    for (let op = high; op >= 0 && op > high - 50; op--) if (opStart[op] + opSpan[op] >= moment) return op;
-    return high;
-  }
-
-  private color(name: string): string {
-    const before = this.probe.style.outlineColor;
-    this.probe.style.outlineColor = `var(--${name})`;
-    const found = getComputedStyle(this.probe).outlineColor;
-    this.probe.style.outlineColor = before;
-    return found;
-  }
-
-  draw(): void {
-    const { canvas } = this;
-    const scale = devicePixelRatio || 1;
-    this.width = canvas.clientWidth;
-    this.height = canvas.clientHeight;
-    canvas.width = this.width * scale;
-    canvas.height = this.height * scale;
-    const pen = canvas.getContext("2d");
-    if (!pen || this.width <= LEFT) return;
-    pen.scale(scale, scale);
-    pen.font = "11px system-ui, sans-serif";
-    pen.textBaseline = "middle";
-    this.drawAxis(pen);
-    this.drawPhases(pen);
-    this.drawCalls(pen);
-    this.drawOps(pen);
-    this.drawSteps(pen);
-    this.drawDevice(pen);
-    this.drawMemory(pen);
-    this.drawSelection(pen);
-    this.drawNames(pen);
-  }
-
-  private drawAxis(pen: CanvasRenderingContext2D): void {
-    const [from, to] = this.state.span.value;
-    const rough = ((to - from) * 110) / (this.width - LEFT);
-    const power = 10 ** Math.floor(Math.log10(Math.max(1, rough)));
-    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) ?? rough;
-    pen.fillStyle = this.color("dim");
-    pen.strokeStyle = this.color("rule");
-    for (let at = Math.ceil(from / step) * step; at < to; at += step) {
-      const x = Math.round(this.x(at)) + 0.5;
-      pen.beginPath();
-      pen.moveTo(x, TOP - 4);
-      pen.lineTo(x, this.height);
-      pen.stroke();
-      pen.fillText(timeText(at).replace(/\.0+(?= )/, ""), x + 3, 7);
-    }
-  }
-
-  private drawPhases(pen: CanvasRenderingContext2D): void {
-    const { phases } = this.laneTops;
-    const colors = new Map(["forward", "backward", "recompute", "optimizer"].map((name) => [name, this.color(name)]));
-    for (const [name, from, to] of this.recording.timeline.phases) {
-      this.bar(pen, from, to, phases, LANE - 3, colors.get(name) ?? "", name, "on-phase");
-    }
-  }
-
-  private drawCalls(pen: CanvasRenderingContext2D): void {
-    const { recording } = this;
-    const { calls } = this.laneTops;
-    const fill = this.color("call-fill");
-    this.lanes.forEach((rows, lane) => {
-      let drawn = -1;
-      for (const row of rows) {
-        const call = recording.ref[row];
-        const from = recording.callStart[call];
-        const to = from + recording.callSpan[call];
-        if (this.x(to) < drawn + 0.4) continue;
-        this.bar(pen, from, to, calls + lane * LANE, LANE - 2, fill, recording.strings[recording.label[row]], "ink");
-        drawn = this.x(to);
-      }
-    });
-  }
-
-  private drawOps(pen: CanvasRenderingContext2D): void {
-    const { recording } = this;
-    const { ops } = this.laneTops;
-    const colors = recording.run.phases.map((name) => this.color(name));
-    const [from, to] = this.state.span.value;
-    let drawn = -1;
-    for (let op = 0; op < recording.run.ops; op++) {
-      const start = recording.opStart[op];
-      if (start > to) break;
-      const end = start + recording.opSpan[op];
-      if (end < from || !this.drawn[op]) continue;
-      const right = this.x(end);
-      if (right < drawn + 0.5) continue;
-      this.bar(pen, start, end, ops, LANE - 2, colors[recording.opPhase[op]], recording.opLabel(op), "on-phase");
-      drawn = right;
-    }
-  }
-
-  private drawSteps(pen: CanvasRenderingContext2D): void {
-    if (!hasSteps(this.recording)) return;
-    const fill = this.color("rule");
-    for (const [name, from, took] of this.recording.timeline.steps) {
-      this.bar(pen, from, from + took, this.laneTops.steps, LANE - 2, fill, name, "ink");
-    }
-  }
-
-  private drawDevice(pen: CanvasRenderingContext2D): void {
-    const { recording } = this;
-    const { device } = this.laneTops;
-    const fill = this.color("device");
-    const drawn = recording.streams.map(() => -1);
-    for (let work = 0; work < recording.deviceStart.length; work++) {
-      const lane = recording.deviceLane[work];
-      const start = recording.deviceStart[work];
-      const end = start + recording.deviceSpan[work];
-      const right = this.x(end);
-      if (lane >= STREAMS || right < drawn[lane] + 0.5) continue;
-      this.bar(pen, start, end, device + lane * LANE, LANE - 2, fill, recording.strings[recording.deviceName[work]], "on-phase");
-      drawn[lane] = right;
-    }
-  }
-
-  private drawMemory(pen: CanvasRenderingContext2D): void {
-    const memory = this.recording.timeline.memory;
-    const { memory: top } = this.laneTops;
-    const room = this.height - top - 2;
-    if (!memory || memory.peak <= 0 || room < 10) return;
-    const [first, last] = memory.exact ? this.state.span.value : [0, memory.over];
-    const place = (moment: number): number => LEFT + ((moment - first) / (last - first)) * (this.width - LEFT);
-    const level = (bytes: number): number => this.height - 2 - (bytes / memory.peak) * (room - 4);
-    const width = memory.over / memory.curve.length;
-    pen.save();
-    pen.beginPath();
-    pen.rect(LEFT, top, this.width - LEFT, room + 2);
-    pen.clip();
-    pen.beginPath();
-    pen.moveTo(place(0), this.height);
-    memory.curve.forEach((bytes, at) => {
-      pen.lineTo(place(at * width), level(bytes));
-      pen.lineTo(place((at + 1) * width), level(bytes));
-    });
-    pen.lineTo(place(memory.over), this.height);
-    pen.fillStyle = this.color("memory-fill");
-    pen.fill();
-    pen.strokeStyle = this.color("memory");
-    pen.stroke();
-    const x = place(memory.moment);
-    pen.strokeStyle = this.color("ink");
-    pen.setLineDash([3, 3]);
-    pen.beginPath();
-    pen.moveTo(x, top);
-    pen.lineTo(x, this.height);
-    pen.stroke();
-    pen.setLineDash([]);
-    const text = `peak ${bytesText(memory.peak)}`;
-    const long = pen.measureText(text).width;
-    const left = x + long + 8 > this.width ? x - long - 5 : x + 5;
-    pen.fillStyle = this.color("paper");
-    pen.globalAlpha = 0.8;
-    pen.fillRect(left - 2, top + 1, long + 4, 14);
-    pen.globalAlpha = 1;
-    pen.fillStyle = this.color("ink");
-    pen.fillText(text, left, top + 8);
-    pen.restore();
-  }
-
-  private drawSelection(pen: CanvasRenderingContext2D): void {
-    const found = spanOf(this.recording, this.state.row.value);
-    if (!found) return;
-    const left = Math.max(LEFT, this.x(found[0]));
-    const right = Math.min(this.width, Math.max(this.x(found[1]), left + 2));
-    if (right < LEFT || left > this.width) return;
-    pen.fillStyle = this.color("select-fill");
-    pen.fillRect(left, TOP, right - left, this.height - TOP);
-    pen.strokeStyle = this.color("select");
-    pen.strokeRect(left + 0.5, TOP + 0.5, Math.max(1, right - left - 1), this.height - TOP - 1);
-  }
-
-  private drawNames(pen: CanvasRenderingContext2D): void {
-    const tops = this.laneTops;
-    pen.clearRect(0, 0, LEFT - 2, this.height);
-    pen.fillStyle = this.color("dim");
-    const names: [string, number][] = [["phases", tops.phases], ["ops", tops.ops]];
-    if (this.lanes.length) names.push(["modules", tops.calls]);
-    if (hasSteps(this.recording)) names.push(["steps", tops.steps]);
-    this.recording.streams.slice(0, STREAMS).forEach((name, lane) => names.push([name, tops.device + lane * LANE]));
-    if (this.recording.timeline.memory) names.push(["memory", tops.memory + 2]);
-    for (const [name, y] of names) pen.fillText(name, 12, y + LANE / 2);
-  }
-
-  private bar(pen: CanvasRenderingContext2D, from: number, to: number, top: number, height: number, fill: string, name: string, ink: string): void {
-    const left = Math.max(LEFT, this.x(from));
-    const right = Math.min(this.width, this.x(to));
-    if (right < LEFT || left > this.width || right < left) return;
-    pen.fillStyle = fill;
-    pen.fillRect(left, top, Math.max(0.7, right - left - 0.5), height);
-    const room = right - left - 8;
-    if (room < 18) return;
-    const most = Math.floor(room / 6.6);
-    pen.fillStyle = this.color(ink);
-    pen.fillText(name.length <= most ? name : `${name.slice(0, most - 1)}…`, left + 4, top + height / 2 + 0.5);
-  }
+  event.preventDefault();
 }
 
-/** Module calls by depth, where they ran; the deepest ones have no lane. */
-function callLanes(recording: Recording): number[][] {
-  const lanes: number[][] = [];
-  const depth = new Int32Array(recording.callModule.length);
-  for (let call = 0; call < depth.length; call++) {
-    const parent = recording.callParent[call];
-    depth[call] = parent < 0 ? 0 : depth[parent] + 1;
-    const row = recording.callRow[call];
-    if (depth[call] < LANES && row >= 0 && recording.kind[row] === CALL) (lanes[depth[call]] ??= []).push(row);
-  }
-  return lanes;
-}
-
-/** Calls as they were written; but not one whose ops stand by themselves, as those of `loss.backward()` do. */
-function drawnOps(recording: Recording): Uint8Array {
-  const drawn = new Uint8Array(recording.run.ops);
-  for (let op = 0; op < drawn.length; op++) drawn[op] = recording.written(op) === op && !recording.isApart(op) ? 1 : 0;
-  return drawn;
-}
-
-/** From when to when the ops of a row ran. */
-function spanOf(recording: Recording, row: number): [number, number] | undefined {
-  if (row < 0) return undefined;
-  let from = Infinity;
-  let to = -Infinity;
-  for (let at = row; at < recording.end[row]; at++) {
-    if (recording.run.rows[recording.kind[at]] !== "op") continue;
-    const op = recording.ref[at];
-    from = Math.min(from, recording.opStart[op]);
-    to = Math.max(to, recording.opStart[op] + recording.opSpan[op]);
-  }
-  return from <= to ? [from, to] : undefined;
+/** Moves the end of the selected stretch; where there is none, one begins with what is selected. */
+function extend(state: State, by: number): void {
+  const [from, to] = state.brushed.value ?? state.selectedSpan ?? [state.span.value[0], state.span.value[0]];
+  state.selectStretch(from, Math.max(from, to + by));
 }

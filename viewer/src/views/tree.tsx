@@ -4,6 +4,7 @@ import type { JSX } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
 import { ASIDE, CALL, GROUP, LINE, OP, PHASE, ROUND, STEP, type Recording } from "../data/recording";
 import { NO_FILTER } from "../data/search";
+import { ALL } from "../data/stretch";
 import type { State } from "../state";
 import { bytesText, timeText } from "../text";
 import { focusTree } from "./page";
@@ -15,6 +16,14 @@ export function Tree({ state }: { state: State }): JSX.Element {
   return (
     <nav class="side" aria-label="The run as a tree">
       <Search state={state} />
+      <p class="legend" aria-hidden="true">
+        <span>
+          <i class="bar time" /> time
+        </span>
+        <span>
+          <i class="bar memory" /> memory made
+        </span>
+      </p>
       <Rows state={state} />
     </nav>
   );
@@ -113,10 +122,11 @@ function Rows({ state }: { state: State }): JSX.Element {
   const rows = state.rows.value;
   const selected = state.row.value;
   const { box, first, last, onScroll, spacer, reveal } = useVirtualRows(rows.length, HEIGHT);
+  const stretch = state.stretch.value;
   useEffect(() => {
-    const at = indexOf(rows, selected);
+    const at = indexOf(rows, selected >= 0 || !stretch?.ops.length ? selected : recording.opRow[stretch.ops[0]]);
     if (at >= 0) reveal(at);
-  }, [selected, rows]);
+  }, [selected, stretch, rows]);
   const whole = useMemo(() => wholes(recording), [recording]);
   const most = Math.max(1, ...whole.map((row) => recording.time[row]));
   const mostMemory = Math.max(1, ...whole.map((row) => recording.memory[row]));
@@ -128,6 +138,7 @@ function Rows({ state }: { state: State }): JSX.Element {
       role={rows.length ? "tree" : "group"} // a tree has to have rows
       tabIndex={0}
       aria-label="Steps, modules, lines and ops"
+      aria-multiselectable={rows.length ? true : undefined} // a stretch of time has many
       aria-activedescendant={selected >= 0 ? `row-${selected}` : undefined}
       onScroll={onScroll}
       onKeyDown={(event) => move(state, event)}
@@ -164,13 +175,14 @@ function Row({ state, row, top, most, mostMemory }: RowProps): JSX.Element {
   const time = recording.time[row];
   const memory = recording.memory[row];
   const depth = recording.depth[row];
+  const brushed = state.stretch.value?.rows[row] ?? 0;
   return (
     <div
       id={`row-${row}`}
-      class={`row ${rowClass(recording, row)}`}
+      class={`row ${rowClass(recording, row)}${brushed ? " brushed" : ""}`}
       role="treeitem"
       aria-level={depth + 1}
-      aria-selected={state.row.value === row}
+      aria-selected={state.row.value === row || brushed === ALL}
       {...(isLeaf ? {} : { "aria-expanded": isOpen })}
       data-match={state.matches.value.has(row) ? "true" : undefined}
       style={{ transform: `translateY(${top}px)`, paddingLeft: 6 + depth * 13 }}

@@ -46,7 +46,7 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
     """
     remote = _on_device(context)
     boolean = context.of_meta(lambda meta: meta.dtype in ("bool", "uint8") and bool(meta.shape))
-    inside = context.forward & (context.data.ops.call >= 0)
+    inside = _in_model(context)
     awaited = inside & context.named(frozenset(_AWAITED))
     masked = (
         inside
@@ -66,6 +66,13 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
         reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
         title = f"{context.written(op)} of {context.meta(source)}: {_AWAITED.get(context.name(op), reason)}"
         yield op_finding(context, title, op, source, _without_wait(context, op))
+
+
+def _in_model(context: ProblemContext) -> Mask:
+    """Forward ops inside module calls, without those of ``DistributedDataParallel`` and its like."""
+    wrappers = [module.type_module.startswith("torch.nn.parallel.") for module in context.data.modules]
+    wrapped: Mask = np.array([*wrappers, False])[context.index.op_modules]  # -1: outside, the last
+    return context.forward & (context.data.ops.call >= 0) & ~wrapped
 
 
 def _without_wait(context: ProblemContext, op: int) -> str:
@@ -128,9 +135,8 @@ def copied_to_device(context: ProblemContext) -> Iterator[Finding]:
     if not _on_device(context).any():
         return
     parameter_devices = _parameter_devices(context)
-    inside = context.forward & (context.data.ops.call >= 0)
     copies = context.named(_COPIES)
-    for op in np.flatnonzero(inside & (copies | _mixed(context))).tolist():
+    for op in np.flatnonzero(_in_model(context) & (copies | _mixed(context))).tolist():
         inputs, outputs = context.inputs(op), context.outputs(op)
         target = context.meta(outputs[0]).device if outputs else "cpu"
         source = next((value for value in inputs[::-1] if context.meta(value).device != target), -1)

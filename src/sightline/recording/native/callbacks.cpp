@@ -73,8 +73,23 @@ int32_t end_region(Recording& recording, ThreadState& state, int64_t node, int64
 
 namespace {
 
-// The op inside which torch reports nothing on this thread, at our wish.
-thread_local const at::RecordFunction* silenced_by = nullptr;
+// The op of a recording inside which torch reports nothing to it on this thread, at our wish.
+struct Silence {
+  const at::RecordFunction* op = nullptr;
+  at::CallbackHandle handle = 0;
+
+  void begin(const at::RecordFunction& inside, at::CallbackHandle callback) {
+    op = &inside;
+    handle = callback;
+    at::disableCallback(handle);
+  }
+
+  void end() {
+    op = nullptr;
+    at::reenableCallback(handle);
+  }
+};
+thread_local Silence silences[kSlots];
 
 // The keys an op is dispatched by: those of its tensors, and what is switched on or off on this thread.
 c10::DispatchKeySet keys_of(const Arguments& given) {
@@ -82,11 +97,6 @@ c10::DispatchKeySet keys_of(const Arguments& given) {
   c10::DispatchKeySet keys = local.included_;
   for (const at::TensorBase* tensor : given.tensors) keys = keys | tensor->key_set();
   return keys - local.excluded_;
-}
-
-// Whether torch may be told to report nothing inside an op: no other observer is registered.
-bool alone() {
-  return at::get_record_function_tls_().sorted_tls_callbacks_.size() == 1 && !at::hasGlobalCallbacks();
 }
 
 // Some dispatch an op a second time inside itself; then the inner one is what runs.
@@ -168,10 +178,9 @@ void begin_op(
     op.id = recording.next_id++;
   }
   if (!recording.running.load(std::memory_order_acquire)) return;
-  // Python of the user's (a dispatch mode, a subclass, a custom op) may want to listen inside.
-  if (leaf && !traits->python && !keys.has(c10::DispatchKey::Python) && alone()) {
-    at::enableRecordFunction(false);
-    silenced_by = &event;
+  // Python of the user's (a dispatch mode, a subclass, a custom op) may start or stop a recording inside.
+  if (leaf && traits->dispatches && !traits->python && !keys.has(c10::DispatchKey::Python)) {
+    silences[&recording - slots].begin(event, recording.handle);
   }
   if ((recording.observes_ops || recording.measurements.on()) && op.id >= 0) op.given.assign(given.begin(), given.end());
   op.start = now();
@@ -271,6 +280,8 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
       return nullptr;
     } else if (state->ops.empty() || !state->ops.back().leaf) {
       begin_op(recording, *state, event, lock, dead);
+    } else {
+      state->ops.back().traits->dispatches = true;
     }
   } catch (...) {
     recording.faults.fetch_add(1);
@@ -281,10 +292,7 @@ std::unique_ptr<at::ObserverContext> on_start(const at::RecordFunction& event) n
 template <size_t Slot>
 void on_end(const at::RecordFunction& event, at::ObserverContext*) noexcept {
   // The recording may have been stopped meanwhile: torch must not stay silenced.
-  if (silenced_by == &event) {
-    at::enableRecordFunction(true);
-    silenced_by = nullptr;
-  }
+  if (silences[Slot].op == &event) silences[Slot].end();
   Recording& recording = slots[Slot];
   const Recording::Visit visit(recording);
   if (!recording.running.load(std::memory_order_acquire) || WithGil::silent != 0) return;
@@ -339,9 +347,8 @@ void listen_to_nodes(size_t slot) {
 }
 
 void stop_listening() {
-  if (silenced_by != nullptr) {  // stopped inside an op: torch was silenced there
-    at::enableRecordFunction(true);
-    silenced_by = nullptr;
+  for (Silence& silence : silences) {
+    if (silence.op != nullptr) silence.end();  // stopped inside an op: torch was silenced there
   }
   std::vector<at::CallbackHandle> stale;
   for (const auto& entry : at::get_record_function_tls_().sorted_tls_callbacks_) {

@@ -12,6 +12,8 @@
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
 
+#include <c10/util/flat_hash_map.h>
+
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -88,7 +90,7 @@ class Stacks {
 
   int32_t child(int32_t parent, int32_t code, int32_t instruction) {
     const Key key{parent, code, instruction};
-    const auto [found, is_new] = index_.try_emplace(key, static_cast<int32_t>(nodes.size()));
+    const auto [found, is_new] = index_.emplace(key, static_cast<int32_t>(nodes.size()));
     if (is_new) nodes.push_back({parent, code, instruction});
     return found->second;
   }
@@ -108,7 +110,7 @@ class Stacks {
       return mixed ^ (mixed >> 29);
     }
   };
-  std::unordered_map<Key, int32_t, KeyHash> index_;
+  ska::flat_hash_map<Key, int32_t, KeyHash> index_;
 };
 
 }  // namespace sightline

@@ -1,4 +1,5 @@
-#include "measurement_methods.h"
+// What Python asks of the measurements of a recording.
+#include "recording_methods.h"
 
 #include "recording_object.h"
 

@@ -56,13 +56,15 @@ void Recording::fault() {
 OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
   const char* name = event.name();
   const char* overload = event.overload_name();
-  // Autograd marks each of its nodes so, with a text of its own each time.
-  if (std::strncmp(name, "autograd::engine", 16) == 0) return nullptr;
   // Names of operators live as long as their schemas; other marks may be texts on a caller's stack.
-  const auto found = traits_.find(overload[0] == '\0' ? static_cast<const void*>(name) : overload);
-  if (found != traits_.end() && found->second->name == name && found->second->overload == overload) {
+  const void* key = overload[0] == '\0' ? static_cast<const void*>(name) : overload;
+  const auto found = traits_.find(key);
+  if (found != traits_.end() && std::strcmp(found->second->name.c_str(), name) == 0 &&
+      found->second->overload == overload) {
     return found->second.get();
   }
+  // Autograd marks each of its nodes so, with a text of its own each time.
+  if (std::strncmp(name, "autograd::engine", 16) == 0) return nullptr;
   const auto handle = c10::Dispatcher::singleton().findOp({name, overload});
   if (!handle.has_value()) return nullptr;
   auto traits = std::make_unique<OpTraits>();
@@ -101,7 +103,6 @@ OpTraits* Recording::traits_of(const at::RecordFunction& event, Lock& lock) {
                         static_cast<Preserves>(preserves)};
   });
   if (!asked) return nullptr;
-  const void* key = overload[0] == '\0' ? static_cast<const void*>(name) : overload;
   auto& kept = traits_[key];
   if (kept != nullptr && kept->name == name && kept->overload == overload) return kept.get();
   if (kept != nullptr) {  // an operator that was registered anew where another had been: open ops still refer to it

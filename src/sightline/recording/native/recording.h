@@ -55,6 +55,7 @@ struct OpTraits {
   uint64_t kernels = 0;  // of one written in terms of others: a bit for each backend where it has a kernel all the same
   bool constant = false;  // its input was just made from Python data
   bool python = false;  // its kernel may be written in Python
+  bool dispatches = false;  // its kernel was seen to call operators: torch need not report those
   bool autocast_cpu = false, autocast_cuda = false;  // autocast dispatches it a second time, inside itself
   int aliases = -1;  // the argument its result may be a view of
   uint64_t mutates = 0;  // a bit for each argument it changes in place

@@ -26,7 +26,7 @@ class Blocks {
   int32_t* row(size_t size) {
     if (blocks_.empty() || blocks_.back().used + size > blocks_.back().size) {
       const size_t room = std::max<size_t>(kBlock, size);
-      blocks_.push_back({std::make_unique<int32_t[]>(room), room, 0});
+      blocks_.push_back({std::unique_ptr<int32_t[]>(new int32_t[room]), room, 0});  // not zeroed
     }
     Block& block = blocks_.back();
     int32_t* found = block.numbers.get() + block.used;

@@ -53,6 +53,7 @@ class NativeSession(Host):
     ) -> None:
         super().__init__(name, level)
         self.native = observer
+        self.checksum = observer.crc32
         self._ident = threading.get_ident()
         self.api_names = ApiNames(self.infos)
         self.stacks: NativeStacks = NativeStacks()

@@ -90,6 +90,10 @@ class Storages {
       if (++turn_ >= count) turn_ = 0;
       if (!look_at(held_storages_[turn_])) look_at_size(held_storages_[turn_]);
     }
+    // Their turn comes at the next op; nobody else has touched them for long.
+    for (size_t ahead = 1; ahead <= 2 && turn_ + ahead < count; ++ahead) {
+      __builtin_prefetch(held_storages_[turn_ + ahead].impl);
+    }
     hand_over(dead);
   }
 

@@ -5,20 +5,60 @@ A value that a dropped op made and a kept op uses stays, and its kind becomes *e
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Final
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 import numpy as np
 
 from sightline.trace.assembly import layout as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, Rows, concatenate, positions_in
-from sightline.trace.assembly.batch import Batch, StepMark, Streams, ValueUpdate
+from sightline.trace.assembly.batch import Batch, Operation, StepMark, Streams, ValueUpdate
 from sightline.trace.assembly.calls import matching_begin
 from sightline.trace.assembly.values import ACTIVATION, KIND, LASTING, inherited, value_rows
 from sightline.trace.data import DeviceWorkColumns
 
 _LAUNCH: Final = [one.name for one in fields(DeviceWorkColumns)].index("launch")
 _FROM_OPS: Final = (ACTIVATION, KIND["gradient"])
+_COLLECTIVES: Final = ("c10d::", "_c10d_functional")  #: what the names of collectives begin with
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What a recording of the last ops no longer has.
+
+    Collectives are counted for each name and form: ranks are compared by the order numbers of theirs.
+    """
+
+    ops: int = 0
+    collectives: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, ops: Rows, operations: Sequence[Operation]) -> Dropped:
+        """These ops, of which some may be there twice."""
+        ids, first = np.unique(ops.ids, return_index=True)
+        names, forms = ops.column(row.O_INFO)[first], ops.column(row.O_FORM)[first]
+        of_interest = [at for at, one in enumerate(operations) if one.name.startswith(_COLLECTIVES)]
+        mask = np.isin(names, of_interest)
+        counted = zip(names[mask].tolist(), forms[mask].tolist(), strict=True)
+        return cls(len(ids), Counter((operations[name].name, form) for name, form in counted))
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> Dropped:
+        """What the info of a recording says of it."""
+        rows = info.get("dropped_collectives") or ()
+        return cls(
+            int(info.get("dropped") or 0), Counter({(str(name), int(form)): int(n) for name, form, n in rows})
+        )
+
+    def to_info(self) -> dict[str, Any]:
+        """The same, for the info of a recording."""
+        rows = [[name, form, count] for (name, form), count in self.collectives.items()]
+        return {"dropped": self.ops, **({"dropped_collectives": rows} if rows else {})}
+
+    def __add__(self, other: Dropped) -> Dropped:
+        return Dropped(self.ops + other.ops, self.collectives + other.collectives)
 
 
 def merge_batches(batches: list[Batch]) -> Batch:
@@ -41,15 +81,18 @@ def merge_batches(batches: list[Batch]) -> Batch:
     )
 
 
-def keep_last(batch: Batch, count: int, dropped: int = 0) -> tuple[Batch, int]:
-    """What the last ``count`` ops need, and how many ops that leaves out; ``dropped`` were left out before.
+def keep_last(
+    batch: Batch, count: int, before: Dropped | None = None, operations: Sequence[Operation] = ()
+) -> tuple[Batch, Dropped]:
+    """What the last ``count`` ops need, and what is left out, with what was left out ``before``.
 
     Where no ops are recorded, module calls count.
     """
+    before = before or Dropped()
     ops, calls = _all_rows(batch)
     ids = np.unique(ops.ids if len(ops) else calls.ids)
-    if len(ids) <= count and not dropped:
-        return batch, 0
+    if len(ids) <= count and not before.ops:
+        return batch, before
     first = int(ids[-min(count, len(ids))]) if len(ids) else 0
     kept_ops = ops.select(ops.ids >= first)
     kept_calls = calls.select(calls.column(row.C_END) > first)
@@ -69,7 +112,8 @@ def keep_last(batch: Batch, count: int, dropped: int = 0) -> tuple[Batch, int]:
         steps=_steps_after(batch.steps, first), captures=batch.captures,
         open_ops=_ops_from(batch.open_ops, first), open_calls=batch.open_calls, end=batch.end,
     )  # fmt: skip
-    return kept, max(len(ids) - count, 0)
+    dropped = Dropped.of(ops.select(ops.ids < first), operations)
+    return kept, before + (dropped if len(ops) else Dropped(max(len(ids) - count, 0)))
 
 
 def add_placeholders(batch: Batch, meta: int) -> Batch:

@@ -35,10 +35,10 @@ _INFO: Final[dict[str, type | tuple[type, ...]]] = {
     "training": dict,
     **dict.fromkeys(("gradients", "unregistered", "same_weights"), list),
     "allocator": dict,
-    **dict.fromkeys(("rank", "local_rank", "world_size", "restart", "began_ns"), int),
+    **dict.fromkeys(("rank", "local_rank", "world_size", "restart", "began_ns", "seed"), int),
     **dict.fromkeys(("job", "rank_device"), str),
     **dict.fromkeys(("groups", "waits"), dict),
-    "meshes": list,
+    **dict.fromkeys(("meshes", "dropped_collectives"), list),
 }  # fmt: skip
 
 
@@ -50,6 +50,9 @@ def check_info(info: Mapping[str, Any]) -> None:
     for name, kinds in _INFO.items():
         if name in info and not isinstance(info[name], kinds):
             raise Damage(f"it says {quoted(info[name])} of {name!r}")
+    for row in info.get("dropped_collectives", ()):
+        if not isinstance(row, list | tuple) or [type(each) for each in row] != [str, int, int]:
+            raise Damage(f"it says {quoted(row)} of collectives that were dropped")
     for device, readings in info.get("allocator", {}).items():
         if type(device) is not str or not _is_allocator(readings):
             raise Damage(f"it says {quoted(readings)} of the allocator of {quoted(device)}")

@@ -147,10 +147,13 @@ class Journal:
         if len(head) < len(HEAD) or not head.startswith(_MAGIC):
             raise Damage("it is no journal of a recording, or was cut short")
         (version,) = struct.unpack_from("<I", head, len(_MAGIC))
-        if version != VERSION:
+        if version > VERSION:
             raise Damage(
-                f"it is a journal of format {version}, and this sightline reads {VERSION}: update it"
+                f"it is a journal of format {version}, and this sightline reads up to {VERSION}: "
+                f"update sightline to open it"
             )
+        if version != VERSION:
+            raise Damage("its header was altered")
         at = len(HEAD)
         while at < size:
             mark, length, checksum, _ = _FRAME.unpack(_padded(os.pread(self._file, _FRAME.size, at)))

@@ -39,13 +39,19 @@ def free_path(folder: Path, name: str) -> Path:
 def refuse_recording(folder: Path, fix: str) -> None:
     """Refuse a folder with a recording in it: one is replaced only on request."""
     job = folder_of_job(folder)
-    if job is not None and holds_recording(job):
-        raise UsageError(
-            f"{job} already holds a recording of one process, and cannot be the folder of all ranks: "
-            "use another name, or remove it."
-        )
+    if job is not None:
+        refuse_as_job(job)
     if holds_recording(folder):
         raise UsageError(f"{folder} already holds a recording: {fix}.")
+
+
+def refuse_as_job(folder: Path) -> None:
+    """Refuse the folder of one process as that of all ranks."""
+    if holds_recording(folder):
+        raise UsageError(
+            f"{folder} already holds a recording of one process, and cannot be the folder of all ranks: "
+            "use another name, or remove it."
+        )
 
 
 def make_job_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.layout import O_WIDTH
 from sightline.trace.assembly.memory_sink import SINK_COLUMNS, assemble, final_info, frame_columns
-from sightline.trace.assembly.ring import add_placeholders, keep_last, merge_batches
+from sightline.trace.assembly.ring import Dropped, add_placeholders, keep_last, merge_batches
 from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.database import READ_ERRORS, escaped
 from sightline.trace.bundle.disk_sink import DiskSink
@@ -91,10 +91,9 @@ def assemble_journal(journal: Journal, tables: Tables, store: Store | None) -> t
         return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
     if count is None:
         return assemble(tables, segments(journal), journal.late(), store)
-    dropped = int(tables.info.get("dropped") or 0)
     merged = merge_batches([journal.batch(number) for number in range(len(journal))])
-    batch, more = keep_last(merged, int(count), dropped)
-    tables.info["dropped"] = dropped + more
+    batch, dropped = keep_last(merged, int(count), Dropped.from_info(tables.info), tables.operations)
+    tables.info |= dropped.to_info()
     return assemble(tables, [([batch], True)], LateRows(), store, sparse=True)
 
 

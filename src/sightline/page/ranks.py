@@ -1,0 +1,228 @@
+"""The page of a distributed job: what is said of all ranks, and the recording of one of each kind of rank.
+
+`rank_blocks(run)` packs it. Ranks that ran the same ops at the same lines are of one kind, and the page holds
+the lowest of them; of many kinds it holds a few, those that a problem names before others. A problem between
+ranks leads to its line on each side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sightline.analysis.problems.problem import Problem
+from sightline.page.kept_rows import Kept
+from sightline.page.payload import MOST_OPS, packed_recording, problem_row
+from sightline.page.sections import Sections
+from sightline.ranks.desync import BEFORE, ENDED, GroupTable, group_tables, parting, whereabouts
+from sightline.ranks.folder import ranks_text
+from sightline.ranks.merge import Run
+from sightline.ranks.overview import rank_problems, ranks_overview
+from sightline.ranks.record import RankRecord
+from sightline.trace.bundle import load
+from sightline.trace.index import Index
+from sightline.views.outline import Block, Cell, Line, Span, printable
+from sightline.views.problems import problem_lines
+
+MOST_RANKS: Final = 8  #: whose recordings a page holds
+_ROOM: Final = 100  #: columns of the text that the overview is
+
+
+class Side(NamedTuple):
+    """What some ranks did where others did something else."""
+
+    ranks: list[int]
+    text: str  #: ``runs all_reduce #2 of 4 float32``
+    place: str
+    op: int  #: of the first of the ranks; -1 where it ran none
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A collective that is not the same on all ranks of its group."""
+
+    sides: list[Side]
+    since: str  #: ``after collective #1``; empty where no op differs before
+    parting: list[Side]  #: the first ops that two ranks do not share
+
+    def is_at(self, place: str) -> bool:
+        return any(side.place == place for side in (*self.sides, *self.parting))
+
+
+def rank_blocks(run: Run) -> dict[str, bytes]:
+    """The blocks of a page: ``ranks``, and ``recording-3`` for each rank that it holds."""
+    problems = rank_problems(run)
+    differences = [_difference(run, table, number) for table in group_tables(run)
+                   if (number := table.first_difference()) is not None]  # fmt: skip
+    embedded = _embedded_ranks(run, differences)
+    blocks: dict[str, bytes] = {}
+    kept: dict[int, Kept] = {}
+    for rank in embedded:
+        data = load(run.records[rank].path)
+        try:
+            packed, rows = packed_recording(Index(data), max(1, MOST_OPS // len(embedded)))
+        finally:
+            data.close()
+        blocks[f"recording-{rank}"], kept[rank] = packed, rows.ops
+    made = Sections()
+    made.table("job", {
+        "name": _name(run),
+        "world": run.world_size,
+        "kinds": [_kind_row(run, ranks, embedded) for ranks in run.classes],
+        "blocks": list(_overview_rows(run, problems)),
+        "problems": [_problem_row(run, each, differences, kept) for each in problems],
+    })  # fmt: skip
+    return blocks | {"ranks": made.bytes()}
+
+
+def _name(run: Run) -> str:
+    first = next(iter(run.records.values()), None)
+    name = "" if first is None else str(first.info.get("name") or "")
+    return name.rpartition(", rank ")[0] or name or "run"
+
+
+def _embedded_ranks(run: Run, differences: list[Difference]) -> list[int]:
+    """The lowest rank of each kind; of very many kinds those of a difference first."""
+    concerned = [_like(run, side.ranks[0]) for each in differences for side in each.sides]
+    lowest = [ranks[0] for ranks in run.classes]
+    return sorted(list(dict.fromkeys([*lowest[:1], *concerned, *lowest]))[:MOST_RANKS])
+
+
+def _like(run: Run, rank: int) -> int:
+    """The lowest rank that ran the same ops."""
+    return next(ranks[0] for ranks in run.classes if rank in ranks)
+
+
+def _kind_row(run: Run, ranks: list[int], embedded: list[int]) -> dict[str, Any]:
+    record = run.records[ranks[0]]
+    return {"rank": ranks[0] if ranks[0] in embedded else -1, "text": ranks_text(ranks), "ops": record.ops}
+
+
+# -- where ranks part ------------------------------------------------------------------------------------
+
+
+def _difference(run: Run, table: GroupTable, number: int) -> Difference:
+    classes: dict[Any, list[int]] = {}
+    for rank, signature in zip(table.ranks, table.signature[:, number].tolist(), strict=True):
+        if signature != BEFORE:
+            ended = whereabouts(run, run.records[rank]) if signature == ENDED else ""
+            classes.setdefault((signature, ended), []).append(rank)
+    ordered = sorted(classes.items(), key=lambda pair: (pair[0][0] == ENDED, -len(pair[1]), pair[1][0]))
+    sides = [_side(run, table, number, signature, ended, ranks) for (signature, ended), ranks in ordered]
+    here, there = sides[0].ranks[0], sides[-1].ranks[0]
+    found = parting(run, table, here, there, number)
+    if found is None:
+        return Difference(sides, "", [])
+    steps = ((here, found.ours), (there, found.theirs))
+    parts = [_parting_side(run, table, found.since, rank, step) for rank, step in steps]
+    return Difference(
+        sides, "from the start" if found.since < 0 else f"after collective #{found.since}", parts
+    )
+
+
+def _side(run: Run, table: GroupTable, number: int, signature: int, ended: str, ranks: list[int]) -> Side:
+    record = run.records[ranks[0]]
+    call = table.call(run, ranks[0], number)
+    if call is None:
+        last = int(record.step_ops.max()) if len(record.step_ops) else -1
+        return Side(ranks, ended, run.names.places.all[record.last_place], last)
+    calls, at = call
+    first = run.names.signatures.all[signature]
+    text = str(first).replace(f"#{first.number}", f"#{number}", 1)
+    verb = "run" if len(ranks) > 1 else "runs"
+    return Side(ranks, f"{verb} {text}", run.names.places.all[calls.place[at]], int(calls.op[at]))
+
+
+def _parting_side(run: Run, table: GroupTable, since: int, rank: int, step: int | None) -> Side:
+    """The op that a rank runs where another one runs something else."""
+    record = run.records[rank]
+    if step is None:
+        return Side([rank], "ends", "", -1)
+    before = table.call(run, rank, since) if since >= 0 else None
+    after = -1 if before is None else int(before[0].op[before[1]])
+    found = record.step_ops[(record.steps == step) & (record.step_ops > after)]
+    op, place = run.names.steps.all[step]
+    where = int(found.min()) if len(found) else -1
+    return Side([rank], f"runs {run.names.ops.all[op]}", run.names.places.all[place], where)
+
+
+# -- rows of the page ------------------------------------------------------------------------------------
+
+
+def _problem_row(
+    run: Run, problem: Problem, differences: list[Difference], kept: dict[int, Kept]
+) -> dict[str, Any]:
+    difference = next((each for each in differences if each.is_at(problem.place)), None)
+    if difference is None or problem.kind not in ("desync", "hang"):
+        sides, since, parts = list(_sides_at(run, problem.place, kept)), "", []
+    else:
+        sides, since, parts = difference.sides, difference.since, difference.parting
+    return problem_row(problem) | {
+        "sides": [_side_row(run, side, kept) for side in sides],
+        "since": since,
+        "parting": [_side_row(run, side, kept) for side in parts],
+    }
+
+
+def _sides_at(run: Run, place: str, kept: dict[int, Kept]) -> Iterator[Side]:
+    """The first op at a line on each rank that the page holds."""
+    number = next((at for at, text in enumerate(run.names.places.all) if text == place), -1)
+    steps = np.array([step for step, (_, at) in enumerate(run.names.steps.all) if at == number])
+    for rank in kept if place else ():
+        record = run.records[rank]
+        found = record.step_ops[np.isin(record.steps, steps)]
+        if len(found):
+            ranks = next(ranks for ranks in run.classes if rank in ranks)
+            yield Side(ranks, "", place, int(found.min()))
+
+
+def _side_row(run: Run, side: Side, kept: dict[int, Kept]) -> dict[str, Any]:
+    rank = _like(run, side.ranks[0])
+    op = _same_op(run.records[side.ranks[0]], run.records[rank], side.op)
+    return {
+        "ranks": ranks_text(side.ranks), "text": side.text, "place": side.place,
+        "rank": rank if rank in kept else -1,
+        "op": kept[rank].one(op) if rank in kept and op >= 0 else -1,
+    }  # fmt: skip
+
+
+def _same_op(record: RankRecord, other: RankRecord, op: int) -> int:
+    """The op in the place of one of a rank, on a rank that ran the same ops."""
+    found = np.flatnonzero(record.step_ops == op)
+    return int(other.step_ops[found[0]]) if len(found) else -1
+
+
+def _overview_rows(run: Run, problems: list[Problem]) -> Iterator[dict[str, Any]]:
+    """The overview as a terminal shows it, with a number where a problem stands."""
+    blocks: list[Block] = list(ranks_overview(run).blocks)[:-1]  # the last names Python's views
+    texts = [[line.text for line in problem_lines(each, _ROOM)] for each in problems]
+    at = shown = 0
+    while at < len(blocks):
+        lines = texts[shown] if shown < len(texts) else [""]
+        if lines[0] and _texts(blocks[at : at + len(lines)]) == lines:
+            yield {"problem": shown}
+            at += len(lines)
+            shown += 1
+        else:
+            yield _block_row(blocks[at])
+            at += 1
+
+
+def _texts(blocks: list[Block]) -> list[str]:
+    return [block.text if isinstance(block, Line) else "" for block in blocks]
+
+
+def _block_row(block: Block) -> dict[str, Any]:
+    if isinstance(block, Line):
+        return {"line": _spans((Span(block.prefix), *block.spans) if block.prefix else block.spans)}
+    return {
+        "columns": [[column.title, column.right] for column in block.columns],
+        "rows": [[_spans(cell) for cell in row] for row in block.rows],
+    }
+
+
+def _spans(cell: Cell) -> list[list[str]]:
+    return [[printable(span.text), span.style] for span in ((cell,) if isinstance(cell, Span) else cell)]

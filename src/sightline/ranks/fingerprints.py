@@ -1,0 +1,205 @@
+"""What of a rank is compared by value: weights, batches, losses, random numbers; and the modes of modules.
+
+Values are compared by the fingerprints that ``stats=True`` takes, or by their statistics.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sightline.ranks.collectives import REPLICATED, Collectives
+from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
+from sightline.trace.index import Index
+
+_PARAMETER: Final = KINDS.index("parameter")
+_FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
+_RANDOM: Final = re.compile(r"(native_dropout|bernoulli|rand|randn|randint|normal|uniform|rrelu)(_|_like)?")
+_MOST: Final = 1000  #: of a series: what is the same so often is the same
+_GRADIENT: Final = ".grad"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Every measured version of every whole parameter, in order."""
+
+    names: tuple[str, ...]
+    prints: U64
+    lines: I32  #: where each was made; -1 where that is not recorded
+
+
+@dataclass(frozen=True)
+class Series:
+    """Fingerprints of what comes again in every step, and the line of the first."""
+
+    prints: tuple[int, ...] = ()
+    place: int = -1
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What is kept of the values of one rank."""
+
+    weights: Weights | None = None
+    reduced: dict[str, int] = field(
+        default_factory=dict
+    )  #: parameters with gradients that are reduced: lines
+    batches: Series = Series()  #: what the outermost module is given, call by call
+    losses: Series = Series()  #: what each backward pass begins from
+    draws: Series = Series()  #: random numbers that modules draw
+    drawn: int = 0  #: how many numbers these are
+    modes: dict[tuple[str, bool], int] = field(default_factory=dict)  #: (module, it trains): the line
+    replicated: bool = False  #: it has a module of DDP
+    sharded: bool = False  #: its weights are DTensors of tensor parallelism
+
+
+def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, places: I32) -> Fingerprints:
+    """What is kept of a trace; ``places`` has the number of the line of each frame, and of none at -1."""
+    data = index.raw
+    draws, drawn = _draws(data, op_places)
+    return Fingerprints(
+        weights=_weights(data, op_places),
+        reduced=_reduced(data, collectives, op_places),
+        batches=_batches(index, places),
+        losses=_losses(data, op_places),
+        draws=draws,
+        drawn=drawn,
+        modes=_modes(index, places),
+        replicated=any(module.type == REPLICATED for module in data.modules),
+        sharded=_is_sharded(data),
+    )
+
+
+def _weights(data: TraceData, op_places: I32) -> Weights | None:
+    stats, values = data.stats, data.values
+    if not len(stats):
+        return None
+    measured = stats.value[values.kind[stats.value] == _PARAMETER]
+    whole = np.array([not meta.placements for meta in data.metas] or [True])
+    measured = measured[whole[values.meta[measured]] & (values.name[measured] >= 0)]
+    if not len(measured):
+        return None
+    makers = values.producer[measured]
+    lines = np.where(makers >= 0, op_places[makers], -1).astype(np.int32)
+    names = tuple(data.names[name] for name in values.name[measured].tolist())
+    return Weights(names, _fingerprints(data, np.searchsorted(stats.value, measured)), lines)
+
+
+def _reduced(data: TraceData, collectives: Collectives, op_places: I32) -> dict[str, int]:
+    """The parameters whose gradients are summed over ranks by hand, and where: they are replicas too."""
+    found: dict[str, int] = {}
+    for each in collectives:
+        if each.kind != "all_reduce":
+            continue
+        for value in (*data.ops.inputs_of(each.op), *data.ops.outputs_of(each.op)):
+            name = int(data.values.name[value])
+            if name >= 0 and data.names[name].endswith(_GRADIENT):
+                found.setdefault(data.names[name].removesuffix(_GRADIENT), int(op_places[each.op]))
+    return found
+
+
+def _batches(index: Index, places: I32) -> Series:
+    """What outermost modules in training mode are given; empty where something of it was not measured."""
+    data, calls = index.raw, index.raw.calls
+    outermost = np.flatnonzero((calls.parent < 0) & ((calls.flags & TRAINING) != 0))[:_MOST]
+    prints: list[int] = []
+    for call in outermost.tolist():
+        taken = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]]
+        given = np.unique(taken).astype(np.int64)
+        found = _measured(data, given)
+        if found is None or not len(given):
+            return Series()
+        prints.append(hash(tuple(found)))
+    return Series(tuple(prints), _call_place(index, places, outermost))
+
+
+def _call_place(index: Index, places: I32, calls: I64) -> int:
+    return int(places[index.user_frames[index.raw.calls.frame[calls[0]]]]) if len(calls) else -1
+
+
+def _losses(data: TraceData, op_places: I32) -> Series:
+    """The last forward result before each backward pass, where it was measured."""
+    ops = data.ops
+    rows = np.flatnonzero((ops.level == 1) & ((ops.phase == _FORWARD) | (ops.phase == _BACKWARD)))
+    if not len(data.stats) or not len(rows):
+        return Series()
+    backward = ops.phase[rows] == _BACKWARD
+    begins = rows[np.flatnonzero(backward[1:] & ~backward[:-1])][:_MOST]
+    prints: list[int] = []
+    for op in begins.tolist():
+        prints += _measured(data, np.array(ops.outputs_of(op)[:1], dtype=np.int64)) or ()
+    return Series(tuple(prints), int(op_places[begins[0]]) if len(begins) else -1)
+
+
+def _draws(data: TraceData, op_places: I32) -> tuple[Series, int]:
+    """The random numbers that are drawn inside modules in the forward pass, and how many they are.
+
+    Those outside may be meant to be the same: a sampler shuffles alike on all ranks. Draws that are all the
+    same number, such as those of a dropout of nothing, are left out.
+    """
+    ops, stats = data.ops, data.stats
+    random = np.array(
+        [_RANDOM.fullmatch(name.partition(".")[0]) is not None for name in data.names] or [False]
+    )
+    rows = np.flatnonzero((ops.level == 1) & (ops.phase == _FORWARD) & (ops.call >= 0) & random[ops.name])
+    prints: list[int] = []
+    drawn, first = 0, -1
+    for op in rows[:_MOST].tolist():
+        value = np.array(ops.outputs_of(op)[-1:], dtype=np.int64)
+        found = _measured(data, value)
+        if not found or not len(value):
+            continue
+        at = int(np.searchsorted(stats.value, value[0]))
+        if stats.min[at] != stats.max[at]:
+            prints += found
+            drawn += data.metas[data.values.meta[value[0]]].numel
+            first = op if first < 0 else first
+    return Series(tuple(prints), int(op_places[first]) if first >= 0 else -1), drawn
+
+
+def _measured(data: TraceData, values: I64) -> list[int] | None:
+    """The fingerprints of some values; None where one was not measured."""
+    stats = data.stats
+    at = np.searchsorted(stats.value, values)
+    if not len(stats) or (at >= len(stats)).any() or (stats.value[at] != values).any():
+        return None
+    return list(map(int, _fingerprints(data, at)))
+
+
+def _fingerprints(data: TraceData, rows: NDArray[np.int64]) -> U64:
+    """The fingerprints of measured values; where none were taken, of their statistics."""
+    stats = data.stats
+    taken = stats.fingerprint[rows]
+    if taken.all():
+        return taken
+    mixed = np.zeros(len(rows), dtype=np.uint64)
+    for column in (stats.min, stats.max, stats.mean, stats.l2):
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + column[rows].view(np.uint64)
+    return np.where(taken == 0, mixed, taken)
+
+
+def _modes(index: Index, places: I32) -> dict[tuple[str, bool], int]:
+    data, calls = index.raw, index.raw.calls
+    outermost = np.flatnonzero((calls.parent < 0) & ((calls.flags & (TRAINING | EVALUATION)) != 0))
+    found: dict[tuple[int, bool], int] = {}
+    for at in outermost.tolist():
+        found.setdefault((int(calls.module[at]), bool(calls.flags[at] & TRAINING)), at)
+    return {
+        (data.modules[module].label, training): _call_place(index, places, np.array([at]))
+        for (module, training), at in found.items()
+    }
+
+
+def _is_sharded(data: TraceData) -> bool:
+    """Whether weights are split over ranks that work on one batch; those of FSDP, too, are DTensors."""
+    if any(module.type.startswith("FSDP") for module in data.modules):
+        return False
+    shards = np.array(
+        [any(each.startswith("Shard") for each in meta.placements) for meta in data.metas] or [False]
+    )
+    parameters = data.values.kind == _PARAMETER
+    return bool(shards[data.values.meta[parameters]].any())

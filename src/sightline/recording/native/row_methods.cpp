@@ -1,0 +1,122 @@
+// What Python reads of the rows of a recording.
+#include "recording_methods.h"
+#include "recording_object.h"
+
+namespace sightline {
+namespace {
+
+PyObject* bytes_of(const std::vector<int64_t>& numbers) {
+  return PyBytes_FromStringAndSize(
+      reinterpret_cast<const char*>(numbers.data()), static_cast<Py_ssize_t>(numbers.size() * sizeof(int64_t)));
+}
+
+// rows(name, take): a stream as bytes of 64-bit numbers; with `take` it is empty afterwards.
+PyObject* recording_rows(PyObject* self, PyObject* args) {
+  const char* name;
+  int take;
+  if (!PyArg_ParseTuple(args, "sp", &name, &take)) return nullptr;
+  Recording* recording = recording_of(self);
+  std::vector<int64_t> out;
+  Storages::Dead dead;  // freed after the mutex is given up
+  if (recording != nullptr) {
+    const Lock lock(recording->mutex);
+    const std::string wanted = name;
+    if (wanted == "ops") {
+      recording->ops.append_to(out);
+      if (take) recording->ops.blocks.clear();
+    } else if (wanted == "calls") {
+      recording->calls.append_to(out);
+      if (take) recording->calls.blocks.clear();
+    } else if (wanted == "values") {
+      for (const ValueRow& row : recording->values.rows) {
+        const int64_t numbers[] = {10, row.id, row.metadata, row.address, row.offset, row.kind,
+                                   row.producer, row.previous, row.base, row.flags};
+        out.insert(out.end(), std::begin(numbers), std::end(numbers));
+      }
+      if (take) recording->values.rows.clear();
+    } else if (wanted == "plain_values") {
+      for (const PlainValueRow& row : recording->values.plain_rows) {
+        const int64_t numbers[] = {row.id, row.metadata, row.producer};
+        out.insert(out.end(), std::begin(numbers), std::end(numbers));
+      }
+      if (take) recording->values.plain_rows.clear();
+    } else if (wanted == "memory") {
+      recording->values.memory.look_at_all(now() - recording->begin, dead);
+      recording->values.memory.append_to(out);
+      if (take) recording->values.memory.rows.clear();
+    } else if (wanted == "stacks") {
+      for (const Stacks::Node& node : recording->stacks.nodes) {
+        out.push_back(node.parent);
+        out.push_back(node.code);
+        out.push_back(node.instruction);
+      }
+    } else if (wanted == "statistics") {
+      recording->measurements.append_to(out);
+      if (take) recording->measurements.forget_rows();
+    } else if (wanted == "copies") {
+      for (const Implied& one : recording->measurements.copies) {
+        out.insert(out.end(), {one.value, one.from, one.bounded ? 1 : 0});
+      }
+    } else if (wanted == "alive") {
+      for (const auto& [impl, tensor] : recording->values.known) {
+        if (!tensor.ref.expired()) out.push_back(tensor.value);
+      }
+    }
+  }
+  return bytes_of(out);
+}
+
+// open_rows(): streams of the ops and calls that have begun and not ended.
+PyObject* recording_open_rows(PyObject* self, PyObject*) {
+  std::vector<int64_t> ops, calls;
+  if (Recording* recording = recording_of(self)) {
+    const Lock lock(recording->mutex);
+    OpRows open_ops;
+    CallRows open_calls;
+    const int64_t current = now();
+    for (const auto& [thread, state] : recording->threads) {
+      const ApiCall& api = state->api;
+      if (api.id >= 0) {
+        open_ops.write(
+            {api.id, api.info, api.form, recording->no_form, api.stack, api.call, -1,
+             api.bits | kUnfinished << kFlagShift, -1, -1, api.start - recording->begin, 0},
+            api.inputs.data(), api.inputs.size(), nullptr, 0);
+      }
+      for (const OpenCall& call : state->calls) {
+        open_calls.write(
+            {call.id, call.module, call.parent, state->marks[call.mark].above, call.bits | kUnfinished << kFlagShift,
+             call.input_form, recording->no_form, call.start - recording->begin,
+             current - call.start - (state->spent - call.spent), kNoEnd},
+            call.inputs, c10::SmallVector<int32_t, 1>());
+      }
+    }
+    open_ops.append_to(ops);
+    open_calls.append_to(calls);
+  }
+  Owned first(bytes_of(ops)), second(bytes_of(calls));
+  return PyTuple_Pack(2, first.get(), second.get());
+}
+
+// counters(): numbers written to ops and calls so far, what is open, threads, faults that Python does not know of.
+PyObject* recording_counters(PyObject* self, PyObject*) {
+  Recording* recording = recording_of(self);
+  if (recording == nullptr) return Py_BuildValue("(iiiii)", 0, 0, 0, 0, 0);
+  const Lock lock(recording->mutex);
+  size_t open = 0;
+  for (const auto& [thread, state] : recording->threads) open += state->calls.size() + (state->api.id >= 0);
+  return Py_BuildValue(
+      "(nnnni)", recording->ops.blocks.written(), recording->calls.blocks.written(), open,
+      static_cast<Py_ssize_t>(recording->threads.size()), recording->faults.load());
+}
+
+}  // namespace
+
+std::vector<PyMethodDef> row_methods() {
+  return {
+      {"rows", recording_rows, METH_VARARGS, "rows(name, take): a stream of numbers."},
+      {"open_rows", recording_open_rows, METH_NOARGS, "open_rows(): rows of what has not ended."},
+      {"counters", recording_counters, METH_NOARGS, "counters(): how much was written."},
+  };
+}
+
+}  // namespace sightline
