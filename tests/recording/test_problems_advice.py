@@ -104,6 +104,11 @@ def averaged(net: Any, x: Tensor) -> Tensor:
     return h / h.norm(dim=1)  # type: ignore[no-any-return]
 
 
+def scaled(net: Any, x: Tensor) -> Tensor:
+    h = x.abs()
+    return net.second(net.first(torch.tensor(2.0) * h / h.sum(dim=1)))  # type: ignore[no-any-return]
+
+
 def indexed(net: Any, x: Tensor) -> Tensor:
     gate = net.second(x)[:, 2]
     return net.first(x) * gate  # type: ignore[no-any-return]
@@ -115,6 +120,7 @@ def indexed(net: Any, x: Tensor) -> Tensor:
     [
         (squeezed, ".squeeze(-1)", "Drop the squeeze, so that it stays [8, 1]"),
         (averaged, "h.norm", "Give norm keepdim=True"),
+        (scaled, "h.sum", "Give sum keepdim=True"),
         (indexed, "[:, 2]", "Index with a range (x[:, 2:3] for x[:, 2])"),
     ],
 )

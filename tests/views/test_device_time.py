@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sightline.analysis.cost import cost_of
-from sightline.analysis.device_use import device_use
+from sightline.trace.device_time import device_summary
 from tests.builders import make_trace
 from tests.device_work import Work, kernels, timed
 from tests.trace.bundle.bundles import on_a_device
@@ -39,7 +39,7 @@ def test_no_line_is_wider_than_it_may_be(width: int) -> None:
 
 def test_everything_a_device_did_is_in_the_overview_once() -> None:
     trace = on_a_device()
-    costs, use = cost_of(trace.data, trace.index.device_own), device_use(trace.index)
+    costs, use = cost_of(trace.data, trace.index.device_own), device_summary(trace.index)
     assert use is not None
     total = costs.total
     tops = costs.scopes.children(-1)

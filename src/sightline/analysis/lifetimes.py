@@ -115,6 +115,3 @@ def _level(device: str, rows: Lifetimes, chosen: NDArray[np.bool_]) -> Level:
     np.add.at(change, (at[len(size) :], use[temporary]), -size[temporary])
     changed = change.any(axis=1)
     return Level(device, moments[changed], np.cumsum(change, axis=0)[changed])
-
-
-__all__ = ["LONGEST", "USES", "Level", "Lifetimes", "clock", "lifetimes", "memory_levels"]

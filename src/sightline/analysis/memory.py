@@ -296,6 +296,3 @@ def _owned(index: Index, held: HeldMemory, module: str) -> Mask:
     for row in np.flatnonzero(mask).tolist():
         mask[row] = is_root or path_matches(module, whole.owner(row) or "")
     return mask
-
-
-__all__ = ["MemoryUsage", "PeakTensor", "Share", "memory_of", "usage_of"]

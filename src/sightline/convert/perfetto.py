@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline._version import __version__
-from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES, clock, memory_levels
 from sightline.convert.atomic_files import atomic_text
 from sightline.convert.context import Lists, TableContext
@@ -44,6 +43,7 @@ from sightline.ranks.merge import Run
 from sightline.trace import data as d
 from sightline.trace.bundle import load
 from sightline.trace.data import TraceData
+from sightline.trace.device_time import device_name
 from sightline.trace.index import Index
 
 Progress = Callable[[int, int], None]

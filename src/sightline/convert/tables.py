@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.device_use import device_name
 from sightline.analysis.lifetimes import USES
 from sightline.convert.context import Lists, TableContext
 from sightline.convert.encoding import json_text
@@ -28,6 +27,7 @@ from sightline.convert.table_columns import (
     tensor_lists,
 )
 from sightline.trace import data as d
+from sightline.trace.device_time import device_name
 
 Array = NDArray[Any]
 _INT: Final = "integer"

@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from sightline._version import __version__
-from sightline.analysis.device_use import device_name
 from sightline.analysis.memory import usage_of
 from sightline.analysis.model_part import model_part
 from sightline.analysis.problems import find, not_looked_at
@@ -30,6 +29,7 @@ from sightline.page.source_tables import character_columns, file_rows, user_stac
 from sightline.page.strings import Strings
 from sightline.page.tree import OP, ROW_KINDS, Tree, tree_of
 from sightline.trace.data import FLAVOURS, I32, KINDS, LEVELS, PHASES, ParameterInfo, TraceData
+from sightline.trace.device_time import device_name
 from sightline.trace.index import Index
 from sightline.trace.op_text import argument_names, short_name
 from sightline.trace.rows import Op

@@ -10,12 +10,11 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any, Final
 
-__all__ = ["inside_torch", "installed_file", "python_file", "torch_file"]
-
 _PACKAGE: Final = re.compile(r"/(?:site|dist)-packages/")
 _TORCH: Final = re.compile(r"/(?:site|dist)-packages/torch/")
 _PLUMBING: Final = re.compile(r"/(?:site|dist)-packages/(?:torch|torchgen|functorch|sightline)/")
 _PYTHON: Final = re.compile(r"/lib/python3\.\d+/")
+_SYMBOLIC: Final = re.compile(r"-packages/(sympy|mpmath)/")  #: torch computes sizes with these
 
 
 def _slashed(path: str) -> str:
@@ -83,6 +82,23 @@ def python_file(path: str) -> bool:
 def installed_file(path: str) -> bool:
     """Whether a file belongs to an installed package or to Python itself, and not to the user's project."""
     return torch_file(path) or python_file(path) or bool(_PACKAGE.search(_slashed(path)))
+
+
+@lru_cache(maxsize=4096)
+def model_file(path: str) -> bool:
+    """Whether a file is the model's: not torch's, Python's, or of the packages torch computes sizes with.
+
+    >>> [model_file(file) for file in ("/lib/site-packages/torch/nn/functional.py", "net.py", re.__file__)]
+    [False, True, False]
+    """
+    if path.startswith("<"):
+        return path.startswith(("<stdin", "<ipython", "<doctest"))
+    return not (torch_file(path) or python_file(path) or _SYMBOLIC.search(_slashed(path)))
+
+
+def layer_file(path: str) -> bool:
+    """Whether a file is one of ``torch.nn``."""
+    return (inside_torch(path) or "").startswith("nn/")
 
 
 _INPUT: Final = re.compile(r"<ipython-input-(\d+)-\w+>")

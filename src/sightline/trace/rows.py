@@ -134,9 +134,6 @@ class Module(Row):
         return f"<Module {self.label} ({self.type})>"
 
 
-__all__ = ["Frame", "Module", "ModuleCall", "Op", "Step", "Value", "ValueNumbers"]
-
-
 class ValueNumbers(NamedTuple):
     """Statistics of a tensor's elements; all but the counts are over the finite ones."""
 

@@ -17,8 +17,6 @@ from typing import Final
 
 from sightline.trace.file_owners import cell_file
 
-__all__ = ["SourceFiles", "indent_of", "syntax_tree"]
-
 _LONGEST: Final = 1000  #: characters of a line that is shown by itself
 _MOST_TEXT: Final = 1 << 20  #: characters of a file that is parsed
 _MOST_WORDS: Final = 1 << 18  #: of such a file; each becomes objects of the syntax tree

@@ -185,6 +185,3 @@ def _check_dtypes(data: TraceData, faults: _Faults) -> None:
         differ = kinds[values.meta[first]] != kinds[values.meta[second]]
         wrong[rows[differ & known[first] & known[second]]] = True
     faults.add(wrong, "op {} has tensors of two dtypes or devices, which it cannot have run on")
-
-
-__all__ = ["RAISED", "Report", "validate"]

@@ -319,6 +319,3 @@ def _plural(kind: str) -> str:
 def _style(value: Value) -> str:
     numbers = value.stats
     return "error" if numbers is not None and not numbers.finite else "number"
-
-
-__all__ = ["LineageView", "lineage", "lineage_lines"]

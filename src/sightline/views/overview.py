@@ -23,7 +23,6 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
-from sightline.analysis.device_use import DeviceUse, device_use
 from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
@@ -32,6 +31,7 @@ from sightline.analysis.unmatched import left_out_text, unmatched
 from sightline.analysis.variable_names import root_names
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
+from sightline.trace.device_time import DeviceSummary, device_summary
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.index import Index
 from sightline.views.layout import grid_width
@@ -76,7 +76,7 @@ _VIEWS: Final = "t.code()  t.log()  t.call_order()  t.summary()  t.memory()  t.s
 def overview(trace: Trace, more: str = _VIEWS) -> View:
     """One screen about a trace; ``more`` lists the other views, as the caller spells them."""
     data = trace.data
-    costs, use = cost_of(data, trace.index.device_own), device_use(trace.index)
+    costs, use = cost_of(data, trace.index.device_own), device_summary(trace.index)
     whole = _Time.of(costs, use)
     steps = step_summaries(trace.index)
     facts = [
@@ -219,10 +219,10 @@ class _Time:
 
     host: tuple[tuple[str, int], ...]  #: by phase
     device: tuple[tuple[str, int], ...]
-    use: DeviceUse | None
+    use: DeviceSummary | None
 
     @classmethod
-    def of(cls, costs: Costs, use: DeviceUse | None) -> _Time:
+    def of(cls, costs: Costs, use: DeviceSummary | None) -> _Time:
         total, optimizer = costs.total, ("optimizer", costs.optimizer_time)
         host = (("forward", total.time), ("backward", total.backward_time),
                 ("recompute", total.recompute_time))  # fmt: skip

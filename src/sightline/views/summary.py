@@ -25,7 +25,6 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
-from sightline.analysis.device_use import device_use
 from sightline.analysis.scopes import OUTSIDE, OwnOps, equal_scopes, own_ops
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
@@ -33,6 +32,7 @@ from sightline.errors import UsageError
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.patterns import module_matches, no_module_matched
 from sightline.trace.data import PHASES, TraceData
+from sightline.trace.device_time import device_summary
 from sightline.trace.held_memory import held_memory
 from sightline.views.layout import OPS_ROOM, Figures, FittedTable, fit_table
 from sightline.views.outline import Block, Cell, Line, Span, View, fact_lines, line, printable
@@ -117,7 +117,7 @@ class _Table:
         self._fold = fold
         self._wrong_in = ""  # the phase whose NaN and Inf are shown
         self._costs: Costs = cost_of(trace.data, trace.index.device_own)
-        self._use = device_use(trace.index)
+        self._use = device_summary(trace.index)
         self._scopes = self._costs.scopes
         self._exchanges = Exchanges(trace.index)
         self._exchanged: dict[tuple[int, ...], Exchange] = {}

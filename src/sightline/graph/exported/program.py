@@ -18,10 +18,10 @@ from sightline.graph.exported.dynamic import Dimension, Dynamic
 from sightline.graph.exported.inputs import InputSpec
 from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.torchapi import OpOverload, op_schema, pytree, size_hint
-from sightline.graph.exported.user_lines import is_layer_file, is_user_file
 from sightline.graph.graph import Edge, Node, Ref
 from sightline.notation import position_text, tensor_text
 from sightline.trace.data import TensorMeta
+from sightline.trace.file_owners import layer_file, model_file
 from sightline.trace.forms import map_leaves
 from sightline.trace.op_groups import PYTHON_OPERATORS
 
@@ -373,8 +373,8 @@ def _info(fx: FxNode) -> dict[str, Any]:
 def _source(fx: FxNode, stack: list[tuple[str, str]]) -> str:
     """The line of the model that a node comes from: the innermost frame of its stack outside torch."""
     frames = _FRAME.findall(fx.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if is_user_file(frame[0])]
-    chosen = (own or [frame for frame in frames if is_layer_file(frame[0])])[-1:]
+    own = [frame for frame in frames if model_file(frame[0])]
+    chosen = (own or [frame for frame in frames if layer_file(frame[0])])[-1:]
     if not chosen:
         return ""
     file, line, function = chosen[0]

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import SimpleNamespace, TracebackType
+from pathlib import Path
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import Any, Final
 
 import torch
@@ -30,10 +31,10 @@ from torch.fx.node import map_arg
 from sightline.errors import ExportError
 from sightline.graph.exported.outputs import OutputStructure
 from sightline.graph.exported.torchapi import GUARD_LOGGER, buffer_hooks, pytree
-from sightline.graph.exported.user_lines import is_user_file, running_line
 from sightline.notation import position_text
-from sightline.trace.file_owners import cell_name, inside_torch
+from sightline.trace.file_owners import cell_name, inside_torch, layer_file, model_file
 
+_OURS: Final = str(Path(__file__).parents[2]) + "/"
 Mode = Callable[[], AbstractContextManager[Any]]
 
 #: Keys of a node's meta: the modes it runs in, and the object that a ``get_attr`` refers to.
@@ -300,7 +301,7 @@ def _export_error(error: Exception) -> ExportError:
     """The error that names the line of the model and the reason."""
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):  # it begins in this file
-        if is_user_file(frame.filename):
+        if model_file(frame.filename):
             line = f" (`{frame.line}`)" if frame.line else ""
             where = f"{position_text(cell_name(frame.filename), frame.lineno or 0)} in {frame.name}{line}"
     located = f"{where}: {_reason(error)}" if where else _reason(error)
@@ -372,3 +373,20 @@ class Progress:
             return
         sys.stderr.write(f"exporting {self._model}: {seconds:.0f} s{''.join(longest)}{hint}\n")
         sys.stderr.flush()
+
+
+def running_line(frame: FrameType | None) -> str:
+    """The line of the model at which a frame is: the innermost one that is neither torch's nor ours.
+
+    "" where there is none.
+    """
+    layer = ""  # the line of torch.nn, where the model is one of its own layers
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        file = frame.f_code.co_filename
+        text = f"{position_text(cell_name(file), frame.f_lineno)} in {frame.f_code.co_qualname}"
+        if model_file(file):
+            return text
+        if not layer and layer_file(file) and frame.f_code.co_name == "forward":
+            layer = text
+        frame = frame.f_back
+    return layer

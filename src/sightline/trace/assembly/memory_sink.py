@@ -136,6 +136,3 @@ def frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
         np.ascontiguousarray(one, dtype=np.int32) for one in table.T
     )
     return d.FrameColumns(parent, code, line, end_line, column, end_column)
-
-
-__all__ = ["SINK_COLUMNS", "MemorySink", "assemble", "final_info", "frame_columns", "resolve_versions"]

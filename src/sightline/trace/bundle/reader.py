@@ -341,5 +341,3 @@ _TABLES: Final[dict[str, Callable[[Database], Any]]] = {
     "source_lines": _source_lines,
     "environment": _fact("environment"),
 }
-
-__all__ = ["LoadedTrace", "Sources", "load"]
