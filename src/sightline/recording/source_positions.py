@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import os
 from collections.abc import Callable
+from functools import cache
 from itertools import islice
 from types import CodeType
 from typing import Any, Final
@@ -157,6 +158,7 @@ def _instruction(code: CodeType, offset: int) -> tuple[str, tuple[str, ...]]:
     return "", ()
 
 
+@cache
 def _binary_symbols() -> list[str]:
     table: Any = getattr(dis, "_nb_ops", [])
     return [symbol for _, symbol in table] or [""] * 256

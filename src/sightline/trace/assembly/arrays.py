@@ -41,9 +41,9 @@ class Rows:
             self._sort(np.arange(0, len(flat), width))
             return
         starts: list[int] = []
-        at, end, lengths = 0, len(flat), flat.data
+        at, end, lengths, add = 0, len(flat), flat.data, starts.append
         while at < end:
-            starts.append(at)
+            add(at)
             length = lengths[at]
             if length < width:
                 raise ValueError("a row is shorter than its columns")

@@ -11,11 +11,16 @@ import math
 import struct
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from sightline.trace import data as d
 from sightline.trace.bundle.schema import MAX_DEPTH, Damage, quoted
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
+
+# `json.dumps` makes an encoder for every text.
+_text_of: Final = json.JSONEncoder(separators=(",", ":")).encode
+_strict_text_of: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 _WIDE: Final = 1 << 63
 
@@ -26,7 +31,7 @@ def dumps(item: Any) -> str:
     >>> dumps((1, [2.5, SLOT], float("inf")))
     '{"t":[1,[2.5,{}],{"f":"7ff0000000000000"}]}'
     """
-    return json.dumps(_encode(item, 0), separators=(",", ":"), allow_nan=False)
+    return _strict_text_of(_encode(item, 0))
 
 
 def loads(text: str) -> Any:
@@ -42,7 +47,7 @@ def dump_form(form: Form) -> str:
     """A form as JSON: its arguments, and the named ones or null."""
     kwargs = None if form.kwargs is None else _pairs(form.kwargs, 0)
     arguments = [_encode(item, 0) for item in form.args]
-    return json.dumps([arguments, kwargs], separators=(",", ":"), allow_nan=False)
+    return _strict_text_of([arguments, kwargs])
 
 
 def load_form(text: str) -> Form:
@@ -213,7 +218,6 @@ T = TypeVar("T")
 
 _MOST_SIZES: Final = 1024
 _PLAIN: Final = frozenset((str, int, bool, float, type(None)))
-_fields: Final[Callable[[Any], tuple[dataclasses.Field[Any], ...]]] = cache(dataclasses.fields)
 
 
 def dump(row: Any) -> str:
@@ -222,7 +226,7 @@ def dump(row: Any) -> str:
     >>> dump(d.CodeInfo("net.py", "Net.forward", 3))
     '["net.py","Net.forward",3]'
     """
-    return json.dumps(_field_values(row), separators=(",", ":"))
+    return _text_of(_field_values(row))
 
 
 def load(kind: type[T], text: str) -> T:
@@ -234,30 +238,54 @@ def load(kind: type[T], text: str) -> T:
     return _row(kind, parse_json(text))
 
 
+def _make_getter(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    """What reads all fields of a row."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return attrgetter(*names) if len(names) > 1 else lambda row: tuple(getattr(row, name) for name in names)
+
+
+#: There are few kinds of rows, and many rows.
+_getter: Final[Callable[[Any], Callable[[Any], tuple[Any, ...]]]] = cache(_make_getter)
+
+
 def _field_values(row: Any) -> list[Any]:
-    return [_field_value(getattr(row, field.name)) for field in _fields(type(row))]
+    return _plain_values(_getter(type(row))(row))
+
+
+def _plain_values(values: tuple[Any, ...]) -> list[Any]:
+    return [value if type(value) in _PLAIN else _field_value(value) for value in values]
 
 
 def _field_value(value: Any) -> Any:
-    if type(value) in _PLAIN:
-        return value
     if isinstance(value, tuple):
-        return [_field_value(part) for part in value]
+        return _plain_values(value)
     return _field_values(value) if dataclasses.is_dataclass(value) else value
 
 
 def _row(kind: type[T], items: Any) -> T:
-    fields = _fields(kind)
-    needed = sum(field.default is dataclasses.MISSING and field.name != "parameters" for field in fields)
-    if not isinstance(items, list) or not needed <= len(items) <= len(fields):
+    needed, readers = _readers(kind)
+    if not isinstance(items, list) or not needed <= len(items) <= len(readers):
         raise Damage(f"{quoted(items)} is no {kind.__name__}")
     values = {}
-    for field, item in zip(fields, items, strict=False):
-        value = _FIELD_READERS[str(field.type)](item)
+    for (name, read), item in zip(readers, items, strict=False):
+        value = read(item)
         if value is NotImplemented:
-            raise Damage(f"a {kind.__name__} has the {field.name} {quoted(item)}")
-        values[field.name] = value
+            raise Damage(f"a {kind.__name__} has the {name} {quoted(item)}")
+        values[name] = value
     return kind(**values)
+
+
+_FieldReaders = tuple[tuple[str, Callable[[Any], Any]], ...]
+
+
+def _find_readers(kind: Any) -> tuple[int, _FieldReaders]:
+    """How many fields a row must have, and what reads each."""
+    fields = dataclasses.fields(kind)
+    needed = sum(field.default is dataclasses.MISSING and field.name != "parameters" for field in fields)
+    return needed, tuple((field.name, _FIELD_READERS[str(field.type)]) for field in fields)
+
+
+_readers: Final[Callable[[Any], tuple[int, _FieldReaders]]] = cache(_find_readers)
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:
