@@ -146,7 +146,7 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     def one(name: str) -> tuple[Problem, str]:
         found: Any = problems_of(tmp_path / f"{name}.sight")
         assert len(found) == 1, (found, done.stderr)
-        return found[0], f"{found[0].place}; {found[0].detail}"
+        return found[0], f"{found[0].place}\n{found[0].detail}"
 
     problem, text = one("branch")
     assert problem.kind == "desync"
@@ -163,7 +163,7 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     assert (
         problem.title == f"Rank 1 never came to all_reduce #2 of 4 float32, in which {others.lower()} {wait}"
     )
-    assert "they part after collective #0: rank 0 runs c10d::allreduce_" in text
+    assert "they part after collective #0:\n  rank 0 runs all_reduce" in text
     assert line("dist.all_reduce(y") in text
     assert line("y = x * step") in text
 
@@ -193,8 +193,9 @@ def test_a_killed_rank_leaves_all_readable(tmp_path: Path, last: int) -> None:
     assert problem.kind == "hang"
     assert problem.title == "Rank 3 never came to all_reduce #20 of 4 float32, in which ranks 0–2 wait"
     assert problem.place.endswith(" in stuck")
-    assert "rank 3: was cut short in or after c10d::allreduce_ at " in problem.detail
-    assert "they part after collective #19: rank 0 runs exp at " in problem.detail
+    assert "rank 3: was cut short in or after all_reduce at " in problem.detail
+    assert "they part after collective #19:\n  rank 0 runs exp at " in problem.detail
+    assert problem.detail.endswith("\n  rank 3 ends")
     assert "stuck" in (tmp_path / "run.sight" / "rank0.sight" / "stacks.txt").read_text()
     text = " ".join(str(t).split())
     assert "at the end rank" in text

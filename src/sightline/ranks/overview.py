@@ -126,7 +126,7 @@ def _classes(run: Run) -> Iterator[Line]:
     for number, ranks in enumerate(classes[:_MOST_ROWS]):
         record = run.records[ranks[0]]
         count = sum(len(calls) for calls in record.groups.values())
-        text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collectives"
+        text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collective{'s' if count != 1 else ''}"
         text += " each" if len(ranks) > 1 else ""
         yield _fact("ranks" if not number else "", text + _difference(run, classes[0][0], ranks))
     if len(classes) > _MOST_ROWS:
