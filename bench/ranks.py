@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
         ddp_rank()
         return
     if what in ("all", "step"):
-        for count in [int(rest[0])] if rest and what == "step" else [2]:
+        for count in [int(rest[0])] if rest and what == "step" else [2, 4]:
             launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
             subprocess.run(
                 [*launcher, "--nproc-per-node", str(count), __file__, "rank"],

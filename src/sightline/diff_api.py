@@ -159,6 +159,7 @@ def diff(
     atol: float | None = None,
     values: str = "auto",
     step: Steps = None,
+    rank: int | tuple[int | None, int | None] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Diff:
     """Where two runs diverge: the first value that differs although everything it was computed from agrees.
@@ -179,14 +180,18 @@ def diff(
     explains, by dtype and by the number of ops behind a value. ``values`` is "auto" (the best
     that both have), "tensors", "statistics", "fingerprints" or "none". ``step`` (a
     number, a name, ``"3:5"``, ``"last"``) compares one step of both, or with a pair a step of one with a step
-    of the other.
+    of the other; so does ``rank`` for the ranks of distributed jobs: ``sl.diff(t, t, rank=(0, 3))``.
     """
     from sightline.diff.comparison import VALUES, compare
 
     one_of("values", values, VALUES)
     _check_numbers({"rtol": rtol, "atol": atol})
     _check_names(rename)
+    ranks = rank if isinstance(rank, tuple) else (rank, rank)
+    if len(ranks) != 2:
+        raise UsageError(f"rank={argument_text(rank)} must be the number of a rank, or a pair of them.")
     first, second = _recordings(a, b, args, dict(kwargs or {}))
+    first, second = first._at(rank=ranks[0]), second._at(rank=ranks[1])
     comparison = compare(
         first.index, second.index, rename=rename, rtol=rtol, atol=atol, values=values, step=step
     )

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import sightline as sl
+from sightline.cli import main
 from tests.diff.models import WIDTH, Net, inputs, net, recorded
 
 
@@ -234,6 +236,27 @@ def test_two_ranks_part_at_the_first_op_that_differs(tmp_path: Path) -> None:
     assert "tanh" in diff.parting.text
     assert "job.py:10" in diff.parting.text
     assert "ops part   " in str(diff)
+    t = sl.load(tmp_path / "run.sight")
+    assert str(sl.diff(t, t, rank=(0, 1))) == str(diff)
+    assert sl.diff(t, t, rank=1).verdict == "same"
+    with pytest.raises(
+        sl.UsageError, match=r"There is no recording of rank 5; there is one of ranks 0 and 1"
+    ):
+        sl.diff(t, t, rank=(0, 5))
+    with pytest.raises(sl.UsageError, match=r"rank=\(0, 1, 2\) must be the number of a rank, or a pair"):
+        sl.diff(t, t, rank=(0, 1, 2))  # type: ignore[arg-type]
+    run = str(tmp_path / "run.sight")
+    shown = CliRunner().invoke(main, ["diff", run, "--rank", "0", "--rank", "1"])
+    assert (
+        shown.output.strip() == str(diff).replace("sl.trace(…, stats=True)", "sightline run --stats").strip()
+    )
+    assert "the same, to the last bit" in CliRunner().invoke(main, ["diff", run, run, "--rank", "1"]).output
+    for wrong, sentence in (
+        ([], "Missing argument B; two ranks or steps of A: --rank 0 --rank 1, or --step-b."),
+        (["--rank", "1"], "Missing argument B; two ranks or steps of A: --rank 0 --rank 1, or --step-b."),
+        (["--rank", "0"] * 3, "--rank is given once for both recordings, or twice: one rank for each."),
+    ):
+        assert sentence in CliRunner().invoke(main, ["diff", run, *wrong]).output
 
 
 def _python(script: str, folder: Path, more: dict[str, str] | None = None) -> str:

@@ -13,15 +13,21 @@ import pytest
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
 from tests.ranks.fake_ranks import problems_of
+from tests.recording.engines import needs_native
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 
 
-def start(folder: Path, count: int, *command: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, count: int, *command: str, engine: str = "auto") -> subprocess.CompletedProcess[str]:
     """Run a command in several processes, in a folder."""
     launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "SIGHTLINE_ENGINE": engine,
+    }
     return subprocess.run(
         [*launcher, "--nproc-per-node", str(count), *command],
         cwd=folder, env=environment, capture_output=True, text=True, check=False,
@@ -32,14 +38,21 @@ WAYS = ("ddp", "fsdp", "tensor_parallel", "pipeline")
 FIRST, SECOND = 8 * 16 + 16, 16 * 8 + 8  #: the parameters of the two layers of the job's model
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((2, "native"), marks=needs_native), pytest.param((4, "native"), marks=needs_native),
+        (2, "python"),
+    ],
+)  # fmt: skip
 def parallel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recordings of the ways to train in parallel, whose results are those without us."""
     folder = tmp_path_factory.mktemp("parallel")
+    count, engine = request.param
     for how in ("plain", "recorded"):
-        done = start(folder, request.param, str(HERE / "parallel_job.py"), how)
+        done = start(folder, count, str(HERE / "parallel_job.py"), how, engine=engine)
         assert done.returncode == 0, done.stderr
-    for rank in range(request.param):
+    for rank in range(count):
         plain, recorded = ((folder / f"{how}.{rank}.txt").read_text() for how in ("plain", "recorded"))
         assert [line.split()[0] for line in plain.splitlines()] == list(WAYS)
         assert plain == recorded, "the recorded run is the same run, bit for bit"
@@ -57,6 +70,7 @@ def test_ways_to_train_in_parallel_have_no_problem_between_ranks(parallel: Path)
         for rank in sl.load(parallel / f"{way}.sight").ranks.values():
             assert rank.validate().ops
             assert not rank.info["faults"]
+            assert len(rank.collectives)
 
 
 def test_buckets_of_ddp_belong_to_it(parallel: Path) -> None:
@@ -132,7 +146,7 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     def one(name: str) -> tuple[Problem, str]:
         found: Any = problems_of(tmp_path / f"{name}.sight")
         assert len(found) == 1, (found, done.stderr)
-        return found[0], f"{found[0].place}; {found[0].detail}"
+        return found[0], f"{found[0].place}\n{found[0].detail}"
 
     problem, text = one("branch")
     assert problem.kind == "desync"
@@ -149,7 +163,7 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     assert (
         problem.title == f"Rank 1 never came to all_reduce #2 of 4 float32, in which {others.lower()} {wait}"
     )
-    assert "they part after collective #0: rank 0 runs c10d::allreduce_" in text
+    assert "they part after collective #0:\n  rank 0 runs all_reduce" in text
     assert line("dist.all_reduce(y") in text
     assert line("y = x * step") in text
 
@@ -179,8 +193,9 @@ def test_a_killed_rank_leaves_all_readable(tmp_path: Path, last: int) -> None:
     assert problem.kind == "hang"
     assert problem.title == "Rank 3 never came to all_reduce #20 of 4 float32, in which ranks 0–2 wait"
     assert problem.place.endswith(" in stuck")
-    assert "rank 3: was cut short in or after c10d::allreduce_ at " in problem.detail
-    assert "they part after collective #19: rank 0 runs exp at " in problem.detail
+    assert "rank 3: was cut short in or after all_reduce at " in problem.detail
+    assert "they part after collective #19:\n  rank 0 runs exp at " in problem.detail
+    assert problem.detail.endswith("\n  rank 3 ends")
     assert "stuck" in (tmp_path / "run.sight" / "rank0.sight" / "stacks.txt").read_text()
     text = " ".join(str(t).split())
     assert "at the end rank" in text

@@ -118,6 +118,22 @@ def test_other_seeds_of_replicas_that_a_program_makes_itself(tmp_path: Path) -> 
     assert problems[0].place.endswith(line(by_hand, 2))
 
 
+def test_weights_that_are_taken_from_one_rank_begin_equal(tmp_path: Path) -> None:
+    """A fake group broadcasts nothing: what the weights were before is not compared all the same."""
+
+    def run(rank: int) -> None:
+        torch.manual_seed(rank)
+        model = torch.nn.Linear(4, 2)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        model(torch.full((2, 4), rank + 1.0)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=True)
+    assert problems_of(tmp_path / "run.sight") == []
+
+
 def test_weights_of_their_own_are_no_problem(tmp_path: Path) -> None:
     def run(rank: int) -> None:
         torch.manual_seed(rank)

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 import sightline as sl
 from sightline.recording.cpu_statistics import read
 from tests.recording.architectures import ZOO, Architecture
+from tests.recording.engines import BOTH_ENGINES
 
 
 def reference(tensor: Any) -> tuple[float, ...]:
@@ -195,3 +196,16 @@ def test_real_architectures_run_the_same_with_everything_on(
     assert len(plain) == len(watched)
     for one, other in zip(plain, watched, strict=True):
         assert torch.equal(one, other) or bool(torch.isnan(one).any())
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_a_measured_tensor_can_still_be_resized(engine: Any, dtype: torch.dtype) -> None:
+    """FSDP frees and resizes the storages of its weights; what is shared with NumPy cannot be resized."""
+    x = torch.zeros(77, dtype=dtype)
+    with sl.trace(stats=True, engine=engine) as t:
+        y = x.cos()
+    assert len(t.data.stats) >= 1
+    for each in (x, y):
+        assert each.untyped_storage().resizable()
+        each.untyped_storage().resize_(8)

@@ -30,13 +30,13 @@ _FAILURES = {
         "sightline diff before.sight after.sight",
         "sightline diff paper.sight mine.sight --rename mixer=attn --view source",
         "sightline diff run.sight run.sight --step step10 --step-b step11",
-        "sightline diff run.rank0.sight run.rank3.sight",
+        "sightline diff run.sight --rank 0 --rank 3",
         "sightline diff before.sight after.sight --html diff.html",
         "sightline diff a.sight b.sight --fail-on divergence      # exit code 3 in CI",
     ),
 )
 @click.argument("a", metavar="A", type=click.Path())
-@click.argument("b", metavar="B", type=click.Path())
+@click.argument("b", metavar="[B]", type=click.Path(), required=False)
 @click.option("--view", type=click.Choice(["verdict", "modules", "source"]), default="verdict",
               show_default=True,
               help="The verdict, the table of modules, or both sources side by side.")  # fmt: skip
@@ -54,6 +54,8 @@ _FAILURES = {
               default="auto", show_default=True, help="What values are compared by.")  # fmt: skip
 @click.option("--step", metavar="NAME", help="Only this step: a number, a name, 3:5, or last.")
 @click.option("--step-b", metavar="NAME", help="The step of B, where it is another.")
+@click.option("--rank", metavar="N", type=click.IntRange(0), multiple=True,
+              help="Only this rank of a distributed job; given twice, one of A and one of B.")  # fmt: skip
 @click.option("--html", "page", metavar="OUT", type=click.Path(),
               help="Write a page with both runs side by side to this file.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
@@ -62,11 +64,11 @@ _FAILURES = {
               "unknown: also if no values could be compared.")  # fmt: skip
 @screen_options
 def command(
-    a: str, b: str, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,
-    atol: float | None, values: str, step: str | None, step_b: str | None, page: str | None, as_json: bool,
-    fail_on: str | None, screen: Screen,
+    a: str, b: str | None, view: str, everything: bool, rename: tuple[str, ...], rtol: float | None,
+    atol: float | None, values: str, step: str | None, step_b: str | None, rank: tuple[int, ...],
+    page: str | None, as_json: bool, fail_on: str | None, screen: Screen,
 ) -> None:  # fmt: skip
-    """Tell where two recordings part, and why.
+    """Tell where two recordings part, and why; or two ranks or steps of one, where B is left out.
 
     The first true divergence is the first value that differs although all that it was made of agrees: it is
     named with its line and module on both sides and the likely reason. Record both with statistics:
@@ -74,11 +76,16 @@ def command(
     """
     from sightline.diff_api import diff, opened
 
-    first, second = opened(a, "a", open_recording), opened(b, "b", open_recording)
+    if b is None and len(rank) < 2 and step_b is None:
+        raise click.UsageError("Missing argument B; two ranks or steps of A: --rank 0 --rank 1, or --step-b.")
+    if len(rank) > 2:
+        raise click.UsageError("--rank is given once for both recordings, or twice: one rank for each.")
+    first, second = opened(a, "a", open_recording), opened(a if b is None else b, "b", open_recording)
+    ranks = (rank[0], rank[-1]) if rank else None
     names = dict(_renamed(pair) for pair in rename)
     steps = (step, step_b if step_b is not None else step)
     with wait_message("comparing …"):
-        found = diff(first, second, rename=names, rtol=rtol, atol=atol, values=values, step=steps)
+        found = diff(first, second, rename=names, rtol=rtol, atol=atol, values=values, step=steps, rank=ranks)
     if page is not None:
         _write_page(found, page)
     if as_json:

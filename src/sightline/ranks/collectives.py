@@ -159,6 +159,8 @@ class Collectives(Sequence[Collective]):
         group = str(group).removeprefix("group ") if isinstance(group, Symbol | str) else ""
         reduction = arguments.get("reduce_op", "")
         reduction = str(reduction) if isinstance(reduction, Symbol | str) else ""
+        if reduction.startswith("<"):  # an object that the plain engine cannot look into
+            reduction = ""
         root = next((arguments[each] for each in _ROOTS if isinstance(arguments.get(each), int)), -1)
         start, payload = 0, slice(0, 0)
         wanted = next((each for each in _PAYLOAD if each in arguments), None)

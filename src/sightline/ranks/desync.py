@@ -6,6 +6,7 @@ rank never comes to, is a problem; between it and the one before, the first op t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.ranks.collectives import Collective
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
-from sightline.ranks.record import GroupCalls, RankRecord
+from sightline.ranks.record import GroupCalls, RankRecord, shown_op
 from sightline.trace.bundle import load
 
 ENDED, BEFORE = -1, -2  #: instead of a signature: after the last call of a rank, before the first one kept
+#: ``[…/tcp/pair.cc:553]``, ``[127.0.0.1]:29500``
+_LIBRARY_PLACE: Final = re.compile(r"\[[^\[\]\s]+\.(?:cc|cpp|h|hpp|cu):\d+\]\s*|\s*\[[\da-f.:]+\]:\d+")
+_LONG: Final = 100  #: of an error more is not shown
 _WHY_DIFFERENT: Final = (
     "Ranks of a group must run the same collectives in the same order: these hang or mix up their data."
 )
@@ -174,7 +178,7 @@ def _problem(
 ) -> Problem:  # fmt: skip
     return Problem(
         kind=kind, severity=severity, title=title, why=why, module="", modules=(), place=place,
-        confidence=confidence, detail="; ".join(detail),
+        confidence=confidence, detail="\n".join(detail),
     )  # fmt: skip
 
 
@@ -207,7 +211,7 @@ def _by_state(run: Run, ranks: list[int]) -> list[list[int]]:
 
 def whereabouts(run: Run, record: RankRecord) -> str:
     """Where a rank was when its recording ended, and how that ended."""
-    last = f"{record.last_op} at {run.names.places.all[record.last_place]}".removesuffix(" at ")
+    last = f"{shown_op(record.last_op)} at {run.names.places.all[record.last_place]}".removesuffix(" at ")
     if not record.last_op:
         last = "no op"
     if record.failed:
@@ -225,8 +229,11 @@ def whereabouts(run: Run, record: RankRecord) -> str:
 
 
 def _first_line(text: str) -> str:
-    line = text.strip().partition("\n")[0]
-    return line if len(line) <= 120 else f"{line[:119]}…"
+    """The first line of an error, without the positions in libraries and the ports that backends put in."""
+    line = _LIBRARY_PLACE.sub("", text.strip().partition("\n")[0])
+    if len(line) > _LONG:
+        line = line.partition(". ")[0]
+    return line if len(line) <= _LONG else f"{line[: _LONG - 1]}…"
 
 
 def _parting_text(run: Run, table: GroupTable, rank: int, other: int, column: int) -> list[str]:
@@ -239,7 +246,7 @@ def _parting_text(run: Run, table: GroupTable, rank: int, other: int, column: in
             for step in (found.ours, found.theirs)
         )
         where = "from the start" if found.since < 0 else f"after collective #{found.since}"
-        texts.append(f"they part {where}: rank {rank} {mine}, rank {other} {yours}")
+        texts += [f"they part {where}:", f"  rank {rank} {mine}", f"  rank {other} {yours}"]
     else:
         texts += shape_parting(run, rank, other)
     return texts

@@ -25,8 +25,9 @@ _GRADIENT: Final = ".grad"
 
 @dataclass(frozen=True)
 class Weights:
-    """Every measured version of every whole parameter, in order."""
+    """The measured versions of whole parameters, in order."""
 
+    begun: int  #: how many of the first are those that the weights had to begin with
     names: tuple[str, ...]
     prints: U64
     lines: I32  #: where each was made; -1 where that is not recorded
@@ -75,18 +76,28 @@ def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, plac
 
 
 def _weights(data: TraceData, op_places: I32) -> Weights | None:
+    """The versions that were used: how a weight was made before the first call of a module does not count.
+
+    Ranks may initialise weights differently and then take those of one, as DDP does.
+    """
     stats, values = data.stats, data.values
     if not len(stats):
         return None
-    measured = stats.value[values.kind[stats.value] == _PARAMETER]
     whole = np.array([not meta.placements for meta in data.metas] or [True])
-    measured = measured[whole[values.meta[measured]] & (values.name[measured] >= 0)]
+    named = np.flatnonzero((values.kind == _PARAMETER) & (values.name >= 0) & whole[values.meta])
+    outermost = np.flatnonzero(data.calls.parent < 0)
+    first_use = int(data.calls.first_op[outermost].min()) if len(outermost) else 0
+    early = named[values.producer[named] < first_use]
+    begin = {int(values.name[value]): value for value in early.tolist()}  # the last of each
+    begun = np.intersect1d(list(begin.values()), stats.value).astype(np.int64)
+    later = np.intersect1d(named[values.producer[named] >= first_use], stats.value)
+    measured = np.concatenate([begun, later[np.argsort(values.producer[later], kind="stable")]])
     if not len(measured):
         return None
     makers = values.producer[measured]
     lines = np.where(makers >= 0, op_places[makers], -1).astype(np.int32)
     names = tuple(data.names[name] for name in values.name[measured].tolist())
-    return Weights(names, _fingerprints(data, np.searchsorted(stats.value, measured)), lines)
+    return Weights(len(begun), names, _fingerprints(data, np.searchsorted(stats.value, measured)), lines)
 
 
 def _reduced(data: TraceData, collectives: Collectives, op_places: I32) -> dict[str, int]:

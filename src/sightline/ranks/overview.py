@@ -18,6 +18,7 @@ from sightline.ranks.collectives import Collective
 from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
+from sightline.ranks.messages import message_problems
 from sightline.ranks.replicas import replica_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.layout import fit_blocks
@@ -34,7 +35,7 @@ _MORE: Final = "t.rank_times()  t.problems()  t.code(rank=0)  t.summary(rank=0) 
 def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
     """What looks wrong between the ranks of a run, the most serious first."""
     waiting = waiting or Waiting.of(run)
-    found = [*desync_problems(run), *replica_problems(run), *waiting.problems()]
+    found = [*desync_problems(run), *message_problems(run), *replica_problems(run), *waiting.problems()]
     return sorted(found, key=lambda problem: (-problem.severity, -problem.confidence))
 
 
@@ -126,7 +127,7 @@ def _classes(run: Run) -> Iterator[Line]:
     for number, ranks in enumerate(classes[:_MOST_ROWS]):
         record = run.records[ranks[0]]
         count = sum(len(calls) for calls in record.groups.values())
-        text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collectives"
+        text = f"{ranks_text(ranks)}: {record.ops:,} ops, {count:,} collective{'s' if count != 1 else ''}"
         text += " each" if len(ranks) > 1 else ""
         yield _fact("ranks" if not number else "", text + _difference(run, classes[0][0], ranks))
     if len(classes) > _MOST_ROWS:

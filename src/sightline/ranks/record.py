@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.ranks.collectives import Collective, Collectives, released
+from sightline.ranks.collectives import Collective, Collectives, kind_of, released
 from sightline.ranks.fingerprints import Fingerprints, fingerprints_of
 from sightline.trace.bundle import load
 from sightline.trace.bundle.paths import STACKS
@@ -60,7 +60,16 @@ class SharedNames:
         """``relu at net.py:9 in forward``."""
         op, place = self.steps.all[step]
         where = self.places.all[place]
-        return f"{self.ops.all[op]} at {where}" if where else str(self.ops.all[op])
+        return f"{shown_op(self.ops.all[op])} at {where}".removesuffix(" at ")
+
+
+def shown_op(name: str) -> str:
+    """An op as it is written: a collective by its kind.
+
+    >>> shown_op("c10d::allreduce_"), shown_op("add.Tensor")
+    ('all_reduce', 'add.Tensor')
+    """
+    return kind_of(name) or name
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ def _weights(run: Run) -> Iterator[Problem]:
 def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]]) -> Problem | None:
     """The first version of a weight that is not the same on all ranks."""
     record, first = replicas[0]
-    begin = len(set(first.names))  # the first version of each
     by_hand = not record.values.replicated and record.values.reduced
     # Weights of their own, such as shards, are not compared; those that are reduced have to be equal.
     compared = np.array([not by_hand or name in record.values.reduced for name in first.names])
@@ -51,7 +50,7 @@ def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]]) -> Problem | No
     odd: list[int] = []
     for other, theirs in replicas[1:]:
         count = min(len(first.prints), len(theirs.prints))
-        if first.names[:count] != theirs.names[:count]:
+        if first.begun != theirs.begun or first.names[:count] != theirs.names[:count]:
             continue
         differs = np.flatnonzero((first.prints[:count] != theirs.prints[:count]) & compared[:count])
         if len(differs):
@@ -61,8 +60,8 @@ def _drift(run: Run, replicas: list[tuple[RankRecord, Weights]]) -> Problem | No
     if not odd:
         return None
     name, is_replicated = first.names[earliest], bool(record.values.replicated or by_hand)
-    if earliest >= begin:
-        version = first.names[:earliest].count(name)
+    if earliest >= first.begun:
+        version = first.names[first.begun : earliest].count(name) + 1
         line = run.names.places.all[first.lines[earliest]] if first.lines[earliest] >= 0 else ""
         return _problem(
             "replicas", Severity.ERROR if is_replicated else Severity.WARNING,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording.fingerprints import cpu_lanes, plain_nan
+from sightline.recording.fingerprints import as_array, cpu_lanes, plain_nan
 from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
 
 #: A variance this much smaller than the square of the mean has lost its digits in one pass.
@@ -142,7 +142,7 @@ def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
 
 
 def _zeros(numbers: Any) -> int:
-    return int(np.count_nonzero(numbers.numpy() == 0))
+    return int(np.count_nonzero(as_array(numbers) == 0))
 
 
 def flattened(tensor: Any) -> Any:
@@ -183,7 +183,7 @@ def _read_extreme(flat: Any, largest: float, fingerprint: bool) -> TensorStatist
     scaled = read(flat / largest, fingerprint=False)
     return scaled._replace(
         min=low.item(), max=high.item(), mean=scaled.mean * largest, std=scaled.std * largest,
-        l2=scaled.l2 * largest, zeros=int(np.count_nonzero(flat.numpy() == 0)),
+        l2=scaled.l2 * largest, zeros=_zeros(flat),
         lanes=cpu_lanes(flat) if fingerprint else _NO_LANES,
     )  # fmt: skip
 

@@ -53,6 +53,15 @@ def _multiply(octets: Any) -> Any:
     return int_mm(padded, wide)[: len(octets), :LANES]
 
 
+def as_array(tensor: Any) -> NDArray[Any]:
+    """An array over the memory of a CPU tensor of the program's.
+
+    ``.numpy()`` would make its storage one that cannot be resized, and FSDP resizes those of its weights.
+    """
+    array: NDArray[Any] = np.from_dlpack(tensor)
+    return array
+
+
 def cpu_lanes(flat: Any) -> list[int]:
     """The lanes of a tensor in CPU memory: transposed, which is faster there, and with few calls."""
     octets = flat.view(torch.int8)
@@ -62,7 +71,7 @@ def cpu_lanes(flat: Any) -> list[int]:
     if rows:
         lanes = int_mm(transposed, octets[: rows * ROW].view(rows, ROW).t()).numpy() @ weights[:rows]
     if rest:
-        lanes = lanes + wide[:, :rest] @ octets[rows * ROW :].numpy() * weights[rows]
+        lanes = lanes + wide[:, :rest] @ as_array(octets[rows * ROW :]) * weights[rows]
     result: list[int] = lanes.tolist()
     return result
 

@@ -119,7 +119,8 @@ def problem_lines(problem: Problem, room: int) -> Iterator[Line]:
         yield indented(Span(cut(problem.place, room - MARGIN - len(times)), "op"), Span(times, "number"))
     if problem.called:
         yield indented(Span(cut(f"called at {problem.called}", room - MARGIN), "op"))
-    yield from (indented(Span(text)) for text in (_wrapped(problem.detail, room) if problem.detail else ()))
+    for row in problem.detail.splitlines():
+        yield from (indented(Span(text)) for text in wrap_text(row, room - MARGIN, "  "))
     if problem.module:
         yield from (indented(Span(text, "module")) for text in _wrapped(f"in {problem.module}", room))
     for text in _wrapped(f"{SURE[problem.confidence]}{problem.why} [{problem.kind}]", room):
