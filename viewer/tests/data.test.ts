@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { Comparison, errorShare, errorText } from "../src/data/comparison";
-import { firstScope, graphOf, graphScope } from "../src/data/graph";
+import { firstExpanded, firstScope, graphOf, graphScope } from "../src/data/graph";
 import { costsByName, icicleOf, neighbour } from "../src/data/icicle";
 import { lineageOf } from "../src/data/lineage";
 import { NO_FILTER, openRows, searchedRows } from "../src/data/search";
@@ -109,6 +109,11 @@ describe("the graph", () => {
     const graph = graphOf(recording, 0, new Set([1]));
     expect(graph.boxes.map((box) => box.id)).toEqual(["row-1"]);
     expect(edges(0, [1])).toContain("row-2 row-4 f32[2]");
+  });
+
+  it("opens with nothing expanded where no row holds more than there is", () => {
+    expect([...firstExpanded(recording, 0)]).toEqual([]);
+    expect([...firstExpanded(recording, -1)]).toEqual([0]);
   });
 
   it("is that of the module around an op", () => {
