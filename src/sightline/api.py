@@ -85,6 +85,11 @@ class Trace(TraceTables):
             self._merged = merge(self._folder)
         return self._merged
 
+    def _several_ranks(self) -> Run | None:
+        """All ranks merged, if this trace stands for more than one."""
+        run = self._run()
+        return run if run is not None and len(run.records) > 1 else None
+
     def _at(self, step: StepRange | None = None, rank: int | None = None) -> Trace:
         """What a view with these arguments shows: every view passes here."""
         trace = self if rank is None else self._of_rank(rank)
@@ -479,10 +484,8 @@ class Trace(TraceTables):
         """Write the page; returns how many bytes it has."""
         from sightline.page.document import save_page, save_ranks_page
 
-        run = self._run() if step is None and rank is None else None
-        if run is not None and len(run.records) > 1:
-            return save_ranks_page(run, path)
-        return save_page(self._at(step, rank).index, path)
+        run = self._several_ranks() if step is None and rank is None else None
+        return save_page(self._at(step, rank).index, path) if run is None else save_ranks_page(run, path)
 
     @check_arguments
     def print(self, color: bool | None = None) -> None:
@@ -522,7 +525,7 @@ class Trace(TraceTables):
         """The page, in a notebook; the overview where the page is too large or its viewer is not built."""
         from sightline.page.notebook import inline_page
 
-        return inline_page(self.index) or self._overview()._repr_html_()
+        return inline_page(self.index, self._several_ranks()) or self._overview()._repr_html_()
 
 
 @check_arguments

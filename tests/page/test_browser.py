@@ -118,6 +118,84 @@ def test_the_keyboard_alone_walks_the_tree(opened: Opener, gpt2: Trace) -> None:
     assert page.page.get_attribute("#tab-source", "aria-selected") == "true"
 
 
+def test_tab_alone_comes_to_every_part_of_the_page(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.click("#tab-graph")
+    page.page.focus("#search")
+    met: list[str] = []
+    where = (
+        "() => { const e = document.activeElement; const part = e.closest('.search, #tree, .tabs, .graph,"
+        " .detail, .timeline'); return [part?.id || part?.classList[0] || '', e.matches(':focus-visible')]; }"
+    )
+    for _ in range(60):
+        part, is_visible = page.page.evaluate(where)
+        assert is_visible or not part
+        if part and part not in met:
+            met.append(part)
+        page.page.keyboard.press("Tab")
+    assert met == ["search", "tree", "tabs", "graph", "detail", "timeline"]
+
+
+def test_the_keyboard_alone_expands_and_closes_a_node(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.click("#tab-graph")
+    node = page.page.locator(".node.call", has_text="transformer")
+    name = node.get_attribute("data-node")
+    node.focus()
+    page.page.keyboard.press("Space")
+    box = page.page.locator(f".box[data-node={name}] [role=button]")
+    box.focus()
+    page.page.keyboard.press("Enter")
+    assert page.page.locator(f".node[data-node={name}]").count() == 1
+
+
+def test_a_node_that_the_keyboard_comes_to_is_brought_into_view(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.click("#tab-graph")
+    page.page.locator(".node.call", has_text="transformer").locator(".expand").click()
+    page.page.wait_for_timeout(400)  # the animation
+    canvas = page.page.locator(".canvas").bounding_box()
+    last = page.page.locator(".node.op", has_text="F.cross_entropy")
+    last.focus()
+    box = last.bounding_box()
+    assert canvas["y"] <= box["y"]
+    assert box["y"] + box["height"] <= canvas["y"] + canvas["height"]
+
+
+def test_the_keyboard_alone_walks_source_and_costs(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2)
+    page.page.keyboard.press("3")
+    library = page.page.locator(".source-head option", has_text="modeling_gpt2.py")
+    page.page.select_option(".source-head select", library.get_attribute("value"))
+    page.page.focus(".code")
+    page.page.keyboard.press("ArrowDown")
+    first = page.line()
+    page.page.keyboard.press("ArrowDown")
+    assert first
+    assert page.line() != first
+    page.page.keyboard.press("4")
+    page.page.focus(".icicle")
+    page.page.keyboard.press("Escape")
+    for key in ("ArrowDown", "ArrowDown"):
+        page.page.keyboard.press(key)
+    assert page.page.locator(".icicle-box.selected").count() == 1
+    page.page.keyboard.press("Enter")
+    crumbs = page.text(".cost-head .crumbs")
+    assert "›" in crumbs
+    page.page.keyboard.press("Backspace")
+    assert page.text(".cost-head .crumbs") != crumbs
+
+
+def test_a_dialog_says_what_the_keys_do(opened: Opener, gpt2: Trace) -> None:
+    page = opened(gpt2, fragment=f"#op-{op_named(gpt2, 'F.cross_entropy')}")
+    page.page.keyboard.press("?")
+    assert "on the timeline: from op to op" in page.text("dialog")
+    assert page.barriers() == []
+    page.page.keyboard.press("Escape")
+    assert page.page.locator("dialog[open]").count() == 0
+    assert page.fragment() != ""  # it closed the dialog, and nothing else
+
+
 def brushed(page: OpenPage, start: int, end: int) -> None:
     """Drag over the timeline, in pixels from its left edge."""
     box = page.page.locator("#timeline").bounding_box()
@@ -416,9 +494,9 @@ def test_a_very_long_run_says_that_it_is_folded(opened: Opener, monkeypatch: pyt
     assert "folded" in page.text(".header")
     assert f"This run has {len(t.ops)} ops." in page.text(".detail")
     assert "0 … 29 ×30" in page.text("#tree")
-    assert "of equal layers and steps the first only" in page.text(".timeline")
+    assert "of equal steps the first only" in page.text(".timeline")
     brushed(page, 100, 900)
-    assert "elsewhere it is empty" in page.text(".detail")
+    assert "the modules and ops of the first only" in page.text(".detail")
     assert page.barriers() == []
 
 

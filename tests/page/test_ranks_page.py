@@ -115,6 +115,13 @@ def test_a_job_with_many_kinds_of_ranks_holds_a_few(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("no_viewer")
+def test_a_cell_of_a_notebook_shows_all_ranks(parted: Path) -> None:
+    job = sl.load(parted)
+    assert "id=&quot;ranks&quot;" in job._repr_html_()
+    assert "id=&quot;ranks&quot;" not in job.ranks[2]._repr_html_()
+
+
+@pytest.mark.usefixtures("no_viewer")
 def test_a_rank_that_never_came_is_a_side(tmp_path: Path) -> None:
     def run(rank: int) -> None:
         x = torch.ones(4)

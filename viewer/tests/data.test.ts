@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { Comparison, errorShare, errorText } from "../src/data/comparison";
-import { firstScope, graphOf, graphScope } from "../src/data/graph";
-import { costsByName, icicleOf } from "../src/data/icicle";
+import { firstExpanded, firstScope, graphOf, graphScope } from "../src/data/graph";
+import { costsByName, icicleOf, neighbour } from "../src/data/icicle";
 import { lineageOf } from "../src/data/lineage";
 import { NO_FILTER, openRows, searchedRows } from "../src/data/search";
 import { Sections } from "../src/data/sections";
@@ -109,6 +109,11 @@ describe("the graph", () => {
     const graph = graphOf(recording, 0, new Set([1]));
     expect(graph.boxes.map((box) => box.id)).toEqual(["row-1"]);
     expect(edges(0, [1])).toContain("row-2 row-4 f32[2]");
+  });
+
+  it("opens with nothing expanded where no row holds more than there is", () => {
+    expect([...firstExpanded(recording, 0)]).toEqual([]);
+    expect([...firstExpanded(recording, -1)]).toEqual([0]);
   });
 
   it("is that of the module around an op", () => {
@@ -228,6 +233,13 @@ describe("the costs", () => {
       { name: "sum", count: 1, cost: 5 },
       { name: "mul", count: 1, cost: 5 },
     ]);
+  });
+
+  it.each([
+    [-1, "ArrowDown", 0], [0, "ArrowDown", 1], [1, "ArrowRight", 7], [7, "ArrowLeft", 1], [7, "ArrowUp", 0],
+    [0, "ArrowUp", -1], [8, "ArrowRight", -1], [7, "ArrowDown", -1], [1, "x", -1],
+  ])("are walked by arrows: from %s with %s to %s", (row, key, next) => {
+    expect(neighbour(icicleOf(recording, -1, "time"), row, key)).toBe(next);
   });
 
   it("are none where nothing was counted", () => {

@@ -6,7 +6,8 @@ import html
 from typing import Final
 
 from sightline.errors import UsageError
-from sightline.page.document import document
+from sightline.page.document import document, ranks_document
+from sightline.ranks.merge import Run
 from sightline.trace.index import Index
 
 #: Where a recording has more ops, a notebook shows its overview: the page would make the notebook huge.
@@ -19,15 +20,17 @@ _STYLE: Final = (
 )
 
 
-def inline_page(index: Index) -> str | None:
+def inline_page(index: Index, run: Run | None = None) -> str | None:
     """The page in a frame of its own, without a server; None where it is too large or cannot be made.
+
+    With ``run`` it is that of all its ranks.
 
     The frame may run the page's script and nothing else: it has no access to the notebook around it.
     """
     if len(index.raw.ops) > MOST_OPS:
         return None
     try:
-        page = document(index)
+        page = document(index) if run is None else ranks_document(run)
     except UsageError:  # the viewer is not built
         return None
     if len(page) > _MOST_BYTES:

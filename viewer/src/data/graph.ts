@@ -160,11 +160,12 @@ export function firstScope(recording: Recording): number {
   }
 }
 
-/** What a graph opens expanded: where it would show a few nodes only, the one in which most of the time goes. */
+/** What a graph opens expanded: where it would show a few nodes only, one that holds more and takes most time. */
 export function firstExpanded(recording: Recording, scope: number): Set<number> {
   const rows = recording.children(scope);
   const total = rows.reduce((sum, row) => sum + recording.time[row], 0);
   const largest = rows.find((row) => recording.kind[row] === CALL && recording.time[row] > total / 2);
-  const isClear = largest !== undefined && rows.length <= FEW_NODES && recording.children(largest).length <= MOST_EXPANDED;
+  const inside = largest === undefined ? 0 : recording.children(largest).length;
+  const isClear = largest !== undefined && rows.length <= FEW_NODES && inside >= rows.length && inside <= MOST_EXPANDED;
   return new Set(isClear ? [largest] : []);
 }

@@ -17,6 +17,7 @@ export interface IcicleBox {
 
 const NARROWEST = 0.0015; // of the whole width; what is narrower cannot be seen
 const DEEPEST = 24;
+const EXACT = 1e-9; // shares are sums, which are not quite exact
 
 /** What a row costs, for sums: of an op whose time is that of other rows, nothing. */
 export function costOf(recording: Recording, row: number, metric: Metric): number {
@@ -81,4 +82,24 @@ export function costsByName(recording: Recording, root: number, metric: Metric):
     each.cost += costOf(recording, row, metric);
   }
   return [...found.values()].filter((each) => each.cost > 0).sort((a, b) => b.cost - a.cost);
+}
+
+/** The row of the box that an arrow key leads to; the first one from nowhere, -1 for another key and at an end. */
+export function neighbour(boxes: IcicleBox[], row: number, key: string): number {
+  const here = boxes.find((box) => box.row === row);
+  if (!here) return key.startsWith("Arrow") ? (boxes[0]?.row ?? -1) : -1;
+  const level = boxes.filter(({ depth }) => depth === here.depth).sort((a, b) => a.from - b.from);
+  const middle = (here.from + here.to) / 2;
+  switch (key) {
+    case "ArrowLeft":
+      return level[level.indexOf(here) - 1]?.row ?? -1;
+    case "ArrowRight":
+      return level[level.indexOf(here) + 1]?.row ?? -1;
+    case "ArrowUp":
+      return boxes.find((box) => box.depth === here.depth - 1 && box.from <= middle && middle <= box.to)?.row ?? -1;
+    case "ArrowDown":
+      return boxes.find((box) => box.depth === here.depth + 1 && box.from >= here.from - EXACT && box.to <= here.to + EXACT)?.row ?? -1;
+    default:
+      return -1;
+  }
 }

@@ -2,7 +2,7 @@
 
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { costOf, costsByName, icicleOf, type IcicleBox, type Metric } from "../data/icicle";
+import { costOf, costsByName, icicleOf, neighbour, type IcicleBox, type Metric } from "../data/icicle";
 import { CALL, GROUP, OP, PHASE, type Recording } from "../data/recording";
 import { ALL } from "../data/stretch";
 import type { State } from "../state";
@@ -48,10 +48,26 @@ export function CostView({ state }: { state: State }): JSX.Element {
             </span>
           ))}
         </nav>
-        <span class="dim">{boxes.length > 0 && "click selects, double click goes inside"}</span>
+        <span class="dim">{boxes.length > 0 && "click selects, double click or enter goes inside"}</span>
       </div>
       {boxes.length ? (
-        <div class="icicle" tabIndex={0} role="group" aria-label={`Shares of ${text(total)}`}>
+        <div
+          class="icicle"
+          tabIndex={0}
+          role="group"
+          aria-label={`Shares of ${text(total)}; arrows go from box to box, enter goes inside, backspace out`}
+          onKeyDown={(event) => {
+            const row = state.row.value;
+            if (event.key === "Enter" && boxes.some((box) => box.row === row)) setRoot(row);
+            else if (event.key === "Backspace" && root >= 0) setRoot(recording.parent[root]);
+            else {
+              const next = neighbour(boxes, row, event.key);
+              if (next < 0) return;
+              state.select(next);
+            }
+            event.preventDefault();
+          }}
+        >
           <div class="spacer" style={{ height: depth * HEIGHT }}>
             {boxes.map((box) => (
               <Box key={`${box.row}-${box.depth}`} state={state} box={box} total={total} text={text} onEnter={setRoot} />

@@ -17,7 +17,8 @@ const MOST_NAMES = 16; // ops of a stretch of time that are listed
 const MOST_BEHIND = 12; // ops behind a value that are listed
 
 /** What is said of the timeline of a run of which only a part is here. */
-export const FIRST_ONLY = "Of equal layers and steps the timeline holds the first only: elsewhere it is empty, though the run was not.";
+export const FIRST_ONLY =
+  "Of equal layers and steps the timeline has the modules and ops of the first only. Steps, phases and memory are those of the whole run.";
 
 interface DetailProps {
   state: State;

@@ -26,7 +26,8 @@ const LARGEST = 1.15; // a small graph is not blown up to fill the screen
 const MAP = 116; // pixels of the longer side of the map
 const MAP_MARGIN = 10; // pixels between the map and the corner
 const ROOM_FOR_MAP = 300; // pixels of height, below which the map would cover the graph
-const SMALLEST_FIT = 0.8; // below that nothing can be read: the top is shown instead of everything
+const SMALLEST_FIT = 0.8; // what is smaller is hard to read: the top is shown instead of everything
+const SMALLEST_IN_NOTEBOOK = 0.72; // where there is no room for a map either
 
 export function GraphView({ state }: { state: State }): JSX.Element {
   const { recording } = state;
@@ -131,6 +132,12 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
     element.addEventListener("wheel", onWheel, { passive: false });
     return () => element.removeEventListener("wheel", onWheel);
   }, []);
+  /** Moves a node that is not seen to the middle: the keyboard has come to it. */
+  const reveal = ({ x, y, width, height }: Placed): void => {
+    const seen = seenPart(layout, camera, size);
+    const isSeen = x - width / 2 >= seen.x && x + width / 2 <= seen.x + seen.width && y - height / 2 >= seen.y && y + height / 2 <= seen.y + seen.height;
+    if (!isSeen) setCamera({ ...camera, x: size.width / 2 - x * camera.scale, y: size.height / 2 - y * camera.scale });
+  };
   const near = useMemo(() => followed(layout, hovered), [layout, hovered]);
   const most = useMemo(() => Math.max(1, ...layout.nodes.map(({ node }) => (node.row < 0 ? 0 : state.recording.time[node.row]))), [layout]);
   return (
@@ -169,7 +176,7 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
             </g>
           ))}
           {layout.nodes.map((placed) => (
-            <NodeView key={placed.node.id} state={state} placed={placed} most={most} isNear={near.has(placed.node.id)} onHover={setHovered} />
+            <NodeView key={placed.node.id} state={state} placed={placed} most={most} isNear={near.has(placed.node.id)} onHover={setHovered} onFocus={reveal} />
           ))}
         </g>
       </svg>
@@ -186,7 +193,8 @@ function Drawing({ state, layout }: { state: State; layout: Layout }): JSX.Eleme
 /** Everything on the screen; of a graph too large for that, its top. */
 function fitted(layout: Layout, width: number, height: number): Camera {
   const wide = width / Math.max(1, layout.width);
-  const scale = Math.min(LARGEST, Math.max(Math.min(wide, height / Math.max(1, layout.height)), Math.min(wide, SMALLEST_FIT)));
+  const smallest = height < ROOM_FOR_MAP ? SMALLEST_IN_NOTEBOOK : SMALLEST_FIT;
+  const scale = Math.min(LARGEST, Math.max(Math.min(wide, height / Math.max(1, layout.height)), Math.min(wide, smallest)));
   const room = height - layout.height * scale;
   return { scale, x: (width - layout.width * scale) / 2, y: room > 0 ? room / 2 : 0 };
 }
@@ -329,7 +337,19 @@ function Box({ state, box }: { state: State; box: Placed }): JSX.Element {
   return (
     <g class="box" data-node={box.node.id} style={{ transform: `translate(${box.x - box.width / 2}px, ${box.y - box.height / 2}px)` }}>
       <rect width={box.width} height={box.height} rx="8" />
-      <text x="10" y="16" role="button" onClick={() => state.expand(row)}>
+      <text
+        x="10"
+        y="16"
+        role="button"
+        tabindex={0}
+        aria-expanded="true"
+        onClick={() => state.expand(row)}
+        onKeyDown={(event) => {
+          if (event.key !== "Enter" && event.key !== " ") return;
+          state.expand(row);
+          event.preventDefault();
+        }}
+      >
         ▾ {title(state.recording, box.node)}
       </text>
     </g>
@@ -343,9 +363,10 @@ interface NodeProps {
   most: number;
   isNear: boolean;
   onHover: (id: string) => void;
+  onFocus: (placed: Placed) => void;
 }
 
-function NodeView({ state, placed, most, isNear, onHover }: NodeProps): JSX.Element {
+function NodeView({ state, placed, most, isNear, onHover, onFocus }: NodeProps): JSX.Element {
   const { recording } = state;
   const { node, width, height } = placed;
   const isRow = node.role === "row";
@@ -374,6 +395,7 @@ function NodeView({ state, placed, most, isNear, onHover }: NodeProps): JSX.Elem
         else return;
         event.preventDefault();
       }}
+      onFocus={() => onFocus(placed)}
       onPointerEnter={() => onHover(node.id)}
       onPointerLeave={() => onHover("")}
     >

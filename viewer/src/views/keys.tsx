@@ -11,7 +11,7 @@ const KEYS: [string[], string][] = [
   [["enter", "space"], "in the graph: select a node, expand it"],
   [["←", "→"], "on the timeline: from op to op; with shift a stretch of time"],
   [["w", "s", "a", "d"], "on the timeline: zoom in and out, move"],
-  [["z", "0"], "the timeline of what is selected, of the whole run"],
+  [["z", "0"], "show on the timeline what is selected, show everything"],
   [["esc"], "select nothing"],
 ];
 

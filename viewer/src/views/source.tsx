@@ -65,7 +65,21 @@ function File({ state, file, at, label }: FileProps): JSX.Element {
     line?.scrollIntoView({ block: "center" });
   }, [current, file, state.brushed.value]);
   return (
-    <div ref={box} class="code" tabIndex={0} role="region" aria-label={`Source of ${file.name}${label && `, run ${label}`}`}>
+    <div
+      ref={box}
+      class="code"
+      tabIndex={0}
+      role="region"
+      aria-label={`Source of ${file.name}${label && `, run ${label}`}; arrows go from line to line that ran ops`}
+      onKeyDown={(event) => {
+        const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+        const withOps = file.lines.filter(([, , , phases]) => phases.length).map(([number]) => number);
+        const next = step > 0 ? withOps.find((number) => number > current) : withOps.reverse().find((number) => number < current);
+        if (!step || next === undefined) return;
+        state.selectLine(at, next);
+        event.preventDefault();
+      }}
+    >
       {stretches.map(({ first, lines }, stretch) => (
         <div key={first} class="stretch">
           {stretch > 0 && <div class="gap" aria-hidden="true">⋮</div>}

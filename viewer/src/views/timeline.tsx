@@ -128,7 +128,7 @@ function Buttons({ state }: { state: State }): JSX.Element {
     <div class="time-buttons">
       {state.recording.isFolded && (
         <span class="only" title={FIRST_ONLY}>
-          of equal layers and steps the first only
+          modules and ops: of equal steps the first only
         </span>
       )}
       <output class="dim">
