@@ -58,36 +58,51 @@ def ddp_rank() -> None:
     x = torch.randn(8, 64, 128)
     folder = Path(tempfile.mkdtemp())
 
-    def steps() -> tuple[float, float]:
+    def steps(run: torch.nn.Module) -> tuple[float, float]:
         dist.barrier()
         began, spent = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            run(x).square().mean().backward()
             optimizer.step()
         ended = time.perf_counter() - began, time.process_time() - spent
         return ended[0] / STEPS * 1e3, ended[1] / STEPS * 1e3
 
-    def block(make: Callable[[int], Any], number: int) -> tuple[float, float]:
-        with make(number):
-            return steps()
+    ops: dict[str, float] = {}
 
-    ways: dict[str, Callable[[int], Any]] = {
-        "plain": lambda _: nullcontext(),
-        "in memory": lambda _: sl.trace(model),
-        "on disk": lambda number: sl.trace(model, path=folder / f"{number}.sight"),
-        "last 10,000": lambda _: sl.trace(model, last=10_000),
+    def block(name: str, number: int) -> tuple[float, float]:
+        run, make = ways[name]
+        with make(number) as trace:
+            spent = steps(run)
+        ops[name] = 0 if trace is None else len(trace.ops) / STEPS
+        return spent
+
+    alone = model.module  # the same step of one process
+    ways: dict[str, tuple[torch.nn.Module, Callable[[int], Any]]] = {
+        "one process": (alone, lambda _: nullcontext()),
+        "one, recorded": (alone, lambda _: sl.trace(alone)),
+        "plain": (model, lambda _: nullcontext()),
+        "in memory": (model, lambda _: sl.trace(model)),
+        "on disk": (model, lambda number: sl.trace(model, path=folder / f"{number}.sight")),
+        "last 10,000": (model, lambda _: sl.trace(model, last=10_000)),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for number in range(ROUNDS + 1):
-        for name, make in ways.items():
-            times[name].append(block(make, number))
+        for name in ways:
+            times[name].append(block(name, number))
     if dist.get_rank() == 0:
         print(f"DDP, {dist.get_world_size()} processes of one thread, one step: wall time and CPU time")
-        plain = [statistics.median(each) for each in zip(*times["plain"][1:], strict=True)]
-        for name in ways:
-            wall, cpu = (statistics.median(each) for each in zip(*times[name][1:], strict=True))
-            print(f"  {name:<12} {wall:7.1f} ms ×{wall / plain[0]:.2f}   {cpu:7.1f} ms ×{cpu / plain[1]:.2f}")
+        found = {
+            name: [statistics.median(each) for each in zip(*times[name][1:], strict=True)] for name in ways
+        }
+        for name, (wall, cpu) in found.items():
+            plain = found["one process" if name.startswith("one") else "plain"]
+            print(f"  {name:<14} {wall:7.1f} ms ×{wall / plain[0]:.2f}   {cpu:7.1f} ms ×{cpu / plain[1]:.2f}")
+
+        here = (found["in memory"][1] - found["plain"][1]) / ops["in memory"] * 1e3
+        single = (found["one, recorded"][1] - found["one process"][1]) / ops["one, recorded"] * 1e3
+        mark = f"×{here / single:.2f} ≤ 1.1 {'✓' if here <= 1.1 * single else '✗'}"
+        print(f"  CPU time added per op: {here:.2f} µs, in one process {single:.2f}: {mark}")
     shutil.rmtree(folder, ignore_errors=True)
     dist.destroy_process_group()
 
