@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,7 +46,7 @@ class Other(nn.Module):
         super().__init__()
         self.convolution = nn.Conv1d(4, 4, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.convolution(x.view(1, 4, 8)).sigmoid().softmax(-1).cumsum(1)
 
 
