@@ -129,3 +129,62 @@ def test_a_weight_with_its_elements_in_another_order_is_suspected() -> None:
     found = sl.diff(first, recorded(model)).divergence
     assert found is not None
     assert "0.weight has the statistics of the other, and its elements may be in another order" in found.text
+
+
+class Scores(nn.Module):
+    """Products of queries and keys, which come from one matrix and are scaled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.scale = WIDTH**-0.5
+
+    def forward(self, x: Tensor) -> Any:
+        q, k = self.both(x).chunk(2, -1)
+        return self.out((q @ k.mT * self.scale).softmax(-1) @ x)
+
+
+def _scores(dtype: torch.dtype, change: Any) -> sl.Diff:
+    torch.manual_seed(0)
+    first, second = Scores().eval(), Scores().eval()
+    second.load_state_dict(first.state_dict())
+    change(second)
+    x = torch.randn(3, 5, WIDTH)
+    return sl.diff(recorded(first, x), recorded(second.to(dtype), x.to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scale_that_is_in_the_weights_is_no_divergence(dtype: torch.dtype) -> None:
+    def scaled(model: Scores) -> None:
+        model.both.weight.data[:WIDTH] *= model.scale
+        model.scale = 1.0
+
+    diff = _scores(dtype, scaled)
+    assert diff.divergence is None, str(diff)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_in_another_order_is_named_though_its_statistics_agree(dtype: torch.dtype) -> None:
+    def shuffled(model: Scores) -> None:
+        model.both.weight.data = model.both.weight.data.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
+
+    found = _scores(dtype, shuffled).divergence
+    assert found is not None
+    assert found.reason.kind == "parameter", found.text
+    assert (
+        "both.weight has the statistics of the other, and its elements may be in another order" in found.text
+    )
+
+
+def test_results_of_one_line_are_told_apart() -> None:
+    def middle(which: int) -> Any:
+        def run(_: Any, x: Tensor) -> Tensor:
+            parts = [x * factor for factor in (2.0, 3.0)]
+            return torch.cat([parts[0], parts[1], parts[which]], -1)[..., -WIDTH:]
+
+        return run
+
+    found = _compared(middle(0), middle(1)).divergence
+    assert found is not None
+    assert "result 1 of that line, against result 2 of it" in found.text, found.text

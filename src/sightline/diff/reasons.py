@@ -127,12 +127,16 @@ class Reasons:
         """The same inputs in another order."""
         for x, y in self._ops.pairs(region):
             if self.reordered_inputs(x, y):
-                sides = self._alignment.a, self._alignment.b
-                texts = [
-                    ", ".join(_source_text(side, value) for value in side.inputs(op)[:3])
-                    for side, op in zip(sides, (x, y), strict=True)
-                ]
-                return Reason("wiring", f"takes {texts[0]} against {texts[1]}", *self._ops.labels(x, y))
+                a, b = self._alignment.a, self._alignment.b
+                texts = [", ".join(_source_text(side, value) for value in side.inputs(op)[:3])
+                         for side, op in ((a, x), (b, y))]  # fmt: skip
+                text = f"takes {texts[0]} against {texts[1]}"
+                inputs = zip(a.inputs(x), b.inputs(y), strict=False)
+                for one, other in inputs if texts[0] == texts[1] else ():
+                    if self._alignment.values_a[one] != other:
+                        text = _sources_text(a, one, b, other)
+                        break
+                return Reason("wiring", text, *self._ops.labels(x, y))
         return None
 
     def reordered_inputs(self, x: int, y: int) -> bool:
@@ -142,7 +146,7 @@ class Reasons:
             return False
         partners = [alignment.values_a[value] for value in alignment.a.inputs(x)]
         inputs = alignment.b.inputs(y)
-        return partners != inputs and -1 not in partners and sorted(partners) == sorted(inputs)
+        return partners != inputs and -1 not in partners and set(partners) == set(inputs)
 
     def _random(self, region: Region) -> Reason | None:
         a, b = self._alignment.a, self._alignment.b
