@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 
 from sightline.diff.sequences import Ints, align, best_pairs
 from sightline.diff.side import Side
-from sightline.trace.data import PHASES
 
 _MAX_PAIRS: Final = 250_000  #: pairs of calls that are compared each with each
 _MAX_WRAPPERS: Final = 8  #: nested wrappers that only one side has
-_FORWARD: Final = PHASES.index("forward")
 #: Scores of what two calls may have in common; a pair needs the last.
 _NAME, _WEIGHTS, _OTHER_WEIGHTS, _SIZES, _CLASS, _LEAST = 6, 8, -3, 2, 2, 2
 

@@ -35,7 +35,6 @@ _ASIDES: Final = (
 _BUILDING, _AROUND, _BEFORE, _BETWEEN, _AFTER = range(len(_ASIDES))
 _MANY_OPS: Final = 4  #: so many ops in a row that look alike are a group; fewer are read faster one by one
 _BACKWARD: Final = PHASES.index("backward")
-_OPTIMIZER: Final = PHASES.index("optimizer")
 _NAMED: Final = 3  #: members of a round that are named
 
 

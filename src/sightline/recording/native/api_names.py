@@ -12,7 +12,7 @@ import torch
 
 from sightline.recording.native.call_sites import Site, bind_arguments, default_of, parameters_of, site_at
 from sightline.recording.operations import PROPERTY, TENSOR_PROPERTIES, OpInfo, OpTraits, add_info, api_traits
-from sightline.recording.torchapi import OpOverload, Tensor
+from sightline.recording.torchapi import Tensor
 
 _TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 #: Calls of these run several ops, one after the other.
@@ -25,7 +25,6 @@ _IMPLICIT: Final = {float: "__float__", int: "__int__", bool: "__bool__", comple
 #: Ops that run without any callable: ``if x:``, ``list[x]``.
 _IMPLICIT_OPS: Final = {"is_nonzero": "__bool__", "item": "__index__", "_local_scalar_dense": "__index__"}
 _NO_CALLS: Final = ("ScriptFunction", "ScriptMethod", "FunctionMeta")
-_OVERLOAD_CALLS: Final = {OpOverload.__call__.__code__, torch._ops.OpOverloadPacket.__call__.__code__}
 
 
 def is_torch_function(code: CodeType) -> bool:

@@ -43,12 +43,9 @@ from sightline.recording.observers import ObservedCall, ObservedOp
 from sightline.recording.operations import add_info, without_end
 from sightline.recording.session_base import SessionBase
 from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, no_torch_function
-from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND
+from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Form
-
-_CONSTANT: Final = KIND["constant"]
-
 
 #: Caches over all recordings: the next one meets most of it again.
 _forms: Final[dict[tuple[int, int], Form]] = {}  # by operator, which `aten_traits` keeps alive, and key
