@@ -110,3 +110,10 @@ def test_clocks_of_one_host_agree() -> None:
     """What looks like another clock there is a rank whose recording began later."""
     run = run_with({0: on_time(), 1: on_time()}, ahead={1: 5 * 1000 * MS})
     assert Waiting.of(run).notes() == []
+
+
+def test_a_rank_that_is_late_to_most_of_a_few_is_so_by_chance() -> None:
+    often = np.where(np.arange(COUNT) < 8, 40 * MS, -40 * MS)
+    assert Waiting.of(run_with({0: on_time(40 * MS), 1: on_time(40 * MS) + often})).problems() == []
+    always = Waiting.of(run_with({0: on_time(), 1: on_time(40 * MS)}))
+    assert [each.kind for each in always.problems()] == ["straggler"]

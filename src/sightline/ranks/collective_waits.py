@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import comb
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,8 @@ from sightline.ranks.merge import Run
 
 #: ns that two clocks may differ by before they are corrected: of two hosts, and of what says to be one.
 _DISAGREE, _DISAGREE_HERE = 2_000_000_000, 60_000_000_000
-_FEWEST: Final = 5  #: collectives, before a rank that is late is said to be
+_CHANCE: Final = 0.01  #: that one of the ranks is last so often, if each is last as often as the others
+_PLENTY: Final = 100  #: collectives: whoever is last to most of these is so by no chance
 _SHARE: Final = 0.2  #: of the time from one collective to the next by which it is late, typically
 _OFTEN: Final = 0.75  #: of the collectives that it has to be the last at
 
@@ -171,7 +173,7 @@ class Waiting:
 
     def _straggler(self, table: GroupTable, arrivals: NDArray[np.float64]) -> Problem | None:
         numbers = np.flatnonzero(~np.isnan(arrivals).any(axis=0))
-        if len(numbers) < _FEWEST:
+        if len(numbers) < 2 or len(table.ranks) < 2:
             return None
         times = arrivals[:, numbers]
         ordered = np.sort(times, axis=0)
@@ -183,6 +185,8 @@ class Waiting:
         span = float(times.max() - times.min()) or 1.0
         typical = float(np.median(np.diff(ordered[-1]))) or 1.0
         if its.mean() < _OFTEN or float(np.median(late[its])) < _SHARE * typical:
+            return None
+        if _by_chance(int(its.sum()), len(numbers), len(table.ranks)) > _CHANCE:
             return None
         rank, worst = table.ranks[row], int(numbers[np.flatnonzero(its)[late[its].argmax()]])
         call = table.call(self.run, rank, worst)
@@ -215,3 +219,11 @@ class Waiting:
         usual = int(spent[worst] - more[worst])
         place = self.run.names.places.all[worst]
         return f"it spends {time_text(spent[worst])} at and before {place}, the others {time_text(usual)}"
+
+
+def _by_chance(last: int, count: int, ranks: int) -> float:
+    """How likely one of the ranks is last at least so often, if each time it is any of them."""
+    if count > _PLENTY:
+        return 0.0
+    one = 1 / ranks
+    return ranks * sum(comb(count, k) * one**k * (1 - one) ** (count - k) for k in range(last, count + 1))
