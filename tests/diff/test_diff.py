@@ -374,3 +374,17 @@ def test_every_view_fits_a_hundred_columns() -> None:
         assert max(map(len, view.splitlines())) <= 100
     assert len(str(diff).splitlines()) <= 40
     assert "<script" not in diff._repr_html_()
+
+
+def test_equal_steps_have_nothing_besides() -> None:
+    def steps() -> sl.Trace:
+        model = net()
+        with sl.trace(model, stats=True) as trace:
+            optimizer = torch.optim.AdamW(model.parameters())  # makes its counters of Python numbers
+            for _ in range(2):
+                model(inputs()).square().mean().backward()
+                optimizer.step()
+        return trace
+
+    diff = sl.diff(steps(), steps())
+    assert (diff.verdict, diff.comparison.harmless) == ("same", [])

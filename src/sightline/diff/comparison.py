@@ -173,8 +173,12 @@ class Comparison:
         lone_b = sorted(set(self.added).difference(self.compiled[1]))
         computing = [_names_text(side, [op for op in ops if not side.layout[op]], f" only in {name}")
                      for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
-        moving = [_names_text(side, [op for op in ops if side.layout[op]], f" only in {name}, no arithmetic")
-                  for side, ops, name in ((self.a, lone_a, "a"), (self.b, lone_b, "b"))]  # fmt: skip
+        layout_a = [op for op in lone_a if self.a.layout[op]]
+        layout_b = [op for op in lone_b if self.b.layout[op]]
+        only_a = _unlike(self.a, layout_a, self.b, layout_b)
+        only_b = _unlike(self.b, layout_b, self.a, layout_a)
+        moving = [_names_text(side, ops, f" only in {name}, no arithmetic")
+                  for side, ops, name in ((self.a, only_a, "a"), (self.b, only_b, "b"))]  # fmt: skip
         return [text for text in (*_compiled_texts(self), *computing, *_metadata(self), *moving) if text]
 
     @cached_property
@@ -314,6 +318,22 @@ def _compiled_texts(comparison: Comparison) -> Iterator[str]:
         count = sum(not side.opaque[op] for op in ops)
         if count:
             yield f"{count} ops of {name} are inside compiled regions of {other}; their results are compared"
+
+
+def _unlike(side: Side, ops: list[int], other: Side, others: list[int]) -> list[int]:
+    """The ops of one side beyond those of the same name and size that the other side has."""
+    left = Counter(_name_and_size(other, op) for op in others)
+    found = []
+    for op in ops:
+        key = _name_and_size(side, op)
+        left[key] -= 1
+        if left[key] < 0:
+            found.append(op)
+    return found
+
+
+def _name_and_size(side: Side, op: int) -> tuple[str, tuple[int, ...]]:
+    return side.names[int(side.data.ops.name[op])], tuple(side.numel[value] for value in side.outputs(op))
 
 
 def _names_text(side: Side, ops: list[int], where: str) -> str:
