@@ -50,7 +50,7 @@ def calls() -> Iterator[tuple[str, str, str]]:
     """Every parameter of every public method of what people hold."""
     from sightline.trace.table import Table
     from sightline.views.lineage import LineageView
-    from sightline.views.outline import View
+    from sightline.views.rendering import View
 
     for kind in (sl.Trace, Graph, ExportedGraph, Tensors, Captures, View, LineageView, Table):
         for name, method in inspect.getmembers(kind, callable):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sightline.trace.data import TensorMeta, TraceData
     from sightline.trace.index import Index
     from sightline.views.lineage import LineageView
-    from sightline.views.outline import View
+    from sightline.views.rendering import View
 
 
 class Trace(TraceTables):

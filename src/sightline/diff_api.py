@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sightline.diff.divergence import Divergence
     from sightline.diff.parameters import ParameterDiff
     from sightline.trace.index import Op, Table
-    from sightline.views.outline import View
+    from sightline.views.rendering import View
 
 
 class Diff:

@@ -109,7 +109,7 @@ class TraceTables:
         >>> list(t.tensors), t.tensors["1"][0].shape
         (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
         """
-        from sightline.analysis.unmatched import capture_text
+        from sightline.analysis.unmatched_globs import capture_text
         from sightline.analysis.variable_names import value_names
         from sightline.trace.tensor_stores import MemoryStore
         from sightline.trace.tensors import Tensors

@@ -13,7 +13,7 @@ import torch
 import sightline as sl
 from sightline.cli import VERBS, main
 from sightline.cli.command import view_in_cli_words
-from sightline.views.outline import Line, View, line
+from sightline.views.rendering import Line, View, line
 from tests.cli.recorded import WITHOUT_TORCH, environment, invoke, misused, process, refused, told
 from tests.recording.architectures import ZOO
 

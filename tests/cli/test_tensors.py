@@ -17,7 +17,7 @@ from sightline.cli.tensor_plot import BARS, SHADES, array_statistics, tensor_lin
 from sightline.errors import UsageError
 from sightline.trace.bundle import save
 from sightline.trace.tensor_stores import MemoryStore
-from sightline.views.outline import View
+from sightline.views.rendering import View
 from tests.builders import make_trace
 from tests.cli.recorded import misused, refused, told
 from tests.trace.captured import capture

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analysis.unmatched import unmatched
+from sightline.analysis.unmatched_globs import unmatched
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from sightline.errors import NothingMatched, UsageError
 from sightline.trace.forms import SLOT, Form
 from sightline.views.code import code, code_lines
 from sightline.views.live import CodeOp, LiveCode
-from sightline.views.outline import Line, View
+from sightline.views.rendering import Line, View
 from sightline.views.source_chain import ChainFrame
 from tests.builders import TORCH, TraceBuilder, make_trace
 from tests.conftest import Golden

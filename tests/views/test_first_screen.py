@@ -10,7 +10,7 @@ import pytest
 
 from sightline.views import code, log
 from sightline.views.fold import Variation
-from sightline.views.outline import Line
+from sightline.views.rendering import Line
 from tests.growth import calls_of
 from tests.views.long_run import long_run
 

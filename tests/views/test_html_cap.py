@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sightline.views.outline import Column, View, grid, line
+from sightline.views.rendering import Column, View, grid, line
 from tests.views.long_run import long_run
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.views.layout import fit_blocks, narrow_columns, wrap_line
-from sightline.views.outline import Column, Grid, Printer, Span, View, grid, line, width
+from sightline.views.rendering import Column, Grid, Printer, Span, View, grid, line, width
 
 
 class Attention(nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 import sightline as sl
 from sightline.views.lineage import lineage
-from sightline.views.outline import width
+from sightline.views.rendering import width
 from tests.analysis.test_nonfinite import NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden

@@ -15,7 +15,7 @@ from sightline.api import Trace
 from sightline.errors import DamagedFile
 from sightline.trace.bundle import json_codec as plain
 from sightline.trace.data import AllocationColumns
-from sightline.views.outline import View, width
+from sightline.views.rendering import View, width
 from tests.builders import make_trace
 from tests.conftest import Golden
 

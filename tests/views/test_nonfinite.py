@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sightline as sl
 from sightline.views.nonfinite import nonfinite
-from sightline.views.outline import width
+from sightline.views.rendering import width
 from tests.analysis.test_nonfinite import FINE, INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.views.outline import width
 from sightline.views.overview import overview
+from sightline.views.rendering import width
 from tests.analysis.test_nonfinite import INFS, NANS, measured
 from tests.builders import TraceBuilder, make_trace
 from tests.conftest import Golden

@@ -7,8 +7,8 @@ import pytest
 from sightline.analysis.problems import KINDS
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
-from sightline.views.outline import width
 from sightline.views.problems import problems
+from sightline.views.rendering import width
 from tests.builders import TraceBuilder, make_trace
 from tests.views.odd_traces import crashed, hostile, nested
 

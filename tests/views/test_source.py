@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline.errors import NothingMatched, UsageError
-from sightline.views.outline import width as text_width
+from sightline.views.rendering import width as text_width
 from sightline.views.source import source
 from tests.builders import NET, TORCH, TraceBuilder, make_trace
 from tests.conftest import Golden

@@ -15,7 +15,7 @@ from sightline.errors import UsageError
 from sightline.trace.forms import ONE_TENSOR
 from sightline.views.code import code
 from sightline.views.log import log
-from sightline.views.outline import View, width
+from sightline.views.rendering import View, width
 from sightline.views.source import source
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics, _pooled
 from sightline.views.summary import summary

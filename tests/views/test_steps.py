@@ -19,7 +19,7 @@ from tests.recording.engines import BOTH_ENGINES
 
 
 def text(steps: list[StepSummary]) -> list[str]:
-    from sightline.views.outline import View
+    from sightline.views.rendering import View
 
     made = step_table(steps)
     assert made is not None

@@ -9,7 +9,7 @@ import sightline as sl
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import ParameterInfo, TensorMeta
-from sightline.views.outline import width
+from sightline.views.rendering import width
 from sightline.views.shapes import FULL, SHORT, SHORTEST, Exchange, Item
 from sightline.views.summary import summary
 from tests.analysis.test_nonfinite import NANS, measured

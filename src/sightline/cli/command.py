@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from sightline.errors import SightlineError
-from sightline.views.outline import Line, printable
+from sightline.views.rendering import Line, printable
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.views.outline import Block, Span, View
+    from sightline.views.rendering import Block, Span, View
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -149,7 +149,7 @@ _PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))
 #: An argument at the beginning of an error: ``module='blocks.9' matches …``.
 _ARGUMENT: Final = re.compile(r"^([a-z_]+)=(?=['\"])")
 _FLAGS: Final = {"ops": "level", "file": "only"}  #: where the option has another name
-#: A glob of ``sightline run``, as `sightline.analysis.unmatched` writes it.
+#: A glob of ``sightline run``, as `sightline.analysis.unmatched_globs` writes it.
 _UNMATCHED: Final = re.compile(r"^(Capture|Stats)\(modules=(.*?)\) matched")
 _OPTIONS: Final = {"Capture": "--capture", "Stats": "--module"}
 #: Styles of a view's own sentences; the others mark names, code and messages of the recording.

@@ -13,7 +13,7 @@ from sightline.notation import bytes_text
 
 if TYPE_CHECKING:
     from sightline.diff_api import Diff
-    from sightline.views.outline import View
+    from sightline.views.rendering import View
 
 #: What ``--fail-on`` may be: for each the verdicts it fails on.
 _FAILURES = {

@@ -40,13 +40,13 @@ from sightline.trace.bundle.paths import (
     refuse_recording,
     remove_if_empty,
 )
-from sightline.views.outline import Line
+from sightline.views.rendering import Line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
     from sightline.cli.step_range import StepRecorder
     from sightline.options import Stats
-    from sightline.views.outline import Block
+    from sightline.views.rendering import Block
 
 
 _HEAD_LINES: Final = 5  #: of the overview, where something is wrong
@@ -321,7 +321,7 @@ def _is_note(block: Block) -> bool:
 
 def _print_missing(trace: Trace) -> None:
     """Print what was requested but not recorded, and what failed; even with --quiet."""
-    from sightline.analysis.unmatched import left_out_text, unmatched
+    from sightline.analysis.unmatched_globs import left_out_text, unmatched
 
     missing = [option_in_cli_words(str(each)) for each in unmatched(trace.data)]
     left_out = left_out_text(trace.info)

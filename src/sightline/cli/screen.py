@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
-from sightline.views.outline import Block, Printer
+from sightline.views.rendering import Block, Printer
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ from sightline.cli.screen import Screen, screen_options
 
 if TYPE_CHECKING:
     from sightline.api import Trace
-    from sightline.views.outline import Block, View
+    from sightline.views.rendering import Block, View
 
 #: Each view, and the options it takes.
 VIEWS: Final = {
@@ -133,7 +133,7 @@ def _open_page(file: str, view: str | None, step: str | None, given: dict[str, A
 
 def _warn_unmatched(trace: Trace, globs: Sequence[str]) -> None:
     """A glob that matches nothing allows nothing: the answer stands, with a warning."""
-    from sightline.analysis.unmatched import unmatched_allow
+    from sightline.analysis.unmatched_globs import unmatched_allow
 
     for each in unmatched_allow(trace.data, globs):
         click.echo(printable_text(f"sightline: --allow {each}"), err=True)

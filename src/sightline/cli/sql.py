@@ -15,7 +15,7 @@ import click
 from sightline.cli.command import Command, examples, filter_options, open_recording, recording_argument
 from sightline.cli.row_output import Column, Row, format_options, write_rows
 from sightline.cli.screen import Screen, progress_bar, screen_options
-from sightline.views.outline import Block, line, printable, width
+from sightline.views.rendering import Block, line, printable, width
 
 if TYPE_CHECKING:
     from sightline.convert.query import Query

@@ -24,7 +24,7 @@ from sightline.analysis.tensor_cells import (
 from sightline.errors import UsageError
 from sightline.notation import number_text
 from sightline.views.layout import NARROWEST
-from sightline.views.outline import Line, Span, line
+from sightline.views.rendering import Line, Span, line
 from sightline.views.statistics_text import ValueStatistics
 
 BARS: Final = "▁▂▃▄▅▆▇█"

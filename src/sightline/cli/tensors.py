@@ -13,7 +13,7 @@ from sightline.cli.row_output import Column, Row, format_options, write_rows
 from sightline.cli.screen import Screen, screen_options
 from sightline.errors import NotCaptured, UsageError
 from sightline.notation import bytes_text, tensor_text, value_text
-from sightline.views.outline import Line, View, line
+from sightline.views.rendering import Line, View, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -86,7 +86,7 @@ def command(file: str, key: str | None, head: int | None, tail: int | None, stat
 
 def _no_tensors_text(trace: Trace) -> str:
     """That there is nothing, and why or how there can be something."""
-    from sightline.analysis.unmatched import capture_text
+    from sightline.analysis.unmatched_globs import capture_text
 
     why = capture_text(trace.data) or "record with sl.trace(…, capture=True) or sightline run --capture GLOB"
     return f"(no tensors were kept: {why})"

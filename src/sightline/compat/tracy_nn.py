@@ -33,7 +33,7 @@ from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.file_owners import inside_torch, torch_file
 from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import BlockStyle, tensor_block_text
-from sightline.views.outline import Printer
+from sightline.views.rendering import Printer
 
 __all__ = ["Color", "Tracer", "trace_model"]
 

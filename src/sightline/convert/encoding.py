@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sightline.trace.forms import map_leaves
-from sightline.views.outline import printable
+from sightline.views.rendering import printable
 
 LONGEST_BYTES: Final = 4 << 20  #: of a text, where a length is limited
 _COMPACT: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=repr)

@@ -24,8 +24,8 @@ from sightline.ranks.overview import rank_problems, ranks_overview
 from sightline.ranks.record import RankRecord
 from sightline.trace.bundle import load
 from sightline.trace.index import Index
-from sightline.views.outline import Block, Cell, Line, Span, printable
 from sightline.views.problems import problem_lines
+from sightline.views.rendering import Block, Cell, Line, Span, printable
 
 MOST_RANKS: Final = 8  #: whose recordings a page holds
 _ROOM: Final = 100  #: columns of the text that the overview is

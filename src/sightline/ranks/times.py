@@ -12,7 +12,7 @@ from sightline.notation import time_text
 from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.merge import Run
 from sightline.views.layout import fit_blocks
-from sightline.views.outline import Block, Column, Grid, Span, View, grid, line
+from sightline.views.rendering import Block, Column, Grid, Span, View, grid, line
 
 _WIDTH: Final = 100
 

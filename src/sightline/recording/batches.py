@@ -15,10 +15,10 @@ import numpy as np
 
 from sightline.recording.flops import has_plain_formula
 from sightline.recording.operations import OP, OPAQUE
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows, concatenate, offsets_of, positions_in
 from sightline.trace.assembly.batch import Batch, Streams, Tables, ValueUpdate, no_counts, no_floats
-from sightline.trace.assembly.layout import NO_END
+from sightline.trace.assembly.row_columns import NO_END
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import RowStream, SessionBase

@@ -22,7 +22,7 @@ from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer, SpiedTensor
 from sightline.recording.operations import OP
-from sightline.recording.statistics import Selection, results_of
+from sightline.recording.statistics_observer import Selection, results_of
 from sightline.recording.torchapi import (
     Tensor,
     below_autograd,

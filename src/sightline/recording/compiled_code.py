@@ -21,10 +21,10 @@ from sightline.recording.operations import opaque_traits
 from sightline.recording.row_streams import op_row
 from sightline.recording.thread_state import OpenOp, StackAnchor, ThreadState, active, current_states
 from sightline.recording.torchapi import Tensor, no_torch_function, sequence_number, set_guard_complete_hook
-from sightline.trace.assembly.layout import BACKWARD
+from sightline.trace.assembly.row_columns import BACKWARD
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.plain_session import Session
     from sightline.recording.session_base import SessionBase
 
 

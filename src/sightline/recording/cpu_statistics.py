@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.recording.fingerprints import as_array, cpu_lanes, plain_nan
-from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
+from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 
 #: A variance this much smaller than the square of the mean has lost its digits in one pass.
 _CANCELLED: Final = 1e-4

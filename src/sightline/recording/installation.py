@@ -12,9 +12,9 @@ import threading
 from typing import Any
 
 from sightline.recording.compiled_code import CompileWatch
-from sightline.recording.modes import DispatchMode, FunctionMode, StackMode
 from sightline.recording.module_calls import install_hooks, remove_hooks
-from sightline.recording.session import Session
+from sightline.recording.plain_modes import DispatchMode, FunctionMode, StackMode
+from sightline.recording.plain_session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.step_marks import (
     install_optimizer_hooks,

@@ -20,11 +20,11 @@ from sightline.recording.compiled_code import leave_region
 from sightline.recording.observers import ObservedCall
 from sightline.recording.thread_state import OpenCall, ThreadState, current_states
 from sightline.recording.torchapi import Tensor, is_dynamo_compiling, module_hooks, no_torch_function
-from sightline.trace.assembly.layout import FORWARD, OPTIMIZER
+from sightline.trace.assembly.row_columns import FORWARD, OPTIMIZER
 from sightline.trace.data import EVALUATION, NO_GRAD, RAISED, TRAINING
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.plain_session import Session
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
 #: These leave their eval fast path, and with it their exact results, when any function mode is active.

@@ -30,7 +30,7 @@ from sightline.recording.compiled_code import COMPILED_BACKWARD
 from sightline.recording.cpu_statistics import Columns, Implied, StatisticsBuffer, is_finite, read
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import COPY, OP, OpInfo
-from sightline.recording.statistics import StatisticsObserver, concatenate, measurable, results_of
+from sightline.recording.statistics_observer import StatisticsObserver, concatenate, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states

@@ -30,10 +30,10 @@ from sightline.recording.modules import original
 from sightline.recording.native.engine import load, resolve_engine
 from sightline.recording.nonfinite_check import NonFiniteChecker, NonFiniteReport
 from sightline.recording.observers import LiveObserver, Observer, Observers
-from sightline.recording.session import Session
+from sightline.recording.plain_session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.snapshot import build
-from sightline.recording.statistics import StatisticsObserver
+from sightline.recording.statistics_observer import StatisticsObserver
 from sightline.recording.step_marks import note_step
 from sightline.recording.stream_folder import claim, unclaim
 from sightline.recording.stream_writer import GRACE_SECONDS, StreamWriter

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.recording.thread_state import OpenCall, OpenOp, ThreadState
-from sightline.trace.assembly.layout import C_WIDTH, FLAG_SHIFT, O_WIDTH
+from sightline.trace.assembly.row_columns import C_WIDTH, FLAG_SHIFT, O_WIDTH
 
 
 def op_row(

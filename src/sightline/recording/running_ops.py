@@ -22,11 +22,11 @@ from sightline.recording.torchapi import (
     sequence_number,
     storage_address,
 )
-from sightline.trace.assembly.layout import BACKWARD, INHERITED
+from sightline.trace.assembly.row_columns import BACKWARD, INHERITED
 from sightline.trace.data import MUTATES, RAISED
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.plain_session import Session
 
 _NO_NUMBER: Final = 1 << 62  # the sequence number of a node that accumulates into a leaf has all bits set
 

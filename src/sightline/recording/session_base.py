@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sightline.recording.captures import CaptureObserver
     from sightline.recording.nonfinite_check import NonFiniteChecker
     from sightline.recording.observers import Observer
-    from sightline.recording.statistics import StatisticsObserver
+    from sightline.recording.statistics_observer import StatisticsObserver
     from sightline.recording.stream_writer import StreamWriter
 
 _MAX_FAULTS: Final = 20

@@ -31,8 +31,8 @@ from sightline.recording.torchapi import without_modes
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows
 from sightline.trace.assembly.batch import Batch, StepMark, Streams, Tables, ValueUpdate
 from sightline.trace.assembly.calls import matching_begin
-from sightline.trace.assembly.layout import C_WIDTH, O_WIDTH
-from sightline.trace.assembly.ring import Dropped, reusable_values
+from sightline.trace.assembly.last_ops import Dropped, reusable_values
+from sightline.trace.assembly.row_columns import C_WIDTH, O_WIDTH
 from sightline.trace.assembly.values import open_allocations
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of

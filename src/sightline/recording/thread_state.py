@@ -15,10 +15,10 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sightline.recording.torchapi import DISPATCH_MODES
-from sightline.trace.assembly.layout import FORWARD, THREAD_SHIFT
+from sightline.trace.assembly.row_columns import FORWARD, THREAD_SHIFT
 
 if TYPE_CHECKING:
-    from sightline.recording.session import Session
+    from sightline.recording.plain_session import Session
 
 
 class OpenOp(NamedTuple):

@@ -26,7 +26,7 @@ from sightline.recording.torchapi import (
     no_torch_function,
     storage_address,
 )
-from sightline.trace.assembly.layout import MOVED, V_WIDTH
+from sightline.trace.assembly.row_columns import MOVED, V_WIDTH
 from sightline.trace.data import KINDS, TensorMeta
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from sightline.analysis.select import Mask, Selection
 from sightline.errors import UsageError
 from sightline.patterns import choices_text
 from sightline.trace.data import PHASES, RAISED, UNFINISHED, TraceData
-from sightline.views.outline import Line, Span, View, line
+from sightline.views.rendering import Line, Span, View, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace

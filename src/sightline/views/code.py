@@ -32,7 +32,7 @@ from sightline.trace.index import Index
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import FrameChains, op_frames
 from sightline.views.fold import Variation, Varying, fold_alike
-from sightline.views.outline import Line, Span, View, line
+from sightline.views.rendering import Line, Span, View, line
 from sightline.views.source_chain import (
     NO_SOURCE,
     ChainFrame,

@@ -14,7 +14,7 @@ from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
 from sightline.views.layout import fit_blocks
-from sightline.views.outline import Block, Column, Line, Span, View, cut, cut_end, grid, line, width
+from sightline.views.rendering import Block, Column, Line, Span, View, cut, cut_end, grid, line, width
 
 if TYPE_CHECKING:
     from sightline.diff.divergence import Divergence

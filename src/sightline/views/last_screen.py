@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.problems import FIRST, Problem, find, looked_for, not_looked_at
-from sightline.views.outline import Line, Span, View, cut, line
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
+from sightline.views.rendering import Line, Span, View, cut, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace

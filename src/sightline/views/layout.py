@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from sightline.views.outline import (
+from sightline.views.rendering import (
     Block,
     Cell,
     Column,

@@ -22,7 +22,7 @@ from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineag
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
 from sightline.trace.op_text import statistics_text
-from sightline.views.outline import Line, Span, View, cut, line, printable, width
+from sightline.views.rendering import Line, Span, View, cut, line, printable, width
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -11,7 +11,7 @@ from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
 from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
-from sightline.views.outline import Line, Printer
+from sightline.views.rendering import Line, Printer
 from sightline.views.source_chain import ChainWriter, FrameLike, entry_line, op_spans
 
 

@@ -41,7 +41,7 @@ from sightline.views.log_fold import (
     Step,
     fold_blocks,
 )
-from sightline.views.outline import Line, Span, View, line
+from sightline.views.rendering import Line, Span, View, line
 from sightline.views.statistics_text import StatisticsIndex
 
 if TYPE_CHECKING:

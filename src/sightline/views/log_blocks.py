@@ -25,7 +25,7 @@ from sightline.notation import MANY_ALIKE, constant_text, times_text
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import ONE_TENSOR, SLOT, Form
 from sightline.trace.op_groups import BINARY_OPERATORS, REFLECTED_OPERATORS
-from sightline.views.outline import Line, Span, printable, width
+from sightline.views.rendering import Line, Span, printable, width
 
 Tensors = Sequence[TensorMeta]
 #: The statistics of each tensor as spans; empty where there are none.

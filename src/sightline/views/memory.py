@@ -14,7 +14,7 @@ from sightline.trace.data import I64, PHASES
 from sightline.trace.op_text import api_call_of, backward_suffix, short_name, with_location
 from sightline.trace.user_frames import user_frame
 from sightline.views.layout import fit_blocks
-from sightline.views.outline import Block, Cell, Column, Line, Span, View, fact_lines, grid, line
+from sightline.views.rendering import Block, Cell, Column, Line, Span, View, fact_lines, grid, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -16,12 +16,12 @@ from sightline.analysis.nonfinite import (
     nonfinite_sources,
 )
 from sightline.analysis.nonfinite_spread import Spread
-from sightline.analysis.unmatched import measured_nothing
+from sightline.analysis.unmatched_globs import measured_nothing
 from sightline.notation import value_text
 from sightline.options import Globs
 from sightline.trace.index import Index
 from sightline.views.lineage import lineage_lines
-from sightline.views.outline import Line, View, cut, line
+from sightline.views.rendering import Line, View, cut, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace

@@ -27,7 +27,7 @@ from sightline.analysis.problems import CUT_SHORT, Severity, find
 from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
 from sightline.analysis.step_summaries import step_summaries
-from sightline.analysis.unmatched import left_out_text, unmatched
+from sightline.analysis.unmatched_globs import left_out_text, unmatched
 from sightline.analysis.variable_names import root_names
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
@@ -35,7 +35,8 @@ from sightline.trace.device_time import DeviceSummary, device_summary
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.index import Index
 from sightline.views.layout import grid_width
-from sightline.views.outline import (
+from sightline.views.problems import severity_counts
+from sightline.views.rendering import (
     Block,
     Cell,
     Column,
@@ -50,7 +51,6 @@ from sightline.views.outline import (
     line,
     width,
 )
-from sightline.views.problems import severity_counts
 from sightline.views.shapes import Exchanges, key
 from sightline.views.statistics_text import WRONG
 from sightline.views.steps import repeated_calls, step_lines, step_table

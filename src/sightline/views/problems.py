@@ -20,7 +20,7 @@ from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.patterns import choices_text, module_matches, no_module_matched
 from sightline.trace.data import ModuleInfo
-from sightline.views.outline import Block, Line, Span, View, cut, line, printable
+from sightline.views.rendering import Block, Line, Span, View, cut, line, printable
 
 if TYPE_CHECKING:
     from sightline.api import Trace

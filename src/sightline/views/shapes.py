@@ -15,7 +15,7 @@ from typing import Final
 from sightline.notation import dtype_name, size_text
 from sightline.trace.data import RAISED, TensorMeta, TraceData
 from sightline.trace.index import Index
-from sightline.views.outline import cut, width
+from sightline.views.rendering import cut, width
 
 ARROW: Final = " → "
 #: In full; without what the output repeats; only what the output changes; only the output.

@@ -27,8 +27,8 @@ from sightline.trace.data import PHASES, TraceData
 from sightline.trace.file_owners import installed_file
 from sightline.trace.source_files import syntax_tree
 from sightline.views.code import chosen_level
-from sightline.views.outline import Line, Span, View, cut, cut_end, line
-from sightline.views.outline import width as text_width
+from sightline.views.rendering import Line, Span, View, cut, cut_end, line
+from sightline.views.rendering import width as text_width
 from sightline.views.source_chain import PHASE_MARKS
 from sightline.views.statistics_text import StatisticsIndex, ValueStatistics
 

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Final, Protocol
 
 from sightline.notation import position_text
-from sightline.views.outline import Line, Span, printable, width
+from sightline.views.rendering import Line, Span, printable, width
 
 ARROW: Final = "⬇️"
 _ALIGNED: Final = 72  #: statistics are aligned, except after ops wider than this

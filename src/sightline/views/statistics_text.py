@@ -17,7 +17,7 @@ from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.notation import number_text
 from sightline.trace.data import TraceData
-from sightline.views.outline import Span
+from sightline.views.rendering import Span
 
 #: NaN is always a mistake; an infinity may be intended, as in a mask.
 WRONG: Final = (("NaN", "error"), ("Inf", "warn"))

@@ -21,7 +21,7 @@ from sightline.patterns import bare_name
 from sightline.trace.data import LEVELS, StepInfo
 from sightline.trace.index import Index
 from sightline.views.fold import spread
-from sightline.views.outline import Cell, Column, Grid, Line, Span, grid, line
+from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
 
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike
 _MAX_ODD: Final = 4  #: further rows, for steps that differ

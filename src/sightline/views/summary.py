@@ -35,8 +35,8 @@ from sightline.trace.data import PHASES, TraceData
 from sightline.trace.device_time import device_summary
 from sightline.trace.held_memory import held_memory
 from sightline.views.layout import OPS_ROOM, Figures, FittedTable, fit_table
-from sightline.views.outline import Block, Cell, Line, Span, View, fact_lines, line, printable
-from sightline.views.outline import width as columns
+from sightline.views.rendering import Block, Cell, Line, Span, View, fact_lines, line, printable
+from sightline.views.rendering import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
 from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
 

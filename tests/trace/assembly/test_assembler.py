@@ -18,8 +18,8 @@ from sightline.recording.batches import BatchCutter
 from sightline.recording.snapshot import tables_of
 from sightline.recording.torchapi import without_modes
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
+from sightline.trace.assembly.last_ops import keep_last, merge_batches
 from sightline.trace.assembly.memory_sink import assemble
-from sightline.trace.assembly.ring import keep_last, merge_batches
 from sightline.trace.validate import validate
 from tests.recording.streams import awkward, differences, session_of
 

@@ -22,6 +22,7 @@ from sightline.analysis.problems.devices import (
     mixed_devices,
     waits_for_device,
 )
+from sightline.analysis.problems.failed_runs import matched_nothing, run_failed
 from sightline.analysis.problems.gradients import (
     cut_gradient,
     exploding_gradients,
@@ -29,7 +30,6 @@ from sightline.analysis.problems.gradients import (
     unused_parameter,
     vanishing_gradients,
 )
-from sightline.analysis.problems.incomplete import matched_nothing, run_failed
 from sightline.analysis.problems.inplace_changes import changed_before_skip
 from sightline.analysis.problems.kept_graphs import graph_grows, graph_kept
 from sightline.analysis.problems.loop_record import LoopRecord

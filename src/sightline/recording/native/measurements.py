@@ -13,7 +13,7 @@ from sightline.recording.fingerprints import row_weights_on
 from sightline.recording.native.buffers import NativeStream
 from sightline.recording.native.schema_forms import dtype_name
 from sightline.trace.assembly.arrays import IntArray
-from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
+from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 
 _WIDTH = COUNTS + LANES + FLOATS
 

@@ -1,5 +1,5 @@
 // Rows of a recording while it grows: 32-bit numbers in blocks that never move, written out as the 64-bit streams
-// that `trace/assembly/layout.py` describes.
+// that `trace/assembly/row_columns.py` describes.
 #pragma once
 
 #include <algorithm>

@@ -24,8 +24,8 @@ from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
 from sightline.recording.native.buffers import TENSOR, NativeStacks, NativeStream, NativeValues
 from sightline.recording.native.compiled_regions import has_compiled_code
-from sightline.recording.native.host import Host
 from sightline.recording.native.measurements import NativeDeviceStatistics, NativeStatistics
+from sightline.recording.native.python_callbacks import Host
 from sightline.recording.session_base import STOPS_THE_RUN
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.arrays import IntArray

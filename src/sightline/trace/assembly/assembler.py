@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sightline.trace import data as d
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import (
     EMPTY,
     IntArray,
@@ -27,8 +27,8 @@ from sightline.trace.assembly.arrays import (
 from sightline.trace.assembly.batch import Batch, LateRows, Streams, Tables, ValueUpdate
 from sightline.trace.assembly.calls import CallAssembler, IdMap, StepAssembler
 from sightline.trace.assembly.forward_links import ForwardLinks
-from sightline.trace.assembly.layout import BACKWARD
 from sightline.trace.assembly.ops import OPAQUE, BatchOps, OpHistory, recompute_stacks
+from sightline.trace.assembly.row_columns import BACKWARD
 from sightline.trace.assembly.statistics import Statistics
 from sightline.trace.assembly.values import (
     ACTIVATION,

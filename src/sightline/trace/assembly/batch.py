@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sightline.trace.assembly.arrays import EMPTY, IntArray, concatenate
-from sightline.trace.assembly.layout import COUNTS, END, FLOATS, LANES
+from sightline.trace.assembly.row_columns import COUNTS, END, FLOATS, LANES
 from sightline.trace.data import F64, CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.trace.forms import Form
 

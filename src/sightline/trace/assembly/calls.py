@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sightline.trace import data as d
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import (
     EMPTY,
     IntArray,
@@ -20,8 +20,8 @@ from sightline.trace.assembly.arrays import (
     positions_in,
 )
 from sightline.trace.assembly.batch import StepMark, Tables
-from sightline.trace.assembly.layout import BACKWARD, RECOMPUTE
 from sightline.trace.assembly.ops import BatchOps
+from sightline.trace.assembly.row_columns import BACKWARD, RECOMPUTE
 from sightline.trace.assembly.values import LiveValues
 from sightline.trace.data import StepInfo
 

@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, expand_ranges, offsets_of
-from sightline.trace.assembly.layout import BACKWARD, FORWARD, RECOMPUTE
 from sightline.trace.assembly.ops import OPAQUE, BatchOps
+from sightline.trace.assembly.row_columns import BACKWARD, FORWARD, RECOMPUTE
 from sightline.trace.assembly.values import LiveValues
 
 #: How many autograd nodes, counted from the last, keep the op that made them.

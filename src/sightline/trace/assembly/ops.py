@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from sightline.trace import data as d
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import (
     EMPTY,
     IntArray,
@@ -23,7 +23,7 @@ from sightline.trace.assembly.arrays import (
     positions_in,
 )
 from sightline.trace.assembly.batch import Operation, SourcePosition, Tables
-from sightline.trace.assembly.layout import BACKWARD
+from sightline.trace.assembly.row_columns import BACKWARD
 
 if TYPE_CHECKING:
     from sightline.trace.assembly.values import LiveValues

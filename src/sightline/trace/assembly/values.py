@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from sightline.trace import data as d
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, chain_ends, concatenate, positions_in
 from sightline.trace.assembly.batch import Tables
-from sightline.trace.assembly.layout import M_WIDTH
+from sightline.trace.assembly.row_columns import M_WIDTH
 from sightline.trace.data import TensorMeta
 
 

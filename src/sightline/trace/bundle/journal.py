@@ -33,7 +33,7 @@ from sightline.trace.assembly.batch import (
     Tables,
     ValueUpdate,
 )
-from sightline.trace.assembly.layout import COUNTS, FLOATS, LANES
+from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.limits import Budget, json_cost
 from sightline.trace.bundle.schema import Damage, quoted

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sightline.errors import UsageError
 from sightline.trace import data as d
 from sightline.trace.bundle import checks, json_codec, schema
+from sightline.trace.bundle.checked_database import Database
 from sightline.trace.bundle.column_codec import decode
-from sightline.trace.bundle.database import Database
 from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.limits import check_text_size
 from sightline.trace.bundle.recovery import open_journal

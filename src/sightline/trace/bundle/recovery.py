@@ -18,11 +18,11 @@ from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
-from sightline.trace.assembly.layout import O_WIDTH
+from sightline.trace.assembly.last_ops import Dropped, add_placeholders, keep_last, merge_batches
 from sightline.trace.assembly.memory_sink import SINK_COLUMNS, assemble, final_info, frame_columns
-from sightline.trace.assembly.ring import Dropped, add_placeholders, keep_last, merge_batches
+from sightline.trace.assembly.row_columns import O_WIDTH
 from sightline.trace.bundle import checks, json_codec, schema
-from sightline.trace.bundle.database import READ_ERRORS, escaped
+from sightline.trace.bundle.checked_database import READ_ERRORS, escaped
 from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.limits import check_text_size

@@ -22,8 +22,8 @@ from sightline import _version
 from sightline.errors import CaptureError, InvalidTrace, SightlineError, UsageError
 from sightline.notation import bytes_text
 from sightline.trace.bundle import checks, json_codec, schema
+from sightline.trace.bundle.checked_database import Database, dump_json, source_label, texts_checksum
 from sightline.trace.bundle.column_codec import encode
-from sightline.trace.bundle.database import Database, dump_json, source_label, texts_checksum
 from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.json_codec import parse_json

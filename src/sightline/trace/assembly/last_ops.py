@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.trace.assembly import layout as row
+from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, Rows, concatenate, positions_in
 from sightline.trace.assembly.batch import Batch, Operation, StepMark, Streams, ValueUpdate
 from sightline.trace.assembly.calls import matching_begin

@@ -30,7 +30,7 @@ from sightline.recording.thread_state import OpenCall, OptimizerStep, StackAncho
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.recording.values import KIND, Values
 from sightline.trace.assembly.arrays import IntArray
-from sightline.trace.assembly.layout import BACKWARD, FORWARD, NO_END, OPTIMIZER
+from sightline.trace.assembly.row_columns import BACKWARD, FORWARD, NO_END, OPTIMIZER
 from sightline.trace.data import RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]

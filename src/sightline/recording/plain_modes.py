@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sightline.recording.atomic import run_atomically
+from sightline.recording.plain_session import Session
 from sightline.recording.running_ops import ApiCall, AtenOp
-from sightline.recording.session import Session
 from sightline.recording.torchapi import (
     DISPATCH_MODES,
     FUNCTION_MODES,

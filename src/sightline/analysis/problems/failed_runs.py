@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.problem import FIRST, Finding, Severity, check
-from sightline.analysis.unmatched import unmatched
+from sightline.analysis.unmatched_globs import unmatched
 
 
 @check(
