@@ -1,4 +1,4 @@
-"""Globs on module paths and op names, the same everywhere, and what is said where one matches nothing.
+"""Globs on module paths and op names, the same everywhere, and the names near one that matches nothing.
 
 A module pattern is matched segment by segment: ``blocks.*.attn``, ``layers.1`` (never ``layers.10``), and
 ``**`` for any number of segments. An op pattern is matched against the full name or the bare one:
