@@ -68,9 +68,9 @@ def command(
     atol: float | None, values: str, step: str | None, step_b: str | None, rank: tuple[int, ...],
     page: str | None, as_json: bool, fail_on: str | None, screen: Screen,
 ) -> None:  # fmt: skip
-    """Tell where two recordings part, and why; or two ranks or steps of one, where B is left out.
+    """Tell where two recordings part, and why.
 
-    The first true divergence is the first value that differs although all that it was made of agrees: it is
+    Without B two ranks or steps of A are compared. The first true divergence is the first value that differs although all that it was made of agrees: it is
     named with its line and module on both sides and the likely reason. Record both with statistics:
     `sightline run --stats`.
     """
