@@ -70,9 +70,9 @@ def command(
 ) -> None:  # fmt: skip
     """Tell where two recordings part, and why.
 
-    Without B two ranks or steps of A are compared. The first true divergence is the first value that differs although all that it was made of agrees: it is
-    named with its line and module on both sides and the likely reason. Record both with statistics:
-    `sightline run --stats`.
+    Without B two ranks or steps of A are compared. The first true divergence is the first value that differs
+    although all that it was made of agrees: it is named with its line and module on both sides and the
+    likely reason. Record both with statistics: `sightline run --stats`.
     """
     from sightline.diff_api import diff, opened
 
