@@ -20,6 +20,7 @@ import sightline.compat.tracy_nn as adapter
 from sightline.compat.tracy_nn import Tracer, trace_model
 from sightline.errors import UsageError
 from sightline.views.log import log
+from tests.recording.engines import BOTH_ENGINES
 
 torch.set_num_threads(1)
 
@@ -154,7 +155,7 @@ class Operands(nn.Module):
         return half * 2 if half.shape else weights
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
+@BOTH_ENGINES
 def test_operands_have_the_names_of_the_line_that_assigns_the_result(
     engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
