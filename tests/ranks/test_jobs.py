@@ -133,6 +133,8 @@ def test_results_that_have_not_come_are_not_measured(parallel: Path) -> None:
             assert not measured.intersection(t.data.ops.outputs_of(each.op)), each
 
 
+# The plain engine loses the last third of a second where a library aborts the process.
+@needs_native
 @pytest.mark.parametrize("count", [2, 4])
 def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -> None:
     done = start(tmp_path, count, str(HERE / "desync_job.py"))
@@ -180,6 +182,7 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     assert "f32[4] on rank 0, f32[5] on rank 1" in text
 
 
+@needs_native  # for the same reason
 @pytest.mark.parametrize("last", [0, 40])
 def test_a_killed_rank_leaves_all_readable(tmp_path: Path, last: int) -> None:
     done = start(tmp_path, 4, str(HERE / "killed_job.py"), str(last))
