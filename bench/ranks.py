@@ -91,9 +91,7 @@ def ddp_rank() -> None:
             times[name].append(block(name, number))
     if dist.get_rank() == 0:
         print(f"DDP, {dist.get_world_size()} processes of one thread, one step: wall time and CPU time")
-        found = {
-            name: [min(each) for each in zip(*times[name][1:], strict=True)] for name in ways
-        }
+        found = {name: [min(each) for each in zip(*times[name][1:], strict=True)] for name in ways}
         for name, (wall, cpu) in found.items():
             plain = found["one process" if name.startswith("one") else "plain"]
             print(f"  {name:<14} {wall:7.1f} ms ×{wall / plain[0]:.2f}   {cpu:7.1f} ms ×{cpu / plain[1]:.2f}")
