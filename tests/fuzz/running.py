@@ -91,7 +91,7 @@ def recorded_bundle(folder: Path) -> Path:
 def recorded_journal(folder: Path) -> Path:
     """The journal of the same, as a killed process leaves it, in several frames."""
     import sightline as sl
-    from sightline.recording.stream_writer import StreamWriter
+    from sightline.recording.streaming.writer import StreamWriter
 
     kept: list[bytes] = []
     whole = StreamWriter._append

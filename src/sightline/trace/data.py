@@ -17,7 +17,7 @@ from sightline.trace.forms import Form
 from sightline.trace.source_files import SourceFiles
 
 if TYPE_CHECKING:
-    from sightline.trace.tensor_stores import Store
+    from sightline.trace.shards.stores import Store
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]

@@ -1,7 +1,7 @@
 """``last=N``: the part of a recording that its last N ops need.
 
 A value that a dropped op made and a kept op uses stays, and its kind becomes *evicted*. While the run goes
-on, `recording/stream_writer.py` keeps whole batches in a ring; the exact cut is made here.
+on, `recording/streaming/writer.py` keeps whole batches in a ring; the exact cut is made here.
 """
 
 from __future__ import annotations

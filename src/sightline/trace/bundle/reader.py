@@ -25,7 +25,7 @@ from sightline.trace.bundle.limits import check_text_size
 from sightline.trace.bundle.recovery import open_journal
 from sightline.trace.bundle.schema import Damage, quoted
 from sightline.trace.bundle.shard_files import ListedShards
-from sightline.trace.shards import is_shard
+from sightline.trace.shards.shard_file import is_shard
 from sightline.trace.source_files import SourceFiles
 
 Array = NDArray[Any]

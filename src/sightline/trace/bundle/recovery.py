@@ -28,7 +28,7 @@ from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.limits import check_text_size
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.writer import DiskColumns, save_columns
-from sightline.trace.tensor_stores import ShardStore, Store
+from sightline.trace.shards.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
 SEGMENT: Final = 1 << 14
