@@ -20,10 +20,10 @@ from sightline.errors import NonFiniteError, UsageError
 from sightline.markers import current_step
 from sightline.options import Capture, Check, Stats
 from sightline.process_rank import this_rank
-from sightline.recording import stack_dump, waits
 from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
 from sightline.recording.cuda_devices import DeviceTimer
+from sightline.recording.distributed import StackDump
 from sightline.recording.exception_notes import exception_text, explain, fault_text, leave_out_own_frames
 from sightline.recording.modules import original
 from sightline.recording.native.engine import load, resolve_engine
@@ -110,7 +110,7 @@ class Recorder:
         self._timer: DeviceTimer | None = None
         self._files: list[int] = []  # the descriptor of the journal, once the folder is claimed
         self._makes_folder = False  # it did not exist before
-        self._stack_dump: stack_dump.StackDump | None = None  # of SIGUSR1
+        self._stack_dump: StackDump | None = None  # of SIGUSR1
         self._late_error: BaseException | None = None  # an observer's error, raised at the end of the block
         self._stopped = False
         self._lock = threading.RLock()
@@ -148,8 +148,8 @@ class Recorder:
         if session.stream_writer is not None:
             _streamed.add(self)
             session.stream_writer.start()
-        waits.install(session.waits)
-        self._stack_dump = stack_dump.install(self._options.folder)
+        session.waits.install()
+        self._stack_dump = StackDump.install(self._options.folder)
         self._hooks.install(session)
 
     def cancel(self) -> None:
@@ -281,8 +281,9 @@ class Recorder:
         try:
             self._hooks.uninstall(session)
         finally:
-            waits.remove(session.waits)
-            stack_dump.remove(self._stack_dump)
+            session.waits.remove()
+            if self._stack_dump is not None:
+                self._stack_dump.remove()
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None

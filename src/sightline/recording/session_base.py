@@ -18,19 +18,19 @@ from sightline.recording.cuda_devices import (
     before_and_after,
     read_allocators,
 )
+from sightline.recording.distributed import WaitLog
 from sightline.recording.exception_notes import comes_from_a_signal, fault_text
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
 from sightline.recording.stacks import StackTrie, variable_name
 from sightline.recording.statistics.cpu import StatisticsBuffer
 from sightline.recording.statistics.device import DeviceStatistics
-from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT, KIND, TensorRegistry
+from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT, TensorRegistry
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.training_log import TrainingLog
-from sightline.recording.waits import WaitLog
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
-from sightline.trace.data import ModuleInfo
+from sightline.trace.data import KIND, ModuleInfo
 from sightline.trace.shards.shard_file import Checksum
 
 if TYPE_CHECKING:

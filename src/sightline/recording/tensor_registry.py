@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sightline.recording.process_groups import placements_of
+from sightline.recording.distributed import placements_of
 from sightline.recording.torchapi import Parameter, Tensor, functorch_unwrapped, is_functorch_wrapped
-from sightline.trace.data import KINDS, TensorMeta
+from sightline.trace.data import KIND, TensorMeta
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
-KIND: Final = {name: number for number, name in enumerate(KINDS)}
 ACTIVATION: Final = KIND["activation"]
 EXTERNAL: Final = KIND["external"]
 INPUT: Final = KIND["input"]

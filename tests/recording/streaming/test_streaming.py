@@ -56,7 +56,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def flaky_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A disk that is full while the list is not empty; the list counts the writes it refused."""
     refused: list[int] = []
-    write = stream_writer._write_all
+    write = journal_file._write_all
 
     def full(file: int, data: bytes, at: int) -> None:
         if refused:
@@ -65,7 +65,7 @@ def flaky_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(file, data, at)
 
-    monkeypatch.setattr(stream_writer, "_write_all", full)
+    monkeypatch.setattr(journal_file, "_write_all", full)
     return refused
 
 

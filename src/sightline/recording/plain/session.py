@@ -28,11 +28,10 @@ from sightline.recording.plain.storages import Storages
 from sightline.recording.plain.thread_state import OpenCall, OptimizerStep, StackAnchor, ThreadState
 from sightline.recording.plain.values import Values
 from sightline.recording.session_base import HandlerOverhead, SessionBase, clock
-from sightline.recording.tensor_registry import KIND
 from sightline.recording.torchapi import FUNCTION_MODES, compiler, current_node, jit_tracing
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.row_columns import BACKWARD, FORWARD, NO_END, OPTIMIZER
-from sightline.trace.data import RAISED, UNFINISHED
+from sightline.trace.data import KIND, RAISED, UNFINISHED
 
 _CONSTANT: Final = KIND["constant"]
 

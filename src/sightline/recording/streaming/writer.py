@@ -1,9 +1,9 @@
 """``path=`` and ``last=``: a thread beside the run that takes rows from the session, batch by batch.
 
-With ``path=`` each batch becomes a frame of a journal on disk, and at the end the journal becomes a bundle.
-With ``last=`` a ring of frames is kept, in memory and in the journal, as long as the last ops need them.
-Either way the session holds half a second of the run, however long it is. The thread runs no op and no mode
-sees it. If the disk fails, frames wait in memory, the run goes on, and the trace has a fault.
+With ``path=`` each batch becomes a frame of a journal on disk (`journal_file`), and at the end the journal
+becomes a bundle. With ``last=`` only the frames that the last ops need are kept (`last_frames`), in memory
+and in the journal. Either way the session holds half a second of the run, however long it is. The thread runs
+no op and no mode sees it. If the disk fails, the run goes on, and the trace has a fault.
 
 Batches are taken and written by this thread alone, also when the program reads the recording so far or stops
 it: an interrupt ends the program's waiting, and not the job it waits for.
@@ -11,32 +11,29 @@ it: an interrupt ends the program's waiting, and not the job it waits for.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from sightline.errors import CaptureError
 from sightline.recording.snapshot import TableSnapshot
 from sightline.recording.streaming.batches import BatchCutter, JournalLookups
-from sightline.recording.streaming.journal_file import BEGUN, lock
+from sightline.recording.streaming.journal_file import JournalFile
+from sightline.recording.streaming.last_frames import LastFrames
 from sightline.recording.torchapi import without_modes
-from sightline.trace.assembly.arrays import EMPTY, IntArray, Rows
-from sightline.trace.assembly.batch import Batch, StepMark, Streams, Tables, ValueUpdate
-from sightline.trace.assembly.calls import matching_begin
-from sightline.trace.assembly.last_ops import Dropped, reusable_values
+from sightline.trace.assembly.arrays import Rows
+from sightline.trace.assembly.batch import Batch, Tables
+from sightline.trace.assembly.last_ops import Dropped
 from sightline.trace.assembly.row_columns import C_WIDTH, O_WIDTH
-from sightline.trace.assembly.values import open_allocations
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.environment import environment_of
-from sightline.trace.bundle.journal import HEAD, JOURNAL, Journal, constant_fields, encode, new_table_rows
+from sightline.trace.bundle.journal import JOURNAL, Journal, constant_fields, encode, new_table_rows
 from sightline.trace.bundle.reader import load
 from sightline.trace.bundle.recovery import assemble_journal, finish_recording
 from sightline.trace.bundle.sources import whole_source
@@ -53,7 +50,6 @@ SECONDS: Final = 0.3
 GRACE_SECONDS: Final = 1.0
 #: A waiting thread checks this often that the thread it waits for is alive.
 _POLL_SECONDS: Final = 1.0
-_REWRITTEN: Final = f".{JOURNAL}.anew"  #: a journal that is about to replace a longer one
 _MAX_STALE: Final = 1 << 20  #: bytes of unneeded frames in a journal before it is rewritten
 
 
@@ -91,15 +87,6 @@ class _Job:
         return self._result
 
 
-class JournalFrame(NamedTuple):
-    """A batch in the ring of ``last=``."""
-
-    data: bytes
-    ops: int  #: how many ops belong to it
-    dropped: Dropped  #: what is lost with it: its ops, and late ones, which belong to earlier batches
-    before: bytes  #: a frame of what its rows may refer to
-
-
 class StreamWriter:
     """Writes the batches of a session to disk, or keeps the last of them."""
 
@@ -107,24 +94,17 @@ class StreamWriter:
         self, session: SessionBase, folder: Path | None, file: int, last: int | None, *,
         source: bool = True, environment: bool = True,
     ) -> None:  # fmt: skip
+        self._session = session
         self._save_options = {"source": source, "environment": environment}
-        self._session, self._folder, self._file, self._ring_size = session, folder, file, last
-        self._file_identity = _identity(file)
+        self._file = None if folder is None else JournalFile(folder, file)
+        self._last = None if last is None else LastFrames(last)
         self._cutter, self._snapshot = BatchCutter(session), TableSnapshot(session)
         self._lookups = JournalLookups(session)
         self._table_sizes: dict[str, int] = {}
-        self._ring: deque[JournalFrame] = deque()  # of ``last=``
-        self._pending: list[bytes] = []  # frames the disk did not take
-        self._size = len(HEAD)
-        self._stale = 0  # bytes of the journal that are no longer needed
-        self._live_values: IntArray = EMPTY  # rows of the values that may be used again, for ``last=``
-        self._memory: IntArray = EMPTY  # and of the live storages
-        self._learned: dict[int, ValueUpdate] = {}
-        self._steps: list[StepMark] = []  # those that are open
+        self._stale = 0  # bytes of the journal that ``last=`` no longer needs
+        self._rewritten = Dropped()  # what ``last=`` has dropped and the journal on disk no longer has either
         self._open_ids: tuple[list[int], list[int]] = ([], [])
-        self._dropped = Dropped()  # from the ring
-        self._rewritten = Dropped()  # of that, what the journal on disk no longer has either
-        self._write_error: str | None = None
+        self._bundle_error: str | None = None
         self._final: TraceData | None = None
         self._sources: set[str] = set()
         self._pid = os.getpid()
@@ -138,10 +118,8 @@ class StreamWriter:
     def _begin(self) -> None:
         """Write the first frame, with everything known before the run."""
         self._write(self._cutter.cut(), first=True)
-        if self._folder is not None:
-            if self._pending:
-                raise CaptureError(self._write_error)
-            os.replace(self._folder / BEGUN, self._folder / JOURNAL)
+        if self._file is not None:
+            self._file.publish()
 
     def start(self) -> None:
         """Begin to take batches."""
@@ -170,8 +148,7 @@ class StreamWriter:
     # -- while it runs -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        on_disk = self._folder is not None
-        with self._session.termination_delayed(GRACE_SECONDS) if on_disk else nullcontext():
+        with nullcontext() if self._file is None else self._session.termination_delayed(GRACE_SECONDS):
             while not self._stopped:
                 try:
                     self._jobs.get(timeout=SECONDS).do()
@@ -214,14 +191,15 @@ class StreamWriter:
             *vars(batch.rows).values(), *vars(batch.late).values(), batch.outputs, batch.absent,
             batch.nbytes, batch.late_nbytes, batch.memory, batch.updates, batch.steps, batch.captures,
         )  # fmt: skip
-        return changed or any(map(len, contents)) or bool(self._pending)
+        waiting = self._file is not None and not self._file.is_complete
+        return changed or any(map(len, contents)) or waiting
 
     def _write(self, batch: Batch, first: bool = False) -> None:
-        tables = self._tables(self._rewritten if self._folder is not None else None)
+        tables = self._tables(self._rewritten if self._file is not None else None)
         operators, flops = self._new_lookups(batch, tables)
         more: dict[str, Any] = {"since": dict(self._table_sizes)}
         new_entries = new_table_rows(tables, self._table_sizes, operators, flops)
-        if self._folder is not None and self._save_options["source"]:
+        if self._file is not None and self._save_options["source"]:
             more["sources"] = self._new_sources(tables)
         if first:
             more["first"] = constant_fields(tables)
@@ -229,10 +207,25 @@ class StreamWriter:
                 _environment(tables) if self._save_options["environment"] else {}
             )
         frame = encode(batch, new_entries, tables.info, more)
-        if self._folder is not None:
-            self._append(frame)
-        if self._ring_size is not None:
-            self._add_to_ring(frame, batch)
+        if self._file is not None:
+            self._file.append(frame)
+        if self._last is not None:
+            self._keep(self._last, frame, batch)
+
+    def _keep(self, last: LastFrames, frame: bytes, batch: Batch) -> None:
+        """Keep a frame for ``last=``; of a journal that is mostly dropped frames, write a new one."""
+        if self._session.level == "none":  # module calls count
+            count, lost = len(Rows(batch.rows.calls, C_WIDTH)), Dropped(len(self._cutter.calls))
+        else:
+            count = len(Rows(batch.rows.ops, O_WIDTH))
+            lost = Dropped.of(self._cutter.ops, self._snapshot.tables.operations)
+        self._stale += last.add(frame, batch, count, lost)
+        if self._file is not None and self._stale > last.size + _MAX_STALE:
+            if self._file.replace(self._last_frames(last)):
+                self._stale, self._rewritten = 0, last.dropped
+
+    def _last_frames(self, last: LastFrames) -> list[bytes]:
+        return last.journal_frames(self._tables(), *self._lookups.entries())
 
     def _new_lookups(self, batch: Batch, tables: Tables) -> tuple[list[Any], list[Any]]:
         """Lookups that recovering the journal needs; without them the rows are written all the same."""
@@ -243,14 +236,15 @@ class StreamWriter:
             return [], []
 
     def _tables(self, dropped: Dropped | None = None) -> Tables:
-        """The small tables; ``dropped`` is what the rows beside them lack, by default those of the ring."""
+        """The small tables; ``dropped`` is what the rows beside them lack, by default all of ``last=``."""
         tables = self._snapshot.update()
-        if self._ring_size is not None:
-            tables.info |= {"last": self._ring_size, **(dropped or self._dropped).to_info()}
+        if self._last is not None:
+            tables.info |= {"last": self._last.count, **(dropped or self._last.dropped).to_info()}
         if not self._save_options["environment"]:
             tables.info = {key: value for key, value in tables.info.items() if key not in PRIVATE}
-        if self._write_error is not None:
-            tables.info["faults"] = [*tables.info["faults"], self._write_error]
+        error = self._bundle_error or (None if self._file is None else self._file.error)
+        if error is not None:
+            tables.info["faults"] = [*tables.info["faults"], error]
             tables.info["fault_count"] += 1
         return tables
 
@@ -260,116 +254,6 @@ class StreamWriter:
         self._sources.update(new)
         sources = ((file, whole_source(file)) for file in dict.fromkeys(new))
         return [(file, text) for file, text in sources if text is not None]
-
-    def _append(self, frame: bytes) -> None:
-        self._pending.append(frame)
-        try:
-            while self._pending:
-                self._reopen_if_closed()
-                _write_all(self._file, self._pending[0], self._size)
-                self._size += len(self._pending.pop(0))
-        except OSError as error:
-            self._note_failure(error)
-
-    def _note_failure(self, error: OSError) -> None:
-        """Note the first failure; the frame stays pending."""
-        with suppress(OSError):
-            self._reopen_if_closed()
-            os.ftruncate(self._file, self._size)
-        if self._write_error is None:
-            self._write_error = (
-                f"{self._folder} could not be written: {error.strerror or error}; "
-                "what was recorded since is in memory only."
-            )
-
-    def _reopen_if_closed(self) -> None:
-        """Open our file again if the program has closed its descriptor, as some close all of them."""
-        if _identity(self._file) == self._file_identity:
-            return
-        self._file = -1
-        assert self._folder is not None
-        file = os.open(self._folder / JOURNAL, os.O_RDWR)
-        if _identity(file) != self._file_identity:
-            os.close(file)
-            raise OSError(errno.EBADF, "its file was closed by the program")
-        self._file = file
-        lock(file)
-
-    def _close(self) -> None:
-        if self._file >= 0 and _identity(self._file) == self._file_identity:
-            with suppress(OSError):
-                os.close(self._file)
-        self._file = -1
-
-    # -- the last ops ------------------------------------------------------------------------------------
-
-    def _add_to_ring(self, frame: bytes, batch: Batch) -> None:
-        """Add a frame, and drop those that hold only older ops."""
-        assert self._ring_size is not None
-        before = Batch(
-            rows=Streams(values=self._live_values), memory=self._memory, updates=list(self._learned.values()),
-            steps=list(self._steps),
-        )  # fmt: skip
-        calls = self._session.level == "none"
-        own = Rows(batch.rows.calls, C_WIDTH) if calls else Rows(batch.rows.ops, O_WIDTH)
-        lost = Dropped(len(self._cutter.calls))
-        if not calls:
-            lost = Dropped.of(self._cutter.ops, self._snapshot.tables.operations)
-        self._ring.append(JournalFrame(frame, len(own), lost, encode(before, {}, {})))
-        self._memory = open_allocations(self._memory, batch.memory)
-        self._live_values = reusable_values(self._live_values, batch, self._learned)
-        self._track_steps(batch)
-        count = sum(one.ops for one in self._ring)
-        while len(self._ring) > 1 and count - self._ring[0].ops >= self._ring_size:
-            dropped = self._ring.popleft()
-            count -= dropped.ops
-            self._dropped += dropped.dropped
-            self._stale += len(dropped.data)
-        live = sum(len(one.data) for one in self._ring)
-        if self._file >= 0 and self._stale > live + _MAX_STALE:
-            self._rewrite()
-
-    def _track_steps(self, batch: Batch) -> None:
-        """Update which steps are open."""
-        for mark in batch.steps:
-            if mark.begins:
-                self._steps.append(mark)
-            elif (at := matching_begin(self._steps, mark)) >= 0:
-                self._steps.pop(at)
-
-    def _ring_frames(self) -> list[bytes]:
-        """The frames of the ring, after one with all tables so far."""
-        tables = self._tables()
-        since: dict[str, int] = {}
-        operators, flops = self._lookups.entries()
-        head = Journal(None, [self._ring[0].before]).batch(0)
-        start = encode(
-            head,
-            new_table_rows(tables, since, operators, flops),
-            tables.info,
-            {"first": constant_fields(tables)},
-        )
-        return [start, *(_without_tables(one.data, tables.info) for one in self._ring)]
-
-    def _rewrite(self) -> None:
-        """Replace the journal by one of the frames that are still needed."""
-        assert self._folder is not None
-        part, file = self._folder / _REWRITTEN, -1
-        try:
-            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            data = b"".join([HEAD, *self._ring_frames()])
-            _write_all(file, data, 0)
-            lock(file)
-            os.replace(part, self._folder / JOURNAL)
-        except OSError as error:
-            if file >= 0:
-                os.close(file)
-            self._note_failure(error)
-            return
-        self._close()
-        self._file, self._file_identity, self._size, self._stale = file, _identity(file), len(data), 0
-        self._pending.clear()
-        self._rewritten = self._dropped
 
     # -- as a trace --------------------------------------------------------------------------------------
 
@@ -390,11 +274,8 @@ class StreamWriter:
     def _in_memory(self) -> TraceData:
         session = self._session
         store = None if session.captures is None else session.captures.store()
-        journal = self._journal()
-        try:
+        with closing(self._journal()) as journal:
             data, assembler = assemble_journal(journal, self._copy_tables(self._tables()), store)
-        finally:
-            journal.close()
         session.node_ops = assembler.node_ops()
         return data
 
@@ -407,12 +288,10 @@ class StreamWriter:
         )  # fmt: skip
 
     def _journal(self) -> Journal:
-        if self._ring_size is not None:
-            return Journal(None, self._ring_frames())
-        assert self._folder is not None
-        with suppress(OSError):
-            self._reopen_if_closed()
-        return Journal(self._folder / JOURNAL, self._pending, self._file)
+        if self._last is not None:
+            return Journal(None, self._last_frames(self._last))
+        assert self._file is not None
+        return self._file.read()
 
     def finish(self, wait: bool = True) -> None:
         """The recording has stopped: turn the journal into a bundle. Safe to call again.
@@ -438,50 +317,43 @@ class StreamWriter:
                     self._session.captures.close()
                 self._write(self._cutter.cut(last=True))
                 try:
-                    whole = self._in_memory() if self._ring_size is not None else None
-                    self._final = self._save_bundle(whole) or whole
-                except (
-                    Exception
-                ) as error:  # the trace is in memory, and its faults say why there is no bundle
-                    self._write_error = self._failure_text(error)
+                    whole = self._in_memory() if self._last is not None else None
+                    self._final = whole if self._file is None else self._save_bundle(self._file, whole)
+                except Exception as error:  # the trace is in memory: its faults say why there is no bundle
+                    self._bundle_error = self._failure_text(error)
                     self._final = self._in_memory()
             finally:
                 self._stopped = True
-                self._close()
+                if self._file is not None:
+                    self._file.close()
                 self._session.release()
-                self._ring.clear()
+                if self._last is not None:
+                    self._last.clear()
 
     def _failure_text(self, error: Exception) -> str:
         """Why there is no bundle, and what there is instead."""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        left = f"{self._folder}/{JOURNAL} stays" if self._journal_exists() else "nothing of it is on disk"
+        left = "nothing of it is on disk"
+        if self._file is not None and self._file.exists:
+            left = f"{self._file.folder}/{JOURNAL} stays"
         return f"No bundle was made: {reason.rstrip('.')}; {left}."
 
-    def _journal_exists(self) -> bool:
-        return self._folder is not None and (self._folder / JOURNAL).exists()
-
-    def _save_bundle(self, whole: TraceData | None) -> TraceData | None:
-        """Write the bundle, from the journal or from ``whole``, and open it; None without ``path=``."""
-        if self._folder is None:
-            return None
+    def _save_bundle(self, file: JournalFile, whole: TraceData | None) -> TraceData:
+        """Write the bundle, from the journal or from ``whole``, and open it."""
         session = self._session
-        if not self._journal_exists():  # a folder that the program has removed is not made again
-            raise CaptureError(f"{self._folder} was removed while it was written to")
-        if self._write_error is not None and self._pending:
-            raise CaptureError(self._write_error)
+        if not file.exists:  # a folder that the program has removed is not made again
+            raise CaptureError(f"{file.folder} was removed while it was written to")
+        if not file.is_complete:
+            raise CaptureError(file.error)
         if whole is not None:
-            save_columns(whole, WholeColumns(whole), self._folder, sweep=(JOURNAL,), **self._save_options)
+            save_columns(whole, WholeColumns(whole), file.folder, sweep=(JOURNAL,), **self._save_options)
         else:
             store = None if session.captures is None else session.captures.store()
-            journal = self._journal()
-            try:
-                _, assembler = finish_recording(
-                    journal, self._tables(), self._folder, store, **self._save_options
-                )
-            finally:
-                journal.close()
+            with closing(self._journal()) as journal:
+                tables = self._tables()
+                _, assembler = finish_recording(journal, tables, file.folder, store, **self._save_options)
             session.node_ops = assembler.node_ops()
-        data = load(self._folder)
+        data = load(file.folder)
         if not self._save_options["source"]:  # on this machine the source files can still be read
             data.__dict__["source_lines"] = SourceFiles()
         return data
@@ -492,30 +364,6 @@ def _environment(tables: Tables) -> dict[str, Any]:
         info, metas = tables.info, tables.metas
 
     return environment_of(Data)  # type: ignore[arg-type]  # it reads only these two
-
-
-def _without_tables(frame: bytes, info: dict[str, Any]) -> bytes:
-    """A frame without its additions to the tables, which an earlier frame has, and with newer info."""
-    journal = Journal(None, [frame])
-    head = journal.heads()[0]
-    more = {"sources": head["sources"]} if "sources" in head else {}
-    return encode(journal.batch(0), {}, info, more)
-
-
-def _identity(file: int) -> tuple[int, int] | None:
-    """The identity of the file behind a descriptor; None for one that is closed."""
-    try:
-        status = os.fstat(file)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _write_all(file: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(file, view, at)
-        view, at = view[done:], at + done
 
 
 __all__ = ["StreamWriter"]
