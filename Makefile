@@ -53,8 +53,8 @@ unit: engine $(VIEWER) ## the tests alone; ARGS="-k fold -x" for some of them
 	$(BIN)/python -m pytest -n $(JOBS) tests $(ARGS)
 
 # What any engine must do, on the one that needs no compiler.
-PLAIN := $(addprefix tests/recording/test_,compiled.py errors.py exceptions.py holds_up.py \
-	inplace.py interleaving.py last.py overlap.py records.py streaming.py)
+PLAIN := $(addprefix tests/recording/,test_compiled.py test_errors.py test_exceptions.py test_holds_up.py \
+	test_inplace.py test_interleaving.py test_overlap.py test_records.py streaming)
 plain: $(READY) ## the recorder's tests on the plain engine
 	SIGHTLINE_ENGINE=python $(BIN)/python -m pytest -n $(JOBS) -q $(PLAIN) $(ARGS)
 

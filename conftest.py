@@ -10,7 +10,7 @@ from tests.conftest import nothing_left, one_torch_thread
 __all__ = ["nothing_left", "one_torch_thread"]
 
 #: The kernels cannot be imported where there is no Triton.
-collect_ignore = [] if find_spec("triton") else ["src/sightline/recording/cuda_kernels.py"]
+collect_ignore = [] if find_spec("triton") else ["src/sightline/recording/statistics/cuda_kernels.py"]
 _VIEWER = Path(__file__).parent / "src/sightline/page/viewer.js"
 
 

@@ -66,16 +66,16 @@ def test_every_part_of_the_package_has_its_place() -> None:
     ("file", "text", "why"),
     [
         ("trace/data.py", "from sightline.views.code import code", "trace may not import views"),
-        ("views/code.py", "from sightline.recording import plain_session", "views may not import recording"),
+        ("views/code.py", "from sightline.recording.plain import session", "views may not import recording"),
         ("views/code.py", "import sightline.api", "views may not import api"),
         (
             "analysis/sequence_repeats.py",
             "from sightline.graph.dot import dot",
             "analysis may not import graph",
         ),
-        ("recording/plain_session.py", "from sightline.api import Trace", "recording may not import api"),
+        ("recording/plain/session.py", "from sightline.api import Trace", "recording may not import api"),
         (
-            "recording/plain_session.py",
+            "recording/plain/session.py",
             "from sightline.views.code import x",
             "recording may not import views",
         ),
@@ -104,7 +104,7 @@ def test_every_part_of_the_package_has_its_place() -> None:
     ],
 )
 def test_a_breach_is_seen(file: str, text: str, why: str, tmp_path: Path) -> None:
-    root = tree(tmp_path, {"recording/plain_session.py": "", "cli/demo.py": "", "errors.py": "", file: text})
+    root = tree(tmp_path, {"recording/plain/session.py": "", "cli/demo.py": "", "errors.py": "", file: text})
     found = faults(root)
     assert len(found) == 1
     assert why in found[0]
@@ -118,7 +118,7 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path) -> None:
         {
             "errors.py": "",
             "trace/data.py": "import numpy\nfrom sightline import errors",
-            "recording/plain_session.py": "import torch\nfrom sightline.trace.data import x",
+            "recording/plain/session.py": "import torch\nfrom sightline.trace.data import x",
             "graph/exported.py": "import torch.export\nfrom . import runtime\nimport sightline.analysis",
             "graph/runtime.py": "",
             "compat/lens.py": "import torch, sightline as sl",

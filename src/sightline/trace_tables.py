@@ -111,7 +111,7 @@ class TraceTables:
         """
         from sightline.analysis.unmatched_globs import capture_text
         from sightline.analysis.variable_names import value_names
-        from sightline.trace.tensor_stores import MemoryStore
+        from sightline.trace.shards.stores import MemoryStore
         from sightline.trace.tensors import Tensors
 
         index = self.index

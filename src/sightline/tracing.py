@@ -103,7 +103,7 @@ class trace:  # noqa: N801  # it is used like a function: `with sl.trace(model) 
 
         check_model(model)
         if time == "device":
-            from sightline.recording.device_time import check_device
+            from sightline.recording.cuda_devices import check_device
 
             check_device()
         self._make: Callable[[], Recorder] = lambda: Recorder(

@@ -306,7 +306,8 @@ def test_a_second_interrupt_hides_nothing(tmp_path: Path) -> None:
     )
     for place in ("run._print_report", "run.sys.stdout.flush", "import_finish().finish"):
         text = program.format(place=place).replace(
-            "import_finish()", "__import__('sightline.recording.stream_writer', fromlist=['x']).StreamWriter"
+            "import_finish()",
+            "__import__('sightline.recording.streaming.writer', fromlist=['x']).StreamWriter",
         )
         done = ran(tmp_path, "-c", text)
         assert done.returncode == -signal.SIGINT

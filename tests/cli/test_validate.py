@@ -70,7 +70,7 @@ def test_a_byte_in_any_chunk(run: Path, tmp_path: Path) -> None:
 def test_a_recording_that_was_not_finished(tmp_path: Path) -> None:
     script = """
         import os, signal, sys, torch, sightline as sl
-        from sightline.recording import stream_writer
+        from sightline.recording.streaming import writer as stream_writer
         stream_writer.SECONDS = 0.01
         model = torch.nn.Linear(2, 2)
         with sl.trace(model, path=sys.argv[1], capture=True) as t:

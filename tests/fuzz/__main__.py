@@ -17,7 +17,7 @@ from sightline.errors import SightlineError
 from sightline.recording.native.engine import resolve_engine
 from tests.fuzz.interrupting import PHASES, WAYS, at_places, at_random
 from tests.fuzz.running import Failure, fuzz
-from tests.recording.killed import check_kills
+from tests.recording.streaming.killed import check_kills
 
 _TOGETHER = 25  # interrupted recordings in one process
 

@@ -91,20 +91,20 @@ def recorded_bundle(folder: Path) -> Path:
 def recorded_journal(folder: Path) -> Path:
     """The journal of the same, as a killed process leaves it, in several frames."""
     import sightline as sl
-    from sightline.recording.stream_writer import StreamWriter
+    from sightline.recording.streaming.journal_file import JournalFile
 
     kept: list[bytes] = []
-    whole = StreamWriter._append
+    whole = JournalFile.append
 
-    def noted(self: StreamWriter, frame: bytes) -> None:
+    def noted(self: JournalFile, frame: bytes) -> None:
         kept.append(frame)
         whole(self, frame)
 
-    StreamWriter._append = noted  # type: ignore[method-assign]
+    JournalFile.append = noted  # type: ignore[method-assign]
     try:
         _train(sl.trace(stats=True, path=folder.with_name("whole"), name="run"), flush=True)
     finally:
-        StreamWriter._append = whole  # type: ignore[method-assign]
+        JournalFile.append = whole  # type: ignore[method-assign]
     from sightline.trace.bundle.journal import HEAD
 
     folder.mkdir(exist_ok=True)

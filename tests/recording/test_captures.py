@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.trace import shards
+from sightline.trace.shards import shard_file
 
 
 class Pair(NamedTuple):
@@ -263,7 +263,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: 
     def full(file: Any, view: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "write_all", full)
+    monkeypatch.setattr(shard_file, "write_all", full)
     layer = nn.Linear(4, 4)
     recorder = sl.trace(layer, capture=sl.Capture(on_error=on_error), path=tmp_path / "run.sight")
     if on_error == "raise":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sightline.recording.compiled_code import AfterImport, Compilations
+from sightline.recording.compilations import AfterImport, Compilations
 
 
 @pytest.fixture

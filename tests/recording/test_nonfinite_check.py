@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import sightline as sl
 from sightline.notation import short_path
 from sightline.recording import nonfinite_check
-from sightline.recording.cpu_statistics import StatisticsBuffer, is_finite
+from sightline.recording.statistics.cpu import StatisticsBuffer, is_finite
 from tests.recording.architectures import ZOO, Architecture
 from tests.recording.engines import needs_native
 

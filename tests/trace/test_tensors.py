@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from sightline.errors import DamagedFile, NotCaptured, UsageError
 from sightline.trace.data import CaptureInfo
 from sightline.trace.dtypes import nbytes_of
-from sightline.trace.tensor_stores import MemoryStore, ShardStore
+from sightline.trace.shards.stores import MemoryStore, ShardStore
 from sightline.trace.tensors import CapturedTensor, Captures, KeyPattern, Tensors
-from tests.trace.captured import DTYPES, capture, some_bytes, written
+from tests.trace.shards.captured import DTYPES, capture, some_bytes, written
 
 
 class Untouchable:

@@ -121,7 +121,7 @@ def _show_command(path: Path) -> str:
 
 def _file_name(test: str) -> str:
     """A unique file name for a test: ``tests~test_net.py.test_forward``."""
-    from sightline.trace.file_names import file_name
+    from sightline.trace.shards.file_names import file_name
 
     plain = test.replace("::", ".")
     name = file_name(plain, "")

@@ -14,9 +14,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from sightline.recording.atomic import append_numbered
-from sightline.recording.process_groups import object_symbol
+from sightline.recording.distributed import object_symbol
+from sightline.recording.tensor_registry import PLAIN_TENSORS, TensorRegistry
 from sightline.recording.torchapi import Tensor
-from sightline.recording.values import PLAIN_TENSORS, TensorRegistry
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 #: How an argument of a type is treated.

@@ -22,7 +22,7 @@ from sightline.errors import CaptureError, DamagedFile, UsageError
 from sightline.options import Capture
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer, SpiedTensor
 from sightline.recording.operations import OP
-from sightline.recording.statistics_observer import Selection, results_of
+from sightline.recording.statistics.observer import Selection, results_of
 from sightline.recording.torchapi import (
     Tensor,
     below_autograd,
@@ -32,10 +32,10 @@ from sightline.recording.torchapi import (
     no_torch_function,
 )
 from sightline.trace.data import PHASES, CaptureInfo
-from sightline.trace.direct_file import PAGE
-from sightline.trace.file_names import file_name
-from sightline.trace.shard_writer import DIRECT_BYTES, ShardWriter
-from sightline.trace.tensor_stores import Bytes, MemoryStore, ShardStore, Store
+from sightline.trace.shards.direct_file import PAGE
+from sightline.trace.shards.file_names import file_name
+from sightline.trace.shards.stores import Bytes, MemoryStore, ShardStore, Store
+from sightline.trace.shards.writer import DIRECT_BYTES, ShardWriter
 
 if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase

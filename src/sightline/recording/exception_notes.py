@@ -5,6 +5,7 @@ In-place modifications and out-of-memory errors have notes of their own.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from sightline.notation import bytes_text, position_text
-from sightline.recording.torchapi import Tensor, without_modes
+from sightline.recording.torchapi import OpOverload, Tensor, without_modes
 from sightline.trace.data import MUTATES, TraceData
 from sightline.trace.failure_causes import advice, cause_lines, numbers_origin, size_text
 from sightline.trace.file_owners import cell_name, torch_file
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 #: What autograd says of a saved tensor that was changed.
 MESSAGE: Final = "modified by an inplace operation"
+_FOLDER: Final = os.path.dirname(__file__) + os.sep
+_OVERLOAD_CALL: Final = OpOverload.__call__.__code__
 _MAX_NODES: Final = 200_000
 _MAX_CHANGES: Final = 8  # that a note lists
 #: Names of saved attributes that hold what the op returned.
@@ -399,3 +402,24 @@ def comes_from_a_signal(error: BaseException) -> bool:
             return True
         at = at.tb_next
     return False
+
+
+def leave_out_own_frames(error: BaseException) -> None:
+    """Give an exception the traceback it would have without a recording.
+
+    After a handler of ours, torch's ``OpOverload.__call__`` is left out too: our handler called it.
+    """
+    shown: list[TracebackType] = []
+    at, ours = traceback_of(error), False
+    while at is not None:
+        code = at.tb_frame.f_code
+        own = code.co_filename.startswith(_FOLDER)
+        if not own and not (ours and code is _OVERLOAD_CALL):
+            shown.append(at)
+        at, ours = at.tb_next, own
+    traceback: TracebackType | None = None
+    for one in reversed(shown):
+        line: int | None = one.tb_lineno  # None where a compiler gave its code no lines; stored as -1
+        traceback = TracebackType(traceback, one.tb_frame, one.tb_lasti, -1 if line is None else line)
+    if traceback is not None:  # else it is an error of our own
+        BaseException.with_traceback(error, traceback)  # an exception may refuse to have attributes set

@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch.nn import Embedding, Linear
 
+from sightline.recording.tensor_registry import TensorRegistry
 from sightline.recording.torchapi import (
     Module,
     Parameter,
@@ -23,8 +24,7 @@ from sightline.recording.torchapi import (
     no_torch_function,
     without_modes,
 )
-from sightline.recording.values import KIND, TensorRegistry
-from sightline.trace.data import ModuleInfo, ParameterInfo
+from sightline.trace.data import KIND, ModuleInfo, ParameterInfo
 
 _MAX_EXTRA: Final = 500
 

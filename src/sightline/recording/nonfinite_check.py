@@ -1,7 +1,7 @@
 """``check="nonfinite"``: no op may make a NaN out of inputs without, nor an infinity out of finite ones.
 
 On a CPU every result is examined as it is made, in one pass, and the run stops at the op. On another device
-the statistics are taken there (`device_statistics`) along with an alarm that counts what is not finite; at
+the statistics are taken there (`statistics.device`) along with an alarm that counts what is not finite; at
 the end of module calls and steps the alarm is read without waiting for the device. The op that is named is
 the true first one all the same, since by then all ops are recorded.
 
@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from sightline.errors import NonFiniteError
 from sightline.options import Check
 from sightline.patterns import PathPattern, op_matches, segments_of
-from sightline.recording.compiled_code import COMPILED_BACKWARD
-from sightline.recording.cpu_statistics import Columns, Implied, StatisticsBuffer, is_finite, read
+from sightline.recording.compilations import COMPILED_BACKWARD
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import COPY, OP, OpInfo
-from sightline.recording.statistics_observer import StatisticsObserver, concatenate, measurable, results_of
+from sightline.recording.statistics.cpu import Columns, Implied, StatisticsBuffer, is_finite, read
+from sightline.recording.statistics.observer import StatisticsObserver, concatenate, measurable, results_of
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states

@@ -20,23 +20,24 @@ from sightline.errors import NonFiniteError, UsageError
 from sightline.markers import current_step
 from sightline.options import Capture, Check, Stats
 from sightline.process_rank import this_rank
-from sightline.recording import installation, stack_dump, waits
 from sightline.recording.atomic import store_atomically
 from sightline.recording.captures import CaptureObserver
-from sightline.recording.device_time import DeviceTimer
-from sightline.recording.exception_notes import exception_text, explain, fault_text
-from sightline.recording.hidden_frames import hide_own_frames, leave_out_own_frames
+from sightline.recording.cuda_devices import DeviceTimer
+from sightline.recording.distributed import StackDump
+from sightline.recording.exception_notes import exception_text, explain, fault_text, leave_out_own_frames
 from sightline.recording.modules import original
 from sightline.recording.native.engine import load, resolve_engine
 from sightline.recording.nonfinite_check import NonFiniteChecker, NonFiniteReport
 from sightline.recording.observers import LiveObserver, Observer, Observers
-from sightline.recording.plain_session import Session
+from sightline.recording.plain import hooks as plain_hooks
+from sightline.recording.plain.session import Session
 from sightline.recording.session_base import SessionBase
 from sightline.recording.snapshot import build
-from sightline.recording.statistics_observer import StatisticsObserver
+from sightline.recording.stacks import hide_own_frames
+from sightline.recording.statistics.observer import StatisticsObserver
 from sightline.recording.step_marks import note_step
-from sightline.recording.stream_folder import claim, unclaim
-from sightline.recording.stream_writer import GRACE_SECONDS, StreamWriter
+from sightline.recording.streaming.journal_file import claim, unclaim
+from sightline.recording.streaming.writer import GRACE_SECONDS, StreamWriter
 from sightline.recording.torchapi import Module, compiler, without_modes
 from sightline.trace.bundle.paths import remove_if_empty
 from sightline.trace.bundle.writer import amend_info
@@ -102,13 +103,14 @@ class Recorder:
         self._compiled = compiled
         self._options = options or RecordingOptions()
         self._session: SessionBase | None = None
+        self._hooks: Any = plain_hooks  # of the engine of the session
         self._index: Index | None = None
         self._progress: Any = None  # of the session when the index was built
         self._stance: Any = None
         self._timer: DeviceTimer | None = None
         self._files: list[int] = []  # the descriptor of the journal, once the folder is claimed
         self._makes_folder = False  # it did not exist before
-        self._stack_dump: stack_dump.StackDump | None = None  # of SIGUSR1
+        self._stack_dump: StackDump | None = None  # of SIGUSR1
         self._late_error: BaseException | None = None  # an observer's error, raised at the end of the block
         self._stopped = False
         self._lock = threading.RLock()
@@ -146,9 +148,9 @@ class Recorder:
         if session.stream_writer is not None:
             _streamed.add(self)
             session.stream_writer.start()
-        waits.install(session.waits)
-        self._stack_dump = stack_dump.install(self._options.folder)
-        installation.install(session)
+        session.waits.install()
+        self._stack_dump = StackDump.install(self._options.folder)
+        self._hooks.install(session)
 
     def cancel(self) -> None:
         """Undo a start. Safe to call again."""
@@ -174,11 +176,14 @@ class Recorder:
         options = self._options
         args = self._model, self._name, self._level, caller, outer_frames
         if resolve_engine(options.engine) == "native":
+            from sightline.recording.native import hooks as native_hooks
             from sightline.recording.native.session import NativeSession, NoSlot
 
             for attempt in (1, 2):
                 try:
-                    return NativeSession(load(), *args)
+                    session = NativeSession(load(), *args)
+                    self._hooks = native_hooks
+                    return session
                 except NoSlot:
                     if attempt == 1:
                         gc.collect()  # recordings in unreachable cycles hold slots too
@@ -274,10 +279,11 @@ class Recorder:
 
     def _uninstall(self, session: SessionBase) -> None:
         try:
-            installation.uninstall(session)
+            self._hooks.uninstall(session)
         finally:
-            waits.remove(session.waits)
-            stack_dump.remove(self._stack_dump)
+            session.waits.remove()
+            if self._stack_dump is not None:
+                self._stack_dump.remove()
             if self._stance is not None:
                 self._stance.__exit__(None, None, None)
                 self._stance = None

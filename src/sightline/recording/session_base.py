@@ -6,35 +6,39 @@ import time
 import weakref
 import zlib
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from sightline.errors import CaptureError, NonFiniteError
 from sightline.recording.arguments import Arguments
-from sightline.recording.calibration import HandlerOverhead
-from sightline.recording.cpu_statistics import StatisticsBuffer
-from sightline.recording.device_statistics import DeviceStatistics
-from sightline.recording.device_time import NO_WORK
+from sightline.recording.cuda_devices import (
+    NO_WORK,
+    AllocatorStatistics,
+    before_and_after,
+    read_allocators,
+)
+from sightline.recording.distributed import WaitLog
 from sightline.recording.exception_notes import comes_from_a_signal, fault_text
-from sightline.recording.memory import AllocatorStatistics, before_and_after, read_allocators
 from sightline.recording.modules import Modules
 from sightline.recording.operations import OpInfo
 from sightline.recording.stacks import StackTrie, variable_name
+from sightline.recording.statistics.cpu import StatisticsBuffer
+from sightline.recording.statistics.device import DeviceStatistics
+from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT, TensorRegistry
 from sightline.recording.torchapi import Tensor, current_node, sequence_number
 from sightline.recording.training_log import TrainingLog
-from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT, KIND, TensorRegistry
-from sightline.recording.waits import WaitLog
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.batch import StepMark
-from sightline.trace.data import ModuleInfo
-from sightline.trace.shards import Checksum
+from sightline.trace.data import KIND, ModuleInfo
+from sightline.trace.shards.shard_file import Checksum
 
 if TYPE_CHECKING:
     from sightline.recording.captures import CaptureObserver
     from sightline.recording.nonfinite_check import NonFiniteChecker
     from sightline.recording.observers import Observer
-    from sightline.recording.statistics_observer import StatisticsObserver
-    from sightline.recording.stream_writer import StreamWriter
+    from sightline.recording.statistics.observer import StatisticsObserver
+    from sightline.recording.streaming.writer import StreamWriter
 
 _MAX_FAULTS: Final = 20
 #: Exceptions of observers that are meant for the program.
@@ -50,6 +54,14 @@ class RowStream(Protocol):
 
     def take(self) -> IntArray:
         """Everything in it, which is removed from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerOverhead:
+    """Nanoseconds added by an empty handler: per aten op, and per API call."""
+
+    aten: int
+    api: int
 
 
 class SessionBase:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sightline.process_rank import job_digest, this_rank
-from sightline.recording.batches import whole_batch
+from sightline.recording.distributed import groups_since
 from sightline.recording.flops import flops_of, has_formula, needs_formula
 from sightline.recording.operations import OpInfo, schemas_of
-from sightline.recording.process_groups import groups_since
 from sightline.recording.source_positions import SourcePositions, operator_names
+from sightline.recording.streaming.batches import whole_batch
 from sightline.trace.assembly.batch import LateRows, Operation, Tables
 from sightline.trace.assembly.memory_sink import assemble
 from sightline.trace.data import TraceData

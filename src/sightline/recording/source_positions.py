@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from itertools import islice
@@ -165,13 +166,5 @@ def _binary_symbols() -> list[str]:
 
 
 def _compare_symbols(argument: int) -> list[str]:
-    shift = 4 if len(dis.cmp_op) and dis.hasjrel and _packed_comparisons() else 0
-    index = argument >> shift
+    index = argument >> (4 if sys.version_info >= (3, 12) else 0)  # from then on it has flags in its low bits
     return [dis.cmp_op[index]] if index < len(dis.cmp_op) else []
-
-
-def _packed_comparisons() -> bool:
-    """From Python 3.12 on the operand of COMPARE_OP carries flags in its low bits."""
-    import sys
-
-    return sys.version_info >= (3, 12)

@@ -1,17 +1,25 @@
-"""Python stacks, interned: a stack is one number, made of code objects and instruction offsets."""
+"""Recorded Python stacks: their trie, and the frames that are left out of them.
+
+Left out are our own functions, which Dynamo does not compile either, and torch's call of a module. Whose file
+a frame is in, which views go by, is another question: `trace.file_owners`.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import partial
-from itertools import count
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Final
 
-from sightline.recording.atomic import append_numbered, run_atomically
-from sightline.recording.hidden_frames import hidden_codes, is_hidden
-from sightline.recording.torchapi import MODULE_CALL_CODES
+from sightline.recording.torchapi import MODULE_CALL_CODES, skip_in_dynamo
+
+#: Codes whose frames are left out, by id: those of torch's module call, and of our own functions.
+hidden_codes: Final = {id(code): code for code in MODULE_CALL_CODES}
+_PACKAGE: Final = __name__.rpartition(".")[0] + "."
+#: This one calls the user's own code, which Dynamo may compile.
+_HANDLER: Final = "__torch_dispatch__"
+#: Dynamo must be able to trace these: they do nothing while it compiles.
+_TRACED: Final = frozenset({"enter_module", "leave_module", "__torch_function__"})
 
 
 class StackTrie:
@@ -24,46 +32,29 @@ class StackTrie:
         self.codes: list[CodeType] = []  # kept alive: their ids, or addresses in C++, are keys
 
 
-class Stacks(StackTrie):
-    """The trie of the plain engine, which interns frames itself."""
+def is_hidden(code: CodeType) -> bool:
+    """Whether frames of this code are left out."""
+    return id(code) in hidden_codes
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._codes: dict[int, int] = {}
-        self._nodes: dict[tuple[int, int, int], int] = {}
 
-    def find(self, frame: FrameType | None, anchor: FrameType | None, anchor_stack: int) -> int | None:
-        """The stack of ``frame``, given the stack of ``anchor``, a frame that called it.
+def hide_own_frames() -> None:
+    """Mark every function of this package, once, when all of it is imported."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(_PACKAGE):
+            continue
+        classes = [kind for kind in vars(module).values() if isinstance(kind, type)]
+        for holder in (module, *classes):
+            for item in list(vars(holder).values()):
+                if isinstance(item, FunctionType) and item.__module__ == name:
+                    for code in _nested(item.__code__):
+                        hidden_codes[id(code)] = code
+                        if code.co_name not in _TRACED:
+                            skip_in_dynamo(code, below=code.co_name != _HANDLER)
 
-        None says that ``anchor`` is not on this stack: its call ended without its exit hook firing.
-        """
-        shown: list[FrameType] = []
-        at = frame
-        while at is not anchor:
-            if at is None:
-                return None
-            if id(at.f_code) not in hidden_codes:
-                shown.append(at)
-            at = at.f_back
-        node = anchor_stack
-        for one in reversed(shown):
-            key = (node, id(one.f_code), one.f_lasti)
-            child = self._nodes.get(key)
-            node = self._add(key, one.f_code) if child is None else child
-        return node
 
-    def _add(self, key: tuple[int, int, int], code: CodeType) -> int:
-        parent, code_key, instruction = key
-        if code_key not in self._codes:
-            self._codes[code_key] = append_numbered(self.codes, code)
-        row = parent, self._codes[code_key], instruction
-        columns = self.parents, self.code_ids, self.instructions
-        first = len(self.parents)  # or later, if another thread adds one meanwhile
-        # An interrupt in between would shift the columns against each other.
-        run_atomically(*(partial(column.append, number) for column, number in zip(columns, row, strict=True)))
-        node = next(at for at in count(first) if tuple(column[at] for column in columns) == row)
-        self._nodes[key] = node
-        return node
+def _nested(code: CodeType) -> list[CodeType]:
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return [code, *(each for part in inner for each in _nested(part))]
 
 
 def variable_name(tensor: Any) -> str:

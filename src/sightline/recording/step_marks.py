@@ -22,10 +22,10 @@ from torch.utils.hooks import RemovableHandle
 
 from sightline import markers
 from sightline.recording.observers import SpiedTensor
-from sightline.recording.thread_state import current_states
+from sightline.recording.plain.thread_state import active, current_states
+from sightline.recording.tensor_registry import SwapPatch
 from sightline.recording.torchapi import no_torch_function, optimizer_hooks
 from sightline.recording.training_log import SchedulerPatch
-from sightline.recording.values import SwapPatch
 from sightline.trace.assembly.batch import StepMark
 from sightline.trace.data import OPTIMIZER_STEP
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _KEY: Final = RemovableHandle(OrderedDict()).id  # torch gives each number to one handle only
 _lock = threading.RLock()
-_swaps = SwapPatch()
-_schedulers = SchedulerPatch()
 _users: list[object] = []  # engines that record, and `hold_optimizer_hooks` blocks
 
 
@@ -44,6 +42,14 @@ def current_sessions() -> list[SessionBase]:
     plain = [state.session for state in current_states() if not state.off]
     hooks = sys.modules.get("sightline.recording.native.hooks")
     return [*plain, *(() if hooks is None else hooks.sessions.get(get_ident(), ()))]
+
+
+def all_sessions() -> list[SessionBase]:
+    """The recordings of every thread, of either engine."""
+    plain = [state.session for states in list(active.values()) for state in states]
+    hooks = sys.modules.get("sightline.recording.native.hooks")
+    native = [] if hooks is None else [one for each in list(hooks.sessions.values()) for one in each]
+    return [*plain, *native]
 
 
 class RecorderListener:
@@ -69,6 +75,8 @@ class RecorderListener:
 
 
 _listener: Final = RecorderListener()
+_swaps: Final = SwapPatch(all_sessions)
+_schedulers: Final = SchedulerPatch()
 
 
 def note_step(session: SessionBase, begins: bool) -> None:

@@ -6,11 +6,9 @@ taken in a few of the steps, by one call of torch.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 from weakref import ref
@@ -19,8 +17,6 @@ import torch
 
 from sightline.recording.torchapi import Tensor, without_modes
 from sightline.trace.file_owners import cell_name, installed_file, torch_file
-
-_PACKAGE: Final = str(Path(__file__).parents[1]) + os.sep
 
 MAX_STEPS: Final = 256  #: the first ones are stored; all are counted
 _MAX_NORMS: Final = 10  #: steps 0, 1, 3, 7 … in which gradients are measured
@@ -187,7 +183,7 @@ def caller_location(frame: FrameType | None) -> Location:
     locations: list[Location] = []
     for at in _frames(frame):
         file = at.f_code.co_filename
-        if torch_file(file) or file.startswith(_PACKAGE):
+        if torch_file(file):
             continue
         if not locations or not installed_file(file):
             locations.append([cell_name(file), at.f_lineno, at.f_code.co_qualname])
@@ -206,7 +202,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _is_in_init(frame: FrameType | None) -> bool:
     """Whether a scheduler sets its rates for the first time, from its own ``__init__``."""
     for at in _frames(frame):
-        if not torch_file(at.f_code.co_filename) and not at.f_code.co_filename.startswith(_PACKAGE):
+        if not torch_file(at.f_code.co_filename):
             return False
         if at.f_code.co_name == "_initial_step":
             return True

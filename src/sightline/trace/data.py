@@ -17,7 +17,7 @@ from sightline.trace.forms import Form
 from sightline.trace.source_files import SourceFiles
 
 if TYPE_CHECKING:
-    from sightline.trace.tensor_stores import Store
+    from sightline.trace.shards.stores import Store
 
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
@@ -32,6 +32,7 @@ FLAVOURS: Final = ("function", "method", "operator", "property", "op", "opaque")
 KINDS: Final = (
     "input", "parameter", "buffer", "state", "constant", "activation", "gradient", "external", "evicted",
 )  # fmt: skip
+KIND: Final = {name: number for number, name in enumerate(KINDS)}  #: the position of each
 
 UNCOUNTED: Final = -2  #: the FLOPs of an op that multiplies and has no formula
 RAISED: Final = 1  #: the op or call ended in an exception

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace.assembly.arrays import chain_ends
-from sightline.trace.data import I8, I32, I64, KINDS, TraceData
+from sightline.trace.data import I8, I32, I64, KIND, TraceData
 
 #: The uses of memory.
 USES: Final = ("parameters", "gradients", "optimizer state", "activations", "other")
@@ -25,7 +25,6 @@ _LARGEST: Final = 1 << 48
 _LATEST: Final = 1 << 51
 #: Ops whose result is a view of their input although their schema does not say so.
 _SHARING: Final = ("_unsafe_view", "_unsafe_view.default")
-_KIND: Final = {name: number for number, name in enumerate(KINDS)}
 
 
 @dataclass(frozen=True)
@@ -159,12 +158,12 @@ def storage_uses(data: TraceData, roots: I64) -> I8:
     first = np.full(len(use), -1, dtype=np.int64)
     first[at[::-1]] = has[::-1]
     used = first >= 0
-    use[used] = np.where(values.kind[first[used]] == _KIND["activation"], ACTIVATIONS, OTHER)
+    use[used] = np.where(values.kind[first[used]] == KIND["activation"], ACTIVATIONS, OTHER)
     named = np.array([name.endswith(".grad") for name in data.names] or [False])
-    is_grad = (kind == _KIND["gradient"]) & (values.name[has] >= 0) & named[values.name[has]]
+    is_grad = (kind == KIND["gradient"]) & (values.name[has] >= 0) & named[values.name[has]]
     for chosen, number in (
-        (is_grad, GRADIENTS), (kind == _KIND["state"], STATE),
-        (np.isin(kind, [_KIND["parameter"], _KIND["buffer"]]), PARAMETERS),
+        (is_grad, GRADIENTS), (kind == KIND["state"], STATE),
+        (np.isin(kind, [KIND["parameter"], KIND["buffer"]]), PARAMETERS),
     ):  # fmt: skip
         use[at[chosen]] = number
     return use

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.notation import dtype_name
-from sightline.patterns import choices_text, module_matches, no_module_matched
+from sightline.patterns import choices_text, close_names, module_matches, no_module_matched
 from sightline.trace.data import FLAVOURS, KINDS, LEVELS, PHASES
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def row_test(row: type, data: Index, name: str, value: Any) -> RowTest:
     if name == "module" and isinstance(value, str) and (hasattr(row, "module") or hasattr(row, "producer")):
         return _module_test(data, value)
     if not hasattr(row, name):
-        near = difflib.get_close_matches(name, [each for each in dir(row) if each[0] != "_"], 1)
+        near = close_names(name, (each for each in dir(row) if each[0] != "_"), 1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UsageError(f"{row.__name__} rows have no property {name!r}{hint}")
     choices = CHOICES.get(name)

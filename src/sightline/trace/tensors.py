@@ -23,7 +23,7 @@ from sightline.options import one_of
 from sightline.patterns import PathPattern, choices_text, close_names, segments_of
 from sightline.trace.data import ROLES, CaptureInfo
 from sightline.trace.dtypes import element_bits, element_numbers, nbytes_of
-from sightline.trace.tensor_stores import Store
+from sightline.trace.shards.stores import Store
 
 Array = NDArray[Any]
 ToTorch = Callable[["CapturedTensor"], Any]
@@ -35,7 +35,7 @@ _CHEAP: Final = 1_000_000
 class CapturedTensor:
     """One captured tensor, and where it belongs.
 
-    >>> from sightline.trace.tensor_stores import MemoryStore
+    >>> from sightline.trace.shards.stores import MemoryStore
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
     >>> CapturedTensor(info, MemoryStore({info.key: np.array([1, -1], dtype="f4").view(np.uint8)}))
     <fc/output/0/0: f32[2], -1 … 1, mean 0, std 1.41>
@@ -166,7 +166,7 @@ class Captures(Sequence[CapturedTensor]):
 class Tensors(Mapping[str, Any]):
     """The captured tensors of a trace.
 
-    >>> from sightline.trace.tensor_stores import MemoryStore
+    >>> from sightline.trace.shards.stores import MemoryStore
     >>> info = CaptureInfo("", "fc", "output", 0, 0, "output", "", -1, (2,), "float32")
     >>> tensors = Tensors([info], MemoryStore({info.key: np.zeros(8, dtype=np.uint8)}))
     >>> tensors["fc"][0].numpy()

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import sightline as sl
-from sightline.recording.cpu_statistics import read
 from sightline.recording.native.engine import load
 from sightline.recording.native.session import NativeSession
+from sightline.recording.statistics.cpu import read
 from tests.recording.engines import needs_native
 
 pytestmark = needs_native

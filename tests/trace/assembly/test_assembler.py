@@ -12,16 +12,16 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import sightline as sl
-from sightline.recording import installation
 from sightline.recording.atomic import exhaust
-from sightline.recording.batches import BatchCutter
+from sightline.recording.plain import hooks
 from sightline.recording.snapshot import tables_of
+from sightline.recording.streaming.batches import BatchCutter
 from sightline.recording.torchapi import without_modes
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.last_ops import keep_last, merge_batches
 from sightline.trace.assembly.memory_sink import assemble
 from sightline.trace.validate import validate
-from tests.recording.streams import awkward, differences, session_of
+from tests.recording.streaming.streams import awkward, differences, session_of
 
 
 class Cuts:
@@ -49,7 +49,7 @@ def recorded(work: Callable[[], Any], seed: int, chance: float, **asked: Any) ->
         work()
     finally:
         sys.setprofile(None)
-        installation.uninstall(session)
+        hooks.uninstall(session)
     without_modes(session.finish)
     if session.observer is not None:
         without_modes(session.observer.finish)

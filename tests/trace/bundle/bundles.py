@@ -17,10 +17,10 @@ from sightline.errors import SightlineError
 from sightline.trace import data as d
 from sightline.trace.bundle import save, schema
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
-from sightline.trace.tensor_stores import MemoryStore
+from sightline.trace.shards.stores import MemoryStore
 from tests.builders import TraceBuilder, make_trace
 from tests.device_work import Work, kernels, timed
-from tests.trace.captured import capture, some_bytes
+from tests.trace.shards.captured import capture, some_bytes
 from tests.views import odd_traces
 
 

@@ -18,10 +18,10 @@ from sightline.trace.bundle import load, save, schema
 from sightline.trace.bundle import shard_files as tensorfiles
 from sightline.trace.bundle import writer as saving
 from sightline.trace.data import TraceData
-from sightline.trace.tensor_stores import ShardStore
+from sightline.trace.shards.stores import ShardStore
 from tests.builders import make_trace
 from tests.trace.bundle.bundles import assert_same, captured
-from tests.trace.captured import capture, some_bytes, written
+from tests.trace.shards.captured import capture, some_bytes, written
 
 ROOT = Path(__file__).parents[3]
 

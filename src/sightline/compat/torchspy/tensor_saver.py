@@ -31,7 +31,7 @@ from sightline.recording.torchapi import (
     is_functorch_wrapped,
     without_modes,
 )
-from sightline.trace.file_names import FileNames, file_name
+from sightline.trace.shards.file_names import FileNames, file_name
 
 #: Named as in torchspy, so that what a program sets for ``torchspy`` holds here.
 _saver_log: Final = logging.getLogger("torchspy.saver")

@@ -8,8 +8,8 @@ import numpy as np
 
 from sightline.recording.atomic import append_numbered
 from sightline.recording.stacks import StackTrie
+from sightline.recording.tensor_registry import TensorRegistry, metadata_of, note_bytes
 from sightline.recording.torchapi import no_torch_function
-from sightline.recording.values import TensorRegistry, metadata_of, note_bytes
 from sightline.trace.assembly.arrays import EMPTY, IntArray
 from sightline.trace.data import TensorMeta
 

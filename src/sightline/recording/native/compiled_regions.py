@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from sightline.recording.compiled_code import AfterImport, Compilations, is_wrapper, region_name
+from sightline.recording.compilations import AfterImport, Compilations, is_wrapper, region_name
 from sightline.recording.operations import OPAQUE, add_info, opaque_traits
 from sightline.recording.torchapi import Tensor, no_torch_function
 

@@ -6,6 +6,7 @@ guards on those: they are removed while compiled code runs, so that its guards h
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from types import ModuleType
@@ -13,9 +14,9 @@ from typing import Any, Final
 
 from torch.utils.hooks import RemovableHandle
 
-from sightline.recording.hidden_frames import hide_own_frames
 from sightline.recording.native.compiled_regions import CompiledRegions
 from sightline.recording.native.session import NativeSession
+from sightline.recording.stacks import hide_own_frames
 from sightline.recording.step_marks import install_optimizer_hooks, release_optimizer_hooks
 from sightline.recording.torchapi import module_hooks
 
@@ -116,7 +117,7 @@ def _update_hooks(observer: ModuleType) -> None:
         _regions.remove()
 
 
-def after_fork() -> None:
+def _after_fork() -> None:
     """Stop all recordings in a forked process: nothing there will read them."""
     running = [session for each in sessions.values() for session in each]
     if not running:
@@ -129,3 +130,7 @@ def after_fork() -> None:
     sessions.clear()
     _hooks.remove()
     _regions.remove()
+
+
+# At import, since a fork handler cannot be removed and must be registered once.
+os.register_at_fork(after_in_child=_after_fork)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
-from sightline.recording.cpu_statistics import Columns, Implied, StatisticsBuffer, TensorStatistics
-from sightline.recording.device_statistics import Alarm, Cells, DeviceStatistics
-from sightline.recording.fingerprints import row_weights_on
 from sightline.recording.native.buffers import NativeStream
 from sightline.recording.native.schema_forms import dtype_name
+from sightline.recording.statistics.cpu import Columns, Implied, StatisticsBuffer, TensorStatistics
+from sightline.recording.statistics.device import Alarm, Cells, DeviceStatistics
+from sightline.recording.statistics.fingerprints import row_weights_on
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 
@@ -143,7 +143,7 @@ class NativeDeviceStatistics(DeviceStatistics):
 
     def prepare(self, index: int, stream: int, scalar_type: int, many: bool, size: int) -> None:
         """Make what C++ lacks to measure tensors of a dtype, on the current device and stream."""
-        from sightline.recording.cuda_kernels import compiled, word_matrix
+        from sightline.recording.statistics.cuda_kernels import compiled, word_matrix
 
         device = torch.device("cuda", index)
         table = self._open.get((index, stream))

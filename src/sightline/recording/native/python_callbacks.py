@@ -13,8 +13,7 @@ import torch
 
 from sightline.recording.arguments import form_of, has_parts
 from sightline.recording.atomic import append_numbered
-from sightline.recording.compiled_code import COMPILED_BACKWARD
-from sightline.recording.hidden_frames import is_hidden
+from sightline.recording.compilations import COMPILED_BACKWARD
 from sightline.recording.native.api_names import ApiNames, is_torch_function
 from sightline.recording.native.buffers import (
     DEVICE,
@@ -42,8 +41,9 @@ from sightline.recording.native.schema_forms import (
 from sightline.recording.observers import ObservedCall, ObservedOp
 from sightline.recording.operations import add_info, without_end
 from sightline.recording.session_base import SessionBase
+from sightline.recording.stacks import is_hidden
+from sightline.recording.tensor_registry import ACTIVATION, EXTERNAL, INPUT
 from sightline.recording.torchapi import Tensor, below_autograd, no_dispatch, no_torch_function
-from sightline.recording.values import ACTIVATION, EXTERNAL, INPUT
 from sightline.trace.data import TensorMeta
 from sightline.trace.forms import Form
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from sightline.recording.arguments import plain_argument
+from sightline.recording.distributed import group_symbol, note_groups
 from sightline.recording.operations import OpTraits, aten_traits
-from sightline.recording.process_groups import group_symbol, note_groups
 from sightline.recording.torchapi import OpOverload
 from sightline.trace.forms import SLOT, Form, Record, Symbol
 

@@ -16,9 +16,6 @@ import torch
 
 from sightline.errors import UsageError
 from sightline.recording.arguments import Arguments, Forms
-from sightline.recording.calibration import HandlerOverhead
-from sightline.recording.cpu_statistics import StatisticsBuffer
-from sightline.recording.device_statistics import DeviceStatistics
 from sightline.recording.exception_notes import comes_from_a_signal, traceback_of
 from sightline.recording.modules import Modules
 from sightline.recording.native.api_names import ApiNames
@@ -26,7 +23,9 @@ from sightline.recording.native.buffers import TENSOR, NativeStacks, NativeStrea
 from sightline.recording.native.compiled_regions import has_compiled_code
 from sightline.recording.native.measurements import NativeDeviceStatistics, NativeStatistics
 from sightline.recording.native.python_callbacks import Host
-from sightline.recording.session_base import STOPS_THE_RUN
+from sightline.recording.session_base import STOPS_THE_RUN, HandlerOverhead
+from sightline.recording.statistics.cpu import StatisticsBuffer
+from sightline.recording.statistics.device import DeviceStatistics
 from sightline.recording.torchapi import Module, Parameter, Tensor
 from sightline.trace.assembly.arrays import IntArray
 

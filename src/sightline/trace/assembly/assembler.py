@@ -32,7 +32,6 @@ from sightline.trace.assembly.row_columns import BACKWARD
 from sightline.trace.assembly.statistics import Statistics
 from sightline.trace.assembly.values import (
     ACTIVATION,
-    KIND,
     LASTING,
     Allocations,
     LiveValues,
@@ -46,7 +45,7 @@ from sightline.trace.assembly.values import (
 from sightline.trace.assembly.versions import Changes, NewVersions
 from sightline.trace.data import CaptureInfo, StepInfo
 
-_FROM_OUTSIDE = [KIND["input"], KIND["external"], KIND["constant"]]
+_FROM_OUTSIDE = [d.KIND["input"], d.KIND["external"], d.KIND["constant"]]
 
 
 class Sink(Protocol):
@@ -161,7 +160,7 @@ class Assembler:
             if (new[name] >= ids).any():
                 raise ValueError("a value comes before its base or previous version")
         producer = ops.before.positions(new["producer"], ops.ids)
-        new["kind"] = np.where((producer < 0) & (new["producer"] >= 0), KIND["external"], new["kind"])
+        new["kind"] = np.where((producer < 0) & (new["producer"] >= 0), d.KIND["external"], new["kind"])
         new["producer"] = producer
         first = self._live.extend(new)
         if len(ids):
@@ -288,9 +287,9 @@ class Assembler:
     def _final_kinds(self, kind: IntArray, producer: IntArray, backward: Mask) -> IntArray:
         """Kinds to write: an activation that a backward pass made is a gradient."""
         kind = kind.copy()
-        kind[(producer >= 0) & (kind == ACTIVATION) & backward] = KIND["gradient"]
-        self.external += int((kind == KIND["external"]).sum())
-        self.evicted += int((kind == KIND["evicted"]).sum())
+        kind[(producer >= 0) & (kind == ACTIVATION) & backward] = d.KIND["gradient"]
+        self.external += int((kind == d.KIND["external"]).sum())
+        self.evicted += int((kind == d.KIND["evicted"]).sum())
         return kind
 
     def _write_values(self, ops: BatchOps, first: int, advanced: Mask) -> None:

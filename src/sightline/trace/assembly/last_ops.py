@@ -1,7 +1,7 @@
 """``last=N``: the part of a recording that its last N ops need.
 
 A value that a dropped op made and a kept op uses stays, and its kind becomes *evicted*. While the run goes
-on, `recording/stream_writer.py` keeps whole batches in a ring; the exact cut is made here.
+on, `recording/streaming/last_frames.py` keeps whole batches; the exact cut is made here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, Rows, concatenate, positions_in
 from sightline.trace.assembly.batch import Batch, Operation, StepMark, Streams, ValueUpdate
 from sightline.trace.assembly.calls import matching_begin
-from sightline.trace.assembly.values import ACTIVATION, KIND, LASTING, inherited, value_rows
-from sightline.trace.data import DeviceWorkColumns
+from sightline.trace.assembly.values import ACTIVATION, LASTING, inherited, value_rows
+from sightline.trace.data import KIND, DeviceWorkColumns
 
 _LAUNCH: Final = [one.name for one in fields(DeviceWorkColumns)].index("launch")
 _FROM_OPS: Final = (ACTIVATION, KIND["gradient"])

@@ -13,7 +13,7 @@ from sightline.trace import data as d
 from sightline.trace.assembly.arrays import IntArray
 from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, SourcePosition, Tables
-from sightline.trace.tensor_stores import Store
+from sightline.trace.shards.stores import Store
 
 Array = NDArray[Any]
 

@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from sightline.trace import data as d
 from sightline.trace.assembly import row_columns as row
 from sightline.trace.assembly.arrays import EMPTY, IntArray, Mask, chain_ends, concatenate, positions_in
 from sightline.trace.assembly.batch import Tables
 from sightline.trace.assembly.row_columns import M_WIDTH
-from sightline.trace.data import TensorMeta
+from sightline.trace.data import KIND, TensorMeta
 
 
 class Allocations:
@@ -61,7 +60,6 @@ def _with_ends(flat: IntArray) -> tuple[IntArray, Mask, IntArray]:
     return rows, ended, end
 
 
-KIND: Final = {name: number for number, name in enumerate(d.KINDS)}
 ACTIVATION: Final = KIND["activation"]
 #: Kinds that a tensor keeps when it is changed in place: a weight stays one after the optimizer's step.
 LASTING: Final = frozenset({KIND["parameter"], KIND["buffer"], KIND["state"]})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.errors import UsageError
+from sightline.patterns import close_names
 from sightline.trace import data as d
 from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.checked_database import Database
@@ -25,7 +25,7 @@ from sightline.trace.bundle.limits import check_text_size
 from sightline.trace.bundle.recovery import open_journal
 from sightline.trace.bundle.schema import Damage, quoted
 from sightline.trace.bundle.shard_files import ListedShards
-from sightline.trace.shards import is_shard
+from sightline.trace.shards.shard_file import is_shard
 from sightline.trace.source_files import SourceFiles
 
 Array = NDArray[Any]
@@ -69,7 +69,7 @@ def _did_you_mean(missing: Path) -> str:
         }
     except OSError:
         recordings = {}
-    near = get_close_matches(missing.stem, recordings, 1)
+    near = close_names(missing.stem, recordings, 1)
     return f"; did you mean {recordings[near[0]]}?" if near else "."
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,7 +29,7 @@ from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.limits import check_text_size
 from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.writer import DiskColumns, save_columns
-from sightline.trace.tensor_stores import ShardStore, Store
+from sightline.trace.shards.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
 SEGMENT: Final = 1 << 14
@@ -108,11 +109,8 @@ class OpenedJournal(NamedTuple):
 def open_journal(path: Path) -> OpenedJournal:
     """Read a journal as a trace; a damaged one raises one clear error."""
     try:
-        journal = Journal(path)
-        try:
+        with closing(Journal(path)) as journal:
             return _read_undamaged(path, journal)
-        finally:
-            journal.close()
     except Damage as why:
         raise DamagedFile(f"{path} is damaged: {why}.") from None
     except OSError as error:

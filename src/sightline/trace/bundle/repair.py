@@ -13,7 +13,7 @@ from sightline.trace.bundle import schema
 from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.reader import load
 from sightline.trace.bundle.writer import WholeColumns, save_columns
-from sightline.trace.shards import UNFINISHED
+from sightline.trace.shards.shard_file import UNFINISHED
 
 #: Prefixes of temporary files.
 _TEMPORARY: Final = (".spool-", ".saving-", f".{JOURNAL}.", f".{schema.DATABASE}.")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from sightline.errors import DamagedFile
 from sightline.trace.data import CaptureInfo
-from sightline.trace.direct_file import Bytes
-from sightline.trace.shard_writer import ShardWriter
-from sightline.trace.shards import Shard, is_shard, read_shard, shard_name
-from sightline.trace.tensor_stores import ShardStore, Store
+from sightline.trace.shards.direct_file import Bytes
+from sightline.trace.shards.shard_file import Shard, is_shard, read_shard, shard_name
+from sightline.trace.shards.stores import ShardStore, Store
+from sightline.trace.shards.writer import ShardWriter
 
 
 class ListedShards(ShardStore):

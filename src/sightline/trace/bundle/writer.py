@@ -32,7 +32,7 @@ from sightline.trace.bundle.shard_files import ShardInstall
 from sightline.trace.bundle.sources import SourceText, collect_sources
 from sightline.trace.data import TraceData
 from sightline.trace.dtypes import nbytes_of
-from sightline.trace.shards import is_shard
+from sightline.trace.shards.shard_file import is_shard
 
 #: The parts of ``info`` that belong to the environment.
 PRIVATE: Final = ("torch", "python", "pid")
