@@ -523,7 +523,7 @@ class Trace(TraceTables):
 
     def _repr_html_(self) -> str:
         """The page, in a notebook; the overview where the page is too large or its viewer is not built."""
-        from sightline.page.notebook import inline_page
+        from sightline.page.document import inline_page
 
         return inline_page(self.index, self._several_ranks()) or self._overview()._repr_html_()
 

@@ -110,7 +110,7 @@ class TraceTables:
         (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
         """
         from sightline.analysis.unmatched_globs import capture_text
-        from sightline.analysis.variable_names import value_names
+        from sightline.analysis.value_names import value_names
         from sightline.trace.tensor_stores import MemoryStore
         from sightline.trace.tensors import Tensors
 

@@ -12,8 +12,7 @@ import numpy as np
 from sightline.diff.op_names import DISCRETE, LINEAR, SCALING
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.reasons import Reasons, is_coarser
-from sightline.diff.region_ops import Reason
-from sightline.diff.regions import Region, Regions
+from sightline.diff.regions import Reason, Region, Regions
 from sightline.diff.values import State, Verdict
 
 #: An error this many times that of the inputs is not only their error grown: something was done differently.

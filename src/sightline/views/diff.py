@@ -13,8 +13,8 @@ from sightline.diff.comparison import ModuleRow
 from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
-from sightline.views.layout import fit_blocks
 from sightline.views.rendering import Block, Column, Line, Span, View, cut, cut_end, grid, line, width
+from sightline.views.table_layout import fit_blocks
 
 if TYPE_CHECKING:
     from sightline.diff.divergence import Divergence

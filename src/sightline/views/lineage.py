@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
+from sightline.analysis.value_names import find_value
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
 from sightline.trace.op_text import statistics_text

@@ -13,8 +13,8 @@ from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, PHASES
 from sightline.trace.op_text import api_call_of, backward_suffix, short_name, with_location
 from sightline.trace.user_frames import user_frame
-from sightline.views.layout import fit_blocks
 from sightline.views.rendering import Block, Cell, Column, Line, Span, View, fact_lines, grid, line
+from sightline.views.table_layout import fit_blocks
 
 if TYPE_CHECKING:
     from sightline.api import Trace

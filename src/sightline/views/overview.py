@@ -23,18 +23,17 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
+from sightline.analysis.module_tree import OUTSIDE
 from sightline.analysis.problems import CUT_SHORT, Severity, find
-from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
 from sightline.analysis.step_summaries import step_summaries
 from sightline.analysis.unmatched_globs import left_out_text, unmatched
-from sightline.analysis.variable_names import root_names
+from sightline.analysis.value_names import root_names
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.device_time import DeviceSummary, device_summary
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.index import Index
-from sightline.views.layout import grid_width
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
     Block,
@@ -54,6 +53,7 @@ from sightline.views.rendering import (
 from sightline.views.shapes import Exchanges, key
 from sightline.views.statistics_text import WRONG
 from sightline.views.steps import repeated_calls, step_lines, step_table
+from sightline.views.table_layout import grid_width
 
 if TYPE_CHECKING:
     from sightline.api import Trace

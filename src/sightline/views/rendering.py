@@ -211,7 +211,7 @@ class View:
             return self.blocks
         if not isinstance(room, int):
             raise UsageError(f"room={argument_text(room)} must be a number of columns, or None.")
-        from sightline.views.layout import NARROWEST, fit_blocks
+        from sightline.views.table_layout import NARROWEST, fit_blocks
 
         room = max(room, NARROWEST)
         return fit_blocks(self.blocks if self.fit is None else self.fit(room), room)

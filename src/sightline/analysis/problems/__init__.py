@@ -31,7 +31,6 @@ from sightline.analysis.problems.gradients import (
     vanishing_gradients,
 )
 from sightline.analysis.problems.inplace_changes import changed_before_skip
-from sightline.analysis.problems.kept_graphs import graph_grows, graph_kept
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.losses import (
     logits_as_probabilities,
@@ -52,6 +51,8 @@ from sightline.analysis.problems.run_modes import (
 from sightline.analysis.problems.training_loop import (
     clipped_after_step,
     gradients_not_cleared,
+    graph_grows,
+    graph_kept,
     learning_rate_of_zero,
     learning_rate_unchanged,
     parameters_without_optimizer,

@@ -11,7 +11,7 @@ import numpy as np
 from sightline.analysis.problems.context import MATMULS, Mask, ProblemContext
 from sightline.analysis.problems.losses import computed_by, moved_from
 from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
-from sightline.analysis.variable_names import Assignment, assignments, returned_assignments
+from sightline.analysis.value_names import Assignment, assignments, returned_assignments
 from sightline.notation import bytes_text
 from sightline.trace.op_groups import VIEWS
 
