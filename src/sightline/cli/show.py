@@ -42,7 +42,6 @@ _MORE: Final = "--view code, log, order, summary, memory, source, problems or no
 _NO_OPTIONS: Final = frozenset({"self", "step", "rank", "tensor", "top"})
 #: The views that, like the overview, say what to do next; the others show the user's own lines.
 _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
-_WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 
 
 @click.command(
@@ -167,11 +166,13 @@ def _overview(trace: Trace) -> View:
 
 def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> Iterator[Block]:
     """The blocks of a view; those of the code, which may be long, while they are made."""
+    from sightline.views.rendering import WIDTH
+
     room = screen.room
     if "width" in given:  # asked for, and so whatever the terminal has
         room = None
     elif "width" in options_of(view):
-        given["width"] = room or _WIDTH
+        given["width"] = room or WIDTH
     given.update({name: given.pop(option) for name, option in OPTION_NAMES.items() if option in given})
     if view == "code":
         from sightline.views.code import code_lines

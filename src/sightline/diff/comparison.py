@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,15 @@ class OpPair:
     a: int
     b: int
     verdict: Verdict
+
+
+class AlignedOps(NamedTuple):
+    """An op of each run, -1 where that has none, and the verdict on their results where there is one."""
+
+    a: int
+    b: int
+    verdict: Verdict | None
+    first: bool  #: whether the runs diverge here
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,31 @@ class Comparison:
                 pairs.append(OpPair(x, y, max(verdicts, key=lambda each: each.state, default=UNKNOWN)))
         return pairs
 
+    def aligned_ops(self) -> Iterator[AlignedOps]:
+        """The computing ops of both runs: pairs in the order of the first run, lone ops where they ran."""
+        alignment, divergence = self.alignment, self.divergence
+        first_a, first_b = (
+            label.op if label is not None else -1
+            for label in ((divergence.reason.a, divergence.reason.b) if divergence else (None, None))
+        )
+        verdicts = {pair.a: pair.verdict for pair in self.pairs}
+        lone_b = [op for op in self.b.computing if alignment.ops_b[op] < 0]
+        at = 0
+        for op in self.a.computing:
+            other = alignment.ops_a[op]
+            while other >= 0 and at < len(lone_b) and lone_b[at] < other:
+                yield AlignedOps(-1, lone_b[at], None, lone_b[at] == first_b)
+                at += 1
+            first = op == first_a or other == first_b >= 0
+            yield AlignedOps(op, other, verdicts.get(op), first)
+        yield from (AlignedOps(-1, op, None, op == first_b) for op in lone_b[at:])
+
+    @cached_property
+    def largest_error(self) -> float:
+        """The largest error of results that agree; 0 where there is none."""
+        errors = (pair.verdict.error for pair in self.pairs if pair.verdict.agrees)
+        return max((error for error in errors if not math.isnan(error)), default=0.0)
+
     @property
     def compared_by(self) -> list[str]:
         """What values are compared by, the most exact first."""
@@ -192,8 +226,8 @@ class Comparison:
     @cached_property
     def different_models(self) -> str:
         """A sentence where two recordings have too little in common; else nothing."""
-        computed = [int((side.compared & ~side.layout).sum()) for side in (self.a, self.b)]
-        paired = sum(self.alignment.ops_a[op] >= 0 for op in np.flatnonzero(self.a.compared & ~self.a.layout))
+        computed = [len(side.computing) for side in (self.a, self.b)]
+        paired = sum(self.alignment.ops_a[op] >= 0 for op in self.a.computing)
         paired += len(self.compiled[0])
         few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
@@ -268,8 +302,7 @@ def compare(
 
 def _parting(comparison: Comparison) -> Parting | None:
     a, b, alignment = comparison.a, comparison.b, comparison.alignment
-    ours: list[int] = np.flatnonzero(a.compared & ~a.layout).tolist()
-    theirs: list[int] = np.flatnonzero(b.compared & ~b.layout).tolist()
+    ours, theirs = a.computing, b.computing
     lone_a = next((op for op in ours if alignment.ops_a[op] < 0), -1)
     lone_b = next((op for op in theirs if alignment.ops_b[op] < 0), -1)
     if lone_a < 0 and lone_b < 0:

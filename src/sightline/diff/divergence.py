@@ -288,7 +288,7 @@ class Divergences:
         """Results of ops with another constant, or with a coarser rounding than on the other side."""
         alignment = self._alignment
         a, b = alignment.a, alignment.b
-        for x in np.flatnonzero(a.compared & ~a.layout).tolist():
+        for x in a.computing:
             y = alignment.ops_a[x]
             if y >= 0 and (self.reasons.constants.of_pair(x, y) or self.reasons.reordered_inputs(x, y)):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):

@@ -23,11 +23,11 @@ from sightline.analysis.step_summaries import numbered_steps
 from sightline.analysis.value_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I64, LEVELS, RAISED
+from sightline.trace.events import SourceFrame
 from sightline.trace.index import Index
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
 from sightline.views.rendering import Line, Span, View, line
 from sightline.views.source_chain import (
-    ChainFrame,
     ChainWriter,
     Note,
     PlacedEntry,
@@ -136,7 +136,7 @@ class _Listing:
         for entry, repeats in align_statistics(entries) if self._recorded_statistics else entries:
             yield entry if isinstance(entry, Line) else entry_line(entry, repeats)
 
-    def _entries(self, nodes: Sequence[Node], after: Sequence[ChainFrame]) -> Iterator[PlacedEntry]:
+    def _entries(self, nodes: Sequence[Node], after: Sequence[SourceFrame]) -> Iterator[PlacedEntry]:
         writer = self._writer
         for position, node in enumerate(nodes):
             leaf, times = _single(node)
@@ -167,7 +167,7 @@ class _Listing:
             self._writer.close(0)
             yield Note(0, (Span(title + "═" * max(0, 44 - len(title)), "title"),)), ()
 
-    def _repeat(self, node: Repeat, after: Sequence[ChainFrame]) -> Iterator[PlacedEntry]:
+    def _repeat(self, node: Repeat, after: Sequence[SourceFrame]) -> Iterator[PlacedEntry]:
         """A body of several ops, in a bracket that shows how often it ran."""
         writer, outer = self._writer, tuple(self._repeats)
         if len(phases := {self._ops.phase(leaf) for leaf in _leaves(node)}) == 1:
@@ -245,7 +245,7 @@ class _Listing:
         name = self._data.names[own] if own >= 0 else self._names.get(id)
         return f"{name}: {text}" if name else text
 
-    def _chain(self, at: int) -> tuple[ChainFrame, ...]:
+    def _chain(self, at: int) -> tuple[SourceFrame, ...]:
         return self._chains.of(self._ops.frames[at], self._ops.calls[at])
 
 

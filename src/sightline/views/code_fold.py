@@ -17,12 +17,13 @@ from sightline.analysis.fold import Node, Variation, Varying, fold_alike
 from sightline.analysis.row_groups import flat_positions
 from sightline.analysis.source_loops import Loop, header_text, loops_around
 from sightline.trace.data import I32, I64, PHASES, TraceData
+from sightline.trace.events import SourceFrame
 from sightline.trace.file_owners import torch_file
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import FrameChains, op_frames
-from sightline.views.source_chain import NO_SOURCE, ChainFrame
+from sightline.views.source_chain import NO_SOURCE
 
-Chain = tuple[ChainFrame, ...]
+Chain = tuple[SourceFrame, ...]
 
 
 class OpWindow:
@@ -115,14 +116,14 @@ class SourceChains:
             call = int(calls.parent[call])
         return entered
 
-    def _read_frame(self, frame: int, call: int) -> ChainFrame:
+    def _read_frame(self, frame: int, call: int) -> SourceFrame:
         frames = self._data.frames
         code = self._data.codes[frames.code[frame]]
         at, column = int(frames.line[frame]), int(frames.column[frame])
         columns = (column, int(frames.end_column[frame])) if column >= 0 else None
         text = self._data.source_lines.line(code.file, at)
         end = int(frames.end_line[frame])
-        return ChainFrame(code.file, at, code.function, text.strip(), columns, end, call, indent_of(text))
+        return SourceFrame(code.file, at, end, code.function, text.strip(), columns, call, indent_of(text))
 
 
 class CodeFold:

@@ -56,6 +56,8 @@ def _can_encode(encoding: str, sign: str) -> bool:
     return True
 
 
+#: Columns of a view as text; on a terminal it has the terminal's width, where that is less.
+WIDTH: Final = 100
 #: The meaning of a span, and how it looks in the terminal (rich) and in HTML (CSS).
 STYLES: Final = {
     "": ("", ""),

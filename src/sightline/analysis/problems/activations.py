@@ -13,15 +13,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, MATMULS, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.losses import computed_by
-from sightline.analysis.problems.problem import (
-    Confidence,
-    Finding,
-    Severity,
-    check,
-    group_by_line,
-    op_finding,
-    op_line,
-)
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.weights import has_parameters
 from sightline.notation import number_text
 from sightline.trace.data import KINDS, MUTATES
@@ -212,8 +204,8 @@ def _measured_lines(context: ProblemContext, names: frozenset[str]) -> Iterator[
     if not len(context.data.stats):
         return
     inside = context.forward & context.named(names) & (context.data.ops.call >= 0)
-    for group in group_by_line(
-        context, np.flatnonzero(inside).tolist(), lambda op: (context.module(op), context.name(op))
+    for group in context.by_line(
+        np.flatnonzero(inside).tolist(), lambda op: (context.module(op), context.name(op))
     ):
         ops = [op for op in group if context.outputs(op)]
         large = all(context.meta(context.outputs(op)[0]).numel >= _MIN_ELEMENTS for op in ops)
@@ -237,7 +229,7 @@ def _input_row(context: ProblemContext, op: int) -> int:
 
 def _finding(context: ProblemContext, ops: list[int], what: str, cause: str = "") -> Finding:
     title = f"{context.written(ops[0])} {what} in {len(ops)} of {len(ops)} calls{cause}"
-    return op_finding(context, title, ops[0], context.outputs(ops[0])[0])
+    return context.finding(title, ops[0], context.outputs(ops[0])[0])
 
 
 @check(
@@ -267,7 +259,7 @@ def dead_layer(context: ProblemContext) -> Iterator[Finding]:
             stats = context.index.numbers(value)
             level = number_text(stats.max) if stats is not None and stats.max else "zero"
             title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
-            yield op_finding(context, title, context.producer(value), value)
+            yield context.finding(title, context.producer(value), value)
 
 
 def _is_activation(context: ProblemContext, value: int) -> bool:
@@ -349,9 +341,9 @@ def changed_before_skip(context: ProblemContext) -> Iterator[Finding]:
             if others and all(_comes_from(context, value, after, op) for value in others[:1]):
                 title = (
                     f"{context.written(op)} changes {context.meta(before)} in place, which "
-                    f"{op_line(context, join)} adds as the skip connection"
+                    f"{context.line(join)} adds as the skip connection"
                 )
-                yield op_finding(context, title, op, before)
+                yield context.finding(title, op, before)
                 break
 
 
@@ -363,7 +355,7 @@ def _owner(context: ProblemContext, op: int, value: int) -> int:
     calls = context.data.calls
     owner, call = -1, int(context.data.ops.call[op])
     while call >= 0:
-        if value not in calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]].tolist():
+        if value not in calls.inputs_of(call):
             break
         owner, call = call, int(calls.parent[call])
     large = owner >= 0 and int(calls.end_op[owner]) - int(calls.first_op[owner]) > 2

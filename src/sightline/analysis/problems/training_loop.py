@@ -14,17 +14,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
-from sightline.analysis.problems.problem import (
-    Confidence,
-    Finding,
-    Severity,
-    call_frame,
-    check,
-    first_call,
-    group_by_line,
-    names_text,
-    op_finding,
-)
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, names_text
 from sightline.notation import bytes_text, number_text
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
@@ -161,7 +151,7 @@ def parameters_without_optimizer(context: ProblemContext) -> Iterator[Finding]:
                 continue
             type, count = context.module_type(root), len(names)
             title = f"{type} gets gradients in {count} parameters; no optimizer holds any"
-            frame = call_frame(context, first_call(context, root))
+            frame = context.call_frame(context.first_call(root))
             yield Finding(title, root, frame, parameter=names[0])
         else:
             title = f"{names_text(names)} get gradients, and no optimizer holds them"
@@ -174,7 +164,7 @@ def _created_here(context: ProblemContext, root: int, names: list[str]) -> bool:
     values = context.data.values
     wanted = set(names)
     parameters = np.flatnonzero((values.kind == KINDS.index("parameter")) & (values.name >= 0))
-    call = first_call(context, root)
+    call = context.first_call(root)
     end = int(context.data.calls.first_op[call]) if call >= 0 else 0
     for id in parameters.tolist():
         at = id if context.index.name(values.name[id]) in wanted else -1
@@ -335,7 +325,7 @@ def graph_grows(context: ProblemContext) -> Iterator[Finding]:
         if old:
             depth[outputs[0]] = 1 + max(depth.get(value, 0) for value in old)
             sums.append(op)
-    for ops in group_by_line(context, sums, context.name):
+    for ops in context.by_line(sums, context.name):
         longest = max(depth[context.outputs(op)[0]] for op in ops)
         if longest >= _LEAST_STEPS - 1:
             title = f"{context.written(ops[0])} sums up what still has its graph, over {longest + 1} steps"
@@ -387,7 +377,7 @@ def graph_kept(context: ProblemContext) -> Iterator[Finding]:
                 f"{context.meta(value)} ({size}) of {context.written(op)} is kept with its graph in "
                 f"{len(by_step)} steps"
             )
-            yield op_finding(context, title, op, value)
+            yield context.finding(title, op, value)
             return  # the same graph keeps its inputs alive
 
 
