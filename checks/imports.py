@@ -46,7 +46,7 @@ MAY_IMPORT: Final[dict[str, frozenset[str]]] = {
     "ranks": _READERS | {"views"},
     "convert": _READERS | {"views", "ranks"},
     "page": _READERS | {"diff", "graph", "views", "ranks", "convert"},
-    "trace_tables": _READERS | {"recording"},
+    "trace_tables": _READERS | {"recording", "ranks"},
     "api": _HELD | {"trace_tables"},
     "tracing": _HELD | {"recording", "api"},
     "diff_api": _HELD | {"api", "tracing"},

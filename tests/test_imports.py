@@ -69,7 +69,7 @@ def test_every_part_of_the_package_has_its_place() -> None:
         ("views/code.py", "from sightline.recording.plain import session", "views may not import recording"),
         ("views/code.py", "import sightline.api", "views may not import api"),
         (
-            "analysis/sequence_repeats.py",
+            "analysis/fold.py",
             "from sightline.graph.dot import dot",
             "analysis may not import graph",
         ),

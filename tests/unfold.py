@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
-from sightline.analysis.sequence_repeats import Node, Repeat
+from sightline.analysis.fold import Node, Repeat
 
 K = TypeVar("K", bound=Hashable)
 

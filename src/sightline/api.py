@@ -17,11 +17,7 @@ from sightline.trace_tables import StepRange, TraceTables
 
 if TYPE_CHECKING:
     from sightline.graph.graph import Graph
-    from sightline.ranks.collectives import Collectives
-    from sightline.ranks.folder import RankFolder, Ranks
-    from sightline.ranks.merge import Run
-    from sightline.trace.data import TensorMeta, TraceData
-    from sightline.trace.index import Index
+    from sightline.trace.data import TensorMeta
     from sightline.views.lineage import LineageView
     from sightline.views.rendering import View
 
@@ -35,75 +31,6 @@ class Trace(TraceTables):
     >>> [op.name for op in t.ops.where(level="aten")]
     ['ones', 'relu']
     """
-
-    def __init__(self, source: TraceData | Callable[[], Index], folder: RankFolder | None = None) -> None:
-        super().__init__(source)
-        self._folder = folder  # of a distributed job: this trace stands for all its ranks
-        self._merged: Run | None = None
-
-    @property
-    def ranks(self) -> Ranks[Trace]:
-        """The recordings of all ranks of a distributed job, by rank; each is a trace like any other.
-
-        They are read on use. Of a recording of one process it is that one. Every view takes ``rank=``.
-
-        >>> import torch, sightline as sl
-        >>> with sl.trace() as t:
-        ...     y = torch.ones(2, 3).relu()
-        >>> list(t.ranks), len(t.ranks[0].ops.where(level="aten"))
-        ([0], 2)
-        """
-        from sightline.ranks.folder import Ranks, siblings
-
-        path = vars(self.data).get("path")
-        folder = self._folder
-        if folder is None and path is not None:
-            folder = siblings(Path(path).absolute().parent)
-        if folder is None:
-            return Ranks({int(self.info.get("rank") or 0): Path()}, lambda _: self)
-        return Ranks(folder.paths, _open_one)
-
-    @property
-    def collectives(self) -> Collectives:
-        """The collectives of this rank: kind, group, peers, bytes, dtype and order number of each.
-
-        >>> import torch, sightline as sl
-        >>> with sl.trace() as t:
-        ...     y = torch.ones(2, 3).relu()
-        >>> len(t.collectives)
-        0
-        """
-        from sightline.ranks.collectives import Collectives
-
-        return Collectives(self.data)
-
-    def _run(self) -> Run | None:
-        """All ranks merged, if this trace stands for them."""
-        if self._merged is None and self._folder is not None:
-            from sightline.ranks.merge import merge
-
-            self._merged = merge(self._folder)
-        return self._merged
-
-    def _several_ranks(self) -> Run | None:
-        """All ranks merged, if this trace stands for more than one."""
-        run = self._run()
-        return run if run is not None and len(run.records) > 1 else None
-
-    def _at(self, step: StepRange | None = None, rank: int | None = None) -> Trace:
-        """What a view with these arguments shows: every view passes here."""
-        trace = self if rank is None else self._of_rank(rank)
-        return trace if step is None else trace.step(step)
-
-    def _of_rank(self, rank: int) -> Trace:
-        if type(rank) is not int:
-            raise UsageError(f"rank={argument_text(rank)} must be the number of a rank.")
-        ranks = self.ranks
-        if len(ranks) == 1 and self.info.get("rank") is None:
-            raise UsageError(
-                f"rank={rank} is for a distributed job, and this is the recording of one process."
-            )
-        return ranks[rank]
 
     @check_arguments
     def code(
@@ -194,8 +121,8 @@ class Trace(TraceTables):
 
     @check_arguments
     def call_order(
-        self, *, order: str = "entry", module: str | None = None, phase: str | None = None,
-        depth: int | None = None, tail: int | None = None, fold: bool = True,
+        self, *, module: str | None = None, phase: str | None = None, depth: int | None = None,
+        tail: int | None = None, fold: bool = True, order: str = "entry",
         step: StepRange | None = None, rank: int | None = None,
     ) -> View:  # fmt: skip
         """Module calls in the order of "entry" or "completion", indented by depth.
@@ -523,7 +450,7 @@ class Trace(TraceTables):
 
     def _repr_html_(self) -> str:
         """The page, in a notebook; the overview where the page is too large or its viewer is not built."""
-        from sightline.page.notebook import inline_page
+        from sightline.page.document import inline_page
 
         return inline_page(self.index, self._several_ranks()) or self._overview()._repr_html_()
 

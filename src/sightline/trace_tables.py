@@ -1,4 +1,4 @@
-"""`TraceTables`: the tables of a recording, its captured tensors, and its steps as recordings of their own.
+"""`TraceTables`: the tables of a recording, its captured tensors, and its steps and ranks as recordings.
 
 `sightline.api.Trace` adds a method for every view.
 """
@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sightline.errors import TorchMissing
+from sightline.argument_checks import argument_text
+from sightline.errors import TorchMissing, UsageError
 
 if TYPE_CHECKING:
+    from sightline.ranks.collectives import Collectives
+    from sightline.ranks.folder import RankFolder, Ranks
+    from sightline.ranks.merge import Run
     from sightline.trace.data import TraceData
     from sightline.trace.index import Frame, Index, Module, ModuleCall, Op, Step, Table, Value
     from sightline.trace.tensors import CapturedTensor, Tensors
@@ -23,7 +28,9 @@ StepRange = int | str | slice
 class TraceTables:
     """The tables of a recording, read from its columns on demand."""
 
-    def __init__(self, source: TraceData | Callable[[], Index]) -> None:
+    def __init__(self, source: TraceData | Callable[[], Index], folder: RankFolder | None = None) -> None:
+        self._folder = folder  # of a distributed job: this trace stands for all its ranks
+        self._merged: Run | None = None
         if callable(source):
             self._source = source
         else:
@@ -95,8 +102,70 @@ class TraceTables:
         index = self.index  # once: during the run each access is a new snapshot
         return type(self)(excerpt(index, step_span(index, step)))
 
-    def _at(self, step: StepRange | None) -> Self:
-        return self if step is None else self.step(step)
+    @property
+    def ranks(self) -> Ranks[Self]:
+        """The recordings of all ranks of a distributed job, by rank; each is a trace like any other.
+
+        They are read on use. Of a recording of one process it is that one. Every view takes ``rank=``.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> list(t.ranks), len(t.ranks[0].ops.where(level="aten"))
+        ([0], 2)
+        """
+        from sightline.ranks.folder import Ranks, siblings
+        from sightline.trace.bundle import load
+
+        path = vars(self.data).get("path")
+        folder = self._folder
+        if folder is None and path is not None:
+            folder = siblings(Path(path).absolute().parent)
+        if folder is None:
+            return Ranks({int(self.info.get("rank") or 0): Path()}, lambda _: self)
+        return Ranks(folder.paths, lambda path: type(self)(load(path)))
+
+    @property
+    def collectives(self) -> Collectives:
+        """The collectives of this rank: kind, group, peers, bytes, dtype and order number of each.
+
+        >>> import torch, sightline as sl
+        >>> with sl.trace() as t:
+        ...     y = torch.ones(2, 3).relu()
+        >>> len(t.collectives)
+        0
+        """
+        from sightline.ranks.collectives import Collectives
+
+        return Collectives(self.data)
+
+    def _run(self) -> Run | None:
+        """All ranks merged, if this trace stands for them."""
+        if self._merged is None and self._folder is not None:
+            from sightline.ranks.merge import merge
+
+            self._merged = merge(self._folder)
+        return self._merged
+
+    def _several_ranks(self) -> Run | None:
+        """All ranks merged, if this trace stands for more than one."""
+        run = self._run()
+        return run if run is not None and len(run.records) > 1 else None
+
+    def _at(self, step: StepRange | None = None, rank: int | None = None) -> Self:
+        """What a view with these arguments shows: every view passes here."""
+        trace = self if rank is None else self._of_rank(rank)
+        return trace if step is None else trace.step(step)
+
+    def _of_rank(self, rank: int) -> Self:
+        if type(rank) is not int:
+            raise UsageError(f"rank={argument_text(rank)} must be the number of a rank.")
+        ranks = self.ranks
+        if len(ranks) == 1 and self.info.get("rank") is None:
+            raise UsageError(
+                f"rank={rank} is for a distributed job, and this is the recording of one process."
+            )
+        return ranks[rank]
 
     @property
     def tensors(self) -> Tensors:
@@ -110,7 +179,7 @@ class TraceTables:
         (['0/output/0/0', '1/output/0/0', 'Sequential/output/0/0'], (1, 2))
         """
         from sightline.analysis.unmatched_globs import capture_text
-        from sightline.analysis.variable_names import value_names
+        from sightline.analysis.value_names import value_names
         from sightline.trace.shards.stores import MemoryStore
         from sightline.trace.tensors import Tensors
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import Lineage, lineage_of
+from sightline.analysis.value_names import find_value
 from sightline.api import Trace
 from sightline.errors import NothingMatched, UsageError
 from sightline.trace.data import CaptureInfo

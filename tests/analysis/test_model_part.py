@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sightline as sl
-from sightline.analysis.model_part import model_part
+from sightline.analysis.select import model_part
 from sightline.api import Trace
 from sightline.views.code import code
 from tests.builders import TraceBuilder

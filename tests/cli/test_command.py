@@ -126,8 +126,8 @@ def test_a_verb_that_is_not_there_yet_is_unknown(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_misspelt_verb_or_recording_names_what_is_near(run: Path) -> None:
-    assert misused("shwo", run) == "No such command 'shwo'. Did you mean 'show'?"
-    assert misused("zzz") == "No such command 'zzz'."
+    assert misused("shwo", run) == "No such command 'shwo'; did you mean 'show'?"
+    assert misused("zzz").startswith("No such command 'zzz'; it has 'run', 'show'")
     near = f"; did you mean {run}?"
     assert (
         refused("show", run.with_name("rnu.sigth"))

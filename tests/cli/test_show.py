@@ -12,7 +12,7 @@ import pytest
 import sightline as sl
 from sightline.cli.command import view_in_cli_words
 from sightline.cli.screen import wait_message
-from sightline.cli.show import METHODS, VIEWS
+from sightline.cli.show import VIEWS, command, options_of
 from tests.cli.recorded import COMMAND, environment, misused, on_terminal, refused, told
 
 
@@ -71,15 +71,12 @@ def test_filters_alone_mean_the_code(run: Path) -> None:
     assert told("show", run, "--tail", 3) == f"{sl.load(run).code(tail=3)}\n"
 
 
-def test_every_option_of_a_view_is_an_argument_of_its_method() -> None:
-    import inspect
-
-    names = {"level": "ops", "only": "file"}
-    for view, options in VIEWS.items():
-        if view != "overview":
-            method = getattr(sl.Trace, METHODS.get(view, view))
-            taken = inspect.signature(method).parameters
-            assert {names.get(option, option) for option in options} <= set(taken), view
+def test_every_argument_of_a_view_is_an_option() -> None:
+    declared = {parameter.name for parameter in command.params}
+    for view in VIEWS:
+        assert set(options_of(view)) <= declared, view
+    assert options_of("overview") == []
+    assert options_of("source")[:2] == ["only", "level"]
 
 
 def test_an_option_the_view_does_not_take_is_one_sentence(run: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from sightline.page import document as documents
-from sightline.page import notebook
 from sightline.views.overview import overview
 from tests.builders import make_trace
 from tests.page.packed import recording_in
@@ -40,7 +39,7 @@ def test_names_are_text_in_a_notebook_too() -> None:
 @pytest.mark.usefixtures("viewer")
 @pytest.mark.parametrize("limit", ["MOST_OPS", "_MOST_BYTES"])
 def test_a_page_too_large_for_a_notebook_is_the_overview(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook, limit, 1)
+    monkeypatch.setattr(documents, limit, 1)
     trace = make_trace()
     assert trace._repr_html_() == overview(trace)._repr_html_()
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from sightline.analysis.fold import Variation
 from sightline.views import code, log
-from sightline.views.fold import Variation
+from sightline.views.code_fold import OpWindow
 from sightline.views.rendering import Line
 from tests.growth import calls_of
 from tests.views.long_run import long_run
@@ -24,13 +25,13 @@ def screen(lines: Iterator[Line]) -> list[str]:
 
 def test_the_code_of_a_long_run_reads_the_ops_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    read = code._Ops.__init__
+    read = OpWindow.__init__
 
     def counted(self: Any, data: Any, ids: Any) -> None:
         seen.append(len(ids))
         read(self, data, ids)
 
-    monkeypatch.setattr(code._Ops, "__init__", counted)
+    monkeypatch.setattr(OpWindow, "__init__", counted)
     assert len(screen(code.code_lines(long_run(OPS)))) == SCREEN
     assert sum(seen) < OPS / 10
 

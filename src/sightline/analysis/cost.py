@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.analysis.scopes import OUTSIDE, Scopes, op_scopes, scopes_of
+from sightline.analysis.module_tree import OUTSIDE, Scopes, op_scopes, scopes_of
 from sightline.analysis.select import Mask
 from sightline.notation import time_text, times_text
 from sightline.trace.data import FLAVOURS, I32, I64, PHASES, UNCOUNTED, TraceData

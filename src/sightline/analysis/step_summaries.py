@@ -240,7 +240,7 @@ class _ScalarReader:
         if op < 0:
             return "", []
         name = bare_name(self._data.names[ops.name[op]], LEVELS[ops.level[op]])
-        return name, ops.inputs[ops.input_offsets[op] : ops.input_offsets[op + 1]].tolist()
+        return name, ops.inputs_of(op)
 
     def _is_zero(self, value: int) -> bool:
         """Whether a single number is known to be 0: created as zero, or subtracted from itself."""

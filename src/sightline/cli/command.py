@@ -148,7 +148,7 @@ _PHRASES: Final = {
 _PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))
 #: An argument at the beginning of an error: ``module='blocks.9' matches …``.
 _ARGUMENT: Final = re.compile(r"^([a-z_]+)=(?=['\"])")
-_FLAGS: Final = {"ops": "level", "file": "only"}  #: where the option has another name
+OPTION_NAMES: Final = {"ops": "level", "file": "only"}  #: arguments whose option has another name
 #: A glob of ``sightline run``, as `sightline.analysis.unmatched_globs` writes it.
 _UNMATCHED: Final = re.compile(r"^(Capture|Stats)\(modules=(.*?)\) matched")
 _OPTIONS: Final = {"Capture": "--capture", "Stats": "--module"}
@@ -173,7 +173,7 @@ def error_in_cli_words(text: str) -> str:
     """
 
     def flag(match: re.Match[str]) -> str:
-        return f"--{_FLAGS.get(match[1], match[1]).replace('_', '-')} "
+        return f"--{OPTION_NAMES.get(match[1], match[1]).replace('_', '-')} "
 
     return _ARGUMENT.sub(flag, in_cli_words(text))
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from sightline.analysis.model_part import SHOWS_ALL
+from sightline.analysis.select import SHOWS_ALL
 from sightline.cli.command import (
     Command,
     examples,

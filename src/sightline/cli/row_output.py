@@ -19,8 +19,8 @@ import click
 
 from sightline.cli.screen import Screen
 from sightline.convert.encoding import csv_cell, json_text
-from sightline.views.layout import narrow_columns
 from sightline.views.rendering import Line, Span, cut, cut_end, printable, width
+from sightline.views.table_layout import narrow_columns
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]

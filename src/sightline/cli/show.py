@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from sightline.cli.command import (
+    OPTION_NAMES,
     Command,
     examples,
     filter_options,
@@ -22,37 +24,24 @@ if TYPE_CHECKING:
     from sightline.api import Trace
     from sightline.views.rendering import Block, View
 
-#: Each view, and the options it takes.
+#: Each view, and the method of `Trace` that makes it: its arguments are the options that the view takes.
 VIEWS: Final = {
-    "overview": (),
-    "code": (
-        "level",
-        "module",
-        "op",
-        "phase",
-        "depth",
-        "tail",
-        "fold",
-        "torch_frames",
-        "names",
-        "stats",
-        "everything",
-    ),
-    "log": ("module", "op", "phase", "depth", "tail", "inside", "stats", "fold", "everything"),
-    "order": ("module", "phase", "depth", "tail", "fold", "order"),
-    "summary": ("module", "phase", "depth", "width", "stats", "fold"),
-    "source": ("only", "level", "module", "op", "phase", "depth", "tail", "width", "stats"),
-    "memory": ("module", "phase", "depth"),
-    "problems": ("module", "kind"),
-    "nonfinite": ("allow",),
-    "ranks": (),
+    "overview": "_overview",
+    "code": "code",
+    "log": "log",
+    "order": "call_order",
+    "summary": "summary",
+    "source": "source",
+    "memory": "memory",
+    "problems": "problems",
+    "nonfinite": "nonfinite",
+    "ranks": "rank_times",
 }
 _MORE: Final = "--view code, log, order, summary, memory, source, problems or nonfinite"
-#: Views with another name in Python.
-METHODS: Final = {"order": "call_order", "ranks": "rank_times"}
+#: Arguments that are no option.
+_NO_OPTIONS: Final = frozenset({"self", "step", "rank", "tensor", "top"})
 #: The views that, like the overview, say what to do next; the others show the user's own lines.
 _WITH_ADVICE: Final = ("summary", "memory", "problems", "nonfinite")
-_WIDTH: Final = 100  #: columns on a pipe, as the views themselves have it
 
 
 @click.command(
@@ -110,13 +99,21 @@ def command(
         return
     view = view or ("code" if given else "overview")
     for name in given:
-        if name not in VIEWS[view]:
+        if name not in options_of(view):
             raise click.UsageError(_wrong_option_text(name, view))
     trace = open_recording(file, step)
     blocks = _blocks(trace, view, given, screen)
     if "allow" in given:
         _warn_unmatched(trace, given["allow"])
     screen.show(blocks)
+
+
+def options_of(view: str) -> list[str]:
+    """The options that a view takes."""
+    from sightline.api import Trace
+
+    arguments = inspect.signature(getattr(Trace, VIEWS[view])).parameters
+    return [OPTION_NAMES.get(name, name) for name in arguments if name not in _NO_OPTIONS]
 
 
 def _open_page(file: str, view: str | None, step: str | None, given: dict[str, Any]) -> None:
@@ -141,8 +138,8 @@ def _warn_unmatched(trace: Trace, globs: Sequence[str]) -> None:
 
 def _wrong_option_text(name: str, view: str) -> str:
     """The sentence about an option that a view does not take."""
-    taken = _join_words([_flag(each) for each in VIEWS[view]], "and") or "no filters"
-    homes = _join_words([each for each, options in VIEWS.items() if name in options], "or")
+    taken = _join_words([_flag(each) for each in options_of(view)], "and") or "no filters"
+    homes = _join_words([each for each in VIEWS if name in options_of(each)], "or")
     return f"{_flag(name)} does not go with --view {view}, which takes {taken}; it goes with --view {homes}."
 
 
@@ -169,15 +166,14 @@ def _overview(trace: Trace) -> View:
 
 def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> Iterator[Block]:
     """The blocks of a view; those of the code, which may be long, while they are made."""
+    from sightline.views.rendering import WIDTH
+
     room = screen.room
     if "width" in given:  # asked for, and so whatever the terminal has
         room = None
-    elif "width" in VIEWS[view]:
-        given["width"] = room or _WIDTH
-    if "level" in given:
-        given["ops"] = given.pop("level")
-    if "only" in given:
-        given["file"] = given.pop("only")
+    elif "width" in options_of(view):
+        given["width"] = room or WIDTH
+    given.update({name: given.pop(option) for name, option in OPTION_NAMES.items() if option in given})
     if view == "code":
         from sightline.views.code import code_lines
 
@@ -189,6 +185,5 @@ def _blocks(trace: Trace, view: str, given: dict[str, Any], screen: Screen) -> I
     elif view == "overview":
         yield from view_in_cli_words(_overview(trace)).within(room)
     else:
-        method = getattr(trace, METHODS.get(view, view))
-        found = method(**given)
+        found = getattr(trace, VIEWS[view])(**given)
         yield from (view_in_cli_words(found) if view in _WITH_ADVICE else found).within(room)

@@ -23,9 +23,9 @@ from sightline.analysis.tensor_cells import (
 )
 from sightline.errors import UsageError
 from sightline.notation import number_text
-from sightline.views.layout import NARROWEST
 from sightline.views.rendering import Line, Span, line
 from sightline.views.statistics_text import ValueStatistics
+from sightline.views.table_layout import NARROWEST
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHADES: Final = "·░▒▓█"

@@ -26,14 +26,14 @@ from sightline.errors import UsageError
 from sightline.notation import call_text, tensor_text
 from sightline.recording.recorder import Recorder, RecordingOptions
 from sightline.trace.data import TensorMeta
-from sightline.trace.events import LiveCallEvent, LiveOpEvent
+from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
-from sightline.trace.index import Index, Op
+from sightline.trace.index import Frame, Index, Op
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode
-from sightline.views.source_chain import ChainFrame, FrameLike, shared_lines
+from sightline.views.source_chain import shared_lines
 
 __all__ = ["Trace", "TracingMode"]
 
@@ -133,7 +133,7 @@ class _OpPrinter:
         self._live = LiveCode(stream, color=color)
         self._succinct = succinct
         self._numbers = count()
-        self._last: Sequence[ChainFrame] = ()
+        self._last: Sequence[SourceFrame] = ()
 
     def op(self, event: LiveOpEvent) -> None:
         inputs, outputs = _tensor_texts(event.inputs), _result_text(event, _tensor_texts(event.outputs))
@@ -158,7 +158,7 @@ class _OpPrinter:
         ]
         self._live.op(replace(event, chain=self._last))
 
-    def _shared_lines(self, chain: Sequence[FrameLike]) -> int:
+    def _shared_lines(self, chain: Sequence[SourceFrame]) -> int:
         """How many lines this op shares with the one before; the view identifies lines by their number."""
         if self._succinct:
             return shared_lines(self._last, [_bare_frame(frame) for frame in chain])
@@ -189,22 +189,23 @@ def _result_text(op: LiveOpEvent | Op, texts: Sequence[str]) -> str:
     return (Form((tuple(one),)) if isinstance(one, list) else op.result).fill(texts) or "None"
 
 
-def _shown_frames(chain: Sequence[FrameLike]) -> tuple[ChainFrame, ...]:
+def _shown_frames(chain: Sequence[SourceFrame | Frame]) -> tuple[SourceFrame, ...]:
     """The frames of a chain that are shown, with the bare names of functions."""
     frames = [frame for frame in chain if not torch_file(frame.file)]
     return tuple(_bare_frame(frame) for frame in frames[first_user_index(frame.file for frame in frames) :])
 
 
-def _bare_frame(frame: FrameLike, number: int = -1) -> ChainFrame:
-    end = getattr(frame, "end_line", frame.line)
+def _bare_frame(frame: SourceFrame | Frame, number: int = -1) -> SourceFrame:
     function = frame.function.rpartition(".")[2]
-    indent = getattr(frame, "indent", -1)
-    return ChainFrame(frame.file, frame.line, function, frame.code, frame.columns, end, number, indent)
+    indent = frame.indent if isinstance(frame, SourceFrame) else -1
+    return SourceFrame(
+        frame.file, frame.line, frame.end_line, function, frame.code, frame.columns, number, indent
+    )
 
 
-def _position(frame: FrameLike) -> Hashable:
+def _position(frame: SourceFrame) -> Hashable:
     """A source position, to the column."""
-    return frame.file, frame.line, frame.function, frame.columns, getattr(frame, "end_line", frame.line)
+    return frame.file, frame.line, frame.function, frame.columns, frame.end_line
 
 
 def _traces(index: Index) -> Iterator[Trace]:
@@ -212,11 +213,11 @@ def _traces(index: Index) -> Iterator[Trace]:
     data = index.raw
     frames = index.op_frames.tolist()
 
-    def line(frame: ChainFrame) -> str:
+    def line(frame: SourceFrame) -> str:
         return data.source_lines.line(frame.file, frame.line)
 
     @cache
-    def chain(frame: int) -> tuple[ChainFrame, ...]:
+    def chain(frame: int) -> tuple[SourceFrame, ...]:
         shown = _shown_frames(index.frames[frame].chain) if frame >= 0 else ()
         return tuple(replace(one, indent=indent_of(line(one)) if one.code else -1) for one in shown)
 
@@ -238,7 +239,7 @@ def _traces(index: Index) -> Iterator[Trace]:
         yield Trace(text, list(stack(frames[op.id])), shown)
 
 
-def _frame_info(frame: ChainFrame, line: str) -> inspect.FrameInfo:
+def _frame_info(frame: SourceFrame, line: str) -> inspect.FrameInfo:
     """A frame as the standard library describes it, with its whole line, in which columns are counted."""
     columns = frame.columns or (None, None)
     positions = dis.Positions(frame.line, frame.end_line, *columns)

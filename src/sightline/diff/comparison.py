@@ -1,4 +1,7 @@
-"""`compare` and its result: what two recordings have in common and where they differ."""
+"""`compare` and its result: what two recordings have in common and where they differ.
+
+`compared_level` and the notes say what of them can be compared, and what they lack.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from sightline.analysis.cost import is_opaque
 from sightline.diff.divergence import Divergence, Divergences, number
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.parameters import ParameterDiff, compare_parameters
-from sightline.diff.recording_notes import compared_level, recording_notes, value_notes
 from sightline.diff.side import OpLabel, Side, StepRange, span_of
 from sightline.diff.values import UNKNOWN, State, ValueComparer, Verdict
-from sightline.trace.data import REQUIRES_GRAD, TensorMeta, TraceData
+from sightline.trace.data import LEVELS, REQUIRES_GRAD, TensorMeta, TraceData
 from sightline.trace.index import Index
 
 VALUES: Final = ("auto", "tensors", "statistics", "fingerprints", "none")
@@ -33,6 +36,15 @@ class OpPair:
     a: int
     b: int
     verdict: Verdict
+
+
+class AlignedOps(NamedTuple):
+    """An op of each run, -1 where that has none, and the verdict on their results where there is one."""
+
+    a: int
+    b: int
+    verdict: Verdict | None
+    first: bool  #: whether the runs diverge here
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,31 @@ class Comparison:
                 pairs.append(OpPair(x, y, max(verdicts, key=lambda each: each.state, default=UNKNOWN)))
         return pairs
 
+    def aligned_ops(self) -> Iterator[AlignedOps]:
+        """The computing ops of both runs: pairs in the order of the first run, lone ops where they ran."""
+        alignment, divergence = self.alignment, self.divergence
+        first_a, first_b = (
+            label.op if label is not None else -1
+            for label in ((divergence.reason.a, divergence.reason.b) if divergence else (None, None))
+        )
+        verdicts = {pair.a: pair.verdict for pair in self.pairs}
+        lone_b = [op for op in self.b.computing if alignment.ops_b[op] < 0]
+        at = 0
+        for op in self.a.computing:
+            other = alignment.ops_a[op]
+            while other >= 0 and at < len(lone_b) and lone_b[at] < other:
+                yield AlignedOps(-1, lone_b[at], None, lone_b[at] == first_b)
+                at += 1
+            first = op == first_a or other == first_b >= 0
+            yield AlignedOps(op, other, verdicts.get(op), first)
+        yield from (AlignedOps(-1, op, None, op == first_b) for op in lone_b[at:])
+
+    @cached_property
+    def largest_error(self) -> float:
+        """The largest error of results that agree; 0 where there is none."""
+        errors = (pair.verdict.error for pair in self.pairs if pair.verdict.agrees)
+        return max((error for error in errors if not math.isnan(error)), default=0.0)
+
     @property
     def compared_by(self) -> list[str]:
         """What values are compared by, the most exact first."""
@@ -189,8 +226,8 @@ class Comparison:
     @cached_property
     def different_models(self) -> str:
         """A sentence where two recordings have too little in common; else nothing."""
-        computed = [int((side.compared & ~side.layout).sum()) for side in (self.a, self.b)]
-        paired = sum(self.alignment.ops_a[op] >= 0 for op in np.flatnonzero(self.a.compared & ~self.a.layout))
+        computed = [len(side.computing) for side in (self.a, self.b)]
+        paired = sum(self.alignment.ops_a[op] >= 0 for op in self.a.computing)
         paired += len(self.compiled[0])
         few = paired < _DIFFERENT_MODELS * min(computed)
         other_root = _roots(self.a.data).isdisjoint(_roots(self.b.data))
@@ -265,8 +302,7 @@ def compare(
 
 def _parting(comparison: Comparison) -> Parting | None:
     a, b, alignment = comparison.a, comparison.b, comparison.alignment
-    ours: list[int] = np.flatnonzero(a.compared & ~a.layout).tolist()
-    theirs: list[int] = np.flatnonzero(b.compared & ~b.layout).tolist()
+    ours, theirs = a.computing, b.computing
     lone_a = next((op for op in ours if alignment.ops_a[op] < 0), -1)
     lone_b = next((op for op in theirs if alignment.ops_b[op] < 0), -1)
     if lone_a < 0 and lone_b < 0:
@@ -390,3 +426,63 @@ def _differing_modes(comparison: Comparison) -> set[tuple[int, int]]:
 
 def _plain(error: float) -> float | str | None:
     return None if math.isnan(error) else number(error)
+
+
+_ATEN: Final = LEVELS.index("aten")
+
+
+def compared_level(a: TraceData, b: TraceData) -> tuple[str, list[str]]:
+    """The finest level that both have, and notes about it."""
+    levels = [{int(level) for level in np.unique(data.ops.level[~is_opaque(data)])} for data in (a, b)]
+    opaque = [len(data.ops) > 0 and not levels[at] for at, data in enumerate((a, b))]
+    levels = [levels[1 - at] if opaque[at] else levels[at] for at in (0, 1)]  # compiled code has no level
+    if all(_ATEN in recorded for recorded in levels):
+        return "aten", []
+    if all(recorded - {_ATEN} for recorded in levels):
+        return "api", ["ops are compared as API calls: not both recordings have aten ops"]
+    lacking = [(name, data) for name, data, has in zip("ab", (a, b), levels, strict=True) if not has]
+    if not lacking:
+        why = "one recording has API calls alone, the other aten ops alone"
+        return "none", [f"only module calls are compared: {why}"]
+    if not all(len(data.calls) for data in (a, b)):
+        what = "only parameters are compared"
+    else:
+        what = "only module calls are compared"
+    return "none", [f"{what}: {' and '.join(_lack_of_ops(name, data) for name, data in lacking)}"]
+
+
+def _lack_of_ops(name: str, data: TraceData) -> str:
+    """Why a recording has no ops."""
+    if data.info.get("ops") == "none":
+        return f'{name} has no ops (ops="none")'
+    if data.info.get("unfinished"):
+        return f"{name} was cut off before its first ops were written"
+    return f"{name} has no ops"
+
+
+def recording_notes(side: Side, name: str) -> Iterator[str]:
+    """What one recording lacks: its end, its beginning, or numbers that cannot be read."""
+    info = side.data.info
+    if info.get("exception"):
+        yield f"{name} ended with an exception: what ran before it is compared"
+    elif info.get("unfinished") and len(side.data.ops):
+        yield f"{name} is cut off: what was written before its process ended is compared"
+    if info.get("last") and info.get("dropped"):
+        yield f"{name} keeps its last {info['last']} ops only: what ran before is not compared"
+    if side.stats_fault:
+        yield f"the statistics of {name} are left out, as they cannot be read: {side.stats_fault}"
+
+
+def value_notes(a: Side, b: Side, values: str) -> list[str]:
+    """Why values are not compared, if they are not."""
+    if values == "none":
+        return ["values are not compared, as asked"]
+    lacking = [name for name, side in (("a", a), ("b", b)) if not len(side.stats) and not side.data.captures]
+    if not lacking or any(side.data.info.get("unfinished") and not len(side.data.ops) for side in (a, b)):
+        return []
+    what = "ops, constants and shapes" if a.compared.any() and b.compared.any() else "module calls and shapes"
+    rest = f"{what} are compared, values are not"
+    if len(lacking) == 2:
+        return [f"neither recording has statistics: {rest}; record both with stats=True"]
+    fix = "" if a.stats_fault or b.stats_fault else "; record both with stats=True"
+    return [f"{lacking[0]} has no statistics or kept tensors: {rest}{fix}"]

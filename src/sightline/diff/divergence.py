@@ -12,8 +12,7 @@ import numpy as np
 from sightline.diff.op_names import DISCRETE, LINEAR, SCALING
 from sightline.diff.op_pairs import Alignment
 from sightline.diff.reasons import Reasons, is_coarser
-from sightline.diff.region_ops import Reason
-from sightline.diff.regions import Region, Regions
+from sightline.diff.regions import Reason, Region, Regions
 from sightline.diff.values import State, Verdict
 
 #: An error this many times that of the inputs is not only their error grown: something was done differently.
@@ -289,7 +288,7 @@ class Divergences:
         """Results of ops with another constant, or with a coarser rounding than on the other side."""
         alignment = self._alignment
         a, b = alignment.a, alignment.b
-        for x in np.flatnonzero(a.compared & ~a.layout).tolist():
+        for x in a.computing:
             y = alignment.ops_a[x]
             if y >= 0 and (self.reasons.constants.of_pair(x, y) or self.reasons.reordered_inputs(x, y)):
                 for one, other in zip(a.outputs(x)[:1], b.outputs(y)[:1], strict=True):

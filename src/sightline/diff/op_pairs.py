@@ -50,7 +50,7 @@ class Alignment:
         self._layout_ops_b = self._layout_ops_by_input(b)
         self._ops_by_inputs_b: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
         self._first_unpaired: dict[tuple[int, tuple[int, ...]], int] = {}  # into the lists of these ops
-        for op in np.flatnonzero(b.compared & ~b.layout).tolist():
+        for op in b.computing:
             self._ops_by_inputs_b[self._input_key(op)].append(op)
         self._follow(partners)
         for _ in range(_ROUNDS):

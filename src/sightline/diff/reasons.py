@@ -1,22 +1,31 @@
-"""Why the same inputs gave different values: the likeliest reason, with the op of each side."""
+"""Why the same inputs gave different values: the likeliest reason, with the op of each side.
+
+`ConstantReasons` looks at the constants of ops: another number, or the same factor at another place;
+`InputReasons` at what goes into a region: inputs of the run, parameters and buffers; `Reasons` at the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
-from sightline.diff.constant_reasons import ConstantReasons, constant_difference_text, number_text
-from sightline.diff.constants import differing_constants, significant_floats
-from sightline.diff.input_reasons import InputReasons
-from sightline.diff.op_names import ORDERED, RANDOM
+from sightline.diff.constants import (
+    Constant,
+    constants,
+    differing_constants,
+    same_constant,
+    significant_floats,
+)
+from sightline.diff.op_names import FACTORIES, ORDERED, RANDOM
 from sightline.diff.op_pairs import Alignment
-from sightline.diff.region_ops import SIDES, Reason, RegionOps
-from sightline.diff.regions import Region
+from sightline.diff.regions import SIDES, Reason, Region, RegionOps
 from sightline.diff.side import Side
-from sightline.notation import dtype_name
+from sightline.diff.values import State
+from sightline.notation import constant_text, dtype_name
 
 #: Layout ops that change neither the order nor the shape.
 _SILENT: Final = frozenset("contiguous clone detach alias to lift_fresh".split())
@@ -295,3 +304,199 @@ def _rank_on_line(side: Side, op: int) -> int:
 def _layout_text(side: Side, op: int) -> str:
     shape = ", ".join(map(str, side.data.metas[int(side.data.values.meta[side.outputs(op)[0]])].shape))
     return f"{side.op_name(op)}→[{shape}]"
+
+
+_SCALING: Final = frozenset(("mul", "div"))
+#: The name of the second operand of an op.
+_OPERANDS: Final = {"mul": "factor", "div": "divisor", "add": "term", "sub": "term", "pow": "exponent"}
+
+
+class ConstantReasons:
+    """Finds constants that differ and decide a result."""
+
+    def __init__(self, alignment: Alignment, ops: RegionOps) -> None:
+        self._alignment, self._ops = alignment, ops
+
+    def differing(self, region: Region) -> Reason | None:
+        """The constants in which corresponding ops of a region differ."""
+        moved = self._factors_moved(region)
+        for x, y in self._ops.pairs(region):
+            differing = self.of_pair(x, y)
+            if differing and not (moved and self._alignment.a.op_name(x) in _SCALING):
+                text = ", ".join(
+                    constant_difference_text(each, self._alignment.a.op_name(x)) for each in differing[:3]
+                )
+                return Reason("constant", text, *self._ops.labels(x, y))
+        return None if moved else self._lone_constants(region)
+
+    def _factors_moved(self, region: Region) -> bool:
+        """Whether both sides of a region scale by the same factor in all, at different places."""
+        first, second = _factor(self._alignment.a, region.ops_a), _factor(self._alignment.b, region.ops_b)
+        return first != 1.0 and same_constant(first, second)
+
+    def same_factor(self, ops: Iterable[int]) -> bool:
+        """Whether ops of the first side and their partners scale by the same factor in all."""
+        pairs = [(op, self._alignment.ops_a[op]) for op in ops]
+        if any(other < 0 for op, other in pairs if not self._alignment.a.layout[op]):
+            return False
+        first = _factor(self._alignment.a, [op for op, _ in pairs])
+        second = _factor(self._alignment.b, [other for _, other in pairs if other >= 0])
+        return same_constant(first, second)
+
+    def of_pair(self, x: int, y: int) -> list[Constant]:
+        """The constants of two ops that differ and decide their result."""
+        a, b = self._alignment.a, self._alignment.b
+        name = a.op_name(x)
+        if a.layout[x] or (name in FACTORIES and not a.inputs(x) and name not in ("full", "arange")):
+            return []
+        return differing_constants(a.index.ops[x], b.index.ops[y])
+
+    def _lone_constants(self, region: Region) -> Reason | None:
+        """The one number on each side that the other lacks, where ops were fused or split."""
+        a, b = self._alignment.a, self._alignment.b
+        ops_a, ops_b = self._ops.one_sided(region)
+        if not (ops_a and ops_b):
+            return None
+        first = [(number, op) for op in ops_a for number in significant_floats(a.index.ops[op])]
+        second = [(number, op) for op in ops_b for number in significant_floats(b.index.ops[op])]
+        left = [each for each in first if not any(same_constant(each[0], other[0]) for other in second)]
+        right = [each for each in second if not any(same_constant(each[0], other[0]) for other in first)]
+        if len(left) != 1 or len(right) != 1:
+            return None
+        text = f"{number_text(left[0][0])} against {number_text(right[0][0])}"
+        return Reason("constant", text, *self._ops.labels(left[0][1], right[0][1]))
+
+
+def _factor(side: Side, ops: Iterable[int]) -> float:
+    """The number that ops multiply by in all."""
+    product = 1.0
+    for op in ops:
+        if side.op_name(op) in _SCALING:
+            numbers = [
+                item for _, item in constants(side.index.ops[op]) if type(item) in (int, float) and item
+            ]
+            factor = float(numbers[0]) if len(numbers) == 1 else 1.0
+            product *= factor if side.op_name(op) == "mul" else 1.0 / factor
+    return product
+
+
+def constant_difference_text(constant: Constant, op: str = "") -> str:
+    """A constant of two ops: ``eps 1e-05 against 1e-06``."""
+    operand = constant.name in ("other", "argument 1", "exponent")
+    name = _OPERANDS.get(op, constant.name) if operand else constant.name
+    return f"{name} {number_text(constant.a)} against {number_text(constant.b)}"
+
+
+def number_text(value: Any) -> str:
+    """A constant with at most four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else constant_text(value)
+
+
+class InputReasons:
+    """Finds inputs and parameters that differ, or that only one side uses."""
+
+    def __init__(self, alignment: Alignment, ops: RegionOps) -> None:
+        self._alignment, self._ops = alignment, ops
+
+    def differing_input(self, region: Region) -> Reason | None:
+        """An input of the run that differs."""
+        alignment = self._alignment
+        for value in region.leaves_a:
+            other = alignment.values_a[value]
+            if other < 0 or alignment.a.kind(value) in ("parameter", "buffer"):
+                continue
+            if alignment.compare(value, other).state is State.DIFFERENT:
+                name = alignment.a.index.values[value].name or "an input"
+                return self._ops.value_reason(region, "input", f"{name} itself differs", value, other)
+        return None
+
+    def differing_parameter(self, region: Region) -> Reason | None:
+        """A parameter that differs, or that only one side of the region has."""
+        alignment = self._alignment
+        for value in region.leaves_a:
+            other, name = alignment.values_a[value], alignment.a.parameter_names.get(value)
+            if other >= 0 and name and alignment.compare(value, other).state is State.DIFFERENT:
+                other_name = alignment.b.parameter_names.get(other, name)
+                both = name if name == other_name else f"{name} | {other_name}"
+                return self._ops.value_reason(region, "parameter", f"{both} differs", value, other)
+        lone = [self._lone_parameter(region.leaves_a, alignment.a, alignment.values_a),
+                self._lone_parameter(region.leaves_b, alignment.b, alignment.values_b)]  # fmt: skip
+        if (lone[0] < 0) != (lone[1] < 0):
+            first = lone[0] >= 0
+            side, value = (alignment.a, lone[0]) if first else (alignment.b, lone[1])
+            text = f"{side.parameter_names[value]} is used only on the {'first' if first else 'second'} side"
+            return self._ops.value_reason(region, "parameter", text, lone[0], lone[1], "a" if first else "b")
+        return None
+
+    def _lone_parameter(self, leaves: list[int], side: Side, partners: list[int]) -> int:
+        """A parameter of a region that the other side does not use there."""
+        for value in leaves:
+            if value in side.parameter_names and partners[value] < 0:
+                return value
+        return -1
+
+    def one_sided_uses(self) -> list[tuple[bool, int]]:
+        """First uses of parameters that the other side has and does not use: whether of a, and the op."""
+        return list(self._one_sided_parameters.values())
+
+    @cached_property
+    def _one_sided_parameters(self) -> dict[str, tuple[bool, int]]:
+        """Each parameter that both sides have and only one uses: whether it is the first, and the op."""
+        a, b, calls = self._alignment.a, self._alignment.b, self._alignment.calls
+        named = {calls.name(path): path for path in b.parameters}
+        found: dict[str, tuple[bool, int]] = {}
+        for path, (info, value) in a.parameters.items():
+            its = named.get(calls.name(path))
+            if info.buffer or its is None:
+                continue
+            uses = a.leaf_consumers.get(value, []), b.leaf_consumers.get(b.parameters[its][1], [])
+            if bool(uses[0]) != bool(uses[1]):
+                found[path if uses[0] else its] = (True, uses[0][0]) if uses[0] else (False, uses[1][0])
+        return found
+
+    def one_sided_use(self, region: Region) -> Reason | None:
+        """A parameter that both sides have and only one uses."""
+        alignment = self._alignment
+        for first, side, leaves in (
+            (True, alignment.a, region.leaves_a),
+            (False, alignment.b, region.leaves_b),
+        ):
+            for value in leaves:
+                name = side.parameter_names.get(value, "")
+                if self._one_sided_parameters.get(name, (None,))[0] is not first:
+                    continue
+                text = f"{name} is used only on the {SIDES['a' if first else 'b']} side"
+                pair = (value, -1) if first else (-1, value)
+                return self._ops.value_reason(region, "parameter", text, *pair, "a" if first else "b")
+        return None
+
+    def element_order(self, region: Region) -> Reason | None:
+        """A parameter that has the same statistics and other bits: its elements are in another order."""
+        alignment = self._alignment
+        for value in region.leaves_a:
+            other, name = alignment.values_a[value], alignment.a.parameter_names.get(value)
+            if other < 0 or not name or alignment.compare(value, other).state is not State.CLOSE:
+                continue
+            shapes = [side.parameters[side.parameter_names[each]][0].shape
+                      for side, each in ((alignment.a, value), (alignment.b, other))]  # fmt: skip
+            if len(shapes[0]) > 1 and shapes[0] == shapes[1]:
+                text = f"{name} has the statistics of the other, and its elements may be in another order"
+                return self._ops.value_reason(region, "parameter", text, value, other)
+        return None
+
+    def unmeasured(self, region: Region) -> Reason | None:
+        """An input of integers: they are not measured, and all else agrees."""
+        a, b = self._alignment.a, self._alignment.b
+        for value in region.leaves_a:
+            other = self._alignment.values_a[value]
+            if (
+                other < 0
+                or a.rounding[value]
+                or self._alignment.compare(value, other).state is not State.UNKNOWN
+            ):
+                continue
+            dtype = dtype_name(a.index.values[value].dtype)
+            name = a.index.values[value].name or b.index.values[other].name or f"its input {dtype}"
+            text = f"{name} probably differs: integers are not measured, and all else agrees"
+            return self._ops.value_reason(region, "input", text, value, other)
+        return None

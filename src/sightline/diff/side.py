@@ -111,6 +111,12 @@ class Side:
         #: Which ops are compiled regions, whose own ops were not recorded.
         self.opaque: NDArray[np.bool_] = is_opaque(self.data)
 
+    @cached_property
+    def computing(self) -> list[int]:
+        """The compared ops that compute something, in order."""
+        ops: list[int] = np.flatnonzero(self.compared & ~self.layout).tolist()
+        return ops
+
     def key_id(self, key: Any) -> int:
         """The id of a key, which is the same on both sides."""
         return self._key_ids.setdefault(key, len(self._key_ids))
@@ -291,7 +297,7 @@ class Side:
     def leaf_consumers(self) -> dict[int, list[int]]:
         """The computing ops that use each value that no op made."""
         consumers: dict[int, list[int]] = {}
-        for op in np.flatnonzero(self.compared & ~self.layout).tolist():
+        for op in self.computing:
             for value in self.inputs(op):
                 origin = self.origin[value]
                 if self.producer[origin] < 0:

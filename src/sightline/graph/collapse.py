@@ -17,11 +17,10 @@ from typing import Any
 
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
-from sightline.graph.fold import loop_key
+from sightline.graph.fold import loop_key, strict_key
 from sightline.graph.graph import Edge, Graph, Node, Ref, replace_refs
 from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.graph.node_names import UniqueNames
-from sightline.graph.repeats import strict_key
 from sightline.trace.forms import map_leaves
 
 _SOURCES = ("parameter", "buffer", "constant")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
+from sightline.analysis.select import SHOWS_ALL, ModelPart, model_part
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments

@@ -9,8 +9,7 @@ import numpy as np
 from sightline.analysis.tensor_cells import Cells, as_float64, finite_sample, histogram
 from sightline.errors import SightlineError
 from sightline.page.kept_rows import Kept
-from sightline.page.sections import Sections
-from sightline.page.strings import Strings
+from sightline.page.sections import Sections, Strings
 from sightline.trace.data import CaptureInfo, TraceData
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.tensors import CapturedTensor

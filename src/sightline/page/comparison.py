@@ -7,7 +7,6 @@ rows for modules, source lines and ops, each with what it is on either side and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -88,8 +87,7 @@ def _largest_error(comparison: Comparison) -> str:
     """How far apart runs are that are equal up to rounding."""
     if comparison.verdict != "close":
         return ""
-    agreeing = [pair.verdict.error for pair in comparison.pairs if pair.verdict.agrees]
-    worst = max((error for error in agreeing if error == error), default=0.0)
+    worst = comparison.largest_error
     return f" The largest error is {error_text(worst)}." if worst > 0 else ""
 
 
@@ -121,8 +119,10 @@ def _rows(comparison: Comparison) -> list[_Row]:
     module: tuple[int, int] | None = None
     line: tuple[int, int] | None = None
     at_line = -1
-    for op in _aligned_ops(comparison):
-        ops = (op.a, op.b)
+    for a, b, verdict, first in comparison.aligned_ops():
+        state, error = (verdict.state, verdict.error) if verdict is not None else (State.UNKNOWN, math.nan)
+        op = _Row(OP, a, b, state, error, first)
+        ops = (a, b)
         around = tuple(of[each] if each >= 0 else -1 for of, each in zip(calls, ops, strict=True))
         written = tuple(of[each] if each >= 0 else -1 for of, each in zip(lines, ops, strict=True))
         if around != module:
@@ -141,34 +141,6 @@ def _worse(line: _Row, op: _Row) -> _Row:
     """The row of a line with what one more op says about it."""
     worst = op if op.state > line.state or (op.state == line.state and op.error > line.error) else line
     return line._replace(state=worst.state, error=worst.error, first=line.first or op.first)
-
-
-def _aligned_ops(comparison: Comparison) -> Iterator[_Row]:
-    """The computing ops of both runs: pairs in the order of the first run, lone ops where they ran."""
-    alignment, divergence = comparison.alignment, comparison.divergence
-    first_a = divergence.reason.a.op if divergence is not None and divergence.reason.a is not None else -1
-    first_b = divergence.reason.b.op if divergence is not None and divergence.reason.b is not None else -1
-    verdicts = {pair.a: pair.verdict for pair in comparison.pairs}
-    lone_b = [op for op in _computing(comparison.b) if alignment.ops_b[op] < 0]
-    at = 0
-    for op in _computing(comparison.a):
-        other = alignment.ops_a[op]
-        while other >= 0 and at < len(lone_b) and lone_b[at] < other:
-            yield _Row(OP, -1, lone_b[at], first=lone_b[at] == first_b)
-            at += 1
-        is_first = op == first_a or (other >= 0 and other == first_b)
-        verdict = verdicts.get(op)
-        if verdict is None:
-            yield _Row(OP, op, other, first=is_first)
-        else:
-            yield _Row(OP, op, other, verdict.state, verdict.error, is_first)
-    for op in lone_b[at:]:
-        yield _Row(OP, -1, op, first=op == first_b)
-
-
-def _computing(side: Side) -> list[int]:
-    ops: list[int] = np.flatnonzero(side.compared & ~side.layout).tolist()
-    return ops
 
 
 def _line_keys(side: Side) -> list[int]:

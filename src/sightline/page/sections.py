@@ -6,18 +6,22 @@
 
 A column of integers is kept in the narrowest type that holds it. Its bytes stand in planes, all lowest bytes
 first: neighbours are alike there, and compress to a fraction. A column that only grows is kept as its
-differences. The viewer reads it in ``viewer/src/data/sections.ts``.
+differences. Texts are kept once each and referred to by number (`Strings`). The viewer reads it all in
+``viewer/src/data/sections.ts``.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sightline.trace.data import I32
 
 FORMAT: Final = 1  #: the viewer refuses another one
 _INTEGERS: Final = ((np.int8, "i1"), (np.int16, "i2"), (np.int32, "i4"))
@@ -79,3 +83,25 @@ def _planes(numbers: NDArray[Any]) -> bytes:
     """The bytes of a column, all first bytes before all second ones."""
     little = np.ascontiguousarray(numbers).astype(numbers.dtype.newbyteorder("<"), copy=False)
     return little.view(np.uint8).reshape(len(little), little.itemsize).T.tobytes()
+
+
+class Strings:
+    """Texts that columns refer to by number; 0 is the empty text.
+
+    >>> strings = Strings()
+    >>> strings.add("relu"), strings.add("mm"), strings.add("relu"), strings.add("")
+    (1, 2, 1, 0)
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {"": 0}
+
+    def add(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def all_of(self, texts: Iterable[str]) -> I32:
+        """The number of each text."""
+        return np.array([self.add(text) for text in texts], dtype=np.int32)
+
+    def texts(self) -> list[str]:
+        return list(self._numbers)

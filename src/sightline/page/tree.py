@@ -14,12 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.analysis.model_part import model_part
-from sightline.analysis.sequence_repeats import Repeat, fold, length_of
+from sightline.analysis.fold import Repeat, Variation, fold, length_of
+from sightline.analysis.select import model_part
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
 from sightline.trace.data import I32, I64, PHASES, TraceData
-from sightline.views.fold import Variation
 
 STEP, PHASE, CALL, LINE, OP, GROUP, ROUND, ASIDE = range(8)
 #: What each row is; the viewer reads the words.

@@ -21,9 +21,9 @@ from sightline.ranks.merge import Run
 from sightline.ranks.messages import message_problems
 from sightline.ranks.replicas import replica_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
-from sightline.views.layout import fit_blocks
 from sightline.views.problems import problem_lines
 from sightline.views.rendering import Block, Column, Grid, Line, Span, View, cut, grid, line
+from sightline.views.table_layout import fit_blocks
 
 _WIDTH: Final = 100
 _MARGIN: Final = 11

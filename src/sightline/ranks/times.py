@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sightline.notation import time_text
 from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.merge import Run
-from sightline.views.layout import fit_blocks
 from sightline.views.rendering import Block, Column, Grid, Span, View, grid, line
+from sightline.views.table_layout import fit_blocks
 
 _WIDTH: Final = 100
 

@@ -13,8 +13,8 @@ from sightline.diff.comparison import ModuleRow
 from sightline.diff.side import OpLabel, Side
 from sightline.diff.values import State
 from sightline.notation import dtype_name, number_text
-from sightline.views.layout import fit_blocks
-from sightline.views.rendering import Block, Column, Line, Span, View, cut, cut_end, grid, line, width
+from sightline.views.rendering import WIDTH, Block, Column, Line, Span, View, cut, cut_end, grid, line, width
+from sightline.views.table_layout import fit_blocks
 
 if TYPE_CHECKING:
     from sightline.diff.divergence import Divergence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _MARGIN: Final = 11
-_WIDTH: Final = 100
 _GROWTH_ROWS: Final = 8  #: of the table of how the error grows
 _MAX_OTHERS: Final = 3  #: how many further divergences are shown
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -41,10 +40,10 @@ def verdict_view(diff: Diff) -> View:
     """One screen about two runs."""
 
     def fit(room: int) -> list[Block]:
-        room = min(room, _WIDTH)
+        room = min(room, WIDTH)
         return [*_head(diff, room), line(), *_answer(diff, room), *_growth(diff, room), *_facts(diff)]
 
-    return View(tuple(fit_blocks(fit(_WIDTH), _WIDTH)), fit=fit)
+    return View(tuple(fit_blocks(fit(WIDTH), WIDTH)), fit=fit)
 
 
 def error_text(error: float) -> str:
@@ -106,7 +105,7 @@ def _answer(diff: Diff, room: int) -> Iterator[Line]:
         yield _fact("verdict", (diff.comparison.different_models, "warn"))
         return
     if divergence is None:
-        worst = max((pair.verdict.error for pair in diff.pairs if pair.verdict.agrees), default=0.0)
+        worst = diff.comparison.largest_error
         more = f"; the largest error is {error_text(worst)}" if diff.verdict == "close" and worst > 0 else ""
         yield _fact("verdict", (text + more, style))
         if diff.parting is not None and (diff.verdict == "unknown" or _are_ranks(diff)):
@@ -228,12 +227,12 @@ def modules_view(diff: Diff) -> View:
         plot = "".join(bar(row.error) for row in rows if row.state is not State.UNKNOWN)
         table = grid(
             (Column("module"), Column("class"), Column("result"), Column("error", right=True), Column("")),
-            [_row(row, diff, min(room, _WIDTH)) for row in rows],
+            [_row(row, diff, min(room, WIDTH)) for row in rows],
         )
         along = line(("along the depth  ", "dim"), (plot[: room - 17], "number"))
         return [table, line(), along]
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _row(row: ModuleRow, diff: Diff, room: int) -> tuple[Span | str | tuple[str, str], ...]:
@@ -270,7 +269,7 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
     shown = rows if everything else rows[max(0, at - _AROUND) : at + _AROUND]
 
     def fit(room: int) -> list[Block]:
-        room = min(room, _WIDTH)
+        room = min(room, WIDTH)
         if not shown:
             return [line("(no lines to compare)")]
         half = (room - 17) // 2
@@ -286,7 +285,7 @@ def source_view(diff: Diff, *, everything: bool = False) -> View:
         more = [line((f"{left} more lines: d.source(everything=True)", "dim"))] if left else []
         return [*lines, *more]
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _modules(row: _Row) -> str:
@@ -318,29 +317,12 @@ def _text(label: OpLabel | None) -> str:
 
 def _rows(diff: Diff) -> list[_Row]:
     """Pairs of ops and unpaired ops in the order of the run, those of one line in one row."""
-    comparison = diff.comparison
-    alignment = comparison.alignment
-    label_a, label_b = comparison.a.op_label, comparison.b.op_label
-    divergence = diff.divergence
-    marked_a = {label.op for label in (divergence.reason.a,) if label} if divergence else set()
-    marked_b = {label.op for label in (divergence.reason.b,) if label} if divergence else set()
-    verdicts = {pair.a: pair.verdict for pair in comparison.pairs}
+    a, b = diff.comparison.a, diff.comparison.b
     rows: list[_Row] = []
-    ops_b = _compared_ops(comparison.b)
-    at = 0
-    for x in _compared_ops(comparison.a):
-        y = alignment.ops_a[x]
-        while y >= 0 and at < len(ops_b) and ops_b[at] <= y:
-            if alignment.ops_b[ops_b[at]] < 0:
-                _add_row(rows, _Row(None, label_b(ops_b[at]), State.UNKNOWN, 0.0, ops_b[at] in marked_b))
-            at += 1
-        verdict = verdicts.get(x)
-        first = x in marked_a or y in marked_b
+    for x, y, verdict, first in diff.comparison.aligned_ops():
         state, error = (verdict.state, verdict.error) if verdict is not None else (State.UNKNOWN, 0.0)
-        _add_row(rows, _Row(label_a(x), label_b(y) if y >= 0 else None, state, error, first))
-    for op in ops_b[at:]:
-        if alignment.ops_b[op] < 0:
-            _add_row(rows, _Row(None, label_b(op), State.UNKNOWN, 0.0, op in marked_b))
+        labels = a.op_label(x) if x >= 0 else None, b.op_label(y) if y >= 0 else None
+        _add_row(rows, _Row(*labels, state, error, first))
     return rows
 
 
@@ -357,8 +339,3 @@ def _add_row(rows: list[_Row], row: _Row) -> None:
 
 def _key(row: _Row) -> tuple[object, ...]:
     return tuple((label.file, label.line, label.module) if label else None for label in (row.a, row.b))
-
-
-def _compared_ops(side: Side) -> list[int]:
-    chosen: list[int] = np.flatnonzero(side.compared & ~side.layout).tolist()
-    return chosen

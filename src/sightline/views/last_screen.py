@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.problems import FIRST, Problem, find, looked_for, not_looked_at
 from sightline.views.problems import MARGIN, SURE, indented, severity_counts, severity_span, wrap_text
-from sightline.views.rendering import Line, Span, View, cut, line
+from sightline.views.rendering import WIDTH, Line, Span, View, cut, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
 SCREEN: Final = 25  #: lines, with those about the recording's file
-_WIDTH: Final = 100
 _MAX_TITLE: Final = 3  #: lines of a title
 _MAX_ADVICE: Final = 3  #: lines of advice
 _SENTENCE: Final = re.compile(r"(?<=[.;]) ")
@@ -80,13 +79,13 @@ def _without_note(problem: Problem) -> Problem:
 def _no_problems(trace: Trace) -> Iterator[Line]:
     ops = f"{len(trace.ops):,} ops"
     yield line(("problems: ", "dim"), ("none", "title"), f" found in {ops}")
-    yield from (line((text, "dim")) for text in wrap_text(f"looked for {looked_for()}", _WIDTH, "  "))
+    yield from (line((text, "dim")) for text in wrap_text(f"looked for {looked_for()}", WIDTH, "  "))
     yield from _unchecked(trace, 6)
 
 
 def _unchecked(trace: Trace, room: int) -> list[Line]:
     """What could not be checked, in at most ``room`` lines."""
-    texts = [text for each in not_looked_at(trace.index) for text in wrap_text(each, _WIDTH, "  ")]
+    texts = [text for each in not_looked_at(trace.index) for text in wrap_text(each, WIDTH, "  ")]
     return [line((text, "dim"), hang=2) for text in texts[: max(room, 0)]]
 
 
@@ -96,10 +95,10 @@ def _block(problem: Problem) -> Iterator[Line]:
     text = problem.title
     if problem.detail:
         text = f"{cut(text, 110)} — {problem.detail}"
-    titles = wrap_text(text + kind, _WIDTH - MARGIN)
+    titles = wrap_text(text + kind, WIDTH - MARGIN)
     limit = _MAX_TITLE + bool(problem.detail)
     if len(titles) > limit:
-        titles = [*titles[: limit - 1], cut(titles[limit - 1], _WIDTH - MARGIN - len(kind) - 2) + "…" + kind]
+        titles = [*titles[: limit - 1], cut(titles[limit - 1], WIDTH - MARGIN - len(kind) - 2) + "…" + kind]
     style = "warn" if problem.kind == "unmatched" else "title"
     yield line(severity_span(problem), (titles[0], style))
     yield from (indented(Span(text, style)) for text in titles[1:])
@@ -108,17 +107,17 @@ def _block(problem: Problem) -> Iterator[Line]:
     called = f", called at {problem.called}" if problem.called else ""
     if problem.place or problem.called:
         where = f"at {problem.place}{module}{times}{called}"
-        yield from (indented(Span(text, "op")) for text in wrap_text(where, _WIDTH - MARGIN)[:2])
+        yield from (indented(Span(text, "op")) for text in wrap_text(where, WIDTH - MARGIN)[:2])
     advice = f"→ {SURE[problem.confidence]}{problem.why}"
     yield from (indented(Span(text, "dim")) for text in _advice_lines(advice))
 
 
 def _advice_lines(text: str) -> list[str]:
     """Advice in a few lines, of whole sentences."""
-    lines = wrap_text(text, _WIDTH - MARGIN, "  ")
+    lines = wrap_text(text, WIDTH - MARGIN, "  ")
     while len(lines) > _MAX_ADVICE and len(sentences := _SENTENCE.split(text)) > 1:
         text = " ".join(sentences[:-1]).rstrip(";")
-        lines = wrap_text(text, _WIDTH - MARGIN, "  ")
+        lines = wrap_text(text, WIDTH - MARGIN, "  ")
     return lines[:_MAX_ADVICE]
 
 

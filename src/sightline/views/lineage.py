@@ -17,23 +17,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from sightline.analysis.find_value import find_value
 from sightline.analysis.lineage import DEPTH, MOST, Lineage, LineageStep, lineage_of
+from sightline.analysis.value_names import find_value
 from sightline.notation import position_text, value_text
 from sightline.trace.index import Frame, Index, Value
 from sightline.trace.op_text import statistics_text
-from sightline.views.rendering import Line, Span, View, cut, line, printable, width
+from sightline.views.rendering import WIDTH, Line, Span, View, cut, cut_end, line, printable, width
+from sightline.views.source_chain import PHASE_MARKS
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-WIDTH: Final = 100
 _GAP: Final = "  "
 _CODE: Final = 24  #: the source line gets the columns that are left, but at least these
 _CODE_MIN: Final = 12  #: on a narrow terminal these, or none: the other columns matter more
 _MAX_NAMED: Final = 4  #: how many values are listed by name
 _MAX_PATH: Final = 5  #: values of a path that are written out
-_MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
 
 @dataclass(frozen=True)
@@ -188,7 +187,7 @@ class _LineageTable:
     def _op(self, step: LineageStep) -> str:
         if step.call >= 0:
             return printable(f"{step.name} (module)")
-        mark = "" if step.name.endswith(" backward") else _MARKS.get(step.phase, "")
+        mark = "" if step.name.endswith(" backward") else PHASE_MARKS.get(step.phase, "")
         return printable(mark + (step.name or "view"))
 
     def _line(self, row: _Row) -> Line:
@@ -201,7 +200,7 @@ class _LineageTable:
             (cut(row.op, op), op, "op"),
             (cut(row.step.code, self._code), self._code, "code"),
             (cut(row.place, place), place, "dim"),
-            (_tail(row.step.module, module), module, "module"),
+            (cut_end(row.step.module, module), module, "module"),
         ):
             if room:
                 spans += [Span(text, style), Span(" " * (room - width(text)) + _GAP)]
@@ -300,12 +299,6 @@ def _more(count: int) -> Iterator[Span]:
 def _value_name(value: Value) -> str:
     """The name of a parameter, else the id."""
     return value.name or value_text(value.id)
-
-
-def _tail(text: str, room: int) -> str:
-    """The end of a path in ``room`` columns: ``…attn.qkv``."""
-    text = printable(text)
-    return text if width(text) <= room else "…" + text[len(text) - room + 1 :]
 
 
 def _leaf_text(value: Value) -> str:

@@ -4,48 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, Protocol
+from typing import IO
 
-from sightline.trace.events import LiveCallEvent, LiveOpEvent
+from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
 from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.rendering import Line, Printer
-from sightline.views.source_chain import ChainWriter, FrameLike, entry_line, op_spans
-
-
-class LiveOp(Protocol):
-    """An op that just ran, or just raised."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def form(self) -> Form: ...
-    @property
-    def inputs(self) -> Sequence[str]: ...
-    @property
-    def output(self) -> str: ...
-    @property
-    def chain(self) -> Sequence[FrameLike]: ...
-    @property
-    def phase(self) -> str: ...
-    @property
-    def raised(self) -> bool: ...
+from sightline.views.source_chain import ChainWriter, entry_line, op_spans
 
 
 @dataclass(frozen=True, slots=True)
 class CodeOp:
-    """An op as plain data: ``inputs`` are the texts of its tensors, ``chain`` its frames, outermost first.
+    """An op that just ran, or just raised, as plain data.
 
-    For a backward op the chain is the one of its forward op.
+    ``inputs`` are the texts of its tensors, ``chain`` its frames, outermost first; for a backward op those of
+    its forward op.
     """
 
     name: str
     form: Form
     inputs: Sequence[str] = ()
     output: str = ""
-    chain: Sequence[FrameLike] = field(default=())
+    chain: Sequence[SourceFrame] = field(default=())
     phase: str = "forward"
     raised: bool = False
 
@@ -67,7 +49,7 @@ class LiveCode:
         self._writer = ChainWriter()
         self._torch_frames = torch_frames
 
-    def op(self, event: LiveOp) -> None:
+    def op(self, event: CodeOp) -> None:
         """Write one op, and the source lines that differ from the op before."""
         chain = [frame for frame in event.chain if self._torch_frames or not torch_file(frame.file)]
         chain = chain[first_user_index(frame.file for frame in chain) :]

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from sightline.analysis.model_part import SHOWS_ALL, ModelPart, model_part
-from sightline.analysis.select import Mask, Selection
+from sightline.analysis.fold import Variation, sizes_text
+from sightline.analysis.select import SHOWS_ALL, Mask, ModelPart, Selection, model_part
 from sightline.errors import NothingMatched
 from sightline.trace import data as d
-from sightline.views.fold import Variation, sizes_text
 from sightline.views.log_blocks import (
     OK,
     RAISED,

@@ -10,8 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from sightline.analysis.sequence_repeats import Node, Repeat, first_of, length_of
-from sightline.views.fold import Varying, fold_alike
+from sightline.analysis.fold import Node, Repeat, Varying, first_of, fold_alike, length_of
 
 OPEN, CLOSE, LEAF, OP, REPEAT, REPEATED = range(6)
 

@@ -13,13 +13,12 @@ from sightline.notation import bytes_text, time_text
 from sightline.trace.data import I64, PHASES
 from sightline.trace.op_text import api_call_of, backward_suffix, short_name, with_location
 from sightline.trace.user_frames import user_frame
-from sightline.views.layout import fit_blocks
-from sightline.views.rendering import Block, Cell, Column, Line, Span, View, fact_lines, grid, line
+from sightline.views.rendering import WIDTH, Block, Cell, Column, Line, Span, View, fact_lines, grid, line
+from sightline.views.table_layout import fit_blocks
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-_WIDTH: Final = 100
 _MARGIN: Final = 11
 _HEIGHT: Final = 6  #: lines of the plot
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
@@ -42,7 +41,7 @@ def memory(
     info = trace.data.info
 
     def fit(room: int) -> list[Block]:
-        room = min(room, _WIDTH)
+        room = min(room, WIDTH)
         blocks: list[Block] = [_head(first, module), *_others(others), line(), *_plot(first, room)]
         blocks += [line(), _kinds(first)]
         for title, shares in (("module", first.by_module(depth)), ("line", first.by_line())):
@@ -52,7 +51,7 @@ def memory(
         lines = (each for title, parts in notes for each in fact_lines(title, parts, _MARGIN, room))
         return [*blocks, line(), *lines]
 
-    return View(tuple(fit_blocks(fit(_WIDTH), _WIDTH)), fit=fit)
+    return View(tuple(fit_blocks(fit(WIDTH), WIDTH)), fit=fit)
 
 
 def _head(usage: MemoryUsage, module: str | None) -> Line:

@@ -21,12 +21,11 @@ from sightline.notation import value_text
 from sightline.options import Globs
 from sightline.trace.index import Index
 from sightline.views.lineage import lineage_lines
-from sightline.views.rendering import Line, View, cut, line
+from sightline.views.rendering import WIDTH, Line, View, cut, line
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-_WIDTH: Final = 100
 _MAX_LATER: Final = 6  #: how many later ops are listed
 _PACKAGE_FOLDERS: Final = re.compile(r"\b(?:site|dist)-packages/(?:[^\s:]*/)?")
 
@@ -55,7 +54,7 @@ def nonfinite(trace: Trace, *, allow: Globs = ()) -> View:
     def fit(room: int) -> list[Line]:
         return [*sources, *_first_lines(first, room), *later, end]
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _no_op_line(index: Index, sources: bool) -> Line:
@@ -90,7 +89,7 @@ def _consequence_lines(consequences: Sequence[NonFiniteOp]) -> Iterator[Line]:
     """Where the first infinity became a NaN."""
     if consequences:
         yield line(("the first NaN that came of it:", "title"))
-        yield line(cut(_short_headline(consequences[0]), _WIDTH - 2), prefix="  ", hang=4)
+        yield line(cut(_short_headline(consequences[0]), WIDTH - 2), prefix="  ", hang=4)
         yield line()
 
 
@@ -107,7 +106,7 @@ def _later_lines(others: Sequence[NonFiniteOp]) -> Iterator[Line]:
     counts = Counter(map(_short_headline, others))  # those of a loop are equal
     for text, times in list(counts.items())[:_MAX_LATER]:
         mark = f" ×{times:,}" if times > 1 else ""
-        yield line(cut(text, _WIDTH - 2 - len(mark)), (mark, "number"), prefix="  ", hang=4)
+        yield line(cut(text, WIDTH - 2 - len(mark)), (mark, "number"), prefix="  ", hang=4)
     if len(counts) > _MAX_LATER:
         yield line((f"… {sum(list(counts.values())[_MAX_LATER:]):,} more", "dim"), prefix="  ")
     yield line()

@@ -23,20 +23,20 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
+from sightline.analysis.module_tree import OUTSIDE
 from sightline.analysis.problems import CUT_SHORT, Severity, find
-from sightline.analysis.scopes import OUTSIDE
 from sightline.analysis.select import Mask
 from sightline.analysis.step_summaries import step_summaries
 from sightline.analysis.unmatched_globs import left_out_text, unmatched
-from sightline.analysis.variable_names import root_names
+from sightline.analysis.value_names import root_names
 from sightline.notation import bytes_text, count_text, time_text
 from sightline.trace.data import I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.device_time import DeviceSummary, device_summary
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.index import Index
-from sightline.views.layout import grid_width
 from sightline.views.problems import severity_counts
 from sightline.views.rendering import (
+    WIDTH,
     Block,
     Cell,
     Column,
@@ -54,6 +54,7 @@ from sightline.views.rendering import (
 from sightline.views.shapes import Exchanges, key
 from sightline.views.statistics_text import WRONG
 from sightline.views.steps import repeated_calls, step_lines, step_table
+from sightline.views.table_layout import grid_width
 
 if TYPE_CHECKING:
     from sightline.api import Trace
@@ -66,7 +67,6 @@ _BAR: Final = 10
 _MAX_FAULTS: Final = 3
 _SEVERE: Final = {Severity.ERROR: "error", Severity.WARNING: "warn"}
 _MARGIN: Final = 10  #: columns for the titles of facts
-_WIDTH: Final = 100  #: columns of the text; on a terminal there may be fewer
 _MANY_OPS: Final = 100_000  #: in a longer run, checking for problems takes too long for a first screen
 _NOT_CALLED: Final = "none was called, as module(…), on the thread that started the recording"
 _COMPILED: Final = 'compiled code runs without calling any; compiled="eager" shows them'
@@ -93,7 +93,7 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
     heaviest = _heaviest(trace, whole)
 
     def fit(room: int) -> list[Block]:
-        room = min(room, _WIDTH)
+        room = min(room, WIDTH)
         tables = [table(room) for table in (modules, heaviest) if table is not None]
         texts = [span.text for table in tables[:1] for row in table.rows for span in _spans(row)]
         legend = fact_lines("key", key(texts if modules else []), _MARGIN, room)
@@ -101,7 +101,7 @@ def overview(trace: Trace, more: str = _VIEWS) -> View:
         blocks = [block for table in every for block in (line(), table)]
         return [*facts, *blocks, line(), *legend, _fact("more", more)]
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _head(data: TraceData) -> Iterator[Line]:
@@ -182,7 +182,7 @@ def _recorded_data(data: TraceData) -> Iterator[Line]:
 def _unmatched(data: TraceData) -> Iterator[Line]:
     """Globs that matched nothing: requested data that was never recorded."""
     for title, each in zip(chain(["asked"], repeat("")), unmatched(data), strict=False):
-        yield line((f"{title:<{_MARGIN}}", "dim"), (cut(str(each), _WIDTH - _MARGIN), "warn"), hang=_MARGIN)
+        yield line((f"{title:<{_MARGIN}}", "dim"), (cut(str(each), WIDTH - _MARGIN), "warn"), hang=_MARGIN)
 
 
 def _measured(data: TraceData) -> Iterator[Line]:
@@ -251,7 +251,7 @@ class _Time:
             yield _fact("host time", text if self.use else f"{text}; shares are of this")
         if self.use:
             text, split = f"time {time_text(self.total)} in {self.use.ran}", _split_text(self.device)
-            fits = len(f"{text} {split}") <= _WIDTH - _MARGIN
+            fits = len(f"{text} {split}") <= WIDTH - _MARGIN
             texts = ([f"{text} {split}"] if fits else [text, split.strip("()")]) + self.use.texts()
             yield from (_fact("device", text) for text in texts)
 
@@ -347,7 +347,7 @@ def _modules(trace: Trace, costs: Costs, whole: _Time) -> _Table | None:
     def fit(room: int) -> Grid:
         """With everything, else without the bars, else with shapes in the room that is left."""
         table = table_with(_SHAPE_WIDTH)
-        if grid_width(table) <= room or (room >= _WIDTH and not whole.use):
+        if grid_width(table) <= room or (room >= WIDTH and not whole.use):
             return table
         table = _without_bars(table)
         over = grid_width(table) - room
@@ -448,7 +448,7 @@ def _heaviest(trace: Trace, whole: _Time) -> _Table | None:
         return None
     texts = (Column("heaviest lines", least=20), Column("code", least=16))
     table = grid((*texts, Column("ops", right=True, spare=1), *whole.columns("op time")), rows)
-    least = grid_width(table) if whole.use else min(grid_width(table), _WIDTH)
+    least = grid_width(table) if whole.use else min(grid_width(table), WIDTH)
     return lambda room: table if room >= least else _without_bars(table)
 
 

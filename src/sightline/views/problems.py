@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from sightline.analysis.problems import (
@@ -18,14 +17,13 @@ from sightline.analysis.problems import (
 )
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
-from sightline.patterns import choices_text, module_matches, no_module_matched
+from sightline.patterns import did_you_mean, module_matches, no_module_matched
 from sightline.trace.data import ModuleInfo
-from sightline.views.rendering import Block, Line, Span, View, cut, line, printable
+from sightline.views.rendering import WIDTH, Block, Line, Span, View, cut, line, printable
 
 if TYPE_CHECKING:
     from sightline.api import Trace
 
-_WIDTH: Final = 100
 _HANG: Final = 10  #: indentation of the lines a header is wrapped to
 MARGIN: Final = 9  #: the longest severity, and two spaces
 #: How sure a check is.
@@ -45,10 +43,8 @@ def problems(
     selected = [each for each in (*between_ranks, *find(trace.index)) if kind in (None, each.kind)]
     kinds = (*KINDS, *rank_kinds)
     if kind is not None and kind not in kinds:
-        near = get_close_matches(kind, kinds, 5, 0.0)
         raise UsageError(
-            f"kind={kind!r} is no kind of problem; of the {len(kinds)} there are these are nearest: "
-            f"{choices_text(near)}."
+            f"kind={kind!r} is none of the {len(kinds)} kinds of problems{did_you_mean(kind, kinds)}"
         )
     if module is not None:
         paths = _matching_paths(trace.data.modules, module)
@@ -62,7 +58,7 @@ def problems(
         )
 
     def fit(room: int) -> list[Block]:
-        room = min(room, _WIDTH)
+        room = min(room, WIDTH)
         blocks: list[Block] = [head]
         for each in selected:
             blocks += [line(), *problem_lines(each, room)]
@@ -73,7 +69,7 @@ def problems(
         gap = [line()] if selected and unchecked else []
         return [*blocks, *gap, *(each for text in unchecked for each in _dim_lines(text, room))]
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
@@ -93,10 +89,10 @@ def _head(
     scope = f" with {', '.join(filters)}" if filters else ""
     scope += " of a recording that was not finished" if unfinished else ""
     if not selected:
-        none = cut(f" found in {ops:,} ops{scope}", _WIDTH - 14)
+        none = cut(f" found in {ops:,} ops{scope}", WIDTH - 14)
         return line(("problems: ", "dim"), ("none", "title"), none, hang=_HANG)
     counts = ", ".join(text for _, text in severity_counts(selected))
-    where = cut(f" in {ops:,} ops{scope}", _WIDTH - 10 - len(counts))
+    where = cut(f" in {ops:,} ops{scope}", WIDTH - 10 - len(counts))
     return line(("problems: ", "dim"), (counts, "title"), where, hang=_HANG)
 
 

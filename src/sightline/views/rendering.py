@@ -56,6 +56,8 @@ def _can_encode(encoding: str, sign: str) -> bool:
     return True
 
 
+#: Columns of a view as text; on a terminal it has the terminal's width, where that is less.
+WIDTH: Final = 100
 #: The meaning of a span, and how it looks in the terminal (rich) and in HTML (CSS).
 STYLES: Final = {
     "": ("", ""),
@@ -211,7 +213,7 @@ class View:
             return self.blocks
         if not isinstance(room, int):
             raise UsageError(f"room={argument_text(room)} must be a number of columns, or None.")
-        from sightline.views.layout import NARROWEST, fit_blocks
+        from sightline.views.table_layout import NARROWEST, fit_blocks
 
         room = max(room, NARROWEST)
         return fit_blocks(self.blocks if self.fit is None else self.fit(room), room)

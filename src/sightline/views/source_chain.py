@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Final, Protocol
+from typing import Final
 
 from sightline.notation import position_text
+from sightline.trace.events import SourceFrame
 from sightline.views.rendering import Line, Span, printable, width
 
 ARROW: Final = "⬇️"
@@ -22,42 +23,8 @@ _ALIGNED: Final = 72  #: statistics are aligned, except after ops wider than thi
 PHASE_MARKS: Final = {"backward": "⟵ ", "recompute": "↺ "}
 
 
-class FrameLike(Protocol):
-    """A source position: a `Frame` row, a `ChainFrame`, or the recorder's own object.
-
-    It may also have ``end_line``; ``indent``, without which no expression is highlighted; and ``call``, the
-    module call entered from this line. A line that enters another call than before is written again, to
-    separate the iterations of a loop.
-    """
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def line(self) -> int: ...
-    @property
-    def function(self) -> str: ...
-    @property
-    def code(self) -> str: ...
-    @property
-    def columns(self) -> tuple[int, int] | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChainFrame:
-    """A source position as plain data."""
-
-    file: str
-    line: int
-    function: str
-    code: str  #: the source line, stripped; empty if unknown
-    columns: tuple[int, int] | None = None
-    end_line: int = -1  #: of the expression, if it does not end on this line
-    call: int = -1  #: id of the module call entered from here, or -1
-    indent: int = -1  #: bytes before the code in its line, from which columns are counted; -1 if unknown
-
-
 #: The chain of an op that no Python code ran.
-NO_SOURCE: Final = ChainFrame("", 0, "", "(no Python source)")
+NO_SOURCE: Final = SourceFrame("", 0, 0, "", "(no Python source)", None)
 
 
 @dataclass(slots=True)
@@ -65,13 +32,14 @@ class SourceLine:
     """A source line to be written, with the columns of the expressions that ran in it."""
 
     depth: int
-    frame: FrameLike
+    frame: SourceFrame
     columns: list[tuple[int, int]] = field(default_factory=list)
 
     def spans(self) -> tuple[Span, ...]:
         frame = self.frame
-        columns, indent = tuple(self.columns), getattr(frame, "indent", -1)
-        return _source_spans(frame.file, frame.line, frame.function, frame.code, columns, indent)
+        return _source_spans(
+            frame.file, frame.line, frame.function, frame.code, tuple(self.columns), frame.indent
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +64,7 @@ class ChainWriter:
     """Keeps the open source lines, and returns what to write before the next op."""
 
     def __init__(self) -> None:
-        self._chain: list[FrameLike] = []
+        self._chain: list[SourceFrame] = []
         self._lines: list[SourceLine] = []
         self._descended = True  # whether an arrow (or nothing) already follows the innermost open line
         self._phase = "forward"
@@ -107,12 +75,12 @@ class ChainWriter:
         """How many source lines are open: the depth of what is written next."""
         return len(self._chain)
 
-    def shared(self, chain: Sequence[FrameLike]) -> int:
+    def shared(self, chain: Sequence[SourceFrame]) -> int:
         """How many of the open lines a chain shares; those around an open repeat also over several calls."""
         return shared_lines(self._chain, chain, self.floor)
 
     def op(
-        self, chain: Sequence[FrameLike], phase: str, content: tuple[Span, ...],
+        self, chain: Sequence[SourceFrame], phase: str, content: tuple[Span, ...],
         statistics: tuple[Span, ...] = (),
     ) -> list[Entry]:  # fmt: skip
         """The lines of one op: the part of its chain that is not open, and the op itself."""
@@ -131,12 +99,12 @@ class ChainWriter:
         self.close(self.floor)
         return [Note(self.floor, (Span(f"── {phase} " + "─" * (40 - len(phase)), "title"),))]
 
-    def descend(self, chain: Sequence[FrameLike], depth: int, *, further: bool) -> list[Entry]:
+    def descend(self, chain: Sequence[SourceFrame], depth: int, *, further: bool) -> list[Entry]:
         """Open the first ``depth`` lines of a chain; ``further`` says that something deeper follows."""
         shared = min(self.shared(chain), depth)
         for at, frame in enumerate(chain[:shared]):
             _add_columns(self._lines[at], frame)
-            if getattr(frame, "call", -1) >= 0:
+            if frame.call >= 0:
                 self._chain[at] = frame
         entries: list[Entry] = []
         deeper = shared < depth or further
@@ -162,15 +130,14 @@ class ChainWriter:
         del self._chain[depth:], self._lines[depth:]
 
 
-def shared_lines(one: Sequence[FrameLike], other: Sequence[FrameLike], any_call: int = 0) -> int:
+def shared_lines(one: Sequence[SourceFrame], other: Sequence[SourceFrame], any_call: int = 0) -> int:
     """How many outer lines two chains share, entering the same calls; the first ``any_call`` whichever."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a is not b:
             if a.line != b.line or a.file != b.file or a.function != b.function:
                 break
-            calls = getattr(a, "call", -1), getattr(b, "call", -1)
-            if count >= any_call and calls[0] != calls[1] and -1 not in calls:
+            if count >= any_call and a.call != b.call and -1 not in (a.call, b.call):
                 break
         count += 1
     return count
@@ -236,11 +203,11 @@ def gutter(depth: int, repeats: Sequence[int] = ()) -> str:
     return "".join("┊ " * repeats.count(at) + ("│ " if at < depth else "") for at in range(depth + 1))
 
 
-def _add_columns(line: SourceLine, frame: FrameLike) -> None:
+def _add_columns(line: SourceLine, frame: SourceFrame) -> None:
     columns = frame.columns
     if columns is None:
         return
-    if getattr(frame, "end_line", frame.line) > frame.line:
+    if frame.end_line > frame.line:
         columns = (columns[0], 1 << 30)  # an expression over several lines: to the end of this one
     if columns not in line.columns:
         line.columns.append(columns)

@@ -12,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
+from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.step_summaries import StepSummary
-from sightline.analysis.variable_names import root_names
+from sightline.analysis.value_names import root_names
 from sightline.notation import bytes_text, number_text, time_text
 from sightline.patterns import bare_name
 from sightline.trace.data import LEVELS, StepInfo
 from sightline.trace.index import Index
-from sightline.views.fold import spread
 from sightline.views.rendering import Cell, Column, Grid, Line, Span, grid, line
 
 _MAX_ROWS: Final = 6  #: of the table, where all steps are alike

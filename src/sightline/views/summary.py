@@ -25,7 +25,7 @@ from sightline.analysis.cost import (
     uncounted,
     uncounted_text,
 )
-from sightline.analysis.scopes import OUTSIDE, OwnOps, equal_scopes, own_ops
+from sightline.analysis.module_tree import OUTSIDE, OwnOps, equal_scopes, own_ops
 from sightline.analysis.select import Selection
 from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
@@ -34,11 +34,11 @@ from sightline.patterns import module_matches, no_module_matched
 from sightline.trace.data import PHASES, TraceData
 from sightline.trace.device_time import device_summary
 from sightline.trace.held_memory import held_memory
-from sightline.views.layout import OPS_ROOM, Figures, FittedTable, fit_table
 from sightline.views.rendering import Block, Cell, Line, Span, View, fact_lines, line, printable
 from sightline.views.rendering import width as columns
 from sightline.views.shapes import Exchange, Exchanges, key
 from sightline.views.statistics_text import WRONG, StatisticsIndex, ValueStatistics
+from sightline.views.table_layout import OPS_ROOM, Figures, FittedTable, fit_table
 
 if TYPE_CHECKING:
     from sightline.api import Trace

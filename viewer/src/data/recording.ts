@@ -120,164 +120,113 @@ class Lists {
   }
 }
 
-export class Recording {
-  readonly run: Run;
-  readonly strings: string[];
-  readonly files: SourceFile[];
-  readonly problems: { found: Problem[]; notLookedAt: string[] };
-  readonly timeline: Timeline;
-  readonly parameters: Parameter[][];
+/** What a recording was packed into. */
+class Packed {
+  constructor(protected readonly sections: Sections) {}
 
-  readonly opName: Numbers;
-  readonly opLevel: Numbers;
-  readonly opPhase: Numbers;
-  readonly opFlags: Numbers;
-  readonly opCall: Numbers;
-  readonly opParent: Numbers;
-  readonly opForward: Numbers;
-  readonly opStart: Numbers;
-  readonly opDuration: Numbers;
-  readonly opFlops: Numbers;
+  protected column(name: string): Numbers {
+    return this.sections.column(name);
+  }
+}
+
+export class Recording extends Packed {
+  readonly run = this.sections.table<Run>("run");
+  readonly strings = this.sections.table<string[]>("strings");
+  readonly files = this.sections.table<SourceFile[]>("files");
+  readonly problems = this.sections.table<{ found: Problem[]; notLookedAt: string[] }>("problems");
+  readonly timeline = this.sections.table<Timeline>("timeline");
+  readonly parameters = this.sections.table<Parameter[][]>("parameters");
+
+  readonly opName = this.column("ops.name");
+  readonly opLevel = this.column("ops.level");
+  readonly opPhase = this.column("ops.phase");
+  readonly opFlags = this.column("ops.flags");
+  readonly opCall = this.column("ops.call");
+  readonly opParent = this.column("ops.parent");
+  readonly opForward = this.column("ops.forward");
+  readonly opStart = this.column("ops.start");
+  readonly opDuration = this.column("ops.duration");
+  readonly opFlops = this.column("ops.flops");
   /** How long it is drawn on the timeline: to the end of all that ran inside it. */
-  readonly opSpan: Numbers;
-  readonly opLine: Numbers;
-  readonly opForm: Numbers;
-  readonly opDevice: Numbers;
-  readonly opInputs: Lists;
-  readonly opOutputs: Lists;
+  readonly opSpan = this.column("ops.span");
+  readonly opLine = this.column("ops.line");
+  readonly opForm = this.column("ops.form");
+  readonly opDevice = this.column("ops.device");
+  readonly opInputs = new Lists(this.column("ops.input_count"), this.column("ops.inputs"));
+  readonly opOutputs = new Lists(this.column("ops.output_count"), this.column("ops.outputs"));
 
-  readonly valueMeta: Numbers;
-  readonly valueKind: Numbers;
-  readonly valueProducer: Numbers;
-  readonly valueBase: Numbers;
-  readonly valueName: Numbers;
-  readonly valueBytes: Numbers;
+  readonly valueMeta = this.column("values.meta");
+  readonly valueKind = this.column("values.kind");
+  readonly valueProducer = this.column("values.producer");
+  readonly valueBase = this.column("values.base");
+  readonly valueName = this.column("values.name");
+  readonly valueBytes = this.column("values.bytes");
 
-  readonly callModule: Numbers;
-  readonly callIndex: Numbers;
-  readonly callPhase: Numbers;
-  readonly callParent: Numbers;
-  readonly callStart: Numbers;
-  readonly callDuration: Numbers;
-  readonly callSpan: Numbers;
-  readonly callLine: Numbers;
-  readonly callFlags: Numbers;
-  readonly callInputs: Lists;
-  readonly callOutputs: Lists;
+  readonly callModule = this.column("calls.module");
+  readonly callIndex = this.column("calls.index");
+  readonly callPhase = this.column("calls.phase");
+  readonly callParent = this.column("calls.parent");
+  readonly callStart = this.column("calls.start");
+  readonly callDuration = this.column("calls.duration");
+  readonly callSpan = this.column("calls.span");
+  readonly callLine = this.column("calls.line");
+  readonly callFlags = this.column("calls.flags");
+  readonly callInputs = new Lists(this.column("calls.input_count"), this.column("calls.inputs"));
+  readonly callOutputs = new Lists(this.column("calls.output_count"), this.column("calls.outputs"));
 
-  readonly modulePath: Numbers;
-  readonly moduleType: Numbers;
-  readonly moduleExtra: Numbers;
-  readonly frameParent: Numbers;
-  readonly frameFile: Numbers;
-  readonly frameFunction: Numbers;
-  readonly frameLine: Numbers;
-  readonly frameColumn: Numbers;
-  readonly frameEnd: Numbers;
+  readonly modulePath = this.column("modules.path");
+  readonly moduleType = this.column("modules.type");
+  readonly moduleExtra = this.column("modules.extra");
+  readonly frameParent = this.column("frames.parent");
+  readonly frameFile = this.column("frames.file");
+  readonly frameFunction = this.column("frames.function");
+  readonly frameLine = this.column("frames.line");
+  readonly frameColumn = this.column("frames.column");
+  readonly frameEnd = this.column("frames.end_column");
 
-  readonly kind: Numbers;
-  readonly ref: Numbers;
-  readonly depth: Numbers;
-  readonly count: Numbers;
-  readonly label: Numbers;
-  readonly memory: Numbers;
-  readonly flops: Numbers;
+  readonly kind = this.column("tree.kind");
+  readonly ref = this.column("tree.ref");
+  readonly depth = this.column("tree.depth");
+  readonly count = this.column("tree.count");
+  readonly label = this.column("tree.label");
+  readonly memory = this.column("tree.memory");
+  readonly flops = this.column("tree.flops");
   /** The rows inside row `i` are `i + 1 … end[i] - 1`. */
-  readonly end: Int32Array;
-  readonly parent: Int32Array;
-  readonly time: Float64Array;
-  readonly opRow: Int32Array;
+  readonly end = new Int32Array(this.kind.length);
+  readonly parent = new Int32Array(this.kind.length).fill(-1);
+  readonly time = Float64Array.from(this.column("tree.time"));
+  readonly opRow = new Int32Array(this.run.ops).fill(-1);
   /** The first row of each call: where it ran; later ones are its part of the backward pass. */
-  readonly callRow: Int32Array;
+  readonly callRow = new Int32Array(this.callModule.length).fill(-1);
 
   /** What devices ran: names, streams, the op that launched it, when it began and how long it took. */
-  readonly deviceName: Numbers;
-  readonly deviceLane: Numbers;
-  readonly deviceOp: Numbers;
-  readonly deviceStart: Numbers;
-  readonly deviceSpan: Numbers;
-  readonly streams: string[];
+  readonly deviceName = this.column("device.name");
+  readonly deviceLane = this.column("device.lane");
+  readonly deviceOp = this.column("device.op");
+  readonly deviceStart = this.column("device.start");
+  readonly deviceSpan = this.column("device.span");
+  readonly streams = this.sections.table<string[]>("streams");
 
-  private readonly captures: { column: (name: string) => Numbers; bins: Lists; cells: Lists };
+  private readonly captures = {
+    column: (name: string): Numbers => this.column(`captures.${name}`),
+    bins: new Lists(this.column("captures.bin_count"), this.column("captures.bins")),
+    cells: new Lists(this.column("captures.cell_count"), this.column("captures.cells")),
+  };
   private readonly captureRow = new Map<number, number>();
-  private readonly opIds: Numbers;
-  private readonly valueIds: Numbers;
-  private readonly stats: Record<keyof Statistics, Numbers>;
+  private readonly opIds = this.column("ops.id");
+  private readonly valueIds = this.column("values.id");
+  private readonly stats = Object.fromEntries(
+    ["min", "max", "mean", "std", "l2", "zeros", "nans", "infs"].map((name) => [name, this.column(`stats.${name}`)]),
+  ) as Record<keyof Statistics, Numbers>;
   private readonly statRow = new Map<number, number>();
   private apart: Uint8Array | undefined;
   private readers: { offsets: Int32Array; ops: Int32Array } | undefined;
 
   constructor(sections: Sections) {
-    const column = (name: string): Numbers => sections.column(name);
-    this.run = sections.table<Run>("run");
-    this.strings = sections.table<string[]>("strings");
-    this.files = sections.table<SourceFile[]>("files");
-    this.problems = sections.table("problems");
-    this.timeline = sections.table<Timeline>("timeline");
-    this.parameters = sections.table<Parameter[][]>("parameters");
-
-    this.opName = column("ops.name");
-    this.opLevel = column("ops.level");
-    this.opPhase = column("ops.phase");
-    this.opFlags = column("ops.flags");
-    this.opCall = column("ops.call");
-    this.opParent = column("ops.parent");
-    this.opForward = column("ops.forward");
-    this.opStart = column("ops.start");
-    this.opDuration = column("ops.duration");
-    this.opFlops = column("ops.flops");
-    this.opSpan = column("ops.span");
-    this.opLine = column("ops.line");
-    this.opForm = column("ops.form");
-    this.opDevice = column("ops.device");
-    this.opInputs = new Lists(column("ops.input_count"), column("ops.inputs"));
-    this.opOutputs = new Lists(column("ops.output_count"), column("ops.outputs"));
-
-    this.valueMeta = column("values.meta");
-    this.valueKind = column("values.kind");
-    this.valueProducer = column("values.producer");
-    this.valueBase = column("values.base");
-    this.valueName = column("values.name");
-    this.valueBytes = column("values.bytes");
-
-    this.callModule = column("calls.module");
-    this.callIndex = column("calls.index");
-    this.callPhase = column("calls.phase");
-    this.callParent = column("calls.parent");
-    this.callStart = column("calls.start");
-    this.callDuration = column("calls.duration");
-    this.callSpan = column("calls.span");
-    this.callLine = column("calls.line");
-    this.callFlags = column("calls.flags");
-    this.callInputs = new Lists(column("calls.input_count"), column("calls.inputs"));
-    this.callOutputs = new Lists(column("calls.output_count"), column("calls.outputs"));
-
-    this.modulePath = column("modules.path");
-    this.moduleType = column("modules.type");
-    this.moduleExtra = column("modules.extra");
-    this.frameParent = column("frames.parent");
-    this.frameFile = column("frames.file");
-    this.frameFunction = column("frames.function");
-    this.frameLine = column("frames.line");
-    this.frameColumn = column("frames.column");
-    this.frameEnd = column("frames.end_column");
-
-    this.kind = column("tree.kind");
-    this.ref = column("tree.ref");
-    this.depth = column("tree.depth");
-    this.count = column("tree.count");
-    this.label = column("tree.label");
-    this.memory = column("tree.memory");
-    this.flops = column("tree.flops");
-    const inside = column("tree.inside");
-    const rows = inside.length;
-    this.end = new Int32Array(rows);
-    this.parent = new Int32Array(rows).fill(-1);
-    this.time = Float64Array.from(column("tree.time"));
-    this.opRow = new Int32Array(this.run.ops).fill(-1);
-    this.callRow = new Int32Array(this.callModule.length).fill(-1);
+    super(sections);
+    const inside = this.column("tree.inside");
     const open: number[] = [];
-    for (let row = 0; row < rows; row++) {
+    for (let row = 0; row < inside.length; row++) {
       this.end[row] = row + 1 + inside[row];
       open.length = this.depth[row];
       if (open.length) this.parent[row] = open[open.length - 1];
@@ -288,27 +237,10 @@ export class Recording {
         this.time[row] = Math.max(0, this.opDuration[ref]);
       } else if (this.kind[row] === CALL && this.callRow[ref] < 0) this.callRow[ref] = row;
     }
-
-    this.stats = Object.fromEntries(
-      ["min", "max", "mean", "std", "l2", "zeros", "nans", "infs"].map((name) => [name, column(`stats.${name}`)]),
-    ) as Record<keyof Statistics, Numbers>;
-    this.deviceName = column("device.name");
-    this.deviceLane = column("device.lane");
-    this.deviceOp = column("device.op");
-    this.deviceStart = column("device.start");
-    this.deviceSpan = column("device.span");
-    this.streams = sections.table<string[]>("streams");
-    this.opIds = column("ops.id");
-    this.valueIds = column("values.id");
-    this.captures = {
-      column: (name) => column(`captures.${name}`),
-      bins: new Lists(column("captures.bin_count"), column("captures.bins")),
-      cells: new Lists(column("captures.cell_count"), column("captures.cells")),
-    };
-    column("captures.value").forEach((value: number, at: number) => {
+    this.column("captures.value").forEach((value: number, at: number) => {
       if (!this.captureRow.has(value)) this.captureRow.set(value, at);
     });
-    column("stats.value").forEach((value: number, at: number) => this.statRow.set(value, at));
+    this.column("stats.value").forEach((value: number, at: number) => this.statRow.set(value, at));
   }
 
   get rows(): number {

@@ -7,109 +7,71 @@ from __future__ import annotations
 
 from typing import Final
 
-from sightline.analysis.problems.activations import (
-    dead_activation,
-    dead_layer,
-    masks_everything,
-    saturated_activation,
+from sightline.analysis.problems import (
+    activations,
+    broadcasts,
+    determinism,
+    devices,
+    failed_runs,
+    gradients,
+    losses,
+    nonfinite,
+    precision,
+    recomputation,
+    run_modes,
+    training_loop,
+    weights,
 )
-from sightline.analysis.problems.broadcasts import broadcast_in_a_loss, rows_against_columns
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
-from sightline.analysis.problems.determinism import not_deterministic
-from sightline.analysis.problems.devices import (
-    copied_in_loop,
-    copied_to_device,
-    mixed_devices,
-    waits_for_device,
-)
-from sightline.analysis.problems.failed_runs import matched_nothing, run_failed
-from sightline.analysis.problems.gradients import (
-    cut_gradient,
-    exploding_gradients,
-    no_gradient,
-    unused_parameter,
-    vanishing_gradients,
-)
-from sightline.analysis.problems.inplace_changes import changed_before_skip
-from sightline.analysis.problems.kept_graphs import graph_grows, graph_kept
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.losses import (
-    logits_as_probabilities,
-    no_log_probabilities,
-    probabilities_as_logits,
-    targets_out_of_range,
-)
-from sightline.analysis.problems.nonfinite import first_non_finite
-from sightline.analysis.problems.precision import accidental_upcast
 from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
-from sightline.analysis.problems.recomputation import computed_again
-from sightline.analysis.problems.run_modes import (
-    batch_of_one,
-    dropout_in_evaluation,
-    evaluation_mode_in_training,
-    training_mode_in_evaluation,
-)
-from sightline.analysis.problems.training_loop import (
-    clipped_after_step,
-    gradients_not_cleared,
-    learning_rate_of_zero,
-    learning_rate_unchanged,
-    parameters_without_optimizer,
-    scheduler_out_of_order,
-    step_without_gradients,
-)
-from sightline.analysis.problems.weights import (
-    shared_layers,
-    uninitialised,
-    unregistered_module,
-    untied_weights,
-)
 from sightline.trace.index import Index
 
+#: Every check; of two problems that are equally serious, the one of the earlier check is listed first.
 CHECKS: Final[tuple[Check, ...]] = (
-    run_failed,
-    first_non_finite,
-    step_without_gradients,
-    gradients_not_cleared,
-    learning_rate_of_zero,
-    probabilities_as_logits,
-    no_log_probabilities,
-    logits_as_probabilities,
-    targets_out_of_range,
-    unregistered_module,
-    uninitialised,
-    clipped_after_step,
-    broadcast_in_a_loss,
-    rows_against_columns,
-    mixed_devices,
-    no_gradient,
-    cut_gradient,
-    unused_parameter,
-    parameters_without_optimizer,
-    training_mode_in_evaluation,
-    evaluation_mode_in_training,
-    dropout_in_evaluation,
-    scheduler_out_of_order,
-    learning_rate_unchanged,
-    not_deterministic,
-    graph_grows,
-    graph_kept,
-    changed_before_skip,
-    shared_layers,
-    untied_weights,
-    vanishing_gradients,
-    exploding_gradients,
-    dead_activation,
-    saturated_activation,
-    masks_everything,
-    dead_layer,
-    batch_of_one,
-    accidental_upcast,
-    waits_for_device,
-    copied_to_device,
-    copied_in_loop,
-    computed_again,
-    matched_nothing,
+    failed_runs.run_failed,
+    nonfinite.first_non_finite,
+    training_loop.step_without_gradients,
+    training_loop.gradients_not_cleared,
+    training_loop.learning_rate_of_zero,
+    losses.probabilities_as_logits,
+    losses.no_log_probabilities,
+    losses.logits_as_probabilities,
+    losses.targets_out_of_range,
+    weights.unregistered_module,
+    weights.uninitialised,
+    training_loop.clipped_after_step,
+    broadcasts.broadcast_in_a_loss,
+    broadcasts.rows_against_columns,
+    devices.mixed_devices,
+    gradients.no_gradient,
+    gradients.cut_gradient,
+    gradients.unused_parameter,
+    training_loop.parameters_without_optimizer,
+    run_modes.training_mode_in_evaluation,
+    run_modes.evaluation_mode_in_training,
+    run_modes.dropout_in_evaluation,
+    training_loop.scheduler_out_of_order,
+    training_loop.learning_rate_unchanged,
+    determinism.not_deterministic,
+    training_loop.graph_grows,
+    training_loop.graph_kept,
+    activations.changed_before_skip,
+    weights.shared_layers,
+    weights.untied_weights,
+    gradients.vanishing_gradients,
+    gradients.exploding_gradients,
+    activations.dead_activation,
+    activations.saturated_activation,
+    activations.masks_everything,
+    activations.dead_layer,
+    run_modes.batch_of_one,
+    precision.accidental_upcast,
+    devices.waits_for_device,
+    devices.copied_to_device,
+    devices.copied_in_loop,
+    recomputation.computed_again,
+    failed_runs.matched_nothing,
 )
 KINDS: Final = tuple(dict.fromkeys(check.kind for check in CHECKS))
 #: Shown for a recording whose process was killed.

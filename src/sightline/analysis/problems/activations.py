@@ -1,4 +1,7 @@
-"""Activations and layers that pass nothing on: dead, saturated, constant, or masked as a whole."""
+"""Activations and layers that pass nothing on: dead, saturated, constant, or masked as a whole.
+
+Also activations in place, which change a tensor that a skip connection still needs as it was.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, MATMULS, RANDOM, Mask, ProblemContext
 from sightline.analysis.problems.losses import computed_by
-from sightline.analysis.problems.problem import Finding, Severity, check, group_by_line, op_finding
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.weights import has_parameters
 from sightline.notation import number_text
-from sightline.trace.data import KINDS
+from sightline.trace.data import KINDS, MUTATES
 
 _MIN_ELEMENTS: Final = 32  #: fewer may be equal by chance
 _ACTIVATION_OPS: Final = 2  #: of an activation alone
@@ -201,8 +204,8 @@ def _measured_lines(context: ProblemContext, names: frozenset[str]) -> Iterator[
     if not len(context.data.stats):
         return
     inside = context.forward & context.named(names) & (context.data.ops.call >= 0)
-    for group in group_by_line(
-        context, np.flatnonzero(inside).tolist(), lambda op: (context.module(op), context.name(op))
+    for group in context.by_line(
+        np.flatnonzero(inside).tolist(), lambda op: (context.module(op), context.name(op))
     ):
         ops = [op for op in group if context.outputs(op)]
         large = all(context.meta(context.outputs(op)[0]).numel >= _MIN_ELEMENTS for op in ops)
@@ -226,7 +229,7 @@ def _input_row(context: ProblemContext, op: int) -> int:
 
 def _finding(context: ProblemContext, ops: list[int], what: str, cause: str = "") -> Finding:
     title = f"{context.written(ops[0])} {what} in {len(ops)} of {len(ops)} calls{cause}"
-    return op_finding(context, title, ops[0], context.outputs(ops[0])[0])
+    return context.finding(title, ops[0], context.outputs(ops[0])[0])
 
 
 @check(
@@ -256,7 +259,7 @@ def dead_layer(context: ProblemContext) -> Iterator[Finding]:
             stats = context.index.numbers(value)
             level = number_text(stats.max) if stats is not None and stats.max else "zero"
             title = f"the output {context.meta(value)} is {level} everywhere, though its input varies"
-            yield op_finding(context, title, context.producer(value), value)
+            yield context.finding(title, context.producer(value), value)
 
 
 def _is_activation(context: ProblemContext, value: int) -> bool:
@@ -305,3 +308,71 @@ def _may_be_flat(context: ProblemContext, call: int, varying: Mask) -> bool:
     inputs = ops.inputs[ops.input_offsets[first] : ops.input_offsets[end]]
     weights = inputs[context.data.values.kind[inputs] == KINDS.index("parameter")]
     return not varying[weights].all()
+
+
+_IN_PLACE: Final = frozenset(
+    "relu_ leaky_relu_ elu_ hardtanh_ silu_ sigmoid_ tanh_ threshold_ hardswish_ celu_ selu_ clamp_ "
+    "clamp_min_ mish_ gelu_ hardsigmoid_".split()
+)
+_JOINS: Final = frozenset("add add_ sub cat".split())
+_MAX_OPS: Final = 200  #: how many ops a branch is followed for
+
+
+@check(
+    "changed-before-skip",
+    Severity.WARNING,
+    "The skip connection adds what the activation has left, not what came in. Take inplace=True out, or "
+    "keep a clone for the skip.",
+    Confidence.LIKELY,
+)
+def changed_before_skip(context: ProblemContext) -> Iterator[Finding]:
+    """A module changes its input by an activation in place, and later adds it to its own result."""
+    ops, calls = context.data.ops, context.data.calls
+    in_place = context.forward & context.named(_IN_PLACE) & ((ops.flags & MUTATES) != 0)
+    for op in np.flatnonzero(in_place & (ops.call >= 0)).tolist():
+        before, after = next(iter(context.inputs(op)), -1), next(iter(context.outputs(op)), -1)
+        call = _owner(context, op, before)
+        if before < 0 or after < 0 or call < 0:
+            continue
+        end = int(calls.end_op[call])
+        joins = [user for user in context.users(after) if user < end and context.name(user) in _JOINS]
+        for join in joins:
+            others = [value for value in context.inputs(join) if value != after]
+            if others and all(_comes_from(context, value, after, op) for value in others[:1]):
+                title = (
+                    f"{context.written(op)} changes {context.meta(before)} in place, which "
+                    f"{context.line(join)} adds as the skip connection"
+                )
+                yield context.finding(title, op, before)
+                break
+
+
+def _owner(context: ProblemContext, op: int, value: int) -> int:
+    """The outermost call around an op that has a tensor among its inputs; -1 without one.
+
+    A call of at most two ops is the activation module itself, whose job is to change its input.
+    """
+    calls = context.data.calls
+    owner, call = -1, int(context.data.ops.call[op])
+    while call >= 0:
+        if value not in calls.inputs_of(call):
+            break
+        owner, call = call, int(calls.parent[call])
+    large = owner >= 0 and int(calls.end_op[owner]) - int(calls.first_op[owner]) > 2
+    return owner if large else -1
+
+
+def _comes_from(context: ProblemContext, value: int, source: int, after: int) -> bool:
+    """Whether a value was computed from another after an op, through a layer with weights."""
+    stack = [(value, False)]
+    for _ in range(_MAX_OPS):
+        if not stack:
+            return False
+        each, weighted = stack.pop()
+        if each == source:
+            return weighted
+        producer = context.producer(each)
+        if producer > after:
+            layer = weighted or context.name(producer) in MATMULS or "conv" in context.name(producer)
+            stack += [(one, layer) for one in context.inputs(producer)]
+    return False

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, RANDOM, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
+from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.data import KINDS, TensorMeta
 from sightline.trace.file_owners import torch_file
 
@@ -64,13 +64,13 @@ def _finding(context: ProblemContext, op: int, reduction: int, wide: int, narrow
         f"{dropped} drops the last dimension of {context.meta(context.inputs(reduction)[0])}: {applied} of "
         f"{context.meta(wide)} and {context.meta(narrow)} then applies the number of each row to a column"
     )
-    return op_finding(context, title, at, narrow, _repair(context, reduction))
+    return context.finding(title, at, narrow, _repair(context, reduction))
 
 
 def _text(context: ProblemContext, op: int, elsewhere: int) -> str:
     """The name of an op, with its line where that is not the line of another."""
-    same = op_line(context, op) == op_line(context, elsewhere)
-    return context.written(op).rpartition(".")[2] if same else op_at_line(context, op)
+    same = context.line(op) == context.line(elsewhere)
+    return context.written(op).rpartition(".")[2] if same else context.at_line(op)
 
 
 def _repair(context: ProblemContext, reduction: int) -> str:
@@ -193,7 +193,7 @@ def broadcast_in_a_loss(context: ProblemContext) -> Iterator[Finding]:
         title = (
             f"{context.written(op)} of {operands} broadcasts both to {list(broadcast)}, which becomes a loss"
         )
-        yield op_finding(context, title, op, column, why)
+        yield context.finding(title, op, column, why)
 
 
 def _squeeze_text(column: TensorMeta, row: TensorMeta) -> str:

@@ -6,13 +6,14 @@ recorded, most checks report nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cached_property
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.analysis.problems.problem import Finding
 from sightline.trace.data import (
     FLAVOURS,
     I32,
@@ -214,6 +215,27 @@ class ProblemContext:
         frame = self.index.ops[op].frame
         return frame is not None and not installed_file(frame.file)
 
+    def line(self, op: int) -> str:
+        """The source line of an op: ``net.py:9 in Net.forward``; empty where none is known."""
+        return self.place(int(self.frames[op]))
+
+    def at_line(self, op: int) -> str:
+        """An op as it is written and its line: ``squeeze at net.py:9``; ``squeeze`` alone without one."""
+        name = self.written(op).rpartition(".")[2]
+        line = self.line(op).partition(" in ")[0]
+        return f"{name} at {line}" if line else name
+
+    def by_line(self, ops: Iterable[int], key: Callable[[int], Hashable]) -> list[list[int]]:
+        """Ops of the same source line and key together, in the order of the run."""
+        groups: dict[tuple[int, Hashable], list[int]] = {}
+        for op in ops:
+            groups.setdefault((self.visible(int(self.frames[op])), key(op)), []).append(op)
+        return list(groups.values())
+
+    def finding(self, title: str, op: int, value: int = -1, why: str = "") -> Finding:
+        """A finding about an op, at its line and in its module."""
+        return Finding(title, self.module(op), int(self.frames[op]), op, value, why=why)
+
     def module(self, op: int) -> int:
         """The module an op ran in, or -1."""
         return int(self.index.op_modules[op])
@@ -223,3 +245,11 @@ class ProblemContext:
 
     def module_type(self, module: int) -> str:
         return self.data.modules[module].type if module >= 0 else ""
+
+    def first_call(self, module: int) -> int:
+        """The first call of a module, or -1."""
+        return next(iter(self.index.calls_of_module.get(module, ())), -1)
+
+    def call_frame(self, call: int) -> int:
+        """The frame a module was called from; -1 for no call."""
+        return int(self.data.calls.frame[call]) if call >= 0 else -1

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sightline.analysis.problems.context import RANDOM, ProblemContext
-from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, op_finding
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.run_modes import RunModes, call_outputs
 from sightline.trace.data import EVALUATION
 from sightline.trace.op_groups import ALLOCATIONS
@@ -57,7 +57,7 @@ def not_deterministic(context: ProblemContext) -> Iterator[Finding]:
                 title = f"{name} {what}: two calls on the same inputs differ, in evaluation mode"
             else:
                 title = f"{name} gives other numbers in a second call, on the same inputs"
-            yield op_finding(context, title, found.op, found.value)
+            yield context.finding(title, found.op, found.value)
 
 
 def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ...], list[int]]:
@@ -65,7 +65,7 @@ def _same_inputs(context: ProblemContext, tops: list[int]) -> dict[tuple[int, ..
     calls, prints = context.data.calls, context.data.stats.fingerprint
     groups: dict[tuple[int, ...], list[int]] = {}
     for call in tops if len(context.data.stats) else ():
-        inputs = calls.inputs[calls.input_offsets[call] : calls.input_offsets[call + 1]].tolist()
+        inputs = calls.inputs_of(call)
         rows = [context.stat(value) for value in inputs]
         keys = [
             -int(prints[row]) if row >= 0 and prints[row] else value

@@ -10,7 +10,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.trace.data import KINDS, RAISED
 from sightline.trace.forms import Form
 
@@ -65,7 +65,7 @@ def waits_for_device(context: ProblemContext) -> Iterator[Finding]:
         source = source if source >= 0 else context.inputs(op)[0]
         reason = "a tensor is copied to the CPU" if read_back[op] else _MASKED
         title = f"{context.written(op)} of {context.meta(source)}: {_AWAITED.get(context.name(op), reason)}"
-        yield op_finding(context, title, op, source, _without_wait(context, op))
+        yield context.finding(title, op, source, _without_wait(context, op))
 
 
 def _in_model(context: ProblemContext) -> Mask:
@@ -118,7 +118,7 @@ def mixed_devices(context: ProblemContext) -> Iterator[Finding]:
     failed[inner[inner >= 0]] = False  # an API call fails with the aten op inside it
     for op in np.flatnonzero(failed).tolist():
         title = f"{data.names[data.ops.name[op]]} failed on tensors of {_devices(context, op)}"
-        yield op_finding(context, title, op)
+        yield context.finding(title, op)
 
 
 @check(
@@ -148,7 +148,7 @@ def copied_to_device(context: ProblemContext) -> Iterator[Finding]:
             and not {meta.device, target} <= parameter_devices
             and (meta.shape or copies[op])
         ):
-            yield op_finding(context, f"{context.written(op)} copies {meta} to {target}", op, source)
+            yield context.finding(f"{context.written(op)} copies {meta} to {target}", op, source)
 
 
 @check(
@@ -177,10 +177,10 @@ def copied_in_loop(context: ProblemContext) -> Iterator[Finding]:
         small = all(context.meta(value).nbytes <= _SMALL for _, value in pairs)
         if count >= _LEAST_COPIES:
             title = f"the same {context.meta(again)} is copied to {target} {count} times"
-            yield op_finding(context, title, op, again)
+            yield context.finding(title, op, again)
         elif small and steps > 1 and len(pairs) >= _MANY * steps:
             title = f"{len(pairs)} small tensors such as {meta} are copied to {target} in {steps} steps"
-            yield op_finding(context, title, op, source)
+            yield context.finding(title, op, source)
 
 
 def _mixed(context: ProblemContext) -> Mask:

@@ -11,15 +11,7 @@ from typing import Final
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import (
-    Finding,
-    Severity,
-    call_frame,
-    check,
-    first_call,
-    names_text,
-    op_line,
-)
+from sightline.analysis.problems.problem import Finding, Severity, check, names_text
 from sightline.analysis.problems.trained_parameters import Idle, Training
 from sightline.notation import number_text
 
@@ -43,7 +35,7 @@ def unused_parameter(context: ProblemContext) -> Iterator[Finding]:
             unused.setdefault((missed[-1] if missed else idle.module, bool(missed)), []).append(idle)
     for (module, whole_module), members in unused.items():
         call = training.nearest_call(module)
-        finding = _finding(context, module, members, "never used", call_frame(context, call))
+        finding = _finding(context, module, members, "never used", context.call_frame(call))
         if whole_module:
             names = f"{len(members)} trainable parameter{'s' if len(members) > 1 else ''}"
             finding = replace(finding, title=f"{context.module_type(module)} with {names} was never called")
@@ -79,7 +71,7 @@ def no_gradient(context: ProblemContext) -> Iterator[Finding]:
 
 def _end_text(context: ProblemContext, op: int, passes_none: bool) -> str:
     """Why no gradient comes back through an op."""
-    what, line = context.written(op), op_line(context, op)
+    what, line = context.written(op), context.line(op)
     return (
         f"{what} at {line} passes none back" if passes_none else f"the result of {what} at {line} is unused"
     )
@@ -115,7 +107,7 @@ def cut_gradient(context: ProblemContext) -> Iterator[Finding]:
     for idle in training.idle:
         op = training.cut(idle) if idle.used else -1
         if op >= 0:  # the ops of one line, such as those of a layer, are one cut
-            same = (cut for cut in cuts if op_line(context, cut) == op_line(context, op))
+            same = (cut for cut in cuts if context.line(cut) == context.line(op))
             cuts.setdefault(next(same, op), []).append(idle)
     for op, members in cuts.items():
         detached = context.name(op) == "detach"
@@ -239,9 +231,9 @@ def _activation_between(context: ProblemContext, members: list[tuple[str, float,
     """The activation that follows most layers of a stack, and after how many; empty if there is none."""
     found: Counter[str] = Counter()
     for _, _, module in members:
-        call = first_call(context, module)
+        call = context.first_call(module)
         calls = context.data.calls
-        outputs = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+        outputs = calls.outputs_of(call)
         users = {context.name(op).rstrip("_") for value in outputs for op in context.users(value)}
         found.update(name.lstrip("_") for name in users & _ACTIVATIONS)
     name, count = found.most_common(1)[0] if found else ("", 0)
@@ -254,7 +246,7 @@ def _ratio_of(members: list[tuple[str, float, int]], norms: dict[str, float]) ->
 
 def _stack_finding(context: ProblemContext, members: list[tuple[str, float, int]], how: str) -> Finding:
     (first, low, module), (last, high, _) = members[0], members[-1]
-    frame = call_frame(context, first_call(context, module))
+    frame = context.call_frame(context.first_call(module))
     towards = "" if how == "are huge" else " towards the input"
     title = (
         f"gradients {how}{towards} over {len(members)} layers: norm {number_text(low)} in {first}, "

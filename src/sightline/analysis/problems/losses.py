@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, MATMULS, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding, op_line
+from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.op_groups import VIEWS
 
@@ -80,9 +80,9 @@ def _probability_findings(context: ProblemContext, op: int, value: int, loss: st
     producer = computed_by(context, value)
     activation = _activation(context, producer)
     if activation:
-        line = op_line(context, producer) or "an unknown line"
+        line = context.line(producer) or "an unknown line"
         title = f"{loss} is given probabilities, made by {activation} at {line}"
-        yield op_finding(context, title, op, value)
+        yield context.finding(title, op, value)
 
 
 def _activation(context: ProblemContext, op: int) -> str:
@@ -126,9 +126,9 @@ def _no_log_findings(context: ProblemContext, op: int, loss: str) -> Iterator[Fi
     name = context.name(producer) if producer >= 0 else ""
     what = "logits" if name in MATMULS else "probabilities" if _activation(context, producer) else ""
     if what:
-        source = f"{context.written(producer)} at {op_line(context, producer) or 'an unknown line'}"
+        source = f"{context.written(producer)} at {context.line(producer) or 'an unknown line'}"
         title = f"{loss} is given {what} instead of log-probabilities, made by {source}"
-        yield op_finding(context, title, op, value)
+        yield context.finding(title, op, value)
 
 
 @check(
@@ -143,9 +143,9 @@ def logits_as_probabilities(context: ProblemContext) -> Iterator[Finding]:
         value = context.inputs(op)[0]
         producer = computed_by(context, value, _MOVES | _CLAMPS)
         if producer >= 0 and context.name(producer) in MATMULS:
-            line = op_line(context, producer) or "an unknown line"
+            line = context.line(producer) or "an unknown line"
             title = f"binary_cross_entropy is given logits, made by {context.written(producer)} at {line}"
-            yield op_finding(context, title, op, value)
+            yield context.finding(title, op, value)
 
 
 @check(
@@ -165,7 +165,7 @@ def targets_out_of_range(context: ProblemContext) -> Iterator[Finding]:
         if row >= 0 and (stats.min[row] < 0 or stats.max[row] > 1):
             low, high = number_text(float(stats.min[row])), number_text(float(stats.max[row]))
             producer = computed_by(context, targets)
-            where = f", made at {op_line(context, producer)}" if producer >= 0 else ""
+            where = f", made at {context.line(producer)}" if producer >= 0 else ""
             name = context.name(op)
             title = f"the targets {context.meta(targets)} of {name} go from {low} to {high}{where}"
-            yield op_finding(context, title, op, targets)
+            yield context.finding(title, op, targets)

@@ -15,7 +15,7 @@ from sightline.analysis.nonfinite import (
 from sightline.analysis.problems.activations import RECTIFIERS
 from sightline.analysis.problems.context import BACKWARD, MATMULS, ProblemContext
 from sightline.analysis.problems.losses import PROBABILITIES, computed_by
-from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
+from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import number_text
 from sightline.trace.op_text import statistics_text
 
@@ -43,7 +43,7 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
     for source in nonfinite_sources(index):
         reader = next(iter(index.consumers(source.value.id)), -1)
         if reader >= 0:
-            yield op_finding(context, str(source), reader, source.value.id)
+            yield context.finding(str(source), reader, source.value.id)
     any_op, serious = serious_findings(index)
     hidden = first_call(index) if not any_op else None
     if hidden is not None:
@@ -53,13 +53,13 @@ def first_non_finite(context: ProblemContext) -> Iterator[Finding]:
         yield Finding(call_text(call, value), module, frame, -1, value.id)
     lines: set[str] = set()
     for finding in serious:
-        line = op_line(context, finding.op.id)
+        line = context.line(finding.op.id)
         if line and line in lines:  # the NaN that became of an infinity, on its line
             continue
         lines.add(line)
         given, repair = cause(context, finding.op.id)
         title = f"{_title(finding)}{f': {given}' if given else ''}"
-        yield op_finding(context, title, finding.op.id, finding.value.id, repair)
+        yield context.finding(title, finding.op.id, finding.value.id, repair)
 
 
 def _title(finding: NonFiniteOp) -> str:
@@ -176,7 +176,7 @@ def _origin(context: ProblemContext, value: int) -> str:
         return f"from {kind} {name}" if name else f"from a{'n' * kind.startswith(tuple('aeiou'))} {kind}"
     module = context.module(maker)
     path = context.data.modules[module].path if module >= 0 else ""
-    return f"from {op_at_line(context, maker)}{f' ({path})' if path else ''}"
+    return f"from {context.at_line(maker)}{f' ({path})' if path else ''}"
 
 
 def _row(context: ProblemContext, value: int) -> int:

@@ -10,8 +10,8 @@ import numpy as np
 
 from sightline.analysis.problems.context import MATMULS, Mask, ProblemContext
 from sightline.analysis.problems.losses import computed_by, moved_from
-from sightline.analysis.problems.problem import Finding, Severity, check, op_at_line, op_finding, op_line
-from sightline.analysis.variable_names import Assignment, assignments, returned_assignments
+from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.value_names import Assignment, assignments, returned_assignments
 from sightline.notation import bytes_text
 from sightline.trace.op_groups import VIEWS
 
@@ -56,14 +56,12 @@ def _upcast_finding(context: ProblemContext, op: int, low: int, single: int, spr
     if attribute is None:
         title = f"{context.written(op)} of {operands} gives float32, which {spread}"
         maker = computed_by(context, single)
-        line = op_line(context, maker) if maker >= 0 else ""
+        line = context.line(maker) if maker >= 0 else ""
         made = f" where it is made, {line}" if line else ""
         cost = "What follows needs twice the memory and is slower."
         why = f"{cost} Cast the float32 tensor{made}: .to(torch.{dtype})."
-        return op_finding(context, title, op, single, why)
-    title = (
-        f"{attribute.name} is float32: {op_at_line(context, op)} of {operands} gives float32, which {spread}"
-    )
+        return context.finding(title, op, single, why)
+    title = f"{attribute.name} is float32: {context.at_line(op)} of {operands} gives float32, which {spread}"
     name = attribute.name.removeprefix("self.")
     why = (
         f"It is a plain tensor, which model.to(torch.{dtype}) does not cast. Make it a buffer: "
@@ -100,7 +98,7 @@ def _spread(context: ProblemContext, first: int, single: Mask) -> str:
     memory = bytes_text(sum(context.meta(value).nbytes for value in made) // 2)
     if len(ops) == 1:
         return f"feeds a matmul and needs {memory} more memory"
-    return f"spreads over {len(ops)} ops to {op_line(context, max(ops))} and needs {memory} more memory"
+    return f"spreads over {len(ops)} ops to {context.line(max(ops))} and needs {memory} more memory"
 
 
 def _is_low_precision(context: ProblemContext) -> bool:

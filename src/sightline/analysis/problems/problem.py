@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -110,43 +110,6 @@ def check(
 ) -> Callable[[Finder], Check]:
     """Make a `Check` of the function that finds the occurrences."""
     return lambda find: Check(kind, severity, why, find, confidence)
-
-
-def op_finding(context: ProblemContext, title: str, op: int, value: int = -1, why: str = "") -> Finding:
-    """A finding about an op, at its line and in its module."""
-    return Finding(title, context.module(op), int(context.frames[op]), op, value, why=why)
-
-
-def op_line(context: ProblemContext, op: int) -> str:
-    """The source line of an op: ``net.py:9 in Net.forward``; empty where none is known."""
-    return context.place(int(context.frames[op]))
-
-
-def op_at_line(context: ProblemContext, op: int) -> str:
-    """An op as it is written and its line: ``squeeze at net.py:9``; ``squeeze`` alone without one."""
-    name = context.written(op).rpartition(".")[2]
-    line = op_line(context, op).partition(" in ")[0]
-    return f"{name} at {line}" if line else name
-
-
-def group_by_line(
-    context: ProblemContext, ops: Iterable[int], key: Callable[[int], Hashable]
-) -> list[list[int]]:
-    """Ops of the same source line and key together, in the order of the run."""
-    groups: dict[tuple[int, Hashable], list[int]] = {}
-    for op in ops:
-        groups.setdefault((context.visible(int(context.frames[op])), key(op)), []).append(op)
-    return list(groups.values())
-
-
-def first_call(context: ProblemContext, module: int) -> int:
-    """The first call of a module, or -1."""
-    return next(iter(context.index.calls_of_module.get(module, ())), -1)
-
-
-def call_frame(context: ProblemContext, call: int) -> int:
-    """The frame a module was called from; -1 for no call."""
-    return int(context.data.calls.frame[call]) if call >= 0 else -1
 
 
 def names_text(names: Sequence[str]) -> str:

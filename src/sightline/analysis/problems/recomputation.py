@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import RANDOM, Mask, ProblemContext
-from sightline.analysis.problems.problem import Finding, Severity, check, op_finding
+from sightline.analysis.problems.problem import Finding, Severity, check
 from sightline.notation import bytes_text, count_text
 from sightline.trace.data import MUTATES
 
@@ -51,7 +51,7 @@ def _finding(context: ProblemContext, call: int, members: list[int], cost: str) 
         return Finding(title, module, int(calls.frame[call]), members[0])
     op = max(members, key=lambda op: (int(context.data.ops.flops[op]), int(context.data.ops.duration[op])))
     inputs = ", ".join(str(context.meta(value)) for value in context.inputs(op)[:3])
-    return op_finding(context, f"{context.written(op)} runs again on the same {inputs} ({cost})", op)
+    return context.finding(f"{context.written(op)} runs again on the same {inputs} ({cost})", op)
 
 
 def _by_cause(context: ProblemContext, again: Mask) -> dict[tuple[int, int, int], list[int]]:

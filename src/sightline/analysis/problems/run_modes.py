@@ -10,7 +10,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, op_finding
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.trained_parameters import Training
 from sightline.trace.data import EVALUATION, NO_GRAD, TRAINING
 
@@ -117,7 +117,7 @@ def _is_repeated(context: ProblemContext, record: LoopRecord, call: int) -> bool
     steps = sorted(step.position for step in record.steps)
 
     def key(one: int) -> tuple[int, ...]:
-        inputs = calls.inputs[calls.input_offsets[one] : calls.input_offsets[one + 1]].tolist()
+        inputs = calls.inputs_of(one)
         return int(calls.module[one]), bisect_right(steps, int(calls.first_op[one])), *inputs
 
     return sum(key(other) == key(call) for other in modes.tops) > 1
@@ -173,7 +173,7 @@ def _precedes(context: ProblemContext, record: LoopRecord, call: int, training: 
 def call_outputs(context: ProblemContext, call: int) -> list[int]:
     """The values that a call returned."""
     calls = context.data.calls
-    outputs: list[int] = calls.outputs[calls.output_offsets[call] : calls.output_offsets[call + 1]].tolist()
+    outputs: list[int] = calls.outputs_of(call)
     return outputs
 
 
@@ -209,7 +209,7 @@ def dropout_in_evaluation(context: ProblemContext) -> Iterator[Finding]:
         if call < 0 or not int(calls.flags[call]) & EVALUATION:
             continue
         module = context.module_type(context.module(op))
-        yield op_finding(context, f"{context.written(op)} drops, though {module} is in evaluation mode", op)
+        yield context.finding(f"{context.written(op)} drops, though {module} is in evaluation mode", op)
 
 
 @check(
@@ -234,4 +234,4 @@ def batch_of_one(context: ProblemContext) -> Iterator[Finding]:
         if single and len(ops) >= _LEAST_STEPS and any(leads[value] for value in context.outputs(ops[0])):
             sample = f"one sample, {list(shape)}, in {len(ops)} of {len(ops)} calls"
             title = f"{context.module_type(module)} takes mean and variance of {sample}"
-            yield op_finding(context, title, ops[0], context.inputs(ops[0])[0])
+            yield context.finding(title, ops[0], context.inputs(ops[0])[0])

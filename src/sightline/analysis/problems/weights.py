@@ -9,16 +9,7 @@ import numpy as np
 
 from sightline.analysis.problems.context import ProblemContext
 from sightline.analysis.problems.loop_record import LoopRecord
-from sightline.analysis.problems.problem import (
-    Confidence,
-    Finding,
-    Severity,
-    call_frame,
-    check,
-    first_call,
-    op_finding,
-    op_line,
-)
+from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.trace.data import KINDS, MUTATES, ParameterInfo
 from sightline.trace.failure_causes import creator
 from sightline.trace.op_groups import ALLOCATIONS, VIEWS
@@ -54,14 +45,14 @@ def unregistered_module(context: ProblemContext) -> Iterator[Finding]:
         infos = [info for module in modules if module.root == root for info in module.parameters]
         trainable = [info for info in infos if info.trainable and not info.buffer]
         free = [info for info in trainable if info.path not in record.optimized]
-        call = first_call(context, id)
+        call = context.first_call(id)
         if not free or call < 0:
             continue
         title = (
             f"{modules[id].type} with {len(free)} parameters is held in the plain {attribute} of "
             f"{context.module_type(owner)}, which does not know it"
         )
-        yield Finding(title, owner, call_frame(context, call), parameter=free[0].path)
+        yield Finding(title, owner, context.call_frame(call), parameter=free[0].path)
 
 
 @check(
@@ -82,13 +73,13 @@ def untied_weights(context: ProblemContext) -> Iterator[Finding]:
         owner = next(
             (id for id, module in enumerate(modules) if any(p.path == other for p in module.parameters)), -1
         )
-        call = first_call(context, owner)
+        call = context.first_call(owner)
         if call < 0:
             continue
         keys = {p.path: p.key for module in modules for p in module.parameters if p.path in (one, other)}
         if len(keys) == 2 and len(set(keys.values())) == 2:
             title = f"{one} and {other} hold the same numbers but are two parameters"
-            yield Finding(title, owner, call_frame(context, call), parameter=other)
+            yield Finding(title, owner, context.call_frame(call), parameter=other)
 
 
 @check(
@@ -107,16 +98,16 @@ def shared_layers(context: ProblemContext) -> Iterator[Finding]:
         calls = context.index.calls_of_module.get(id, ())
         if len(paths) > 1 and len(calls) > 1 and has_parameters(context, id):
             title = f"{', '.join(paths[:3])}{' …' if len(paths) > 3 else ''} are one and the same {info.type}"
-            yield Finding(title, id, _list_frame(context, id, call_frame(context, calls[0])))
+            yield Finding(title, id, _list_frame(context, id, context.call_frame(calls[0])))
         keys = tuple(p.key for p in info.parameters if not p.buffer)
         if len(keys) > 1 and info.path.rpartition(".")[2].isdigit():
             groups.setdefault(keys, []).append(id)
     for members in groups.values():
         if len(members) > 1 and len({modules[id].parent for id in members}) == 1:
             names = ", ".join(modules[id].path for id in members[:3])
-            call = first_call(context, members[0])
+            call = context.first_call(members[0])
             if call >= 0:
-                frame = _list_frame(context, members[0], call_frame(context, call))
+                frame = _list_frame(context, members[0], context.call_frame(call))
                 yield Finding(f"{names} share all their parameters", members[0], frame)
 
 
@@ -179,9 +170,9 @@ def uninitialised(context: ProblemContext) -> Iterator[Finding]:
         if reader >= 0:
             title = (
                 f"{context.written(reader)} reads {context.meta(value)} of {context.written(op)} at "
-                f"{op_line(context, op)}, which nothing has written"
+                f"{context.line(op)}, which nothing has written"
             )
-            yield op_finding(context, title, reader, value)
+            yield context.finding(title, reader, value)
 
 
 def _first_reader(context: ProblemContext, value: int) -> int:

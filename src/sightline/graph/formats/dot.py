@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import html
 from typing import Final
 
-from sightline.graph.formats.drawing import Arrow, Box, Drawing, Label
-from sightline.graph.formats.escaping import escaped_html, printable
+from sightline.graph.formats.drawing import Arrow, Box, Drawing, Label, printable
 from sightline.graph.graph import Graph, Node
 
 #: Fill, border and shape of each kind of node.
@@ -59,12 +59,22 @@ def quoted(text: str, newline: str = "\\n") -> str:
     return f'"{plain}"'
 
 
+def escaped(text: str) -> str:
+    """The text escaped for XML and graphviz' HTML-like labels, on one line.
+
+    >>> escaped("</script>\\n&")
+    '&lt;/script&gt; &amp;'
+    """
+    plain = printable(text)
+    return html.escape(" ".join(plain.split()) if "\n" in plain or "\t" in plain else plain) or " "
+
+
 def _box_lines(box: Box, number: int, depth: int) -> list[str]:
     """The lines that open a box."""
     pad, several = "  " * depth, box.times > 1
-    title = f"<B>{escaped_html(box.title or box.type)}</B>"
+    title = f"<B>{escaped(box.title or box.type)}</B>"
     if box.type and box.title:
-        title += f'  <FONT COLOR="#868e96">{escaped_html(box.type)}</FONT>'
+        title += f'  <FONT COLOR="#868e96">{escaped(box.type)}</FONT>'
     if several:
         title += f'  <FONT COLOR="#d9480f"><B>×{box.times}</B></FONT>'
     border = 'color="#d9480f", penwidth=1.6' if several else 'color="#ced4da", penwidth=1'
@@ -90,14 +100,12 @@ def _node(drawing: Drawing, node: Node, box: Box) -> str:
 
 
 def _html(label: Label) -> str:
-    head = f"<B>{escaped_html(label.title)}</B>"
+    head = f"<B>{escaped(label.title)}</B>"
     if label.times > 1:
         head += f' <FONT COLOR="#d9480f"><B>×{label.times}</B></FONT>'
-    small = (
-        [f'<FONT POINT-SIZE="9" COLOR="#1864ab">{escaped_html(label.module)}</FONT>'] if label.module else []
-    )
+    small = [f'<FONT POINT-SIZE="9" COLOR="#1864ab">{escaped(label.module)}</FONT>'] if label.module else []
     small += [
-        f'<FONT POINT-SIZE="8.5" COLOR="#5c636a">{escaped_html(line)}</FONT>' for line in label.lines if line
+        f'<FONT POINT-SIZE="8.5" COLOR="#5c636a">{escaped(line)}</FONT>' for line in label.lines if line
     ]
     return "<BR/>".join([head, *small])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,10 @@ from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.graph.node_names import base_name
 from sightline.notation import constant_text, count_text
 
+#: Control characters, and those that reorder or hide text. XML 1.0 has no way to write most of them.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _MAX_TEXT: Final = 34  #: characters of all arguments in a label
 #: Arguments with one number for each dimension, often the same one.
 _SPATIAL: Final = (
@@ -35,6 +40,15 @@ _USUAL_DEFAULTS: Final = {
     "groups": 1,
     "alpha": 1,
 }
+
+
+def printable(text: str) -> str:
+    """The text without control characters; newlines and tabs stay.
+
+    >>> printable("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def hyperparameters(node: Node) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sightline.graph.formats.escaping import printable
+from sightline.graph.formats.drawing import printable
 from sightline.graph.graph import Graph, Node, Ref
 from sightline.notation import constant_text
 

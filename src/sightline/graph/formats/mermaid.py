@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sightline.graph.formats.drawing import Box, Drawing
-from sightline.graph.formats.escaping import escaped_mermaid
+from sightline.graph.formats.drawing import Box, Drawing, printable
 from sightline.graph.graph import Graph, Node
 
 _SHAPES: Final = {"input": ('(["', '"])'), "output": ('(["', '"])'), "call": ('["', '"]')}
@@ -16,6 +15,12 @@ _CLASSES: Final = """\
   classDef buffer fill:#f3f0ff,stroke:#9775fa
   classDef constant fill:#f1f3f5,stroke:#868e96
   classDef call fill:#ffffff,stroke:#495057"""
+
+#: What could end a label or start markup in it.
+_ENTITIES: Final = {
+    "#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;", "\\": "#92;",
+    "{": "#123;", "}": "#125;", "|": "#124;", ";": "#59;",
+}  # fmt: skip
 
 
 def to_mermaid(graph: Graph) -> str:
@@ -33,17 +38,27 @@ def to_mermaid(graph: Graph) -> str:
         elif depth > 1:
             lines.append("  " * (depth - 1) + "end")
     for arrow in drawing.arrows():
-        text = "<br/>".join(map(escaped_mermaid, arrow.text.splitlines()))
+        text = "<br/>".join(map(escaped, arrow.text.splitlines()))
         label = f'|"{text}"|' if text else ""
         lines.append(f"  {_key(arrow.source)} {'-.->' if arrow.loop else '-->'}{label} {_key(arrow.target)}")
     lines.append(_CLASSES)
     return "\n".join(lines) + "\n"
 
 
+def escaped(text: str) -> str:
+    """The text inside a quoted label, with entities.
+
+    >>> escaped('say "hi" #1')
+    'say #quot;hi#quot; #35;1'
+    """
+    flat = " ".join(printable(text).split())
+    return "".join(_ENTITIES.get(character, character) for character in flat)
+
+
 def _node(drawing: Drawing, node: Node, box: Box) -> str:
     label = drawing.label(node, box)
     texts = [label.heading, label.module, *label.lines]
-    text = "<br/>".join(escaped_mermaid(each) for each in texts if each)
+    text = "<br/>".join(escaped(each) for each in texts if each)
     before, after = _SHAPES.get(node.kind, ('("', '")'))
     return f"{_key(node.id)}{before}{text or ' '}{after}:::{node.kind}"
 
@@ -51,7 +66,7 @@ def _node(drawing: Drawing, node: Node, box: Box) -> str:
 def _box_line(box: Box, number: int) -> str:
     """The line that opens a box."""
     times = f" ×{box.times}" if box.times > 1 else ""
-    title = escaped_mermaid(f"{box.title} {box.type}{times}".strip())
+    title = escaped(f"{box.title} {box.type}{times}".strip())
     return f'subgraph s{number}["{title}"]'
 
 

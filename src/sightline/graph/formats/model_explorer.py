@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sightline.graph.formats.escaping import printable
+from sightline.graph.formats.drawing import printable
 from sightline.graph.graph import Edge, Graph, Node
 from sightline.graph.module_scopes import ScopeTree, scope_tree
 from sightline.notation import constant_text

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import sightline as sl
-from sightline.views.layout import fit_blocks, narrow_columns, wrap_line
 from sightline.views.rendering import Column, Grid, Printer, Span, View, grid, line, width
+from sightline.views.table_layout import fit_blocks, narrow_columns, wrap_line
 
 
 class Attention(nn.Module):

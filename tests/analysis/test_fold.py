@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sightline.analysis.sequence_repeats import Node, Repeat, fold
+from sightline.analysis.fold import Node, Repeat, fold
 from tests.unfold import unfold
 
 #: Sequences made as programs make them: bodies of bodies, each run some times.

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sightline as sl
-from sightline.analysis.sequence_repeats import Node
+from sightline.analysis.fold import Node, Varying, fold_alike
 from sightline.api import Trace
 from sightline.views.code import code
-from sightline.views.fold import Varying, fold_alike
 from tests.builders import TraceBuilder
 from tests.unfold import unfold
 
