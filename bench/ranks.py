@@ -4,8 +4,8 @@
     python bench/ranks.py merge [RANKS OPS]   simulated ranks, of which one parts from the others
 
 The steps are measured side by side in one job: plain and recorded blocks of a few steps take turns, and the
-best of each are compared; CPU time says something on a busy machine too. Simulated ranks are one real recording,
-with torch's fake process group, copied for each rank.
+best of each are compared; CPU time says something on a busy machine too. Simulated ranks are one real
+recording, with torch's fake process group, copied for each rank.
 """
 
 from __future__ import annotations
