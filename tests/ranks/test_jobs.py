@@ -213,6 +213,11 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     assert "rank 1: raised RuntimeError: shape '[3]' is invalid for input of size 4" in text
     assert line("x.reshape(3)") in text or line("dist.all_reduce(x, group=group)", 2) in text
 
+    problem, text = one("tag")
+    assert problem.title == "Rank 1 waits for a message with tag 5 from rank 0, which sends one with tag 3"
+    assert line("tag=5)") in problem.place
+    assert line("tag=3)") in problem.detail
+
     problem, text = one("shape")
     assert problem.title.startswith(
         f"{others} {run} all_reduce #1 of 4 float32 where rank 1 runs all_reduce #1 of 5 float32"

@@ -14,7 +14,7 @@ import numpy as np
 from sightline.analysis.problems.problem import Problem
 from sightline.notation import bytes_text, time_text
 from sightline.ranks.collective_waits import Waiting
-from sightline.ranks.collectives import Collective
+from sightline.ranks.collectives import Collective, messages_of
 from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
@@ -170,10 +170,11 @@ def _collectives(run: Run) -> Grid | None:
     rows: dict[tuple[str, str], list[int]] = {}
     for name in dict.fromkeys(name for record in run.records.values() for name in record.groups):
         record = next(record for record in run.records.values() if name in record.groups)
-        calls = record.groups[name]
+        calls, messages = record.groups[name], messages_of(name)
+        group = name if messages is None else messages[0]
         for number in np.unique(calls.signature).tolist():
             call: Collective = run.names.signatures.all[number]
-            row = rows.setdefault((call.kind, name.partition(":")[0]), [0, 0])
+            row = rows.setdefault((call.kind, group), [0, 0])
             row[0] += int((calls.signature == number).sum())
             row[1] += int(calls.bytes[calls.signature == number].sum())
     if not rows:
