@@ -19,6 +19,7 @@ from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.messages import message_problems
+from sightline.ranks.record import begins_thread
 from sightline.ranks.replicas import replica_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.layout import fit_blocks
@@ -144,10 +145,14 @@ def _difference(run: Run, first: int, ranks: list[int]) -> str:
     at = int(differs[0]) if len(differs) else count
     if at >= len(record.steps):
         return f", the first {at:,} as on rank {first}" if at else ""
-    here = f"{'it runs' if len(ranks) == 1 else 'they run'} {run.names.step_text(int(record.steps[at]))}"
-    if at >= len(base.steps):
-        return f"; after the last of rank {first} {here}"
-    return f"; where rank {first} runs {run.names.step_text(int(base.steps[at]))}, {here}"
+    it = "it" if len(ranks) == 1 else "they"
+    here = f"{it} {'runs' if len(ranks) == 1 else 'run'} {run.names.step_text(int(record.steps[at]))}"
+    if at >= len(base.steps) or (begins_thread(base, at) and not begins_thread(record, at)):
+        return f"; after the last op of rank {first} {here}"
+    there = f"rank {first} runs {run.names.step_text(int(base.steps[at]))}"
+    if begins_thread(record, at) and not begins_thread(base, at):
+        return f"; after {'its' if len(ranks) == 1 else 'their'} last op {there}"
+    return f"; where {there}, {here}"
 
 
 def _ends(run: Run) -> Iterator[Line]:
