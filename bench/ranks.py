@@ -163,7 +163,12 @@ def merged(folder: Path) -> None:
         "print('\\n'.join(str(t).splitlines()[:14]))\n"
         "print(f'merged and shown in {time.perf_counter() - began:.1f} s, CPU {time.process_time():.1f} s')\n"
         "import resource\n"
-        "print(f'peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB')\n"
+        "peak = lambda: f'peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB'\n"
+        "print(peak())\n"
+        "began, spent = time.perf_counter(), time.process_time()\n"
+        "print(str(t.problems()).splitlines()[0])\n"
+        "took = time.perf_counter() - began, time.process_time() - spent\n"
+        "print(f'problems of each rank in {took[0]:.1f} s more, CPU {took[1]:.1f} s, {peak()}')\n"
     )
     subprocess.run([sys.executable, "-c", program, str(folder)], check=True)
 

@@ -207,7 +207,8 @@ class Trace(TraceTables):
         """What looks wrong in this run, the most serious first, each with its line and why it matters.
 
         ``module`` chooses modules by a glob, ``kind`` one kind of problem. Where the trace stands for all
-        ranks of a job, what is wrong between them comes first.
+        ranks of a job, what is wrong between them comes first, and each other problem says which ranks have
+        it; they are read one after the other.
 
         >>> import torch, sightline as sl
         >>> layer, target = torch.nn.Linear(3, 1), torch.ones(5)
@@ -216,14 +217,25 @@ class Trace(TraceTables):
         >>> "broadcast" in str(t.problems())
         True
         """
-        from sightline.views.problems import problems
+        from sightline.views.problems import problem_list, problems
 
-        run = self._run() if step is None and module is None and rank is None else None
+        run = self._run() if rank is None else None
         if run is None:
             return problems(self._at(step, rank), module=module, kind=kind)
         from sightline.ranks.overview import RANK_KINDS, rank_problems
+        from sightline.ranks.process_problems import process_problems
 
-        return problems(self, kind=kind, between_ranks=rank_problems(run), rank_kinds=RANK_KINDS)
+        between = rank_problems(run) if step is None and module is None else []
+        found = []
+        if kind not in RANK_KINDS:  # which needs each rank to be read once more
+            found = process_problems(run, module, lambda data: Trace(data)._at(step).index)
+        ops = sum(record.ops for record in run.records.values())
+        where = f"{f'{ops:,} ops of ' if step is None else ''}{len(run.records):,} ranks"
+        is_cut = any(record.unfinished for record in run.records.values())
+        scope = " of a recording that was not finished" if is_cut else ""
+        return problem_list(
+            self._at(step), [*between, *found], module, kind, RANK_KINDS, where, scope
+        )  # fmt: skip
 
     @check_arguments
     def rank_times(self, *, top: int = 12) -> View:

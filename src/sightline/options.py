@@ -85,7 +85,7 @@ class Capture:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """Which statistics to take of every floating tensor.
+    """Which statistics to take of every floating tensor, and of the integers that modules are given.
 
     >>> Stats(fingerprint=False).fingerprint
     False

@@ -36,12 +36,25 @@ def failing(x: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.all_reduce(x, group=group)
 
 
+def tag(x: torch.Tensor, group: dist.ProcessGroup) -> None:
+    if RANK == 0:
+        sent = [x, x + 1]
+        works = [dist.isend(each, 1, group=group, tag=tag) for tag, each in enumerate(sent, 1)]
+        dist.send(x + 2, 1, group=group, tag=3)
+        assert works
+    elif RANK == 1:
+        dist.recv(x, 0, group=group, tag=2)  # not in the order they were sent
+        dist.recv(x, 0, group=group, tag=1)
+        dist.recv(x, 0, group=group, tag=5)
+
+
 def shape(x: torch.Tensor, group: dist.ProcessGroup) -> None:
     dist.all_reduce(x, group=group)
     dist.all_reduce(torch.ones(4 + (RANK == 1)), group=group)
 
 
-scenarios: tuple[Callable[[torch.Tensor, dist.ProcessGroup], None], ...] = (branch, missing, failing, shape)
+Scenario = Callable[[torch.Tensor, dist.ProcessGroup], None]
+scenarios: tuple[Scenario, ...] = (branch, missing, failing, tag, shape)
 for scenario in scenarios:  # the last ends one of the processes
     group = dist.new_group(timeout=timedelta(seconds=2))
     assert isinstance(group, dist.ProcessGroup)

@@ -13,7 +13,7 @@ import pytest
 import sightline as sl
 from sightline.analysis.problems.problem import Problem
 from tests.ranks.fake_ranks import problems_of
-from tests.recording.engines import needs_native
+from tests.recording.engines import BOTH_ENGINES, needs_native
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -133,6 +133,45 @@ def test_results_that_have_not_come_are_not_measured(parallel: Path) -> None:
             assert not measured.intersection(t.data.ops.outputs_of(each.op)), each
 
 
+@BOTH_ENGINES
+def test_buffers_of_replicas_are_compared_as_calls_are_given_them(tmp_path: Path, engine: str) -> None:
+    done = start(tmp_path, 2, str(HERE / "buffers_job.py"), engine=engine)
+    assert done.returncode == 0, done.stderr
+    lines = (HERE / "buffers_job.py").read_text().splitlines()
+
+    def line(text: str, function: str, number: int = 0) -> str:
+        at = [at for at, each in enumerate(lines, 1) if text in each][number]
+        return f"buffers_job.py:{at} in {function}"
+
+    def one(name: str) -> Problem:
+        (problem,) = problems_of(tmp_path / f"{name}.sight")
+        assert problem.kind == "replicas"
+        return problem
+
+    assert problems_of(tmp_path / "alike.sight") == [], "DDP copies them before each forward pass"
+    problem = one("running")
+    assert problem.severity.word == "note", "it is so by design"
+    assert problem.title == (
+        "Running statistics of module.1 on rank 1 differ from those on rank 0 since call 1 of module.1"
+    )
+    assert problem.place.endswith(line("model(torch.randn", "train"))
+    assert "SyncBatchNorm" in problem.why
+    problem = one("evaluated")
+    assert problem.severity.word == "warning"
+    assert problem.title.endswith("differ from those on rank 0 since call 0 of module.1 in evaluation mode")
+    problem = one("changed")
+    assert problem.severity.word == "warning"
+    assert problem.title == "module.2.scale of rank 1 differs from that of rank 0 since call 2 of module.2"
+    assert problem.module == "module.2"
+    assert problem.place.endswith(changed := line("scale.mul_(2)", "changed", 1))
+    here, there = (each.rpartition("/")[2].rpartition(" at ")[2] for each in problem.detail.splitlines())
+    assert (here, there) == (line('register_buffer("scale"', "Head.__init__"), changed)
+    problem = one("counted")
+    assert problem.title == "module.2.count of rank 1 differs from that of rank 0 since call 1 of module.2"
+    assert problem.place.endswith(line("count.add_(5)", "counted"))
+    assert line("self.count += 1", "Head.forward") in problem.detail
+
+
 # The plain engine loses the last third of a second where a library aborts the process.
 @needs_native
 @pytest.mark.parametrize("count", [2, 4])
@@ -173,6 +212,11 @@ def test_ranks_that_part_are_named_with_both_lines(tmp_path: Path, count: int) -
     assert problem.title == f"Rank 1 died before all_reduce #1 of 4 float32, in which {others.lower()} {wait}"
     assert "rank 1: raised RuntimeError: shape '[3]' is invalid for input of size 4" in text
     assert line("x.reshape(3)") in text or line("dist.all_reduce(x, group=group)", 2) in text
+
+    problem, text = one("tag")
+    assert problem.title == "Rank 1 waits for a message with tag 5 from rank 0, which sends one with tag 3"
+    assert line("tag=5)") in problem.place
+    assert line("tag=3)") in problem.detail
 
     problem, text = one("shape")
     assert problem.title.startswith(

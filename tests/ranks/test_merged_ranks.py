@@ -225,6 +225,56 @@ def test_what_one_rank_logs_is_not_the_cause(tmp_path: Path) -> None:
     assert "runs tanh at" in problem.detail
 
 
+def faulty(rank: int) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        if rank != 3:
+            optimizer.zero_grad()
+        out = model(torch.full((5, 4), rank + 1.0))
+        if rank == 2:
+            out = (out - 100).log()
+        (out - torch.ones(5)).square().mean().backward()
+        optimizer.step()
+
+
+@BOTH_ENGINES
+def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "run.sight"
+    record_ranks(path, faulty, WORLD, stats=True, engine=engine)
+    t = sl.load(path)
+    text = " ".join(str(t.problems()).split())
+    assert "error Rank 2 only: log made 5 NaN of 5" in text
+    assert "error Rank 3 only: gradients are never cleared" in text
+    assert "error Ranks 0–3: - of f32[5, 1] and f32[5] broadcasts both to [5, 5]" in text
+    assert text.index("Rank 3 only") < text.index("Ranks 0–3"), "what some ranks have comes first"
+    assert f" in {sum(len(each.ops) for each in t.ranks.values()):,} ops of 4 ranks" in text
+    alone = " ".join(str(t.problems(rank=3)).split())
+    assert "error gradients are never cleared" in alone
+    assert "NaN" not in alone
+    one = " ".join(str(t.problems(step=0)).split())
+    assert "Rank 2 only: log made 5 NaN" in one
+    shown = CliRunner().invoke(main, ["show", str(path), "--view", "problems", "--step", "0"])
+    assert " ".join(shown.output.split()) == one
+    kind = str(t.problems(kind="gradients-not-cleared"))
+    assert kind.startswith("problems: 1 error in ")
+    assert "Rank 3 only" in kind
+    assert "none found" in str(t.problems(module="Linear", kind="broadcast")), "it is outside of the module"
+    with pytest.raises(sl.UsageError, match=r"conv"):
+        t.problems(module="conv")
+
+
+def test_numbers_of_folded_problems_are_those_of_one_rank(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        torch.zeros(3 + rank).log()
+
+    record_ranks(tmp_path / "run.sight", run, 2, stats=True)
+    text = " ".join(str(sl.load(tmp_path / "run.sight").problems()).split())
+    assert "Ranks 0 and 1: log made 3 -Inf of 3 in f32[3]" in text
+    assert "the numbers are those of rank 0, and not the same on all of them" in text
+
+
 def test_ranks_of_another_run_and_missing_ones_are_said(tmp_path: Path) -> None:
     path = tmp_path / "run.sight"
     record_ranks(path, alike, WORLD, ranks=[0, 1])
@@ -380,6 +430,65 @@ def test_messages_that_do_not_match(
         lines = f"{problems[0].place}\n{problems[0].detail}"
         assert f"{name}:{first + 3} in stage" in lines
         assert f"{name}:{first + 5} in stage" in lines
+
+
+def tagged(rank: int, tags: tuple[tuple[int, ...], tuple[int, ...]], sizes: dict[int, int]) -> None:
+    for tag in tags[rank]:
+        if rank == 0:
+            dist.send(torch.ones(sizes.get(tag, 4)), 1, tag=tag)
+        else:
+            dist.recv(torch.ones(4), 0, tag=tag)
+    if rank == 1:
+        raise ValueError("stuck")
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    ("tags", "sizes", "title"),
+    [
+        (((1, 2, 1), (2, 1, 1)), {}, None),
+        (
+            ((1, 2), (2, 1)),
+            {2: 5},
+            "Rank 0 sends 20 B with tag 2 to rank 1, which receives 16 B (message #0)",
+        ),
+        (((7,), (7, 7)), {}, "Rank 1 waits in receive #1 with tag 7 from rank 0, which never sends it"),
+        (
+            ((1, 1), (1, 2)),
+            {},
+            "Rank 1 waits for a message with tag 2 from rank 0, which sends one with tag 1",
+        ),
+    ],
+)
+def test_messages_belong_together_by_their_tag(
+    tmp_path: Path, engine: str, tags: tuple[tuple[int, ...], tuple[int, ...]], sizes: dict[int, int],
+    title: str | None,
+) -> None:  # fmt: skip
+    with pytest.raises(ValueError, match="stuck"):
+        record_ranks(tmp_path / "run.sight", lambda rank: tagged(rank, tags, sizes), 2, engine=engine)
+    assert [each.tag for each in sl.load(tmp_path / "run.sight").ranks[1].collectives] == list(tags[1])
+    problems = problems_of(tmp_path / "run.sight")
+    assert [each.title for each in problems] == ([] if title is None else [title])
+    if title is not None:
+        name, first = "test_merged_ranks.py", tagged.__code__.co_firstlineno
+        lines = f"{problems[0].place}\n{problems[0].detail}"
+        assert f"{name}:{first + 3} in tagged" in lines
+        assert f"{name}:{first + 5} in tagged" in lines
+
+
+def test_who_receives_from_any_rank_misses_no_message(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        if rank == 0:
+            dist.send(torch.ones(4), 1)
+            raise ValueError("stuck")
+        received = [torch.ones(4)]
+        group = dist.distributed_c10d._get_default_group()
+        torch.ops.c10d.recv_any_source_(received, group.boxed(), 0)
+
+    with pytest.raises(ValueError, match="stuck"):
+        record_ranks(tmp_path / "run.sight", run, 2, ranks=[0])
+    record_ranks(tmp_path / "run.sight", run, 2, ranks=[1])
+    assert problems_of(tmp_path / "run.sight") == []
 
 
 def test_the_timeline_has_a_process_per_rank_and_arrows(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import sightline as sl
 from tests.ranks.fake_ranks import problems_of, record_ranks
+from tests.recording.engines import BOTH_ENGINES
 
 
 def line(function: Callable[..., object], after: int) -> str:
@@ -76,6 +77,31 @@ def test_equal_batches_of_replicas_are_noticed(tmp_path: Path) -> None:
 def test_equal_batches_are_noticed_though_their_losses_differ(tmp_path: Path) -> None:
     record_ranks(tmp_path / "run.sight", lambda rank: replica(rank, dropout=0.5, seed=rank), 2, stats=True)
     assert [each.kind for each in problems_of(tmp_path / "run.sight")] == ["same-batch"]
+
+
+def language_model(rank: int, tokens: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    torch.manual_seed(rank)  # another dropout, and so another loss
+    with model.no_sync():
+        for step in range(2):
+            ids = (torch.arange(64).view(2, 32) + step) % tokens[rank]
+            model(ids).square().mean().backward()
+
+
+@BOTH_ENGINES
+def test_batches_of_tokens_are_compared(tmp_path: Path, engine: str) -> None:
+    record_ranks(
+        tmp_path / "same.sight", lambda rank: language_model(rank, (50, 50)), 2, stats=True, engine=engine
+    )
+    (problem,) = problems_of(tmp_path / "same.sight")
+    assert problem.title == "All 2 replicas are given the same batch in each of 2 steps"
+    assert problem.place.endswith(line(language_model, 8))
+    record_ranks(
+        tmp_path / "own.sight", lambda rank: language_model(rank, (50, 49)), 2, stats=True, engine=engine
+    )
+    assert problems_of(tmp_path / "own.sight") == []
 
 
 def test_equal_dropout_of_replicas_is_noticed(tmp_path: Path) -> None:
@@ -160,4 +186,19 @@ def test_tensor_parallel_ranks_with_other_batches(tmp_path: Path) -> None:
     assert problem.place.endswith(line(tensor_parallel, 5))
     assert problem.detail.endswith(line(tensor_parallel, 5))
     record_ranks(tmp_path / "same.sight", lambda rank: tensor_parallel(rank, 1.0), 2, stats=True)
+    assert problems_of(tmp_path / "same.sight") == []
+
+
+def parallel_tokens(rank: int, shift: int) -> None:
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2,))
+    layers = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))
+    model = parallelize_module(layers, mesh, {"1": ColwiseParallel(), "2": RowwiseParallel()})
+    model(torch.arange(6).view(2, 3) + rank * shift)
+
+
+def test_tensor_parallel_ranks_with_other_tokens(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", lambda rank: parallel_tokens(rank, 1), 2, stats=True)
+    assert [each.kind for each in problems_of(tmp_path / "run.sight")] == ["other-batch"]
+    record_ranks(tmp_path / "same.sight", lambda rank: parallel_tokens(rank, 0), 2, stats=True)
     assert problems_of(tmp_path / "same.sight") == []

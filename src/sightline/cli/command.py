@@ -142,7 +142,6 @@ _PHRASES: Final = {
     ": t.problems()": ": --view problems",
     "give path= a": "give -o a",
     "; step=": "; --step ",
-    "rank=N chooses": "--rank N chooses",
     "width=None shows all": "a larger --width shows all",
 }
 _PHRASE: Final = re.compile("|".join(map(re.escape, _PHRASES)))

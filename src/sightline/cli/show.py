@@ -101,6 +101,8 @@ def command(
     for name in given:
         if name not in options_of(view):
             raise click.UsageError(_wrong_option_text(name, view))
+    if view == "problems" and step is not None:  # which looks at that step of every rank
+        given["step"], step = step, None
     trace = open_recording(file, step)
     blocks = _blocks(trace, view, given, screen)
     if "allow" in given:

@@ -6,6 +6,7 @@ arguments here, when it is asked for.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ POINT_TO_POINT: Final = frozenset({"send", "recv"})
 #: The arguments with what a rank contributes, by the names in the schemas of torch, the first that is there.
 _PAYLOAD: Final = ("input_tensors", "input_tensor", "input", "inputs", "tensors", "tensor", "self")
 REPLICATED: Final = "DistributedDataParallel"  #: the class of a module whose weights are equal on all ranks
+#: Backends that match messages by their order alone.
+_WITHOUT_TAGS: Final = frozenset(("nccl", "xccl", "hccl"))
 _ROOTS: Final = ("root_rank", "dst", "src")
 
 
@@ -54,6 +57,7 @@ class Collective:
     counter: tuple[str, ...]  #: what its order number counts
     start: int  #: ns since the recording began
     duration: int  #: of the call on the host; an asynchronous one is waited for later
+    tag: int = 0  #: of a send or receive, which belongs to one with the same tag
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -68,7 +72,12 @@ class Collective:
         other = f" {'to' if self.kind == 'send' else 'from'} rank {self.root}" if self.root >= 0 else ""
         if self.kind == "reduce":
             other = f" to rank {self.root}"
-        return f"{what}{size}{other}"
+        return f"{what}{size}{tag_text(self.tag)}{other}"
+
+
+def tag_text(tag: int) -> str:
+    """The tag of a message, behind what it is; messages without one have the tag 0."""
+    return f" with tag {tag}" if tag else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +89,14 @@ class _Traits:
     reduction: str
     root: int  #: its number within the group
     payload: slice  #: of the tensors the op takes
+    tag: int
 
     @property
     def counter(self) -> tuple[str, ...]:
-        """What its order number counts: the collectives of a group, or what goes to or comes from a peer."""
-        return (self.group, self.kind, str(self.root)) if self.kind in POINT_TO_POINT else (self.group,)
+        """What its order number counts: the collectives of a group, or messages of a peer and a tag."""
+        if self.kind not in POINT_TO_POINT:
+            return (self.group,)
+        return self.group, self.kind, str(self.root), *((str(self.tag),) if self.tag else ())
 
 
 def kind_of(name: str) -> str:
@@ -95,6 +107,19 @@ def kind_of(name: str) -> str:
     """
     base = next((name[len(space) :] for space in _NAMESPACES if name.startswith(space)), "").lstrip("_")
     return next((kind for start, kind in _KINDS if base.startswith(start)), "")
+
+
+_MESSAGES: Final = re.compile(r"(.*):(send|recv):(-?\d{1,9})(?::(-?\d{1,12}))?", re.DOTALL)
+
+
+def messages_of(counter: str) -> tuple[str, str, int, int] | None:
+    """Group, kind, peer within the group and tag of what a counter of messages counts; None of collectives.
+
+    >>> messages_of("0:send:1"), messages_of("0:recv:1:7"), messages_of("0")
+    (('0', 'send', 1, 0), ('0', 'recv', 1, 7), None)
+    """
+    match = _MESSAGES.fullmatch(counter)
+    return None if match is None else (match[1], match[2], int(match[3]), int(match[4] or 0))
 
 
 class Collectives(Sequence[Collective]):
@@ -140,7 +165,7 @@ class Collectives(Sequence[Collective]):
                 Collective(
                     op, found.kind, found.group, peers, number, sum(meta.nbytes for meta in metas),
                     sum(meta.numel for meta in metas), metas[0].dtype if metas else "", found.reduction,
-                    root, found.counter, start, duration,
+                    root, found.counter, start, duration, found.tag,
                 )
             )  # fmt: skip
         return rows
@@ -169,7 +194,11 @@ class Collectives(Sequence[Collective]):
             if argument == wanted:
                 payload = slice(start, start + count)
             start += count
-        return _Traits(kind_of(name), group, reduction.lower(), root, payload)
+        tag = arguments.get("tag", 0)
+        told = (self._data.info.get("groups") or {}).get(group) or {}
+        if type(tag) is not int or _WITHOUT_TAGS.intersection(re.split("[:,]", str(told.get("backend")))):
+            tag = 0
+        return _Traits(kind_of(name), group, reduction.lower(), root, payload, tag)
 
     def module_of(self, collective: Collective) -> str:
         """The module that a collective serves: whose weights it gathers, or whose gradients it reduces.

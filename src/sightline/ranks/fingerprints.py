@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.ranks.buffers import Buffers, buffers_of
 from sightline.ranks.collectives import REPLICATED, Collectives
 from sightline.trace.data import EVALUATION, I32, I64, KINDS, PHASES, TRAINING, U64, TraceData
 from sightline.trace.index import Index
@@ -46,6 +47,7 @@ class Fingerprints:
     """What is kept of the values of one rank."""
 
     weights: Weights | None = None
+    buffers: Buffers | None = None
     reduced: dict[str, int] = field(
         default_factory=dict
     )  #: parameters with gradients that are reduced: lines
@@ -56,6 +58,12 @@ class Fingerprints:
     modes: dict[tuple[str, bool], int] = field(default_factory=dict)  #: (module, it trains): the line
     replicated: bool = False  #: it has a module of DDP
     sharded: bool = False  #: its weights are DTensors of tensor parallelism
+    fully_sharded: bool = False  #: it has a module of FSDP, which splits weights but not buffers
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether its buffers should be those of other ranks."""
+        return self.replicated or bool(self.reduced) or self.fully_sharded
 
 
 def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, places: I32) -> Fingerprints:
@@ -64,6 +72,7 @@ def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, plac
     draws, drawn = _draws(data, op_places)
     return Fingerprints(
         weights=_weights(data, op_places),
+        buffers=buffers_of(index, op_places),
         reduced=_reduced(data, collectives, op_places),
         batches=_batches(index, places),
         losses=_losses(data, op_places),
@@ -72,6 +81,7 @@ def fingerprints_of(index: Index, collectives: Collectives, op_places: I32, plac
         modes=_modes(index, places),
         replicated=any(module.type == REPLICATED for module in data.modules),
         sharded=_is_sharded(data),
+        fully_sharded=_is_fully_sharded(data),
     )
 
 
@@ -207,10 +217,14 @@ def _modes(index: Index, places: I32) -> dict[tuple[str, bool], int]:
 
 def _is_sharded(data: TraceData) -> bool:
     """Whether weights are split over ranks that work on one batch; those of FSDP, too, are DTensors."""
-    if any(module.type.startswith("FSDP") for module in data.modules):
+    if _is_fully_sharded(data):
         return False
     shards = np.array(
         [any(each.startswith("Shard") for each in meta.placements) for meta in data.metas] or [False]
     )
     parameters = data.values.kind == _PARAMETER
     return bool(shards[data.values.meta[parameters]].any())
+
+
+def _is_fully_sharded(data: TraceData) -> bool:
+    return any(module.type.startswith("FSDP") for module in data.modules)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sightline.errors import SightlineError
+from sightline.ranks.collectives import messages_of
 from sightline.ranks.folder import RankFolder, ranks_text
 from sightline.ranks.record import RankRecord, SharedNames, read_record
 
@@ -39,7 +40,7 @@ class Run:
         for rank, record in self.records.items():
             told = record.info.get("groups") or {}
             for name in record.groups:
-                if ":" in name:  # a send or a receive
+                if messages_of(name) is not None:
                     continue
                 ranks = (told.get(name) or {}).get("ranks") or [rank]
                 members.setdefault(name, set()).update(each for each in ranks if type(each) is int)

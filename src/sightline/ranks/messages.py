@@ -1,46 +1,61 @@
 """Sends and receives that do not match: a rank waits for what another never sends, or never takes.
 
-What one rank sends to another arrives in order, so that the nth receive belongs to the nth send. Only ranks
-that were stuck when their recording ended are looked at: a message may be on its way.
+What one rank sends to another with one tag arrives in order, so that the nth receive with a tag belongs to
+the nth send with it. Only ranks that were stuck when their recording ended are looked at: a message may be on
+its way. Ranks that receive from any other are not looked at, either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
 from sightline.notation import bytes_text
+from sightline.ranks.collectives import messages_of, tag_text
 from sightline.ranks.desync import whereabouts
 from sightline.ranks.merge import Run
 from sightline.ranks.record import GroupCalls, RankRecord
 
-_WHY = "Every send needs a receive of the same size on the other rank, in the same order."
+_WHY = "Every send needs a receive of the same size and tag on the other rank, in the same order."
 
 
 def message_problems(run: Run) -> list[Problem]:
     """The first message of each two ranks that only one of them knows of, or that has two sizes."""
-    return [problem for pair in _pairs(run) for problem in _mismatch(run, *pair)]
+    return [problem for pair in _pairs(run) for problem in _mismatch(run, pair)]
 
 
-def _pairs(run: Run) -> Iterator[tuple[int, int, GroupCalls | None, GroupCalls | None]]:
-    """Each sender and receiver, and their calls."""
-    found: dict[tuple[int, int, str], None] = {}
+@dataclass(frozen=True)
+class _Pair:
+    """What one rank sends to another, and what that receives from it, by tag."""
+
+    sender: int
+    receiver: int
+    sent: dict[int, GroupCalls] = field(default_factory=dict)
+    taken: dict[int, GroupCalls] = field(default_factory=dict)
+
+
+def _pairs(run: Run) -> Iterator[_Pair]:
+    pairs: dict[tuple[int, int, str], _Pair] = {}
+    takes_any: set[tuple[int, str]] = set()
     for rank, record in run.records.items():
-        for name in record.groups:
-            group, _, rest = name.partition(":")
-            kind, _, peer = rest.partition(":")
+        for name, calls in record.groups.items():
+            messages = messages_of(name)
+            if messages is None:
+                continue
+            group, kind, peer, tag = messages
             ranks = _ranks(record, group)
-            if kind and peer.isdecimal() and int(peer) < len(ranks):
-                other = ranks[int(peer)]
-                found[(rank, other, group) if kind == "send" else (other, rank, group)] = None
-    for sender, receiver, group in found:
-        ranks = _ranks(run.records[sender], group) if sender in run.records else []
-        if receiver in run.records and sender in ranks and receiver in ranks:
-            sent = run.records[sender].groups.get(f"{group}:send:{ranks.index(receiver)}")
-            taken = run.records[receiver].groups.get(f"{group}:recv:{ranks.index(sender)}")
-            yield sender, receiver, sent, taken
+            if peer < 0:
+                takes_any.add((rank, group))
+            elif peer < len(ranks):
+                ends = (rank, ranks[peer]) if kind == "send" else (ranks[peer], rank)
+                pair = pairs.setdefault((*ends, group), _Pair(*ends))
+                (pair.sent if kind == "send" else pair.taken)[tag] = calls
+    for (sender, receiver, group), pair in pairs.items():
+        if {sender, receiver} <= run.records.keys() and (receiver, group) not in takes_any:
+            yield pair
 
 
 def _ranks(record: RankRecord, group: str) -> list[int]:
@@ -48,42 +63,86 @@ def _ranks(record: RankRecord, group: str) -> list[int]:
     return [each for each in told if type(each) is int]
 
 
-def _mismatch(
-    run: Run, sender: int, receiver: int, sent: GroupCalls | None, taken: GroupCalls | None
-) -> Iterator[Problem]:
-    if not any(run.records[rank].failed or run.records[rank].unfinished for rank in (sender, receiver)):
+def _mismatch(run: Run, pair: _Pair) -> Iterator[Problem]:
+    if not any(_is_stuck(run, rank) for rank in (pair.sender, pair.receiver)):
         return
-    first = max(0 if calls is None else calls.first for calls in (sent, taken))
-    ends = [0 if calls is None else calls.first + len(calls) for calls in (sent, taken)]
-    if sent is not None and taken is not None and first < min(ends):
-        sizes, expected = (
-            calls.bytes[first - calls.first : min(ends) - calls.first] for calls in (sent, taken)
+    tags = sorted({*pair.sent, *pair.taken})
+    sizes = next((found for tag in tags if (found := _other_size(run, pair, tag)) is not None), None)
+    if sizes is not None:
+        yield sizes
+        return
+    untaken = [tag for tag in tags if _end(pair.sent.get(tag)) > _end(pair.taken.get(tag))]
+    unsent = [tag for tag in tags if _end(pair.taken.get(tag)) > _end(pair.sent.get(tag))]
+    if unsent and untaken and _is_stuck(run, pair.receiver):
+        yield from _other_tag(run, pair, untaken[0], unsent[0])
+        return
+    for tag in unsent[:1]:
+        yield from _unmatched(run, pair, tag, is_unsent=True)
+    for tag in untaken[:1]:
+        yield from _unmatched(run, pair, tag, is_unsent=False)
+
+
+def _is_stuck(run: Run, rank: int) -> bool:
+    return run.records[rank].failed or run.records[rank].unfinished
+
+
+def _end(calls: GroupCalls | None) -> int:
+    """How many messages of a tag there were."""
+    return 0 if calls is None else calls.first + len(calls)
+
+
+def _line(run: Run, calls: GroupCalls | None, number: int) -> str | None:
+    """The line of the message of a number; None where it is not among the last ops that were kept."""
+    at = -1 if calls is None else number - calls.first
+    return None if calls is None or not 0 <= at < len(calls) else str(run.names.places.all[calls.place[at]])
+
+
+def _other_size(run: Run, pair: _Pair, tag: int) -> Problem | None:
+    """The first message that is sent with one size and received with another."""
+    sent, taken = pair.sent.get(tag), pair.taken.get(tag)
+    if sent is None or taken is None:
+        return None
+    first, end = max(sent.first, taken.first), min(_end(sent), _end(taken))
+    if first >= end:
+        return None
+    sizes, expected = (calls.bytes[first - calls.first : end - calls.first] for calls in (sent, taken))
+    differs = np.flatnonzero(sizes != expected)
+    if not len(differs):
+        return None
+    at = int(differs[0])
+    title = (
+        f"Rank {pair.sender} sends {bytes_text(int(sizes[at]))}{tag_text(tag)} to rank {pair.receiver}, "
+        f"which receives {bytes_text(int(expected[at]))} (message #{first + at})"
+    )
+    here, there = (_line(run, calls, first + at) or "" for calls in (sent, taken))
+    return _problem("desync", title, here, f"rank {pair.receiver}: {there}")
+
+
+def _other_tag(run: Run, pair: _Pair, sent_tag: int, taken_tag: int) -> Iterator[Problem]:
+    """A rank waits for a message with one tag, and is sent one with another."""
+    sent, taken = pair.sent[sent_tag], pair.taken[taken_tag]
+    here = _line(run, taken, _end(pair.sent.get(taken_tag)))
+    there = _line(run, sent, _end(pair.taken.get(sent_tag)))
+    if here is not None and there is not None:
+        title = (
+            f"Rank {pair.receiver} waits for a message with tag {taken_tag} from rank {pair.sender}, which "
+            f"sends one with tag {sent_tag}"
         )
-        differs = np.flatnonzero(sizes != expected)
-        if len(differs):
-            at = int(differs[0])
-            title = (
-                f"Rank {sender} sends {bytes_text(int(sizes[at]))} to rank {receiver}, which receives "
-                f"{bytes_text(int(expected[at]))} (message #{first + at})"
-            )
-            here, there = (
-                run.names.places.all[calls.place[first - calls.first + at]] for calls in (sent, taken)
-            )
-            yield _problem("desync", title, here, f"rank {receiver}: {there}")
-            return
-    if ends[0] == ends[1]:
+        yield _problem("hang", title, here, f"rank {pair.sender}: {there}")
+
+
+def _unmatched(run: Run, pair: _Pair, tag: int, *, is_unsent: bool) -> Iterator[Problem]:
+    """A rank waits in a send or a receive that the other one never comes to."""
+    waits, absent = (pair.receiver, pair.sender) if is_unsent else (pair.sender, pair.receiver)
+    calls, theirs = (pair.taken, pair.sent) if is_unsent else (pair.sent, pair.taken)
+    number = _end(theirs.get(tag))
+    line = _line(run, calls[tag], number)
+    if line is None or not _is_stuck(run, waits):
         return
-    is_unsent = ends[1] > ends[0]
-    waits, absent = (receiver, sender) if is_unsent else (sender, receiver)
-    calls = taken if is_unsent else sent
-    record = run.records[waits]
-    at = min(ends) - (calls.first if calls is not None else 0)
-    if calls is None or at < 0 or not (record.failed or record.unfinished):
-        return
-    what = f"receive #{min(ends)} from rank {absent}" if is_unsent else f"send #{min(ends)} to rank {absent}"
+    what = f"receive #{number}{tag_text(tag)} from" if is_unsent else f"send #{number}{tag_text(tag)} to"
     never = "never sends it" if is_unsent else "never receives it"
     yield _problem(
-        "hang", f"Rank {waits} waits in {what}, which {never}", run.names.places.all[calls.place[at]],
+        "hang", f"Rank {waits} waits in {what} rank {absent}, which {never}", line,
         f"rank {absent}: {whereabouts(run, run.records[absent])}",
         Confidence.LIKELY if run.records[absent].unfinished else Confidence.CERTAIN,
     )  # fmt: skip

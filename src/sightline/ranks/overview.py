@@ -14,11 +14,12 @@ import numpy as np
 from sightline.analysis.problems.problem import Problem
 from sightline.notation import bytes_text, time_text
 from sightline.ranks.collective_waits import Waiting
-from sightline.ranks.collectives import Collective
+from sightline.ranks.collectives import Collective, messages_of
 from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.messages import message_problems
+from sightline.ranks.record import begins_thread
 from sightline.ranks.replicas import replica_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.problems import problem_lines
@@ -144,10 +145,14 @@ def _difference(run: Run, first: int, ranks: list[int]) -> str:
     at = int(differs[0]) if len(differs) else count
     if at >= len(record.steps):
         return f", the first {at:,} as on rank {first}" if at else ""
-    here = f"{'it runs' if len(ranks) == 1 else 'they run'} {run.names.step_text(int(record.steps[at]))}"
-    if at >= len(base.steps):
-        return f"; after the last of rank {first} {here}"
-    return f"; where rank {first} runs {run.names.step_text(int(base.steps[at]))}, {here}"
+    it = "it" if len(ranks) == 1 else "they"
+    here = f"{it} {'runs' if len(ranks) == 1 else 'run'} {run.names.step_text(int(record.steps[at]))}"
+    if at >= len(base.steps) or (begins_thread(base, at) and not begins_thread(record, at)):
+        return f"; after the last op of rank {first} {here}"
+    there = f"rank {first} runs {run.names.step_text(int(base.steps[at]))}"
+    if begins_thread(record, at) and not begins_thread(base, at):
+        return f"; after {'its' if len(ranks) == 1 else 'their'} last op {there}"
+    return f"; where {there}, {here}"
 
 
 def _ends(run: Run) -> Iterator[Line]:
@@ -170,10 +175,11 @@ def _collectives(run: Run) -> Grid | None:
     rows: dict[tuple[str, str], list[int]] = {}
     for name in dict.fromkeys(name for record in run.records.values() for name in record.groups):
         record = next(record for record in run.records.values() if name in record.groups)
-        calls = record.groups[name]
+        calls, messages = record.groups[name], messages_of(name)
+        group = name if messages is None else messages[0]
         for number in np.unique(calls.signature).tolist():
             call: Collective = run.names.signatures.all[number]
-            row = rows.setdefault((call.kind, name.partition(":")[0]), [0, 0])
+            row = rows.setdefault((call.kind, group), [0, 0])
             row[0] += int((calls.signature == number).sum())
             row[1] += int(calls.bytes[calls.signature == number].sum())
     if not rows:

@@ -129,6 +129,11 @@ class RankRecord:
         return None
 
 
+def begins_thread(record: RankRecord, at: int) -> bool:
+    """Whether the ops of another thread begin at a position in the steps of a rank."""
+    return 0 < at < len(record.step_ops) and bool(record.step_ops[at] < record.step_ops[at - 1])
+
+
 def read_record(path: Path, rank: int, names: SharedNames) -> RankRecord:
     """Open the recording of a rank, keep what is compared, and close it again."""
     data = load(path)

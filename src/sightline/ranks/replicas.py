@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 import numpy as np
 
 from sightline.analysis.problems.problem import Confidence, Problem, Severity
+from sightline.ranks.buffers import buffer_problems
 from sightline.ranks.fingerprints import Series, Weights
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
@@ -22,7 +23,14 @@ _FEWEST_DRAWN = 64  #: random numbers that are not the same by chance
 
 def replica_problems(run: Run) -> list[Problem]:
     """What differs between replicas that has to be equal, and what is equal that should differ."""
-    return [*_weights(run), *_same_batches(run), *_other_batches(run), *_same_draws(run), *_modes(run)]
+    return [
+        *_weights(run),
+        *buffer_problems(run),
+        *_same_batches(run),
+        *_other_batches(run),
+        *_same_draws(run),
+        *_modes(run),
+    ]
 
 
 def _weights(run: Run) -> Iterator[Problem]:
@@ -92,18 +100,18 @@ def _unequal_start(run: Run, record: RankRecord, name: str, odd: list[int], line
 
 
 def _same_batches(run: Run) -> Iterator[Problem]:
-    """Every replica was given the same batch, or computed the same loss."""
-    for what, of in (("given the same batch", _batches), ("computing the same loss", _losses)):
-        found = _all_equal(run, of)
-        if found is not None:
-            count, steps, place = found
-            when = f"in each of {steps:,} steps" if steps > 1 else "in the one step recorded"
-            yield _problem(
-                "same-batch", Severity.WARNING, f"All {count:,} replicas are {what} {when}",
-                "More ranks then train on no more data; give each its own part, as DistributedSampler does.",
-                place, confidence=Confidence.CERTAIN if of is _batches else Confidence.LIKELY,
-            )  # fmt: skip
-            return
+    """Every replica was given the same batch, or, where batches were not measured, computed the same loss."""
+    measured = all(_batches(record).prints for record in _replicas(run))
+    what, of = ("given the same batch", _batches) if measured else ("computing the same loss", _losses)
+    found = _all_equal(run, of)
+    if found is not None:
+        count, steps, place = found
+        when = f"in each of {steps:,} steps" if steps > 1 else "in the one step recorded"
+        yield _problem(
+            "same-batch", Severity.WARNING, f"All {count:,} replicas are {what} {when}",
+            "More ranks then train on no more data; give each its own part, as DistributedSampler does.",
+            place, confidence=Confidence.CERTAIN if measured else Confidence.LIKELY,
+        )  # fmt: skip
 
 
 def _same_draws(run: Run) -> Iterator[Problem]:

@@ -35,27 +35,29 @@ SURE: Final = {
 SEVERITY_STYLES: Final = {Severity.ERROR: "error", Severity.WARNING: "warn", Severity.NOTE: "number"}
 
 
-def problems(
-    trace: Trace, module: str | None = None, kind: str | None = None, between_ranks: Sequence[Problem] = (),
-    rank_kinds: Sequence[str] = (),
+def problems(trace: Trace, module: str | None = None, kind: str | None = None) -> View:
+    """What looks wrong; ``module`` and ``kind`` select."""
+    found = find(trace.index)
+    if module is not None:
+        paths = matching_paths(trace.data.modules, module)
+        found = [each for each in found if not paths.isdisjoint(each.modules)]
+    scope = " of a recording that was not finished" if trace.data.info.get("unfinished") else ""
+    return problem_list(trace, found, module, kind, (), f"{len(trace.ops):,} ops", scope)
+
+
+def problem_list(
+    trace: Trace, found: Sequence[Problem], module: str | None, kind: str | None, more_kinds: Sequence[str],
+    where: str, scope: str = "",
 ) -> View:  # fmt: skip
-    """What looks wrong; ``module`` and ``kind`` select. Problems between ranks, if given, come first."""
-    selected = [each for each in (*between_ranks, *find(trace.index)) if kind in (None, each.kind)]
-    kinds = (*KINDS, *rank_kinds)
+    """Problems that were found in ``where``, those of a kind; ``trace`` says what could not be looked for."""
+    kinds = (*KINDS, *more_kinds)
     if kind is not None and kind not in kinds:
         raise UsageError(
             f"kind={kind!r} is none of the {len(kinds)} kinds of problems{did_you_mean(kind, kinds)}"
         )
-    if module is not None:
-        paths = _matching_paths(trace.data.modules, module)
-        selected = [each for each in selected if not paths.isdisjoint(each.modules)]
-    head = _head(selected, len(trace.ops), module, kind, unfinished=bool(trace.data.info.get("unfinished")))
+    selected = [each for each in found if kind in (None, each.kind)]
+    head = _head(selected, where, module, kind, scope)
     unchecked = [] if kind is not None else not_looked_at(trace.index)
-    if rank_kinds and kind not in rank_kinds:
-        rank = trace.data.info.get("rank") or 0
-        unchecked.append(
-            f"problems of one process are looked for in rank {rank} only; rank=N chooses another"
-        )
 
     def fit(room: int) -> list[Block]:
         room = min(room, WIDTH)
@@ -64,7 +66,7 @@ def problems(
             blocks += [line(), *problem_lines(each, room)]
         if not selected and kind is None and module is None and len(trace.ops):
             blocks += _dim_lines(
-                f"looked for {looked_for()}{', and what differs between ranks' * bool(rank_kinds)}", room
+                f"looked for {looked_for()}{', and what differs between ranks' * bool(more_kinds)}", room
             )
         gap = [line()] if selected and unchecked else []
         return [*blocks, *gap, *(each for text in unchecked for each in _dim_lines(text, room))]
@@ -72,7 +74,7 @@ def problems(
     return View(tuple(fit(WIDTH)), fit=fit)
 
 
-def _matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
+def matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
     """The paths of the modules that match a pattern."""
     if not isinstance(pattern, str):
         raise UsageError(f"module={argument_text(pattern)} must be a string.")
@@ -82,18 +84,15 @@ def _matching_paths(modules: list[ModuleInfo], pattern: str) -> set[str]:
     return paths
 
 
-def _head(
-    selected: list[Problem], ops: int, module: str | None, kind: str | None, *, unfinished: bool
-) -> Line:
+def _head(selected: list[Problem], where: str, module: str | None, kind: str | None, scope: str) -> Line:
     filters = [f"{name}={text!r}" for name, text in (("module", module), ("kind", kind)) if text is not None]
-    scope = f" with {', '.join(filters)}" if filters else ""
-    scope += " of a recording that was not finished" if unfinished else ""
+    scope = (f" with {', '.join(filters)}" if filters else "") + scope
     if not selected:
-        none = cut(f" found in {ops:,} ops{scope}", WIDTH - 14)
+        none = cut(f" found in {where}{scope}", WIDTH - 14)
         return line(("problems: ", "dim"), ("none", "title"), none, hang=_HANG)
     counts = ", ".join(text for _, text in severity_counts(selected))
-    where = cut(f" in {ops:,} ops{scope}", WIDTH - 10 - len(counts))
-    return line(("problems: ", "dim"), (counts, "title"), where, hang=_HANG)
+    rest = cut(f" in {where}{scope}", WIDTH - 10 - len(counts))
+    return line(("problems: ", "dim"), (counts, "title"), rest, hang=_HANG)
 
 
 def severity_counts(selected: list[Problem]) -> list[tuple[Severity, str]]:

@@ -42,6 +42,23 @@ def test_numbers_agree_with_the_cpu(dtype: torch.dtype, shape: tuple[int, ...]) 
 
 
 @cuda
+def test_tokens_on_a_device_have_the_fingerprint_of_the_cpu() -> None:
+    tokens = torch.randint(0, 50257, (4, 333))
+    found = []
+    for device in ("cpu", "cuda"):
+        model, given = torch.nn.Embedding(50257, 8).to(device), tokens.to(device)
+        with sl.trace(model, stats=True) as t:
+            model(given)
+        assert not t.info["faults"]
+        found.append(t.module_calls[0].inputs[0].stats)
+    here, there = found
+    assert here is not None
+    assert there is not None
+    assert here.fingerprint == there.fingerprint != 0
+    assert (here.min, here.max, here.zeros) == (there.min, there.max, there.zeros)
+
+
+@cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_what_is_not_finite_is_counted_and_nans_are_one(dtype: torch.dtype) -> None:
     tensor = torch.randn(300, 70).to(dtype)

@@ -46,3 +46,16 @@ def test_layout_does_not_change_what_is_counted(fill: str) -> None:
     assert deferred.alarm(wait=True) == 2 * 3
     if fill == "fingerprints":
         assert counts[:, 4:].tolist() == [e.lanes for e in expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_integers_have_the_numbers_and_the_fingerprint_of_the_cpu(dtype: torch.dtype) -> None:
+    tensor = (torch.arange(600).view(2, 300) % 201).to(dtype)
+    deferred = DeviceStatistics("fingerprints")
+    deferred.add(0, tensor)
+    deferred.add(1, tensor.t())
+    floats, counts = deferred.columns()
+    expected = [read(one, fingerprint=True) for one in (tensor, tensor.t())]
+    assert floats[:, :2].tolist() == [[e.min, e.max] for e in expected]
+    assert counts[:, 1:].tolist() == [[e.zeros, 0, 0, *e.lanes] for e in expected]
+    assert deferred.alarm(wait=True) == 0

@@ -45,6 +45,10 @@ def reference(tensor: Any) -> tuple[float, ...]:
         torch.randn(50, dtype=torch.float64) * 1e300,
         torch.tensor([1.5e308, -1.5e307, 0.0], dtype=torch.float64),
         torch.randn(50, dtype=torch.float64) * 1e-200,
+        torch.randint(0, 50257, (4, 33)),
+        torch.tensor([-(2**40), 0, 7]),
+        torch.arange(255, dtype=torch.uint8).view(5, 51).t(),
+        torch.tensor([True, False, True]),
     ],
 )
 def test_the_numbers_of_a_tensor(tensor: Any) -> None:
@@ -111,6 +115,32 @@ def test_every_floating_result_is_measured_as_it_was() -> None:
     made = [op for op in t.ops if op.outputs and op.outputs[0].dtype == "float32"]
     unmeasured = {op.name for op in made if op.outputs[0].stats is None and "empty" not in op.name}
     assert unmeasured <= {"t", "transpose.int", "permute"}, "of a parameter, which is not measured"
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize("make", ["before", "inside"])
+def test_integers_are_measured_where_modules_are_given_them(engine: Any, make: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Linear(4, 2))
+    tokens = torch.arange(12).view(3, 4) * 4
+
+    def given() -> Any:
+        return tokens if make == "before" else tokens.clone()
+
+    with sl.trace(model, stats=True, engine=engine) as t:
+        first = given()
+        model(first)
+        model(first if make == "before" else given())
+        model(tokens + 1)
+        tokens.argmax()  # which no module is given
+    inputs = [next(call.inputs[0].stats for call in t.module_calls if call.index == at) for at in range(3)]
+    assert [(one.min, one.max, one.zeros, one.nans) for one in inputs if one is not None] == [
+        (0.0, 44.0, 1, 0), (0.0, 44.0, 1, 0), (1.0, 45.0, 0, 0)
+    ]  # fmt: skip
+    prints = [one.fingerprint for one in inputs if one is not None]
+    assert prints[0] == prints[1] != prints[2]
+    assert 0 not in prints
+    assert t.ops.where(name="argmax")[0].outputs[0].stats is None
+    assert not t.info["faults"]
 
 
 def test_an_uninitialised_tensor_is_not_measured_and_what_fills_it_is() -> None:

@@ -116,9 +116,12 @@ def is_finite(tensor: Any) -> bool:
 
 
 def read(tensor: Any, fingerprint: bool) -> TensorStatistics:
-    """The statistics of a floating or complex tensor with at least one element."""
+    """The statistics of a tensor with at least one element."""
     flat = flattened(tensor)
-    numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    # Integers as doubles, which hold all those that tokens and counters are.
+    numbers = flat.double() if not flat.is_floating_point() else flat
+    if numbers.dtype not in (torch.float32, torch.float64):
+        numbers = numbers.float()
     low, high = torch.aminmax(numbers)
     least, most = low.item(), high.item()
     if not (math.isfinite(least) and math.isfinite(most)):

@@ -184,7 +184,8 @@ def _is_dense(tensor: Any) -> bool:
 def _fill(tensor: Any, cells: Cells, at_row: int, fingerprint: bool) -> None:
     """Fill one row by torch's own reductions; nothing waits."""
     flat, sums, counts = tensor.reshape(-1), cells.sums[at_row], cells.counts[at_row]
-    numbers = flat if flat.dtype == torch.float64 else flat.float()
+    is_integer = not flat.is_floating_point()
+    numbers = flat.to(sums.dtype) if is_integer or flat.dtype == torch.float64 else flat.float()
     wrong, fine = torch.isnan(numbers), torch.isfinite(numbers)
     finite = torch.where(fine, numbers, 0)
     sums[0] = torch.where(fine, numbers, float("inf")).min()
@@ -196,7 +197,8 @@ def _fill(tensor: Any, cells: Cells, at_row: int, fingerprint: bool) -> None:
     counts[3] = numbers.numel() - counts[2] - fine.sum()
     cells.alarm.count.add_(counts[2] + counts[3])
     if fingerprint:
-        counts[_COUNTS:] = lanes_of(torch.where(wrong, plain_nan(flat.dtype).to(flat.device), flat))
+        plain = flat if is_integer else torch.where(wrong, plain_nan(flat.dtype).to(flat.device), flat)
+        counts[_COUNTS:] = lanes_of(plain)
 
 
 def _to_host(table: Any) -> Any:

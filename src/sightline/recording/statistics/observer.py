@@ -1,9 +1,10 @@
-"""``stats=``: the statistics of every floating result, taken right after its op.
+"""``stats=``: the statistics of every floating result, right after its op, and of integers that modules get.
 
 On a CPU they are taken at once. On any other device they are computed and stay there: `statistics.device`
 fetches them when the recording is over. A view that only relabels the elements of a tensor is not read: it
 gets the statistics of its base when the trace is built. Where the order differs, so does the fingerprint,
-which takes a pass of its own if ``fingerprint="views"``.
+which takes a pass of its own if ``fingerprint="views"``. Of integers and masks only what modules are given is
+measured: tokens say whether two batches are equal, while results such as positions say little.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
     from sightline.recording.session_base import SessionBase
 
 _STRIDED: Final = torch.strided
+_INTEGERS: Final = frozenset(
+    [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+     torch.bool]
+)  # fmt: skip
 
 
-def measurable(tensor: Any) -> bool:
+def measurable(tensor: Any, integers: bool = False) -> bool:
     """Whether statistics of a tensor can be taken: it is floating, strided, not fake, not empty."""
     return (
         type(tensor) in PLAIN_TENSORS
-        and (tensor.is_floating_point() or tensor.is_complex())
+        and (tensor.is_floating_point() or tensor.is_complex() or (integers and tensor.dtype in _INTEGERS))
         and tensor.layout is _STRIDED
         and not tensor.is_nested
         and not tensor.is_meta
@@ -111,7 +116,7 @@ class StatisticsObserver(Observer):
         if not self._selection.call(call):
             return
         for tensor in self._session.arguments.tensors((call.args, call.kwargs or {}), []):
-            self.read(tensor)
+            self.read(tensor, integers=True)
         module = self._session.modules.all[call.module].ref() if self._parameters else None
         if module is not None:
             for parameter in (*module._parameters.values(), *module._buffers.values()):
@@ -124,9 +129,9 @@ class StatisticsObserver(Observer):
         for tensor in self._session.arguments.tensors(call.result, []):
             self.read(tensor)
 
-    def read(self, tensor: Any) -> None:
+    def read(self, tensor: Any, integers: bool = False) -> None:
         """Take the statistics of a tensor, once."""
-        if not measurable(tensor):
+        if not measurable(tensor, integers):
             return
         value = self._session.values.find(tensor)
         if value is None or not self.buffer.mark_read(value):

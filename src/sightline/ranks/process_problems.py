@@ -1,0 +1,86 @@
+"""What looks wrong in the processes of a job, each by itself: looked for rank by rank, equal problems folded.
+
+One rank is open at a time. A problem at one line is the same on two ranks if its sentence is, numbers aside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from sightline.analysis.problems import FIRST, Problem, find
+from sightline.errors import UsageError
+from sightline.ranks.folder import ranks_text
+from sightline.ranks.merge import Run
+from sightline.trace.bundle import load
+from sightline.trace.data import TraceData
+from sightline.trace.index import Index
+from sightline.views.problems import matching_paths
+
+_NUMBER: Final = re.compile(r"\d[\d.,:]*(?:e[+-]?\d+)?")
+
+
+@dataclass
+class _Folded:
+    """A problem that several ranks have."""
+
+    problem: Problem
+    ranks: list[int] = field(default_factory=list)
+    has_other_numbers: bool = False
+
+
+def process_problems(
+    run: Run, module: str | None = None, part: Callable[[TraceData], Index] = Index
+) -> list[Problem]:
+    """The problems of all ranks, those of some ranks only before those of all, under their severity.
+
+    ``module`` is a glob that selects modules; ``part`` is what of a recording is looked at. A rank without
+    that part, such as a step it did not come to, has no problems; it is an error where no rank has it.
+    """
+    folded: dict[Hashable, _Folded] = {}
+    errors: list[UsageError] = []
+    for rank, record in run.records.items():
+        data = load(record.path)
+        try:
+            found = find(part(data))
+            paths = None if module is None else matching_paths(data.modules, module)
+        except UsageError as error:
+            errors.append(error)
+            continue
+        finally:
+            data.close()
+        for problem in found:
+            if paths is None or not paths.isdisjoint(problem.modules):
+                same = folded.setdefault(_key(problem), _Folded(problem))
+                same.ranks.append(rank)
+                same.has_other_numbers |= problem.title != same.problem.title
+    if errors and len(errors) == len(run.records):
+        raise errors[0]
+    ordered = sorted(folded.values(), key=lambda each: _order(each, run))
+    return [_shown(each, run) for each in ordered]
+
+
+def _key(problem: Problem) -> Hashable:
+    sentence = _NUMBER.sub("#", problem.title)
+    return problem.kind, problem.place, problem.called, problem.module, problem.parameter, sentence
+
+
+def _order(folded: _Folded, run: Run) -> tuple[object, ...]:
+    problem = folded.problem
+    is_common = len(folded.ranks) == len(run.records)
+    return problem.kind != FIRST, -problem.severity, -problem.confidence, is_common
+
+
+def _shown(folded: _Folded, run: Run) -> Problem:
+    """``Ranks 0–3: …`` where all have it, ``Rank 3 only: …`` where others do not."""
+    problem, ranks = folded.problem, folded.ranks
+    who = ranks_text(ranks).capitalize()
+    if len(run.records) > 1:
+        only = "" if len(ranks) == len(run.records) else " only"
+        problem = replace(problem, title=f"{who}{only}: {problem.title}")
+    if folded.has_other_numbers:
+        note = f"the numbers are those of rank {ranks[0]}, and not the same on all of them"
+        problem = replace(problem, detail="\n".join(filter(None, (problem.detail, note))))
+    return problem
