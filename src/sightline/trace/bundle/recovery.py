@@ -20,7 +20,7 @@ from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.last_ops import Dropped, add_placeholders, keep_last, merge_batches
-from sightline.trace.assembly.memory_sink import SINK_COLUMNS, assemble, final_info, frame_columns
+from sightline.trace.assembly.memory_sink import assemble, trace_data
 from sightline.trace.assembly.row_columns import O_WIDTH
 from sightline.trace.bundle import checks, json_codec, schema
 from sightline.trace.bundle.checked_database import READ_ERRORS, escaped
@@ -59,27 +59,13 @@ def finish_recording(
         assembler = Assembler(tables, journal.late(), sink)
         for batches, last in segments(journal):
             assembler.add(batches, last)
-        data = d.TraceData(
-            **{kind: cls(**_empty(kind)) for kind, cls in schema.KINDS.items() if kind != "frames"},
-            frames=frame_columns(tables.places), modules=tables.modules, codes=tables.codes,
-            files=tables.files, metas=tables.metas, forms=tables.forms, names=assembler.names.all,
-            storages=np.zeros(0, dtype=np.int64), schemas=tables.schemas,
-            info=final_info(tables, assembler),
-            steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
-            store=store,
-        )  # fmt: skip
+        empty = {kind: table.none() for kind, table in schema.KINDS.items() if kind != "frames"}
+        data = trace_data(tables, assembler, empty, np.zeros(0, dtype=np.int64), store)
         columns = DiskColumns(sink, data)
         line = save_columns(data, columns, folder, source=source, environment=environment, sweep=(JOURNAL,))
         return line, assembler
     finally:
         sink.close()
-
-
-def _empty(kind: str) -> dict[str, Any]:
-    return {
-        name: np.zeros(int(name.endswith("_offsets")), dtype=dtype)
-        for name, dtype in SINK_COLUMNS[kind].items()
-    }
 
 
 def assemble_journal(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:

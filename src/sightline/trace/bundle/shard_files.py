@@ -32,7 +32,6 @@ class ListedShards(ShardStore):
         self._names = tuple(names)
 
     def read(self, key: str) -> Bytes:
-        """The bytes of a tensor, mapped from its file."""
         try:
             return super().read(key)
         except DamagedFile as error:
