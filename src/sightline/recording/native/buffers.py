@@ -70,10 +70,8 @@ class NativeValues(TensorRegistry):
 
     def _register_type(self, tensor: Any) -> None:
         """Have C++ read objects of the tensor's class as tensors."""
-        kind = type(tensor)
-        if kind not in self._types:
-            self._types.add(kind)
-            self.recording.type_kind(kind, TENSOR)
+        if type(tensor) not in self._types:
+            self._register_types([tensor])
 
     def _register_types(self, tensors: list[Any]) -> None:
         for kind in set(map(type, tensors)) - self._types:

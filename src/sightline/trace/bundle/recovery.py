@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
@@ -23,12 +22,11 @@ from sightline.trace.assembly.last_ops import Dropped, add_placeholders, keep_la
 from sightline.trace.assembly.memory_sink import assemble, trace_data
 from sightline.trace.assembly.row_columns import O_WIDTH
 from sightline.trace.bundle import checks, json_codec, schema
-from sightline.trace.bundle.checked_database import READ_ERRORS, escaped
 from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.limits import check_text_size
-from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.writer import DiskColumns, save_columns
+from sightline.trace.damage import READ_ERRORS, Damage, damage_reported
 from sightline.trace.shards.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
@@ -94,17 +92,8 @@ class OpenedJournal(NamedTuple):
 
 def open_journal(path: Path) -> OpenedJournal:
     """Read a journal as a trace; a damaged one raises one clear error."""
-    try:
-        with closing(Journal(path)) as journal:
-            return _read_undamaged(path, journal)
-    except Damage as why:
-        raise DamagedFile(f"{path} is damaged: {why}.") from None
-    except OSError as error:
-        raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
-    except READ_ERRORS as error:
-        raise DamagedFile(
-            f"{path} is damaged: {escaped(str(error).rstrip('.') or type(error).__name__)}."
-        ) from error
+    with damage_reported(path), closing(Journal(path)) as journal:
+        return _read_undamaged(path, journal)
 
 
 def _read_undamaged(path: Path, journal: Journal) -> OpenedJournal:

@@ -101,17 +101,3 @@ COUNTS: Final = (
     *KINDS, "storages", "sources", *TEXTS,
     *(f"{kind}.{flat}" for kind in ("ops", "calls") for flat in ("inputs", "outputs")),
 )  # fmt: skip
-
-
-class Damage(Exception):
-    """What is wrong with a file or a recording: half a sentence, which follows the file's name."""
-
-
-def quoted(value: object) -> str:
-    """A value from a file, for a message: quoted, escaped and cut to a short length.
-
-    >>> print(quoted("\\x1b[31m" + "x" * 100)[:15])
-    '\\x1b[31mxxxxxx
-    """
-    text = ascii(value[:60] if isinstance(value, str | bytes) else value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
