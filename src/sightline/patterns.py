@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Protocol
@@ -33,35 +33,36 @@ def segments_of(path: str) -> list[str]:
     return path.split(".") if path else []
 
 
-class PathPattern:
-    """A pattern as a small automaton over path segments, so that ``**`` needs no backtracking."""
+class StarPattern:
+    """A pattern over the parts of something as a small automaton, so that ``**`` needs no backtracking.
 
-    def __init__(self, pattern: str) -> None:
-        self._steps = [
-            None if part == "**" else re.compile(translate(part)).match for part in segments_of(pattern)
-        ]
+    Each step is a test of one part, or None for ``**``: any number of parts.
+    """
 
-    def __call__(self, segments: Sequence[str]) -> bool:
-        """Whether the path, or a beginning of it, matches."""
+    def __init__(self, steps: Sequence[Callable[[str], object] | None]) -> None:
+        self._steps = steps
+
+    def __call__(self, parts: Iterable[str]) -> bool:
+        """Whether the parts, or a beginning of them, match."""
         states = self._after_stars({0})
-        for segment in segments:
+        for part in parts:
             if len(self._steps) in states or not states:
                 break
-            states = self._next_states(states, segment)
+            states = self._next_states(states, part)
         return len(self._steps) in states
 
-    def exactly(self, segments: Sequence[str]) -> bool:
-        """Whether the whole path matches.
+    def exactly(self, parts: Iterable[str]) -> bool:
+        """Whether all parts together match.
 
         >>> PathPattern("blocks.*").exactly(["blocks", "0"]), PathPattern("blocks.*").exactly(["blocks"])
         (True, False)
         """
         states = self._after_stars({0})
-        for segment in segments:
-            states = self._next_states(states, segment)
+        for part in parts:
+            states = self._next_states(states, part)
         return len(self._steps) in states
 
-    def _next_states(self, states: Iterable[int], segment: str) -> set[int]:
+    def _next_states(self, states: Iterable[int], part: str) -> set[int]:
         following = set()
         for state in states:
             if state == len(self._steps):
@@ -69,7 +70,7 @@ class PathPattern:
             step = self._steps[state]
             if step is None:
                 following.add(state)
-            elif step(segment):
+            elif step(part):
                 following.add(state + 1)
         return self._after_stars(following)
 
@@ -80,6 +81,15 @@ class PathPattern:
                 state += 1
                 reached.add(state)
         return reached
+
+
+class PathPattern(StarPattern):
+    """A pattern over the segments of a module path."""
+
+    def __init__(self, pattern: str) -> None:
+        super().__init__(
+            [None if part == "**" else re.compile(translate(part)).match for part in segments_of(pattern)]
+        )
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ import pytest
 from sightline.convert.encoding import json_text
 from sightline.trace.bundle.checks import check_info
 from sightline.trace.bundle.environment import environment_of
-from sightline.trace.bundle.schema import Damage
+from sightline.trace.damage import Damage
 from sightline.trace.data import TraceData
 from tests.builders import TraceBuilder
 

@@ -124,7 +124,6 @@ class Observers(Observer):
             vars(self).update(enter=observers[0].enter, leave=observers[0].leave)
 
     def op(self, event: ObservedOp) -> None:
-        """Notify each."""
         for one in self._loud:
             one.op(event)
         interested = [] if event.raised else [one for one in self._silent if one.wants(event)]
@@ -134,7 +133,6 @@ class Observers(Observer):
                     one.op(event)
 
     def enter(self, call: ObservedCall) -> None:
-        """Notify each."""
         for one in self._loud:
             one.enter(call)
         if self._silent:
@@ -143,7 +141,6 @@ class Observers(Observer):
                     one.enter(call)
 
     def leave(self, call: ObservedCall) -> None:
-        """Notify each."""
         for one in self._loud:
             one.leave(call)
         if self._silent:
@@ -152,13 +149,11 @@ class Observers(Observer):
                     one.leave(call)
 
     def spied(self, spied: SpiedTensor) -> None:
-        """Notify each."""
         with no_torch_function(), no_dispatch(), below_autograd():
             for one in self.all:
                 one.spied(spied)
 
     def step(self) -> None:
-        """Notify each."""
         for one in self.all:
             one.step()
 
@@ -189,7 +184,6 @@ class LiveObserver(Observer):
         self._operator = operator_names(session.stacks)
 
     def op(self, event: ObservedOp) -> None:
-        """An op has ended."""
         info, stack, phase = event.info, event.stack, PHASES[event.phase]
         if stack >= len(self._session.stacks.parents):
             self._session.refresh()
@@ -219,11 +213,9 @@ class LiveObserver(Observer):
         )  # fmt: skip
 
     def enter(self, call: ObservedCall) -> None:
-        """A module call begins."""
         self._watcher.enter(self._call(call))
 
     def leave(self, call: ObservedCall) -> None:
-        """A module call has ended."""
         self._watcher.leave(self._call(call))
 
     def _call(self, call: ObservedCall) -> LiveCallEvent:

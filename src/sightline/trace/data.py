@@ -6,8 +6,8 @@ columns are an ``*_offsets`` array of n+1 positions into a flat array of ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +141,34 @@ class ModuleInfo:
         return self.path or self.type
 
 
-class TensorLists:
+#: The dtype of a column by the name its annotation has.
+_COLUMN_DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
+
+
+class Columns:
+    """A table as columns: the base of dataclasses whose fields are arrays, all with one entry per row."""
+
+    @classmethod
+    def dtypes(cls) -> dict[str, str]:
+        """The dtype of each column.
+
+        >>> FrameColumns.dtypes()["line"], OpColumns.dtypes()["input_offsets"]
+        ('<i4', '<i8')
+        """
+        return {one.name: _COLUMN_DTYPES[str(one.type)] for one in fields(cls)}  # type: ignore[arg-type]  # it is one
+
+    @classmethod
+    def none(cls) -> Self:
+        """No rows. Offsets have one entry more than there are rows."""
+        return cls(**{
+            name: np.zeros(int(name.endswith("_offsets")), dtype) for name, dtype in cls.dtypes().items()
+        })  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+
+class TensorLists(Columns):
     """What ops and module calls have in common: lists of the values each took and returned."""
 
     input_offsets: I64
@@ -184,12 +211,9 @@ class OpColumns(TensorLists):
     output_offsets: I64
     outputs: I32
 
-    def __len__(self) -> int:
-        return len(self.name)
-
 
 @dataclass(frozen=True)
-class ValueColumns:
+class ValueColumns(Columns):
     """Tensors, one row per version."""
 
     meta: I32
@@ -202,9 +226,6 @@ class ValueColumns:
     previous: I32  #: the value this one replaced in place
     base: I32  #: the value this one is a view of
     flags: I8
-
-    def __len__(self) -> int:
-        return len(self.meta)
 
 
 @dataclass(frozen=True)
@@ -229,12 +250,9 @@ class CallColumns(TensorLists):
     outputs: I32
     order: I32  #: rank by completion
 
-    def __len__(self) -> int:
-        return len(self.module)
-
 
 @dataclass(frozen=True)
-class FrameColumns:
+class FrameColumns(Columns):
     """Source positions as a tree: a row and its parents are a stack."""
 
     parent: I32
@@ -244,12 +262,9 @@ class FrameColumns:
     column: I32  #: 0-based, in UTF-8 bytes, as Python counts them; -1 unknown
     end_column: I32
 
-    def __len__(self) -> int:
-        return len(self.parent)
-
 
 @dataclass(frozen=True)
-class StatColumns:
+class StatColumns(Columns):
     """Statistics of the elements of tensors: one row for each value that was measured.
 
     Minimum, maximum, mean, standard deviation and norm are over the finite elements.
@@ -266,19 +281,9 @@ class StatColumns:
     infs: I64
     fingerprint: U64  #: 0 where none was taken
 
-    def __len__(self) -> int:
-        return len(self.value)
-
-    @classmethod
-    def none(cls) -> StatColumns:
-        """No rows: nothing was measured."""
-        no, none = np.zeros(0), np.zeros(0, dtype=np.int64)
-        ids, bits = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint64)
-        return cls(ids, no, no, no, no, no, none, none, none, bits)
-
 
 @dataclass(frozen=True)
-class AllocationColumns:
+class AllocationColumns(Columns):
     """Allocated memory: a row from when a storage is seen first, or resized, until it is freed.
 
     Storages are torch's: results that share memory although torch does not say so have one each, and a
@@ -290,22 +295,13 @@ class AllocationColumns:
     start: I64  #: ns since the recording began
     end: I64  #: the same; -1 if it was not freed before the recording ended
 
-    def __len__(self) -> int:
-        return len(self.value)
-
-    @classmethod
-    def none(cls) -> AllocationColumns:
-        """No rows: a recording of an earlier version."""
-        none = np.zeros(0, dtype=np.int64)
-        return cls(np.zeros(0, dtype=np.int32), none, none, none)
-
 
 #: Kinds of device work.
 WORK_KINDS: Final = ("kernel", "copy", "fill")
 
 
 @dataclass(frozen=True)
-class DeviceWorkColumns:
+class DeviceWorkColumns(Columns):
     """Work of devices (``time="device"``), in the order of start; times are ns since the recording began."""
 
     name: I32  #: into ``TraceData.names``
@@ -316,15 +312,17 @@ class DeviceWorkColumns:
     start: I64
     duration: I64
 
-    def __len__(self) -> int:
-        return len(self.name)
 
-    @classmethod
-    def none(cls) -> DeviceWorkColumns:
-        """No rows: device time was not recorded."""
-        ids, small = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int8)
-        none = np.zeros(0, dtype=np.int64)
-        return cls(ids, small, small, ids, none, none, none)
+#: The tables of columns of a `TraceData`.
+COLUMN_TABLES: Final[dict[str, type[Columns]]] = {
+    "ops": OpColumns,
+    "values": ValueColumns,
+    "calls": CallColumns,
+    "frames": FrameColumns,
+    "stats": StatColumns,
+    "allocations": AllocationColumns,
+    "device_work": DeviceWorkColumns,
+}
 
 
 #: The name of a stretch in which an optimizer stepped; ``sl.step`` accepts no empty name.

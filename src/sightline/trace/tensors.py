@@ -20,7 +20,7 @@ from sightline.argument_checks import argument_text, check_arguments
 from sightline.errors import DamagedFile, NotCaptured, UsageError
 from sightline.notation import bytes_text, numbers_text, tensor_text
 from sightline.options import one_of
-from sightline.patterns import PathPattern, choices_text, close_names, segments_of
+from sightline.patterns import PathPattern, StarPattern, choices_text, close_names, segments_of
 from sightline.trace.data import ROLES, CaptureInfo
 from sightline.trace.dtypes import element_bits, element_numbers, nbytes_of
 from sightline.trace.shards.stores import Store
@@ -333,40 +333,21 @@ class KeyPattern:
     """
 
     def __init__(self, glob: str) -> None:
-        parts = glob.strip("/").split("/")
-        self._steps = [None if part == "**" else PathPattern(part).exactly for part in parts]
+        self._parts = StarPattern(
+            [None if part == "**" else _part_test(part) for part in glob.strip("/").split("/")]
+        )
 
     def __call__(self, info: CaptureInfo) -> bool:
         """Whether a key matches, with or without its step; parts at the end may be left out."""
         key = info.key
-        if self._matches_start(key):
+        if self._parts(key.split("/")):
             return True
-        return bool(info.step) and self._matches_start(key.removeprefix(f"{info.step}/"))
+        return bool(info.step) and self._parts(key.removeprefix(f"{info.step}/").split("/"))
 
-    def _matches_start(self, key: str) -> bool:
-        """Match all positions of the glob at once, so that many ``**`` need no backtracking."""
-        end = len(self._steps)
-        positions = self._after_stars({0})
-        for part in key.split("/"):
-            if end in positions:
-                return True
-            moved = set()
-            for position in positions:
-                step = self._steps[position]
-                if step is None:
-                    moved.add(position)
-                elif step(part.split(".")):
-                    moved.add(position + 1)
-            positions = self._after_stars(moved)
-        return end in positions
 
-    def _after_stars(self, positions: set[int]) -> set[int]:
-        reached = set(positions)
-        for position in positions:
-            while position < len(self._steps) and self._steps[position] is None:
-                position += 1
-                reached.add(position)
-        return reached
+def _part_test(glob: str) -> Callable[[str], bool]:
+    pattern = PathPattern(glob)
+    return lambda part: pattern.exactly(part.split("."))
 
 
 def _path_in_module(module: str, name: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from sightline.trace import data as d
 from sightline.trace.bundle import save, schema
 from sightline.trace.bundle.limits import Budget, json_cost
-from sightline.trace.bundle.schema import Damage
+from sightline.trace.damage import Damage
 from sightline.trace.forms import Form
 from tests.builders import make_trace
 from tests.limits import measured

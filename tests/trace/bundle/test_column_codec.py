@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
 from sightline.trace.bundle.column_codec import BITS, DELTA, PLAIN, ROW, decode, encode
-from sightline.trace.bundle.schema import Damage
+from sightline.trace.damage import Damage
 
 ARRAYS = st.sampled_from(["<i1", "<i4", "<i8", "<u8", "<f8"]).flatmap(
     lambda dtype: hn.arrays(dtype, st.integers(1, 200))

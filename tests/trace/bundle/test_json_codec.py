@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sightline.trace import data as d
 from sightline.trace.bundle import json_codec as plain
 from sightline.trace.bundle import json_codec as records
-from sightline.trace.bundle.schema import Damage
+from sightline.trace.damage import Damage
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 TEXT = st.text(st.characters(), max_size=20)  # lone surrogates, control and escape characters included

@@ -91,7 +91,7 @@ STAGES = {
     "tensors": (tensorfiles, "ShardWriter"),
     "sources": (saving, "collect_sources"),
     "columns": (saving, "encode"),
-    "disk": (saving, "_sync"),
+    "disk": (saving, "sync"),
     "last moment": (saving, "_shards_of"),
 }
 

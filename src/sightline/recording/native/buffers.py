@@ -70,10 +70,8 @@ class NativeValues(TensorRegistry):
 
     def _register_type(self, tensor: Any) -> None:
         """Have C++ read objects of the tensor's class as tensors."""
-        kind = type(tensor)
-        if kind not in self._types:
-            self._types.add(kind)
-            self.recording.type_kind(kind, TENSOR)
+        if type(tensor) not in self._types:
+            self._register_types([tensor])
 
     def _register_types(self, tensors: list[Any]) -> None:
         for kind in set(map(type, tensors)) - self._types:
@@ -81,7 +79,6 @@ class NativeValues(TensorRegistry):
             self.recording.type_kind(kind, TENSOR)
 
     def find(self, tensor: Any) -> int | None:
-        """The current value of a tensor, if it has been seen."""
         self._register_type(tensor)
         value: int = self.recording.find(tensor)
         return None if value < 0 else value
@@ -93,24 +90,20 @@ class NativeValues(TensorRegistry):
         return values
 
     def forget(self, tensor: Any) -> int | None:
-        """Drop the weak reference to a tensor; returns its value."""
         self._register_type(tensor)
         value: int = self.recording.forget(tensor)
         return None if value < 0 else value
 
     def rebind(self, tensor: Any, value: int) -> None:
-        """Have a tensor object stand for a value, whatever it looks like by now."""
         self._register_type(tensor)
         self.recording.rebind(tensor, value)
 
     def value(self, tensor: Any) -> int:
-        """The current value of a tensor; one never seen before is explained and added."""
         self._register_type(tensor)
         value: int = self.recording.value(tensor)
         return value
 
     def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
-        """Add a tensor that no recorded op made, of a kind that is given or found out."""
         return self.value(tensor) if kind is None else self.register_all([(name, tensor)], kind)[0]
 
     def register_all(self, named: list[tuple[str, Any]], kind: int) -> list[int]:
@@ -133,7 +126,6 @@ class NativeValues(TensorRegistry):
         note_bytes(self.storage_bytes, number, tensor)
 
     def describe(self, tensor: Any) -> int:
-        """The number of the metadata of any tensor."""
         with no_torch_function():
             return self.describe_as(metadata_of(tensor)[1])
 
@@ -145,7 +137,6 @@ class NativeValues(TensorRegistry):
         return number
 
     def live_tensors(self) -> list[tuple[int, Any]]:
-        """Values and tensors, of the tensors that are still alive."""
         pairs: list[tuple[int, Any]] = self.recording.live_tensors()
         return pairs
 
@@ -154,7 +145,6 @@ class NativeValues(TensorRegistry):
         return np.frombuffer(self.recording.rows("alive", False), dtype=np.int64)
 
     def find_storage(self, tensor: Any) -> int:
-        """The newest value in the storage of a tensor; -1 if there is none."""
         self._register_type(tensor)
         value: int = self.recording.find_storage(tensor)
         return value

@@ -29,7 +29,7 @@ from typing import Final
 import torch
 
 from sightline.errors import NativeUnavailable
-from sightline.recording.native.compiler import Toolchain, source_files
+from sightline.recording.native.compiler import Toolchain, one_line, source_files
 
 NAME: Final = "sightline.recording.native._observer"
 #: The fix for a build that failed, in error messages.
@@ -61,14 +61,14 @@ def import_extension(path: Path) -> ModuleType:
         loader.exec_module(module)
     except Exception as error:
         raise NotLoadable(
-            f"The native engine was built but cannot be loaded ({_one_line(error)}): "
+            f"The native engine was built but cannot be loaded ({one_line(error)}): "
             f"run {AGAIN} to build it again."
         ) from error
     check = getattr(module, "self_check", None)
     try:
         complaint = str(check() or "") if check is not None else ""
     except Exception as error:
-        complaint = f"{type(error).__name__}: {_one_line(error)}"
+        complaint = f"{type(error).__name__}: {one_line(error)}"
     if complaint:
         raise NativeUnavailable(
             f"The native engine does not work with torch {torch.__version__} and Python "
@@ -104,10 +104,6 @@ def try_in_a_process(path: Path) -> None:
         if not message.startswith("The native engine"):  # it failed before it came to the extension
             message = f"The native engine was built but could not be tried ({message}): run {AGAIN}."
         raise NativeUnavailable(message)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 CACHE: Final = "SIGHTLINE_CACHE"

@@ -188,7 +188,7 @@ def _compiler_of(command: tuple[str, ...]) -> Compiler:
     except (OSError, subprocess.SubprocessError) as error:
         raise NativeUnavailable(
             f"The native engine needs a C++ compiler, and `{shlex.join(command)} --version` fails "
-            f"({_one_line(error)}): set CXX to another one."
+            f"({one_line(error)}): set CXX to another one."
         ) from error
     return Compiler(command, done.stdout.strip())
 
@@ -245,5 +245,6 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The message of an error, or its class if it has none."""
     return " ".join(str(error).split()) or type(error).__name__

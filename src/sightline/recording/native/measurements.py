@@ -30,11 +30,9 @@ class NativeStatistics(StatisticsBuffer):
         self._frozen: tuple[int, list[Implied]] | None = None
 
     def mark_read(self, value: int) -> bool:
-        """Mark a value as read; False if it was already."""
         return not self._recording.is_measured(value, True)
 
     def is_read(self, value: int) -> bool:
-        """Whether a value was read."""
         return bool(self._recording.is_measured(value, False))
 
     def add(self, value: int, numbers: TensorStatistics) -> None:
@@ -48,16 +46,13 @@ class NativeStatistics(StatisticsBuffer):
         return super().read(tensor, fingerprint) if numbers is None else TensorStatistics(*numbers)
 
     def columns(self) -> Columns:
-        """All statistics, a row per value."""
         return _columns(self.stream.numbers())
 
     def take(self) -> Columns:
-        """All statistics, which are removed."""
         return _columns(self.stream.take())
 
     @property
     def checked(self) -> int:
-        """How many tensors C++ has examined."""
         return int(self._recording.checked()) if self._frozen is None else self._frozen[0]
 
     def copies(self) -> list[Implied]:
@@ -68,12 +63,10 @@ class NativeStatistics(StatisticsBuffer):
         return [(value, source, bool(bounded)) for value, source, bounded in pairs.tolist()]
 
     def freeze(self) -> None:
-        """Copy what C++ holds, which is about to be freed."""
         self._frozen = self.checked, self.copies()
         self.stream.freeze()
 
     def stop_reporting(self) -> None:
-        """Have C++ report no more of what is not finite."""
         self._recording.report_nonfinite(False)
 
 
@@ -186,11 +179,9 @@ class NativeDeviceStatistics(DeviceStatistics):
         return alarm
 
     def acknowledge(self, count: int) -> None:
-        """The check has examined an alarm of this count."""
         self._recording.acknowledge(count)
 
     def freeze(self) -> None:
-        """Copy what C++ holds, which is about to be freed."""
         for table in self._native:
             if table.rows is None:
                 table.rows = self._rows(table)

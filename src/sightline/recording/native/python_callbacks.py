@@ -239,7 +239,6 @@ class Host(SessionBase):
     # -- observers -------------------------------------------------------------------------------------
 
     def context(self) -> tuple[list[int], int]:
-        """The modules whose calls are open on this thread, outermost first, and the phase."""
         context: tuple[list[int], int] = self.recording.context()
         return context
 

@@ -101,7 +101,6 @@ class NativeSession(Host):
         return NativeStatistics(self.recording) if self.level in ("aten", "both") else StatisticsBuffer()
 
     def new_device_statistics(self, fill: str) -> DeviceStatistics:
-        """A store for the statistics of tensors on devices."""
         if self.level not in ("aten", "both"):
             return DeviceStatistics(fill)
         return NativeDeviceStatistics(fill, self.recording, self.native.scalar_type_name)
@@ -125,7 +124,6 @@ class NativeSession(Host):
         self.recording.halt()
 
     def finish(self) -> None:
-        """After the stop: close what is still open, and read what must be read while the model lives."""
         if self._counters:
             return
         self.recording.finish()
@@ -154,7 +152,6 @@ class NativeSession(Host):
             self.stacks.refresh(self.recording)
 
     def written(self) -> int:
-        """How much has been written for ops and calls, and how many are open."""
         return sum(self.counters()[:3])
 
     def counters(self) -> tuple[int, ...]:
@@ -169,11 +166,9 @@ class NativeSession(Host):
 
     @property
     def ident(self) -> int:
-        """The thread it was started on."""
         return self._ident
 
     def exclude_time(self, taken: int) -> None:
-        """Do not count so many nanoseconds in the durations of what is open on this thread."""
         self.recording.exclude_time(taken)
 
     @contextmanager
@@ -186,11 +181,9 @@ class NativeSession(Host):
             self.native.restore_termination()
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
-        """An optimizer steps, called by ``frame``."""
         self.recording.begin_step(frame, closure)
 
     def end_optimizer_step(self) -> None:
-        """The optimizer has stepped."""
         self.recording.end_step()
 
     def note_error(self, error: BaseException) -> None:
@@ -217,16 +210,13 @@ class NativeSession(Host):
 
     @property
     def threads(self) -> int:
-        """How many threads have run recorded code."""
         return self.counters()[3]
 
     def open_rows(self) -> tuple[IntArray, IntArray]:
-        """Rows of the ops and calls that have begun and not ended."""
         ops, calls = self.recording.open_rows()
         return np.frombuffer(ops, dtype=np.int64), np.frombuffer(calls, dtype=np.int64)
 
     def next_id(self) -> int:
-        """A number in the order of ops and calls."""
         number: int = self.recording.next_id()
         return number
 
@@ -257,7 +247,6 @@ class NativeSession(Host):
         return self._take_stopping if self._ident == threading.main_thread().ident else None
 
     def take_pending_error(self) -> BaseException | None:
-        """An observer's error that came too late to stop the run."""
         error, self._stopping = self._stopping, None
         return error
 

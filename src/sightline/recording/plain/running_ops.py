@@ -167,7 +167,6 @@ class AtenOp(RunningOp):
             session.register_constants(self.args)
 
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
-        """Write the row and notify the observer."""
         session, state, node = self.session, self.state, self.node
         with no_torch_function():
             self.number = session.next_id()
@@ -232,7 +231,6 @@ class ApiCall(RunningOp):
             self.state.push(self.anchor)
 
     def write(self, result: Any, duration: int, error: BaseException | None) -> None:
-        """Write the row and notify the observer."""
         session, state = self.session, self.state
         if not session.running:  # it was stopped inside this very call
             return

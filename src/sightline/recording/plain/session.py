@@ -79,7 +79,6 @@ class Session(SessionBase):
 
     @property
     def threads(self) -> int:
-        """How many threads have run recorded code."""
         return len(self._states)
 
     @property
@@ -89,15 +88,12 @@ class Session(SessionBase):
 
     @property
     def ident(self) -> int:
-        """The thread it was started on."""
         return self.state.ident
 
     def next_id(self) -> int:
-        """A number in the order of ops and calls."""
         return next(self._ids)
 
     def raised_by(self, error: BaseException) -> bool:
-        """Whether an exception came out of the last op that failed."""
         return id(error) == self.failure
 
     def now(self) -> int:
@@ -194,25 +190,21 @@ class Session(SessionBase):
         call.taken_mode = None
 
     def context(self) -> tuple[list[int], int]:
-        """The modules whose calls are open on this thread, outermost first, and the phase."""
         state = self.current_state()
         return [call.module for call in state.calls()], state.phase
 
     def exclude_time(self, duration: int) -> None:
-        """Do not count so many nanoseconds in the durations of what is open on this thread."""
         state = self._states.get(threading.get_ident())
         if state is not None:
             state.spent += duration
 
     def begin_optimizer_step(self, frame: FrameType, closure: CodeType | None) -> None:
-        """An optimizer steps, called by ``frame``."""
         self.memory.examine_all()
         state = self.current_state()
         state.push(OptimizerStep(frame, self.stack(state, frame), closure))
         state.phase = OPTIMIZER
 
     def end_optimizer_step(self) -> None:
-        """The optimizer has stepped."""
         self.memory.examine_all()
         state = self.current_state()
         if isinstance(state.top, OptimizerStep):
@@ -221,7 +213,6 @@ class Session(SessionBase):
     # -- from start to stop ------------------------------------------------------------------------------
 
     def open_rows(self) -> tuple[IntArray, IntArray]:
-        """Rows of the ops and calls that have begun and not ended."""
         now, nothing = self.now(), self.arguments.nothing
         ops: list[int] = []
         calls: list[int] = []
@@ -240,7 +231,6 @@ class Session(SessionBase):
             state.off = True
 
     def finish(self) -> None:
-        """After the stop: close what is still open, and read what must be read while the model lives."""
         for state in list(self._states.values()):
             while state.top.outer is not None:
                 self._close_top(state, UNFINISHED)
@@ -248,7 +238,6 @@ class Session(SessionBase):
         self.module_infos = self.modules.infos()
 
     def written(self) -> int:
-        """How much has been written for ops and calls, and how many are open."""
         open_calls = sum(len(state.calls()) for state in list(self._states.values()))
         return len(self.ops) + len(self.calls) + open_calls
 

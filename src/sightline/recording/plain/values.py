@@ -59,18 +59,15 @@ class Values(TensorRegistry):
         self.unexplained = False
 
     def find(self, tensor: Any) -> int | None:
-        """The current value of a tensor, if it has been seen."""
         reference = self.refs.get(id(tensor))
         return reference.value if reference is not None and reference() is tensor else None
 
     def forget(self, tensor: Any) -> int | None:
-        """Drop the weak reference to a tensor; returns its value."""
         value = self.find(tensor)
         self.refs.pop(id(tensor), None)
         return value
 
     def rebind(self, tensor: Any, value: int) -> None:
-        """Have a tensor object stand for a value, whatever it looks like by now."""
         self._bind(tensor, value, ())  # equal to no appearance: it is compared anew when it is next used
 
     def _bind(self, tensor: Any, value: int, appearance: Any) -> None:
@@ -78,7 +75,6 @@ class Values(TensorRegistry):
         reference.value, reference.appearance = value, appearance
 
     def value(self, tensor: Any) -> int:
-        """The current value of a tensor; one never seen before is explained and added."""
         reference = self.refs.get(id(tensor))
         if reference is None or reference() is not tensor:
             return self.register(tensor)
@@ -135,7 +131,6 @@ class Values(TensorRegistry):
         return number
 
     def register(self, tensor: Any, kind: int | None = None, name: str = "") -> int:
-        """Add a tensor that no recorded op made, of a kind that is given or found out."""
         with no_torch_function():
             if self.unexplained and kind is None and type(tensor) is Tensor:
                 return self.add(tensor, -1, offset=0)
@@ -176,7 +171,6 @@ class Values(TensorRegistry):
         return best
 
     def describe(self, tensor: Any) -> int:
-        """The number of the metadata of any tensor."""
         key = plain_key(tensor)
         number = None if key is None else self.meta_ids.get(key)
         if number is None:
@@ -187,12 +181,10 @@ class Values(TensorRegistry):
         return number
 
     def live_tensors(self) -> list[tuple[int, Any]]:
-        """Values and tensors, of the tensors that are still alive."""
         pairs = [(reference.value, reference()) for reference in list(self.refs.values())]
         return [(value, tensor) for value, tensor in pairs if tensor is not None]
 
     def alive(self) -> NDArray[np.int64]:
-        """The values of tensors that are still alive."""
         values = [reference.value for reference in list(self.refs.values()) if reference() is not None]
         return np.array(values, dtype=np.int64)
 

@@ -17,18 +17,12 @@ from sightline.trace.shards.stores import Store
 
 Array = NDArray[Any]
 
-#: The dtype of a column by the name its annotation has.
-DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
 #: The columns a sink gets, and their dtypes.
 SINK_COLUMNS: Final[dict[str, dict[str, str]]] = {
-    **{
-        name: {column: DTYPES[str(kind)] for column, kind in columns.__annotations__.items()}
-        for name, columns in (("ops", d.OpColumns), ("values", d.ValueColumns), ("calls", d.CallColumns),
-                              ("stats", d.StatColumns), ("versions", d.ValueColumns),
-                              ("allocations", d.AllocationColumns), ("device_work", d.DeviceWorkColumns))
-    },
+    **{kind: table.dtypes() for kind, table in d.COLUMN_TABLES.items() if kind != "frames"},
+    "versions": d.ValueColumns.dtypes(),
     "storages": {"nbytes": "<i8"},
-}  # fmt: skip
+}
 
 
 class MemorySink:
@@ -103,33 +97,34 @@ def assemble(
     if len(versions["meta"]):
         versions["previous"] = resolve_versions(versions["previous"], count)
         values = {name: np.concatenate([values[name], versions[name]]) for name in values}
-    captures = assembler.captures()
-    data = d.TraceData(
-        ops=d.OpColumns(**sink.columns("ops", max(count, 1))),
-        values=d.ValueColumns(**values),
-        calls=d.CallColumns(**sink.columns("calls")),
-        frames=frame_columns(tables.places),
-        modules=tables.modules, codes=tables.codes, files=tables.files, metas=tables.metas,
-        forms=tables.forms, names=assembler.names.all, storages=sink.column("storages", "nbytes"),
-        schemas=tables.schemas, info=final_info(tables, assembler),
-        stats=d.StatColumns(**sink.columns("stats")),
-        allocations=d.AllocationColumns(**sink.columns("allocations")),
-        device_work=d.DeviceWorkColumns(**sink.columns("device_work")),
-        steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=captures,
-        store=store if captures or store is not None else None,
-    )  # fmt: skip
-    return data, assembler
+    columns = {
+        "ops": d.OpColumns(**sink.columns("ops", max(count, 1))),
+        "values": d.ValueColumns(**values),
+        "calls": d.CallColumns(**sink.columns("calls")),
+        "stats": d.StatColumns(**sink.columns("stats")),
+        "allocations": d.AllocationColumns(**sink.columns("allocations")),
+        "device_work": d.DeviceWorkColumns(**sink.columns("device_work")),
+    }
+    return trace_data(tables, assembler, columns, sink.column("storages", "nbytes"), store), assembler
 
 
-def final_info(tables: Tables, assembler: Assembler) -> dict[str, Any]:
-    """The recording's info, with what was counted while it was assembled."""
+def trace_data(
+    tables: Tables, assembler: Assembler, columns: dict[str, Any], storages: Array, store: Store | None
+) -> d.TraceData:
+    """The trace of tables of columns, and of the small tables beside them."""
     info = dict(tables.info) | {"external": assembler.external}
     if assembler.evicted:
         info["evicted"] = assembler.evicted
-    return info
+    return d.TraceData(
+        **columns, frames=_frame_columns(tables.places), modules=tables.modules, codes=tables.codes,
+        files=tables.files, metas=tables.metas, forms=tables.forms, names=assembler.names.all,
+        storages=storages, schemas=tables.schemas, info=info,
+        steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
+        store=store,
+    )  # fmt: skip
 
 
-def frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
+def _frame_columns(places: list[SourcePosition]) -> d.FrameColumns:
     """The tree of frames as columns."""
     table: IntArray = np.array(places, dtype=np.int64).reshape(-1, 6)
     parent, code, line, end_line, column, end_column = (

@@ -16,7 +16,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,17 +24,13 @@ from sightline.errors import DamagedFile
 from sightline.trace.bundle import schema
 from sightline.trace.bundle.json_codec import is_integer, parse_json
 from sightline.trace.bundle.limits import Budget, json_cost
-from sightline.trace.bundle.schema import Damage, quoted
+from sightline.trace.damage import Damage, damage_reported, escaped, quoted
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _LEAF: Final = 0x0D  #: the type of a table's page without child pages
 _BESIDE: Final = ("-wal", "-journal")
 _MOST_ROWS: Final = 1 << 40
 _ROW: Final = 200  #: bytes of memory for a row of a small table besides its text
-
-#: Errors while reading that mean the file is damaged.
-READ_ERRORS: Final = (sqlite3.Error, sqlite3.Warning, ValueError, TypeError, KeyError, IndexError,
-                      OverflowError, RecursionError, AttributeError, MemoryError)  # fmt: skip
 
 
 class Database:
@@ -56,19 +52,9 @@ class Database:
                 self._close()
                 raise
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self) -> AbstractContextManager[None]:
         """Turn every error while reading into `DamagedFile` with one sentence."""
-        try:
-            yield
-        except Damage as why:
-            raise DamagedFile(f"{self.path} is damaged: {why}.") from None
-        except OSError as error:
-            raise DamagedFile(f"{self.path} cannot be read: {error.strerror or error}.") from error
-        except READ_ERRORS as error:
-            raise DamagedFile(
-                f"{self.path} is damaged: {escaped(str(error).rstrip('.') or type(error).__name__)}."
-            ) from error
+        return damage_reported(self.path)
 
     def close(self) -> None:
         """Close the file; what was not read by now cannot be read any more."""
@@ -287,11 +273,6 @@ def _authorized(action: int, first: str | None, *_rest: str | None) -> int:
     if action == sqlite3.SQLITE_SELECT or (action == sqlite3.SQLITE_READ and first in _READABLE):
         return sqlite3.SQLITE_OK
     return sqlite3.SQLITE_DENY
-
-
-def escaped(value: object) -> str:
-    """A text for the middle of a message: escaped and cut, without quotes."""
-    return quoted(str(value))[1:-1]
 
 
 def texts_checksum(texts: list[str]) -> int:

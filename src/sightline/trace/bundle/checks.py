@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.trace import data as d
-from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, Damage, length_name, quoted
+from sightline.trace.bundle.schema import MAX_LINKS, MAX_NESTING, length_name
+from sightline.trace.damage import Damage, quoted
 
 Array = NDArray[Any]
 
@@ -73,7 +74,7 @@ def check_column(kind: str, name: str, column: Array, counts: Mapping[str, int])
 
     >>> check_column("frames", "code", np.array([0, 7], dtype=np.int32), {"frames": 2, "codes": 3})
     Traceback (most recent call last):
-    sightline.trace.bundle.schema.Damage: frames/code of row 1 points at 7 of 3
+    sightline.trace.damage.Damage: frames/code of row 1 points at 7 of 3
     """
     if name.endswith("_offsets"):
         _check_offsets(kind, name, column, counts)

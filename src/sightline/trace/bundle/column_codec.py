@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.bundle.schema import Damage
+from sightline.trace.damage import Damage
 
 Array = NDArray[Any]
 Unsigned = NDArray[np.uint64]

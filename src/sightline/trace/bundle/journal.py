@@ -36,7 +36,7 @@ from sightline.trace.assembly.batch import (
 from sightline.trace.assembly.row_columns import COUNTS, FLOATS, LANES
 from sightline.trace.bundle import json_codec
 from sightline.trace.bundle.limits import Budget, json_cost
-from sightline.trace.bundle.schema import Damage, quoted
+from sightline.trace.damage import Damage, quoted
 from sightline.trace.data import CaptureInfo, CodeInfo, FileInfo, ModuleInfo, TensorMeta
 from sightline.trace.forms import Form
 

@@ -15,7 +15,8 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from sightline.trace import data as d
-from sightline.trace.bundle.schema import MAX_DEPTH, Damage, quoted
+from sightline.trace.bundle.schema import MAX_DEPTH
+from sightline.trace.damage import Damage, quoted
 from sightline.trace.forms import SLOT, Elided, Form, Record, Symbol
 
 # `json.dumps` makes an encoder for every text.

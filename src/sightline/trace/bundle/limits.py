@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.trace.bundle.schema import FREE_BYTES, GROWTH, MAX_LINKS, Damage
+from sightline.trace.bundle.schema import FREE_BYTES, GROWTH, MAX_LINKS
+from sightline.trace.damage import Damage
 from sightline.trace.data import TraceData
 from sightline.trace.forms import Form, Record, Symbol
 
@@ -23,7 +24,7 @@ class Budget:
     >>> budget.take("its names", 5000)
     >>> budget.take("its ops", 1 << 40)
     Traceback (most recent call last):
-    sightline.trace.bundle.schema.Damage: its ops would take more memory than a file of 1000 bytes may
+    sightline.trace.damage.Damage: its ops would take more memory than a file of 1000 bytes may
     """
 
     def __init__(self, size: int) -> None:

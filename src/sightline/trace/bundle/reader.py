@@ -22,9 +22,10 @@ from sightline.trace.bundle.checked_database import Database
 from sightline.trace.bundle.column_codec import decode
 from sightline.trace.bundle.journal import JOURNAL
 from sightline.trace.bundle.limits import check_text_size
+from sightline.trace.bundle.paths import holds_recording
 from sightline.trace.bundle.recovery import open_journal
-from sightline.trace.bundle.schema import Damage, quoted
 from sightline.trace.bundle.shard_files import ListedShards
+from sightline.trace.damage import Damage, quoted
 from sightline.trace.shards.shard_file import is_shard
 from sightline.trace.source_files import SourceFiles
 
@@ -60,13 +61,8 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
 
 def _did_you_mean(missing: Path) -> str:
     """The end of a sentence: a recording in the same folder with a similar name."""
-    names = (schema.DATABASE, JOURNAL)
     try:
-        recordings = {
-            path.stem: path
-            for path in missing.parent.iterdir()
-            if any((path / name).exists() for name in names)
-        }
+        recordings = {path.stem: path for path in missing.parent.iterdir() if holds_recording(path)}
     except OSError:
         recordings = {}
     near = close_names(missing.stem, recordings, 1)

@@ -15,20 +15,18 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sightline.errors import DamagedFile
 from sightline.trace import data as d
 from sightline.trace.assembly.assembler import Assembler
 from sightline.trace.assembly.batch import Batch, LateRows, Tables
 from sightline.trace.assembly.last_ops import Dropped, add_placeholders, keep_last, merge_batches
-from sightline.trace.assembly.memory_sink import SINK_COLUMNS, assemble, final_info, frame_columns
+from sightline.trace.assembly.memory_sink import assemble, trace_data
 from sightline.trace.assembly.row_columns import O_WIDTH
 from sightline.trace.bundle import checks, json_codec, schema
-from sightline.trace.bundle.checked_database import READ_ERRORS, escaped
 from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.journal import JOURNAL, UNKNOWN_TENSOR, Journal
 from sightline.trace.bundle.limits import check_text_size
-from sightline.trace.bundle.schema import Damage
 from sightline.trace.bundle.writer import DiskColumns, save_columns
+from sightline.trace.damage import READ_ERRORS, Damage, damage_reported
 from sightline.trace.shards.stores import ShardStore, Store
 
 #: About how many ops are assembled at once.
@@ -59,27 +57,13 @@ def finish_recording(
         assembler = Assembler(tables, journal.late(), sink)
         for batches, last in segments(journal):
             assembler.add(batches, last)
-        data = d.TraceData(
-            **{kind: cls(**_empty(kind)) for kind, cls in schema.KINDS.items() if kind != "frames"},
-            frames=frame_columns(tables.places), modules=tables.modules, codes=tables.codes,
-            files=tables.files, metas=tables.metas, forms=tables.forms, names=assembler.names.all,
-            storages=np.zeros(0, dtype=np.int64), schemas=tables.schemas,
-            info=final_info(tables, assembler),
-            steps=assembler.steps(int(tables.info.get("duration_ns", 0))), captures=assembler.captures(),
-            store=store,
-        )  # fmt: skip
+        empty = {kind: table.none() for kind, table in schema.KINDS.items() if kind != "frames"}
+        data = trace_data(tables, assembler, empty, np.zeros(0, dtype=np.int64), store)
         columns = DiskColumns(sink, data)
         line = save_columns(data, columns, folder, source=source, environment=environment, sweep=(JOURNAL,))
         return line, assembler
     finally:
         sink.close()
-
-
-def _empty(kind: str) -> dict[str, Any]:
-    return {
-        name: np.zeros(int(name.endswith("_offsets")), dtype=dtype)
-        for name, dtype in SINK_COLUMNS[kind].items()
-    }
 
 
 def assemble_journal(journal: Journal, tables: Tables, store: Store | None) -> tuple[d.TraceData, Assembler]:
@@ -108,17 +92,8 @@ class OpenedJournal(NamedTuple):
 
 def open_journal(path: Path) -> OpenedJournal:
     """Read a journal as a trace; a damaged one raises one clear error."""
-    try:
-        with closing(Journal(path)) as journal:
-            return _read_undamaged(path, journal)
-    except Damage as why:
-        raise DamagedFile(f"{path} is damaged: {why}.") from None
-    except OSError as error:
-        raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
-    except READ_ERRORS as error:
-        raise DamagedFile(
-            f"{path} is damaged: {escaped(str(error).rstrip('.') or type(error).__name__)}."
-        ) from error
+    with damage_reported(path), closing(Journal(path)) as journal:
+        return _read_undamaged(path, journal)
 
 
 def _read_undamaged(path: Path, journal: Journal) -> OpenedJournal:

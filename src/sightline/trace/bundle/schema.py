@@ -5,8 +5,7 @@ The reader and the writer are both driven by these constants; ``docs/format.md``
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Final
+from typing import Final
 
 from sightline.trace import data as d
 
@@ -57,31 +56,16 @@ MAX_NESTING: Final = 4000  #: how deep modules may be inside each other, and mod
 MAX_LINKS: Final = 1 << 24  #: the lengths of all stacks of frames, or of module calls, together
 
 #: The tables of columns.
-KINDS: Final[dict[str, type]] = {
-    "ops": d.OpColumns,
-    "values": d.ValueColumns,
-    "calls": d.CallColumns,
-    "frames": d.FrameColumns,
-    "stats": d.StatColumns,
-    "allocations": d.AllocationColumns,
-    "device_work": d.DeviceWorkColumns,
-}
+KINDS: Final = d.COLUMN_TABLES
 #: Tables that bundles of earlier versions do not have: they are empty there.
 ADDED: Final = frozenset({"allocations", "device_work"})
-#: The dtype of a column by the name its annotation has.
-DTYPES: Final = {"I8": "<i1", "I32": "<i4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
 #: The one column that stands alone.
 STORAGES: Final = ("storages", "nbytes")
 
 
 def columns_of(kind: str) -> dict[str, str]:
-    """The columns of a table and the dtype of each.
-
-    >>> columns_of("frames")["line"], columns_of("ops")["input_offsets"]
-    ('<i4', '<i8')
-    """
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(KINDS[kind])
-    return {field.name: DTYPES[str(field.type)] for field in fields}
+    """The columns of a table and the dtype of each."""
+    return KINDS[kind].dtypes()
 
 
 def is_flat(kind: str, name: str) -> bool:
@@ -117,17 +101,3 @@ COUNTS: Final = (
     *KINDS, "storages", "sources", *TEXTS,
     *(f"{kind}.{flat}" for kind in ("ops", "calls") for flat in ("inputs", "outputs")),
 )  # fmt: skip
-
-
-class Damage(Exception):
-    """What is wrong with a file or a recording: half a sentence, which follows the file's name."""
-
-
-def quoted(value: object) -> str:
-    """A value from a file, for a message: quoted, escaped and cut to a short length.
-
-    >>> print(quoted("\\x1b[31m" + "x" * 100)[:15])
-    '\\x1b[31mxxxxxx
-    """
-    text = ascii(value[:60] if isinstance(value, str | bytes) else value)
-    return text if len(text) <= 80 else f"{text[:80]}…"

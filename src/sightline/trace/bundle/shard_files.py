@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 from sightline.errors import DamagedFile
 from sightline.trace.data import CaptureInfo
 from sightline.trace.shards.direct_file import Bytes
-from sightline.trace.shards.shard_file import Shard, is_shard, read_shard, shard_name
+from sightline.trace.shards.shard_file import is_shard, shard_name
 from sightline.trace.shards.stores import ShardStore, Store
 from sightline.trace.shards.writer import ShardWriter
 
@@ -32,7 +31,6 @@ class ListedShards(ShardStore):
         self._names = tuple(names)
 
     def read(self, key: str) -> Bytes:
-        """The bytes of a tensor, mapped from its file."""
         try:
             return super().read(key)
         except DamagedFile as error:
@@ -43,22 +41,8 @@ class ListedShards(ShardStore):
                 f"{self._folder / missing} is missing: it was lost, or another recording saved over this one."
             ) from error
 
-    def names(self) -> list[str]:
-        """The names of its shards."""
+    def _file_names(self) -> list[str]:
         return list(self._names)
-
-    @cached_property
-    def _shards(self) -> list[Shard]:
-        shards = []
-        keys: set[str] = set()
-        for name in self._names:
-            shard = read_shard(self._folder / name)
-            twice = next((key for key in shard.spans if key in keys), None)
-            if twice is not None:
-                raise DamagedFile(f"{shard.path} is damaged: {twice[:60]!r} is also in another shard.")
-            keys.update(shard.spans)
-            shards.append(shard)
-        return shards
 
 
 class ShardInstall:
@@ -98,7 +82,7 @@ class ShardInstall:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _move(self, source: Path) -> str:
-        _sync(source)
+        sync(source)
         target = self._reserve_path()
         os.replace(source, target)
         return target.name
@@ -113,7 +97,7 @@ class ShardInstall:
             except OSError:
                 shutil.copyfile(source, temporary)
                 temporary.chmod(0o600)
-                _sync(temporary)
+                sync(temporary)
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -134,7 +118,7 @@ class ShardInstall:
             return path
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file is on the disk: the database that lists it must not get there first."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())

@@ -27,9 +27,9 @@ from sightline.trace.bundle.column_codec import encode
 from sightline.trace.bundle.disk_sink import DiskSink
 from sightline.trace.bundle.environment import environment_of
 from sightline.trace.bundle.json_codec import parse_json
-from sightline.trace.bundle.schema import Damage
-from sightline.trace.bundle.shard_files import ShardInstall
+from sightline.trace.bundle.shard_files import ShardInstall, sync
 from sightline.trace.bundle.sources import SourceText, collect_sources
+from sightline.trace.damage import Damage
 from sightline.trace.data import TraceData
 from sightline.trace.dtypes import nbytes_of
 from sightline.trace.shards.shard_file import is_shard
@@ -234,7 +234,7 @@ def _write(
         connection.execute("COMMIT")
     finally:
         connection.close()
-    _sync(path)
+    sync(path)
     return counts
 
 
@@ -299,11 +299,6 @@ def _source_rows(sources: Mapping[str, SourceText]) -> Iterator[tuple[int, str, 
     for id, (file, (text, whole)) in enumerate(sources.items()):
         raw = text.encode("utf-8", "surrogatepass")
         yield id, json_codec.dumps(file), int(whole), len(raw), zlib.compress(raw)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sightline.errors import DamagedFile
+from sightline.trace.damage import Damage, damage_reported, quoted
 from sightline.trace.data import ROLES, CaptureInfo
 from sightline.trace.dtypes import STORED_SIZES, nbytes_of, stored_as
 from sightline.trace.shards.direct_file import PAGE, Bytes, DirectFile
@@ -226,20 +226,12 @@ class Shard:
 
 def read_shard(path: Path) -> Shard:
     """Read and check the header of a shard; a damaged one raises one clear error."""
-    try:
+    with damage_reported(path):
         header, start, size = _read_header(path)
         spans = _spans(header, size)
         captures, orders, sums = _captures(header, spans)
-    except _Damage as why:
-        raise DamagedFile(f"{path} is damaged: {why}.") from None
-    except OSError as error:
-        raise DamagedFile(f"{path} cannot be read: {error.strerror or error}.") from error
     absolute = {key: (start + begin, start + end) for key, (_, _, begin, end) in spans.items()}
     return Shard(path, absolute, captures, orders, sums)
-
-
-class _Damage(Exception):
-    """What is wrong with a file: half a sentence, which follows its name."""
 
 
 Span = tuple[str, tuple[int, ...], int, int]  # dtype, shape, begin, end
@@ -248,19 +240,19 @@ Span = tuple[str, tuple[int, ...], int, int]  # dtype, shape, begin, end
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The header, where the bytes of the tensors start, and how many there are."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise _Damage("it is not a regular file")  # opening a pipe would block
+        raise Damage("it is not a regular file")  # opening a pipe would block
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < 8:
-            raise _Damage(f"it has {size} bytes, too few for a header")
+            raise Damage(f"it has {size} bytes, too few for a header")
         (length,) = struct.unpack("<Q", file.read(8))
         if length > MAX_HEADER:
-            raise _Damage(f"it claims a header of {length} bytes, more than the {MAX_HEADER} allowed")
+            raise Damage(f"it claims a header of {length} bytes, more than the {MAX_HEADER} allowed")
         if length > size - 8:
-            raise _Damage(f"it claims a header of {length} bytes, but has only {size - 8}")
+            raise Damage(f"it claims a header of {length} bytes, but has only {size - 8}")
         header = _parse(file.read(length), "its header")
     if not isinstance(header, dict):
-        raise _Damage("its header is not a JSON object")
+        raise Damage("its header is not a JSON object")
     return header, 8 + length, size - 8 - length
 
 
@@ -268,14 +260,14 @@ def _parse(text: bytes | str, what: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:  # bad JSON, bad UTF-8, absurd numbers, absurd nesting
-        raise _Damage(f"{what} is not valid JSON ({type(error).__name__})") from None
+        raise Damage(f"{what} is not valid JSON ({type(error).__name__})") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     items = dict(pairs)
     if len(items) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise _Damage(f"{_short(twice)} is there twice")
+        raise Damage(f"{quoted(twice)} is there twice")
     return items
 
 
@@ -285,15 +277,15 @@ def _spans(header: dict[str, Any], size: int) -> dict[str, Span]:
     reached = 0
     for key, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda item: item[1][2:]):
         if end > size:
-            raise _Damage(f"{_short(key)} ends at byte {end} of {size}: the file was cut short or altered")
+            raise Damage(f"{quoted(key)} ends at byte {end} of {size}: the file was cut short or altered")
         if begin != reached:
             fault = "overlaps another tensor" if begin < reached else "leaves a gap before it"
-            raise _Damage(f"{_short(key)} {fault}")
+            raise Damage(f"{quoted(key)} {fault}")
         if math.prod(shape) * STORED_SIZES[dtype] != end - begin:
-            raise _Damage(f"{_short(key)} has {end - begin} bytes, which do not make {dtype} of its shape")
+            raise Damage(f"{quoted(key)} has {end - begin} bytes, which do not make {dtype} of its shape")
         reached = end
     if reached != size:
-        raise _Damage(f"{size - reached} bytes belong to no tensor")
+        raise Damage(f"{size - reached} bytes belong to no tensor")
     return spans
 
 
@@ -301,11 +293,11 @@ def _span(key: str, entry: Any) -> Span:
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = (fields.get(name, "") for name in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or not _is_sizes(shape) or not _is_sizes(offsets):
-        raise _Damage(f"{_short(key)} is not described by a dtype, a shape and offsets")
+        raise Damage(f"{quoted(key)} is not described by a dtype, a shape and offsets")
     if dtype not in STORED_SIZES:
-        raise _Damage(f"{_short(key)} has the unknown dtype {_short(dtype)}")
+        raise Damage(f"{quoted(key)} has the unknown dtype {quoted(dtype)}")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _Damage(f"{_short(key)} has offsets that are no range")
+        raise Damage(f"{quoted(key)} has offsets that are no range")
     return dtype, tuple(shape), offsets[0], offsets[1]
 
 
@@ -315,26 +307,26 @@ def _captures(
     """The captures in the metadata, which must agree with the tensors of the file."""
     metadata = header.get("__metadata__")
     if not isinstance(metadata, dict) or "sightline" not in metadata:
-        raise _Damage("it was not written by sightline")
+        raise Damage("it was not written by sightline")
     if metadata["sightline"] != VERSION:
-        raise _Damage(
-            f"it has version {_short(metadata['sightline'])}, and this sightline reads version {VERSION}"
+        raise Damage(
+            f"it has version {quoted(metadata['sightline'])}, and this sightline reads version {VERSION}"
         )
     listed = metadata.get("captures")
     rows = _parse(listed, "its list of captures") if isinstance(listed, str) else None
     if not isinstance(rows, list):
-        raise _Damage("it has no list of captures")
+        raise Damage("it has no list of captures")
     numbered = [_capture(row) for row in rows]
     captures = [info for info, _ in numbered]
     if len(captures) != len(spans) or {info.key for info in captures} != spans.keys():
-        raise _Damage("its tensors are not those of its list of captures")
+        raise Damage("its tensors are not those of its list of captures")
     for info in captures:
         dtype, shape, begin, end = spans[info.key]
         known = nbytes_of(info.dtype, info.shape)
         if known not in (None, end - begin) or (dtype, shape) != stored_as(
             info.dtype, info.shape, end - begin
         ):
-            raise _Damage(f"{_short(info.key)} is not stored as {_short(info.dtype)} of its shape would be")
+            raise Damage(f"{quoted(info.key)} is not stored as {quoted(info.dtype)} of its shape would be")
     sums = {
         info.key: row["crc"] for info, row in zip(captures, rows, strict=True) if type(row.get("crc")) is int
     }
@@ -344,12 +336,12 @@ def _captures(
 def _capture(row: Any) -> tuple[CaptureInfo, int]:
     """A capture and its number from JSON; fields that a later version added are ignored."""
     if not isinstance(row, dict) or not _is_size(row.get("order")):
-        raise _Damage("its list of captures has an entry that is none")
+        raise Damage("its list of captures has an entry that is none")
     values = {}
     for field in dataclasses.fields(CaptureInfo):
         if field.name not in row:
             if field.default is dataclasses.MISSING:
-                raise _Damage(f"a capture has no {field.name}")
+                raise Damage(f"a capture has no {field.name}")
             continue
         value = row[field.name]
         if field.name == "shape":
@@ -357,11 +349,11 @@ def _capture(row: Any) -> tuple[CaptureInfo, int]:
         else:
             fits = type(value).__name__ == field.type
         if not fits:
-            raise _Damage(f"a capture has the {field.name} {_short(value)}")
+            raise Damage(f"a capture has the {field.name} {quoted(value)}")
         values[field.name] = value
     info = CaptureInfo(**values)
     if info.role not in ROLES:
-        raise _Damage(f"a capture has the role {_short(info.role)}")
+        raise Damage(f"a capture has the role {quoted(info.role)}")
     return info, row["order"]
 
 
@@ -371,9 +363,3 @@ def _is_size(value: Any) -> bool:
 
 def _is_sizes(values: Any) -> bool:
     return isinstance(values, list) and len(values) <= 64 and all(map(_is_size, values))
-
-
-def _short(value: Any) -> str:
-    """A value from a file, for a message: quoted, escaped and cut to a short length."""
-    text = ascii(value[:60] if isinstance(value, str) else value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
