@@ -74,9 +74,7 @@ def test_filters() -> None:
 def test_a_filter_that_means_nothing_says_what_there_is() -> None:
     with pytest.raises(NothingMatched, match=r"module='layer' matches no module of this trace; did you mean"):
         problems(mixed(), module="layer")
-    with pytest.raises(
-        UsageError, match=r"kind='nan' is none of the \d+ kinds .*; it has .*'non-finite'"
-    ):
+    with pytest.raises(UsageError, match=r"kind='nan' is none of the \d+ kinds .*; it has .*'non-finite'"):
         problems(mixed(), kind="nan")
     with pytest.raises(UsageError, match="module=3 must be a string"):
         problems(mixed(), module=3)  # type: ignore[arg-type]  # that is the point
