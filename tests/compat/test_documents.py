@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.compat.test_migrating import MHA, OUTPUT
+from tests.compat.migrating_checks import MHA, OUTPUT
 
 TOOLS = ("dl_backtrace", "torch_code_tracing", "torchspy", "tracy_nn")
 

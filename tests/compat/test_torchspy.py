@@ -62,13 +62,6 @@ def read(path: Path) -> Any:
 
 
 @pytest.fixture
-def tracer(tmp_path: Path) -> Iterator[CallTracer]:
-    tracer = CallTracer(tmp_path)
-    yield tracer
-    tracer.remove_hooks()
-
-
-@pytest.fixture
 def as_torchspy() -> Iterator[None]:
     sys.modules["torchspy"] = sightline.compat.torchspy
     yield

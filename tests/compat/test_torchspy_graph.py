@@ -8,6 +8,7 @@ import subprocess
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -202,3 +203,92 @@ def test_the_command_says_what_is_wrong_in_one_sentence(tmp_path: Path) -> None:
     assert told.output == "Error: 'jpg' is no format of a picture here; choose png, svg or pdf.\n"
     assert [path.name for path in tmp_path.glob("g*")] == []
     assert "Examples:" in CliRunner().invoke(main, ["trace-graph", "--help"]).output
+
+
+# -- what torchspy's documents say, sentence by sentence --------------------------------------------------
+
+
+def test_a_trace_file_is_read_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("  a.b \n\nroot\n")
+    assert tg.parse_trace(str(tmp_path / "t")) == ["a.b", "root"]
+
+
+def test_a_segment_is_a_node_below_the_one_before() -> None:
+    tree = tg.build_tree(["a.b.c"])
+    assert tree.name == "root"
+    assert list(tree.children["a"].children["b"].children) == ["c"]
+
+
+def test_numbers_are_indices_of_the_name_before() -> None:
+    layers = tg.build_tree(["layers.0.fc", "layers.1.fc", "layers.1.fc"]).children["layers"]
+    assert (layers.indices, layers.count, list(layers.children)) == ({"0", "1"}, 2, ["fc"])
+
+
+def test_a_number_in_front_is_a_name() -> None:
+    tree = tg.build_tree(["0.fc", "1.fc"])
+    assert [(one.name, one.indices, one.count) for one in tree.children.values()] == [
+        ("0", set(), 1),
+        ("1", set(), 1),
+    ]
+
+
+def test_nodes_remember_where_they_were_first_seen_and_below_what() -> None:
+    tree = tg.build_tree(["a.x", "b.y", "a.z"])
+    assert [tree.children[name].first_seen for name in "ab"] == [0, 1]
+    assert tree.children["a"].children["z"].first_seen == 2
+    assert tree.children["a"].parents == [tree]
+
+
+def test_a_node_has_the_fields_and_defaults_of_the_original() -> None:
+    node = tg.Node("n")
+    found = (node.name, node.children, node.count, node.first_seen, node.parents, node.indices)
+    assert found == ("n", {}, 1, 0, [], set())
+    assert {node: 1}[node] == 1
+
+
+def test_pruning_takes_the_last_name_of_each_path_and_keeps_indices() -> None:
+    pruned = tg.prune_leaves(tg.build_tree(["a.layers.0.fc", "a.layers.1.fc", "alone"]))
+    layers = pruned.children["a"].children["layers"]
+    assert (layers.indices, layers.count, layers.children) == ({"0", "1"}, 2, {})
+    assert "alone" in pruned.children
+
+
+@pytest.mark.parametrize(("shown", "label"), [(True, '"layers x 2"'), (False, "layers")])
+def test_repetition_is_shown_or_not(shown: bool, label: str) -> None:
+    tree = tg.build_tree(["layers.0.fc", "layers.1.fc"])
+    assert f"label={label}]" in tg.construct_graph(tree, show_repetition=shown).source
+
+
+def test_one_index_met_twice_is_no_repetition() -> None:
+    tree = tg.build_tree(["layers.3.a", "layers.3.b"])
+    assert "label=layers]" in tg.construct_graph(tree).source
+
+
+@pytest.mark.parametrize(("squash", "times"), [(False, 2), (True, 1)])
+def test_equal_names_are_drawn_once_where_that_is_asked_for(squash: bool, times: int) -> None:
+    tree = tg.build_tree(["a.mlp.0.x", "b.mlp.1.x"])
+    source = tg.construct_graph(tree, squash_name=squash).source
+    assert source.count("mlp") == times
+    assert ("mlp x 2" in source) == squash
+
+
+def test_leaves_are_drawn_where_they_are_not_pruned() -> None:
+    tree = tg.build_tree(["a.leaf"])
+    assert "leaf" not in tg.construct_graph(tree).source
+    assert "leaf" in tg.construct_graph(tree, prune_leaves_flag=False).source
+
+
+def test_nodes_are_drawn_in_the_order_of_the_trace() -> None:
+    source = tg.construct_graph(tg.build_tree(["z.x", "a.x", "m.x"])).source
+    assert [source.index(f"n{i} [label={name}]") for i, name in enumerate("zam")] == sorted(
+        source.index(f"n{i} [") for i in range(3)
+    )
+
+
+def test_render_graph_is_both_steps_in_one() -> None:
+    tree = tg.build_tree(["a.x", "b.x"])
+    dot = tg.construct_graph(tree, False, False, True)
+    tg.apply_graph_render_options(dot, dpi=99, figwidth=6.0, figheight=4.0)
+    assert 'ratio=fill size="6.0,4.0!"' in dot.source
+    options: dict[str, Any] = {"dpi": 99, "figwidth": 6.0, "figheight": 4.0}
+    assert tg.render_graph(tree, False, False, True, **options).source == dot.source

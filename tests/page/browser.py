@@ -96,3 +96,8 @@ class OpenPage:
         self.page.close()
         assert self.said == []
         assert {url.partition("#")[0] for url in self.asked} == {self.address}
+
+
+def op_named(trace: Trace, name: str) -> int:
+    """The number of the first op of a name."""
+    return next(op.id for op in trace.ops if op.name == name)

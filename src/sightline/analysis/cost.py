@@ -166,7 +166,7 @@ def _own(data: TraceData, scopes: Scopes, device: I64) -> CostTally:
         time=_call_times(data, scopes) + over_ops(ops.duration, _FORWARD, leaf & (ops.call < 0)),
         backward_time=over_ops(ops.duration, _BACKWARD),
         recompute_time=over_ops(ops.duration, _RECOMPUTE),
-        memory=_memory(data, scope, count),
+        memory=over_ops(made_bytes(data), _FORWARD, every),
         device_time=over_ops(device, _FORWARD, every),
         backward_device_time=over_ops(device, _BACKWARD, every),
         recompute_device_time=over_ops(device, _RECOMPUTE, every),
@@ -183,15 +183,14 @@ def _call_times(data: TraceData, scopes: Scopes) -> I64:
     return _sum_by(scopes.of_call[forward], own[forward], len(scopes.rows))
 
 
-def _memory(data: TraceData, scope: I32, count: int) -> I64:
-    """Bytes of the storages that each scope's forward ops allocated; a storage counts for its first op."""
+def made_bytes(data: TraceData) -> I64:
+    """For each op the bytes of the storages it made; a storage counts for its first op."""
     values = data.values
     ids = np.flatnonzero(values.storage >= 0)
     storages, first = np.unique(values.storage[ids], return_index=True)
     producers = values.producer[ids[first]]
-    forward = producers >= 0  # others are inputs and parameters
-    forward[forward] = data.ops.phase[producers[forward]] == _FORWARD
-    return _sum_by(scope[producers[forward]], data.storages[storages[forward]], count)
+    made = producers >= 0  # others are inputs and parameters
+    return _sum_by(producers[made], data.storages[storages[made]], len(data.ops))
 
 
 def _sum_by(keys: I32, amounts: I64, count: int) -> I64:

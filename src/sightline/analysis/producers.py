@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.analysis.row_groups import flat_positions
-from sightline.trace.data import I64, KINDS, LEVELS, PHASES
+from sightline.trace.data import I32, I64, KINDS, LEVELS, PHASES, TraceData
 from sightline.trace.index import Index
 
 NO_PRODUCER: Final = -1  #: of values that existed before the recording, or came from outside
@@ -173,17 +173,27 @@ def _initialised(index: Index) -> NDArray[np.bool_]:
     return mask
 
 
+def written_calls(data: TraceData) -> I32:
+    """For each op the API call the user wrote that ran it; -1 where there is none.
+
+    Nobody wrote what runs inside ``loss.backward()``: it stands for itself.
+    """
+    ops = data.ops
+    if not len(ops):
+        return ops.parent
+    inside = (ops.parent >= 0) & (ops.phase != _BACKWARD) & (ops.phase[ops.parent] == ops.phase)
+    return np.where(inside, ops.parent, -1).astype(np.int32)
+
+
 def _groups(index: Index) -> I64:
     """For each op its producer: the API call it came from, or the backward pass of one."""
     ops = index.raw.ops
     count = len(ops)
-    groups = np.arange(count, dtype=np.int64)
     if not count:
-        return groups
+        return np.arange(0, dtype=np.int64)
     backward = ops.phase == _BACKWARD
-    # ``loss.backward()`` is not the producer of a gradient: the ops it ran are.
-    inside = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
-    groups[inside] = ops.parent[inside]
+    written = written_calls(index.raw)
+    groups = np.where(written >= 0, written, np.arange(count, dtype=np.int64))
     back = np.flatnonzero(backward & (ops.forward >= 0) & (ops.level == LEVELS.index("aten")))
     keys = groups[ops.forward[back]] * (count + 1) + ops.parent[back] + 1  # once for each backward pass
     groups[back] = count + np.unique(keys, return_inverse=True)[1].reshape(-1)

@@ -430,10 +430,8 @@ class InputReasons:
 
     def _lone_parameter(self, leaves: list[int], side: Side, partners: list[int]) -> int:
         """A parameter of a region that the other side does not use there."""
-        for value in leaves:
-            if value in side.parameter_names and partners[value] < 0:
-                return value
-        return -1
+        lone = (value for value in leaves if value in side.parameter_names and partners[value] < 0)
+        return next(lone, -1)
 
     def one_sided_uses(self) -> list[tuple[bool, int]]:
         """First uses of parameters that the other side has and does not use: whether of a, and the op."""

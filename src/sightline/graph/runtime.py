@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.analysis.producers import written_calls
 from sightline.analysis.select import SHOWS_ALL, ModelPart, model_part
-from sightline.argument_checks import argument_text
 from sightline.errors import UsageError
 from sightline.graph.arguments import Arguments, call_arguments, op_arguments
 from sightline.graph.context import GraphContext
@@ -44,8 +44,8 @@ def unit_of_op(index: Index, level: str) -> I64:
         return units
     # The ops of a backward pass are nodes of their own, not parts of the call ``loss.backward()``.
     backward = ops.phase == _BACKWARD
-    nested = (ops.parent >= 0) & ~backward & (ops.phase[ops.parent] == ops.phase)
-    units[nested] = ops.parent[nested]
+    written = written_calls(index.raw)
+    units = np.where(written >= 0, written, units)
     starts = np.unique(ops.parent[(ops.parent >= 0) & backward])
     units[starts[(ops.level[starts] == API) & (ops.phase[starts] == _BACKWARD)]] = -1
     if level == "module":
@@ -124,8 +124,6 @@ def graph(
         raise UsageError(f"phase={phase!r} is not shown as a graph; choose {choices_text(PHASES_SHOWN)}.")
     if level is not None and level not in _LEVELS:
         raise UsageError(f"level={level!r} is no level of a graph; choose {choices_text(_LEVELS)}.")
-    if depth is not None and (type(depth) is not int or depth < 0):
-        raise UsageError(f"depth={argument_text(depth)} must be a whole number from 0 up.")
     with gc_paused():
         part = None if everything else model_part(index)
         result = _GraphBuilder(index, level or _recorded_level(index), PHASES_SHOWN[phase], part).build()

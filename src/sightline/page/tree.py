@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from sightline.analysis.cost import made_bytes
 from sightline.analysis.fold import Repeat, Variation, fold, length_of
+from sightline.analysis.producers import written_calls
 from sightline.analysis.select import model_part
 from sightline.convert.context import TableContext
 from sightline.notation import position_text
@@ -33,7 +35,6 @@ _ASIDES: Final = (
 )
 _BUILDING, _AROUND, _BEFORE, _BETWEEN, _AFTER = range(len(_ASIDES))
 _MANY_OPS: Final = 4  #: so many ops in a row that look alike are a group; fewer are read faster one by one
-_BACKWARD: Final = PHASES.index("backward")
 _NAMED: Final = 3  #: members of a round that are named
 
 
@@ -67,7 +68,7 @@ class _Builder:
 
     def __init__(self, facts: TableContext) -> None:
         self._facts, self._data = facts, facts.raw
-        self._parent = holders(facts.raw)
+        self._parent = written_calls(facts.raw)
         self._inside = _children(self._parent)
         self._op_look = _op_looks(facts.raw)
         self._kind: list[int] = []
@@ -387,26 +388,13 @@ class _Builder:
             np.subtract.at(alone, ops.parent[apart], took[apart])
             holds = np.bincount(ops.parent[ops.parent >= 0], minlength=len(ops)) > 0
             own[0] = np.where(is_op & (self._parent[op] < 0), np.maximum(alone, 0)[op], 0)
-            own[1] = np.where(is_op, made_bytes(self._facts)[op], 0)
+            own[1] = np.where(is_op, made_bytes(self._data)[op], 0)
             own[2] = np.where(is_op & ~holds[op], np.maximum(ops.flops[op], 0), 0)
         sums = np.concatenate([np.zeros((3, 1), dtype=np.int64), np.cumsum(own, axis=1)], axis=1)
         time, memory, flops = sums[:, ends] - sums[:, :-1]
         if len(ops):  # an op inside another one took what it took; its time is part of the other's
             time = np.where(is_op, np.maximum(ops.duration[op], 0), time)
         return time, memory, flops
-
-
-def holders(data: TraceData) -> I32:
-    """For each op the one whose row holds its row; -1 where none does.
-
-    That is the API call it came from. What runs inside ``loss.backward()`` was written by nobody: it stands
-    by itself, under the module of its forward op.
-    """
-    ops = data.ops
-    if not len(ops):
-        return ops.parent
-    written = (ops.phase == ops.phase[np.maximum(ops.parent, 0)]) & (ops.phase != _BACKWARD)
-    return np.where((ops.parent >= 0) & written, ops.parent, -1).astype(np.int32)
 
 
 def _children(parent: I32) -> dict[int, list[int]]:
@@ -430,18 +418,6 @@ def _op_looks(data: TraceData) -> list[int]:
     look = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int32)
     looks: list[int] = look[groups.of].tolist()
     return looks
-
-
-def made_bytes(facts: TableContext) -> I64:
-    """For each op the bytes of the storages it made."""
-    data = facts.raw
-    made = np.zeros(len(data.ops), dtype=np.int64)
-    held = np.flatnonzero(data.values.storage >= 0)
-    storages, first = np.unique(data.values.storage[held], return_index=True)
-    producers = data.values.producer[held[first]]
-    known = producers >= 0
-    np.add.at(made, producers[known], data.storages[storages[known]])
-    return made
 
 
 def _below(path: str, outer: str) -> str:
