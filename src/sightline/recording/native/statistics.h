@@ -1,4 +1,4 @@
-// The numbers of a tensor in CPU memory, in one pass over it: see `sightline.recording.cpu_statistics`.
+// The numbers of a tensor in CPU memory, in one pass over it: see `sightline.recording.statistics.cpu`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
