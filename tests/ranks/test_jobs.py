@@ -94,6 +94,7 @@ def test_gathers_of_fsdp_belong_to_the_module_they_serve(parallel: Path) -> None
         ("all_gather", FIRST // world, "0"),
     ]
     assert [each for each in found if each[0] == "all_gather"] == step * 2, "forward, then backward"
+    assert f"ranks      ranks {'0–3' if world == 4 else '0 and 1'}: " in str(t), "threads of a backend aside"
     reduced = [("reduce_scatter", SECOND, "2"), ("reduce_scatter", FIRST, "0")]
     assert [each for each in found if each[0] == "reduce_scatter"] == reduced * 2
 

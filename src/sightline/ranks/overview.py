@@ -143,16 +143,15 @@ def _difference(run: Run, first: int, ranks: list[int]) -> str:
     count = min(len(base.steps), len(record.steps))
     differs = np.flatnonzero(base.steps[:count] != record.steps[:count])
     at = int(differs[0]) if len(differs) else count
-    if at >= len(record.steps):
-        return f", the first {at:,} as on rank {first}" if at else ""
-    it = "it" if len(ranks) == 1 else "they"
-    here = f"{it} {'runs' if len(ranks) == 1 else 'run'} {run.names.step_text(int(record.steps[at]))}"
-    if at >= len(base.steps) or (begins_thread(base, at) and not begins_thread(record, at)):
-        return f"; after the last op of rank {first} {here}"
-    there = f"rank {first} runs {run.names.step_text(int(base.steps[at]))}"
-    if begins_thread(record, at) and not begins_thread(base, at):
-        return f"; after {'its' if len(ranks) == 1 else 'their'} last op {there}"
-    return f"; where {there}, {here}"
+    it, its, runs = ("it", "its", "runs") if len(ranks) == 1 else ("they", "their", "run")
+    here, there = (
+        "" if at >= len(each.steps) else run.names.step_text(int(each.steps[at])) for each in (record, base)
+    )
+    if at and (not there or (begins_thread(base, at) and not begins_thread(record, at))):
+        return f"; after the last op of rank {first} {it} {runs} {here}"
+    if at and (not here or (begins_thread(record, at) and not begins_thread(base, at))):
+        return f"; after {its} last op rank {first} runs {there}"
+    return f"; where rank {first} runs {there}, {it} {runs} {here}" if here and there else ""
 
 
 def _ends(run: Run) -> Iterator[Line]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sightline.ranks.collectives import Collective, Collectives, kind_of, released
 from sightline.ranks.fingerprints import Fingerprints, fingerprints_of
@@ -147,9 +148,9 @@ def record_of(data: TraceData, rank: int, path: Path, names: SharedNames) -> Ran
     """What is kept of a trace."""
     index = Index(data)
     places = _places(index, names)
-    rows = _ordered_ops(data)
     op_places = places[index.op_user_frames]
     collectives = Collectives(data)
+    rows = _ordered_ops(data, op_places != places[-1], collectives.ops)
     modules, module_times = _module_times(data, names)
     last = int(rows[np.argmax(data.ops.start[rows])]) if len(rows) else -1
     return RankRecord(
@@ -195,11 +196,17 @@ def _places(index: Index, names: SharedNames) -> I32:
     return places
 
 
-def _ordered_ops(data: TraceData) -> I64:
-    """Aten ops, or API calls where there are none, thread by thread: threads overlap as they like."""
-    aten = np.flatnonzero(data.ops.level == 1)
-    rows = aten if len(aten) else np.arange(len(data.ops))
-    return rows[np.argsort(data.ops.thread[rows], kind="stable")]
+def _ordered_ops(data: TraceData, has_line: NDArray[np.bool_], collectives: I64) -> I64:
+    """Aten ops, or API calls where there are none, thread by thread: threads overlap as they like.
+
+    Threads that run no line and no collective are workers of a backend, which share its work as it comes.
+    """
+    ops = data.ops
+    aten = np.flatnonzero(ops.level == 1)
+    rows = aten if len(aten) else np.arange(len(ops))
+    own = np.union1d(ops.thread[has_line], ops.thread[collectives])
+    rows = rows[np.isin(ops.thread[rows], own)] if len(own) else rows
+    return rows[np.argsort(ops.thread[rows], kind="stable")]
 
 
 def _steps(data: TraceData, rows: I64, op_places: I32, names: SharedNames) -> I32:
