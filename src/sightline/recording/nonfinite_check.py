@@ -30,7 +30,13 @@ from sightline.recording.compilations import COMPILED_BACKWARD
 from sightline.recording.observers import ObservedCall, ObservedOp, Observer
 from sightline.recording.operations import COPY, OP, OpInfo
 from sightline.recording.statistics.cpu import Columns, Implied, StatisticsBuffer, is_finite, read
-from sightline.recording.statistics.observer import StatisticsObserver, concatenate, measurable, results_of
+from sightline.recording.statistics.observer import (
+    StatisticsObserver,
+    concatenate,
+    measurable,
+    results_of,
+    rewritten_storages,
+)
 from sightline.recording.torchapi import Tensor, storage_address
 from sightline.trace.data import TraceData
 from sightline.trace.nonfinite_rule import INF, NAN, argument_states, new_states
@@ -113,7 +119,7 @@ class NonFiniteChecker(Observer):
         if info.preserves == COPY and self._is_a_copy(event):
             return
         if info.mutates:
-            self._note_rewritten(self._session.arguments.at(info.mutates, event.args, event.kwargs))
+            self._rewritten |= rewritten_storages(self._session, event)
         nans = infs = 0
         plain = type(event.result) is Tensor
         for tensor in (event.result,) if plain else results_of(self._session, event):
@@ -138,12 +144,6 @@ class NonFiniteChecker(Observer):
                 self.buffer.add(value, read(tensor, fingerprint=False))
         self._checked += not self.buffer.native  # else C++ has counted it
         return self.buffer.nonfinite.get(value)
-
-    def _note_rewritten(self, changed: list[Any]) -> None:
-        """Note what was changed through a view: it is no longer what was examined."""
-        for tensor in changed:
-            if type(tensor) is Tensor and tensor._is_view():
-                self._rewritten.add(storage_address(tensor))
 
     def _is_a_copy(self, event: ObservedOp) -> bool:
         """Whether a result holds the elements of an examined, finite input, and all are in its range."""

@@ -36,7 +36,7 @@ class StackMode:
     """
 
     stack: ClassVar[ModeStack]
-    _is_on = False
+    is_on = False  #: whether it is on its stack
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -44,18 +44,14 @@ class StackMode:
 
     def put_on(self) -> None:
         """Push it on its stack. The caller keeps no reference."""
-        run_atomically(partial(self.stack.push, self), partial(setattr, self, "_is_on", True))
+        run_atomically(partial(self.stack.push, self), partial(setattr, self, "is_on", True))
 
     def take_off(self) -> bool:
         """Remove it, wherever it is on the stack of this thread; False if it is not on it."""
-        return self.stack.take(self, partial(setattr, self, "_is_on", False))
-
-    @property
-    def is_on(self) -> bool:
-        return self._is_on
+        return self.stack.take(self, partial(setattr, self, "is_on", False))
 
     def __del__(self) -> None:
-        if not self._is_on or get_ident() != self.session.ident:
+        if not self.is_on or get_ident() != self.session.ident:
             return
         try:
             sys._getframe(1)

@@ -83,7 +83,7 @@ class StatisticsObserver(Observer):
             for tensor in results_of(self._session, event):
                 self.read(tensor)
         if info.mutates:
-            self._note_rewritten(event)
+            self._rewritten |= rewritten_storages(self._session, event)
         elif len(self.buffer.nonfinite) > count:  # a parameter, or an older tensor, may explain it
             for tensor in self._session.arguments.tensors((args, event.kwargs or {}), []):
                 self.read(tensor if tensor._base is None else tensor._base)
@@ -101,12 +101,6 @@ class StatisticsObserver(Observer):
         if type(base) is Parameter and not self._parameters:
             return False
         return not any(step == 0 and size > 1 for step, size in zip(view.stride(), view.shape, strict=True))
-
-    def _note_rewritten(self, event: ObservedOp) -> None:
-        """Note what was changed through a view: it has a new version, which was not measured."""
-        for tensor in self._session.arguments.at(event.info.mutates, event.args, event.kwargs):
-            if type(tensor) is Tensor and tensor._is_view():
-                self._rewritten.add(storage_address(tensor))
 
     def _is_rewritten(self, view: Any) -> bool:
         return bool(self._rewritten) and type(view) is Tensor and storage_address(view) in self._rewritten
@@ -226,3 +220,9 @@ def results_of(session: SessionBase, event: ObservedOp) -> list[Any]:
     arguments = session.arguments
     changed = arguments.at(event.info.mutates, event.args, event.kwargs)
     return arguments.tensors(event.result, []) + changed
+
+
+def rewritten_storages(session: SessionBase, event: ObservedOp) -> set[int]:
+    """The storages that an op changed through a view: their new versions are not what was read."""
+    changed = session.arguments.at(event.info.mutates, event.args, event.kwargs)
+    return {storage_address(one) for one in changed if type(one) is Tensor and one._is_view()}
