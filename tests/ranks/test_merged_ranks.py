@@ -250,6 +250,8 @@ def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, en
     assert "error Ranks 0–3: - of f32[5, 1] and f32[5] broadcasts both to [5, 5]" in text
     assert text.index("Rank 3 only") < text.index("Ranks 0–3"), "what some ranks have comes first"
     assert f" in {sum(len(each.ops) for each in t.ranks.values()):,} ops of 4 ranks" in text
+    screen = " ".join(str(t).split())
+    assert "error Rank 2 only: log made 5 NaN of 5" in screen, "the first screen has them, too"
     alone = " ".join(str(t.problems(rank=3)).split())
     assert "error gradients are never cleared" in alone
     assert "NaN" not in alone
@@ -263,6 +265,16 @@ def test_problems_of_one_process_are_looked_for_on_every_rank(tmp_path: Path, en
     assert "none found" in str(t.problems(module="Linear", kind="broadcast")), "it is outside of the module"
     with pytest.raises(sl.UsageError, match=r"conv"):
         t.problems(module="conv")
+
+
+def test_the_first_screen_of_a_large_job_says_that_ranks_were_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_ranks(tmp_path / "run.sight", faulty, WORLD, stats=True)
+    monkeypatch.setattr("sightline.ranks.overview._MOST_OPS", 100)
+    screen = " ".join(str(sl.load(tmp_path / "run.sight")).split())
+    assert "Rank 2 only: log" not in screen
+    assert "problems looked for between ranks; t.problems() looks at each rank by itself, too" in screen
 
 
 def test_numbers_of_folded_problems_are_those_of_one_rank(tmp_path: Path) -> None:

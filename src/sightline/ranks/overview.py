@@ -19,17 +19,19 @@ from sightline.ranks.desync import desync_problems, whereabouts
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.ranks.messages import message_problems
+from sightline.ranks.process_problems import process_problems
 from sightline.ranks.record import begins_thread
 from sightline.ranks.replicas import replica_problems
 from sightline.ranks.times import Spread, line_spreads, module_spreads, spread_grid
 from sightline.views.problems import problem_lines
-from sightline.views.rendering import Block, Column, Grid, Line, Span, View, cut, grid, line
+from sightline.views.rendering import WIDTH, Block, Column, Grid, Line, Span, View, cut, grid, line
 from sightline.views.table_layout import fit_blocks
 
-_WIDTH: Final = 100
 _MARGIN: Final = 11
 _MOST_ROWS: Final = 6  #: of each list
 _MOST_PROBLEMS: Final = 4
+#: Of all ranks together: up to here the screen shows what is wrong on each rank by itself, which is quick.
+_MOST_OPS: Final = 300_000
 _MORE: Final = "t.rank_times()  t.problems()  t.code(rank=0)  t.summary(rank=0)  t.to_perfetto(…)"
 
 
@@ -50,9 +52,12 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
     """One screen about all ranks; ``more`` lists the other views, as the caller spells them."""
     waiting = Waiting.of(run)
     problems = rank_problems(run, waiting)
+    is_small = sum(record.ops for record in run.records.values()) <= _MOST_OPS
+    if is_small:
+        problems = sorted([*problems, *process_problems(run)], key=lambda problem: -problem.severity)
 
     def fit(room: int) -> list[Block]:
-        room = min(room, _WIDTH)
+        room = min(room, WIDTH)
         blocks: list[Block] = [*_head(run), *_notes(run, waiting), *_classes(run)]
         ends = list(_ends(run))
         if ends:
@@ -61,11 +66,14 @@ def ranks_overview(run: Run, more: str = _MORE) -> View:
             blocks += [line(), *problem_lines(problem, room)]
         if len(problems) > _MOST_PROBLEMS:
             blocks.append(line((f"… and {len(problems) - _MOST_PROBLEMS} more: t.problems()", "dim")))
+        if not is_small:
+            text = "looked for between ranks; t.problems() looks at each rank by itself, too"
+            blocks += [line(), _fact("problems", text)]
         for table in (_collectives(run), _spread(run, waiting)):
             blocks += [line(), table] if table is not None else []
         return fit_blocks([*blocks, line(), _fact("more", more)], room)
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _fact(title: str, text: str, style: str = "") -> Line:

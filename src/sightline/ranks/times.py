@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +10,8 @@ from numpy.typing import NDArray
 from sightline.notation import time_text
 from sightline.ranks.collective_waits import Waiting
 from sightline.ranks.merge import Run
-from sightline.views.rendering import Block, Column, Grid, Span, View, grid, line
+from sightline.views.rendering import WIDTH, Block, Column, Grid, Span, View, grid, line
 from sightline.views.table_layout import fit_blocks
-
-_WIDTH: Final = 100
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,9 @@ def rank_times(run: Run, top: int) -> View:
         blocks = [line(("There is only one rank here: there is nothing to compare its times with.", "dim"))]
 
     def fit(room: int) -> list[Block]:
-        return fit_blocks(blocks, min(room, _WIDTH))
+        return fit_blocks(blocks, min(room, WIDTH))
 
-    return View(tuple(fit(_WIDTH)), fit=fit)
+    return View(tuple(fit(WIDTH)), fit=fit)
 
 
 def _waits(waiting: Waiting, top: int) -> Grid | None:
