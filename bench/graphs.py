@@ -21,7 +21,7 @@ from torch import nn
 
 import sightline as sl
 from sightline.graph.exported import export
-from sightline.graph.runtime import graph as recorded_graph
+from sightline.graph.recorded_graph import graph as recorded_graph
 
 #: Upper bound on the mid-size model, as a multiple of eager.
 TARGET: Final = 2.0

@@ -322,7 +322,7 @@ class Trace(TraceTables):
         >>> [node.op for node in t.graph(level="module").nodes_of(kind="call")]
         ['Linear', 'ReLU']
         """
-        from sightline.graph.runtime import graph
+        from sightline.graph.recorded_graph import graph
 
         return graph(self._at(step, rank).index, level=level, depth=depth, fold=fold,
                      prune=(prune,) if isinstance(prune, str) else tuple(prune), phase=phase,

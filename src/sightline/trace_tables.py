@@ -96,7 +96,7 @@ class TraceTables:
         >>> len(t.steps), len(t.module_calls), len(t.step(3).module_calls), len(t.step("1:3").module_calls)
         (4, 4, 1, 2)
         """
-        from sightline.analysis.excerpt import excerpt
+        from sightline.analysis.step_excerpt import excerpt
         from sightline.analysis.step_summaries import step_span
 
         index = self.index  # once: during the run each access is a new snapshot

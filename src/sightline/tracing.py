@@ -20,7 +20,7 @@ from sightline.process_rank import path_of_rank
 if TYPE_CHECKING:
     from sightline.recording.recorder import Recorder
     from sightline.trace.data import TraceData
-    from sightline.trace.events import Watcher
+    from sightline.trace.live_events import Watcher
 
 P = ParamSpec("P")
 T = TypeVar("T")

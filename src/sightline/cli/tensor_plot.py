@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from sightline.analysis.tensor_cells import (
+from sightline.analysis.tensor_drawing import (
     F64,
     Array,
     Cells,

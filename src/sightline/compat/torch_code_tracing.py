@@ -26,10 +26,10 @@ from sightline.errors import UsageError
 from sightline.notation import call_text, tensor_text
 from sightline.recording.recorder import Recorder, RecordingOptions
 from sightline.trace.data import TensorMeta
-from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
 from sightline.trace.index import Frame, Index, Op
+from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import first_user_index
 from sightline.views.live import CodeOp, LiveCode

@@ -29,8 +29,8 @@ from sightline.errors import UsageError
 from sightline.recording.native.engine import resolve_engine
 from sightline.recording.recorder import Recorder, RecordingOptions, check_model
 from sightline.trace.data import TensorMeta
-from sightline.trace.events import LiveCallEvent, LiveOpEvent
 from sightline.trace.file_owners import inside_torch, torch_file
+from sightline.trace.live_events import LiveCallEvent, LiveOpEvent
 from sightline.views.live import LiveLog, LogWatcher
 from sightline.views.log_blocks import BlockStyle, tensor_block_text
 from sightline.views.rendering import Printer

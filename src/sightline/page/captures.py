@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sightline.analysis.tensor_cells import Cells, as_float64, finite_sample, histogram
+from sightline.analysis.tensor_drawing import Cells, as_float64, finite_sample, histogram
 from sightline.errors import SightlineError
 from sightline.page.kept_rows import Kept
 from sightline.page.sections import Sections, Strings

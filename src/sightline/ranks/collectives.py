@@ -195,8 +195,10 @@ class Collectives(Sequence[Collective]):
                 payload = slice(start, start + count)
             start += count
         tag = arguments.get("tag", 0)
-        told = (self._data.info.get("groups") or {}).get(group) or {}
-        if type(tag) is not int or _WITHOUT_TAGS.intersection(re.split("[:,]", str(told.get("backend")))):
+        described = (self._data.info.get("groups") or {}).get(group) or {}
+        if type(tag) is not int or _WITHOUT_TAGS.intersection(
+            re.split("[:,]", str(described.get("backend")))
+        ):
             tag = 0
         return _Traits(kind_of(name), group, reduction.lower(), root, payload, tag)
 

@@ -38,11 +38,11 @@ class Run:
         """The ranks of each process group; those of a group that says none are the ranks that used it."""
         members: dict[str, set[int]] = {}
         for rank, record in self.records.items():
-            told = record.info.get("groups") or {}
+            described = record.info.get("groups") or {}
             for name in record.groups:
                 if messages_of(name) is not None:
                     continue
-                ranks = (told.get(name) or {}).get("ranks") or [rank]
+                ranks = (described.get(name) or {}).get("ranks") or [rank]
                 members.setdefault(name, set()).update(each for each in ranks if type(each) is int)
         return {name: sorted(ranks) for name, ranks in members.items()}
 

@@ -59,8 +59,8 @@ def _pairs(run: Run) -> Iterator[_Pair]:
 
 
 def _ranks(record: RankRecord, group: str) -> list[int]:
-    told = ((record.info.get("groups") or {}).get(group) or {}).get("ranks") or ()
-    return [each for each in told if type(each) is int]
+    members = ((record.info.get("groups") or {}).get(group) or {}).get("ranks") or ()
+    return [each for each in members if type(each) is int]
 
 
 def _mismatch(run: Run, pair: _Pair) -> Iterator[Problem]:

@@ -107,9 +107,9 @@ def _head(run: Run) -> Iterator[Line]:
             yield _fact("mesh", " ".join(filter(None, [_mesh_text(mesh.get("ranks")), names])))
     groups = [(name, ranks) for name, ranks in run.groups.items() if len(ranks) > 1]
     if len(groups) > 1:
-        told = [f"{name}: {ranks_text(ranks)}" for name, ranks in groups[:_MOST_ROWS]]
+        texts = [f"{name}: {ranks_text(ranks)}" for name, ranks in groups[:_MOST_ROWS]]
         rest = f" and {len(groups) - _MOST_ROWS} more" if len(groups) > _MOST_ROWS else ""
-        yield _fact("groups", "; ".join(told) + rest)
+        yield _fact("groups", "; ".join(texts) + rest)
 
 
 def _mesh_text(ranks: object) -> str:

@@ -14,9 +14,9 @@ from sightline.recording.session_base import SessionBase
 from sightline.recording.source_positions import operator_names
 from sightline.recording.torchapi import below_autograd, no_dispatch, no_torch_function, sequence_number
 from sightline.trace.data import FLAVOURS, PHASES, TensorMeta
-from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
 from sightline.trace.file_owners import cell_name
 from sightline.trace.forms import Form
+from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame, Watcher
 from sightline.trace.source_files import indent_of
 from sightline.trace.user_frames import engine_callback_index
 

@@ -41,8 +41,8 @@ from sightline.recording.streaming.writer import GRACE_SECONDS, StreamWriter
 from sightline.recording.torchapi import Module, compiler, without_modes
 from sightline.trace.bundle.paths import remove_if_empty
 from sightline.trace.bundle.writer import amend_info
-from sightline.trace.events import Watcher
 from sightline.trace.index import Index
+from sightline.trace.live_events import Watcher
 
 # At import, when all modules it marks are loaded, since it takes milliseconds: a start must not.
 hide_own_frames()

@@ -23,8 +23,8 @@ from sightline.analysis.step_summaries import numbered_steps
 from sightline.analysis.value_names import value_names
 from sightline.errors import NothingMatched
 from sightline.trace.data import I64, LEVELS, RAISED
-from sightline.trace.events import SourceFrame
 from sightline.trace.index import Index
+from sightline.trace.live_events import SourceFrame
 from sightline.views.code_fold import CodeFold, OpWindow, SourceChains
 from sightline.views.rendering import Line, Span, View, line
 from sightline.views.source_chain import (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from sightline.trace.events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.file_owners import torch_file
 from sightline.trace.forms import Form
+from sightline.trace.live_events import LiveCallEvent, LiveOpEvent, SourceFrame
 from sightline.trace.user_frames import first_user_index
 from sightline.views.log_blocks import OK, RAISED, BlockStyle, LogModule, LogOp
 from sightline.views.rendering import Line, Printer

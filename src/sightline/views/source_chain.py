@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Final
 
 from sightline.notation import position_text
-from sightline.trace.events import SourceFrame
+from sightline.trace.live_events import SourceFrame
 from sightline.views.rendering import Line, Span, printable, width
 
 ARROW: Final = "⬇️"

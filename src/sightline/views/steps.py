@@ -14,7 +14,7 @@ import numpy as np
 
 from sightline.analysis.fold import spread
 from sightline.analysis.problems.context import ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.analysis.step_summaries import StepSummary
 from sightline.analysis.value_names import root_names
 from sightline.notation import bytes_text, number_text, time_text

@@ -23,8 +23,8 @@ from sightline.analysis.problems import (
     weights,
 )
 from sightline.analysis.problems.context import BACKWARD, ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import FIRST, Check, Confidence, Problem, Severity, merge_findings
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.trace.index import Index
 
 #: Every check; of two problems that are equally serious, the one of the earlier check is listed first.

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Finding, Severity, check
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.trace.data import KINDS, RAISED
 from sightline.trace.forms import Form
 

@@ -10,9 +10,9 @@ from itertools import groupby
 from typing import Final
 
 from sightline.analysis.problems.context import ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Finding, Severity, check, names_text
 from sightline.analysis.problems.trained_parameters import Idle, Training
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.notation import number_text
 
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, Mask, ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
 from sightline.analysis.problems.trained_parameters import Training
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.trace.data import EVALUATION, NO_GRAD, TRAINING
 
 _NORMS: Final = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm miopen_batch_norm "

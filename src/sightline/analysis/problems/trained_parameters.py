@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import BACKWARD, FORWARD, Mask, ProblemContext
-from sightline.analysis.problems.loop_record import parameter_aliases
+from sightline.analysis.problems.training_loop_events import parameter_aliases
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 
 #: Ops by which layers are dropped at random.

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import FORWARD, ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord, OptimizerRecord, StepRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check, names_text
+from sightline.analysis.problems.training_loop_events import LoopRecord, OptimizerRecord, StepRecord
 from sightline.notation import bytes_text, number_text
 from sightline.trace.data import KINDS, REQUIRES_GRAD
 

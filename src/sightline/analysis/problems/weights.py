@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 
 from sightline.analysis.problems.context import ProblemContext
-from sightline.analysis.problems.loop_record import LoopRecord
 from sightline.analysis.problems.problem import Confidence, Finding, Severity, check
+from sightline.analysis.problems.training_loop_events import LoopRecord
 from sightline.trace.data import KINDS, MUTATES, ParameterInfo
 from sightline.trace.failure_causes import creator
 from sightline.trace.op_groups import ALLOCATIONS, VIEWS

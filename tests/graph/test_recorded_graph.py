@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import sightline as sl
 from sightline.errors import NothingMatched, UsageError
 from sightline.graph.graph import Graph, Ref
-from sightline.graph.runtime import graph
+from sightline.graph.recorded_graph import graph
 from sightline.trace.forms import Symbol
 from sightline.trace.index import Index
 from tests.builders import make_trace
@@ -83,7 +83,7 @@ def test_calls_parameters_inputs_and_outputs_are_nodes() -> None:
     }  # fmt: skip
     assert linear.module == "blocks.0.fc"
     assert linear.target == "torch.nn.functional.linear"
-    assert "test_runtime.py:" in linear.source
+    assert "test_recorded_graph.py:" in linear.source
     assert linear.source.endswith("in Block.forward")
     assert [str(meta) for meta in linear.outputs] == ["f32[2, 8]"]
     assert linear.info["flops"] == 2 * 2 * 8 * 8
