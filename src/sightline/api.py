@@ -230,12 +230,11 @@ class Trace(TraceTables):
         if kind not in RANK_KINDS:  # which needs each rank to be read once more
             found = process_problems(run, module, lambda data: Trace(data)._at(step).index)
         ops = sum(record.ops for record in run.records.values())
-        where = f"{f'{ops:,} ops of ' if step is None else ''}{len(run.records):,} ranks"
+        count = len(run.records)
+        where = f"{f'{ops:,} ops of ' if step is None else ''}{count:,} rank{'s' * (count != 1)}"
         is_cut = any(record.unfinished for record in run.records.values())
         scope = " of a recording that was not finished" if is_cut else ""
-        return problem_list(
-            self._at(step), [*between, *found], module, kind, RANK_KINDS, where, scope
-        )  # fmt: skip
+        return problem_list(self, [*between, *found], module, kind, RANK_KINDS, where, scope)
 
     @check_arguments
     def rank_times(self, *, top: int = 12) -> View:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sightline as sl
+from sightline.recording.statistics import observer
 from tests.diff.models import WIDTH, inputs, recorded
 
 
@@ -98,7 +99,18 @@ class Tokens(nn.Module):
         return self.table(ids)
 
 
-def test_integers_that_differ_are_suspected_where_all_else_agrees() -> None:
+def test_tokens_that_differ_are_named() -> None:
+    torch.manual_seed(0)
+    model = Tokens()
+    diff = sl.diff(recorded(model, torch.tensor([1, 2, 3])), recorded(model, torch.tensor([1, 2, 4])))
+    assert diff.divergence is not None
+    assert diff.divergence.reason.kind == "input"
+    assert "an input itself differs; it came from outside" in diff.divergence.text
+    assert diff.notes == []
+
+
+def test_integers_that_differ_are_suspected_where_all_else_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "_MOST_INTEGERS", 2)  # of more, nothing is measured
     torch.manual_seed(0)
     model = Tokens()
     first, second = recorded(model, torch.tensor([1, 2, 3])), recorded(model, torch.tensor([1, 2, 4]))

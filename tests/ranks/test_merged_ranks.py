@@ -7,6 +7,7 @@ import json
 import pickle
 import re
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,42 @@ def test_the_first_screen_of_a_large_job_says_that_ranks_were_not_looked_at(
     screen = " ".join(str(sl.load(tmp_path / "run.sight")).split())
     assert "Rank 2 only: log" not in screen
     assert "problems looked for between ranks; t.problems() looks at each rank by itself, too" in screen
+
+
+def test_a_rank_that_is_damaged_inside_does_not_hide_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "run.sight"
+    record_ranks(path, faulty, WORLD, stats=True)
+    with sqlite3.connect(path / "rank1.sight" / "rank0.db") as database:
+        database.execute("update chunks set data = zeroblob(9) where kind = 'stats' and name = 'nans'")
+    t = sl.load(path)
+    assert "Rank 1 could not be looked at by itself" in str(t.problems())
+    for text in (str(t), str(t.problems())):
+        assert "Rank 2 only: log made 5 NaN" in " ".join(text.split())
+
+
+def test_a_step_that_only_some_ranks_have(tmp_path: Path) -> None:
+    def run(rank: int) -> None:
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2 + 2 * rank):
+            optimizer.zero_grad()
+            out = model(torch.ones(2, 4))
+            (out.log() if step == 3 else out).sum().backward()
+            optimizer.step()
+
+    torch.manual_seed(0)
+    record_ranks(tmp_path / "run.sight", run, 2, stats=True)
+    text = " ".join(str(sl.load(tmp_path / "run.sight").problems(step=3)).split())
+    assert "in 2 ranks" in text
+    with pytest.raises(sl.NothingMatched, match="step=9"):
+        sl.load(tmp_path / "run.sight").problems(step=9)
+
+
+def test_ranks_without_ops_open(tmp_path: Path) -> None:
+    record_ranks(tmp_path / "run.sight", faulty, 2, ops="none", stats=sl.Stats(parameters=True))
+    t = sl.load(tmp_path / "run.sight")
+    assert "2 ranks" in str(t)
+    assert len(t.ops) == 0
 
 
 def test_numbers_of_folded_problems_are_those_of_one_rank(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Versions:
     lines: tuple[int, ...]  #: where it was written; -1 before the recording
     steps: tuple[str, ...]  #: the step of that call; empty outside of all
     end: int  #: the first call of which it is not known
+    count: int  #: of all calls
 
 
 @dataclass(frozen=True)
@@ -56,18 +57,21 @@ class Buffers:
     """The buffers of one rank."""
 
     given: dict[tuple[str, bool], Versions]  #: by name, and whether the calls are in evaluation mode
-    running: frozenset[str]  #: names of running statistics of batch norms
+    running: frozenset[str]  #: names of running statistics of norms
 
 
 # -- of one rank -----------------------------------------------------------------------------------------
 
 
 def buffers_of(index: Index, op_places: I32) -> Buffers | None:
-    """What is kept of the buffers of a trace; None without statistics or without buffers."""
+    """What is kept of the buffers of a trace; None without fingerprints or buffers.
+
+    Of the last ops of a run there is none, either: their calls on one rank are not those on another.
+    """
     data = index.raw
     values = data.values
     named = np.flatnonzero((values.kind == _BUFFER) & (values.name >= 0))
-    if not len(data.stats) or not len(named):
+    if not data.stats.fingerprint.any() or not len(named) or data.info.get("dropped"):
         return None
     writes, calls = _Writes(data, named), _calls_by_path(data)
     steps = innermost_steps(index.step_infos)
@@ -85,7 +89,7 @@ def buffers_of(index: Index, op_places: I32) -> Buffers | None:
         if rows:
             lines = tuple(int(op_places[op]) if op >= 0 else -1 for _, _, op, _ in rows)
             numbers, prints = tuple(row[0] for row in rows), tuple(row[3] for row in rows)
-            given[name, evaluates] = Versions(numbers, prints, lines, tuple(when), end)
+            given[name, evaluates] = Versions(numbers, prints, lines, tuple(when), end, len(firsts))
     return Buffers(given, frozenset(writes.running))
 
 
@@ -120,6 +124,8 @@ class _Writes:
             before = states[-1][1] if states else 0
             state = self._of_norm(before, results) if results else self._of_version(before, op, value)
             states.append((op, state))
+        # Other norms than those of batches run them on copies, which torch then copies back.
+        self.running |= {name for name in self._states if name.rpartition(".")[2] in _RUNNING}
 
     @property
     def names(self) -> list[str]:
@@ -250,9 +256,21 @@ def _difference(
 
 
 def _first_difference(mine: Versions, yours: Versions) -> int | None:
-    """The first call that is given another version on each side; None while all are equal."""
+    """The first call that is given another version on each side; None while all are equal.
+
+    Ranks that call a module another number of times, such as for batches left over or for a log, are given
+    the same versions by other calls. Then only one that the other rank never had is a difference.
+    """
     if mine.calls == yours.calls and mine.prints == yours.prints:
         return None
+    if mine.count != yours.count:
+        fewer, more = sorted((mine, yours), key=lambda each: len(each.prints))
+        if more.end < more.count:
+            return None
+        known = {*more.prints, 0}
+        return next(
+            (call for call, state in zip(fewer.calls, fewer.prints, strict=True) if state not in known), None
+        )
     for call in sorted({*mine.calls, *yours.calls}):
         if call < min(mine.end, yours.end) and mine.prints[_at(mine, call)] != yours.prints[_at(yours, call)]:
             return call
@@ -272,6 +290,12 @@ def _drift(run: Run, rank: int, found: list[_Difference]) -> Problem:
     title = (
         f"{first.name}{more} of {ranks_text(first.ranks)} differs from that of rank {rank} {_since(first)}"
     )
+    if len(set(first.lines)) == 1:
+        why = (
+            "All ranks write it at the same line. That is as it should be if it depends on the batch, as a "
+            "cache or a count does; a checkpoint then has that of one rank."
+        )
+        return _problem(run, rank, first, Severity.NOTE, title, Confidence.GUESS, why)
     return _problem(
         run, rank, first, Severity.WARNING, title, Confidence.LIKELY,
         "Replicas then compute with different models. Was it changed on one rank only? DDP copies the "

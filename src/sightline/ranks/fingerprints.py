@@ -105,7 +105,8 @@ def _weights(data: TraceData, op_places: I32) -> Weights | None:
     if not len(measured):
         return None
     makers = values.producer[measured]
-    lines = np.where(makers >= 0, op_places[makers], -1).astype(np.int32)
+    lines = np.full(len(makers), -1, dtype=np.int32)
+    lines[makers >= 0] = op_places[makers[makers >= 0]]
     names = tuple(data.names[name] for name in values.name[measured].tolist())
     return Weights(len(begun), names, _fingerprints(data, np.searchsorted(stats.value, measured)), lines)
 

@@ -44,7 +44,7 @@ def rank_problems(run: Run, waiting: Waiting | None = None) -> list[Problem]:
 
 #: The kinds of problem that only several ranks can have.
 RANK_KINDS: Final = (
-    "desync", "hang", "replicas", "seeds", "same-batch", "other-batch", "modes", "straggler",
+    "desync", "hang", "replicas", "seeds", "same-batch", "other-batch", "modes", "straggler", "unreadable",
 )  # fmt: skip
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
-from sightline.analysis.problems import FIRST, Problem, find
-from sightline.errors import UsageError
+from sightline.analysis.problems import FIRST, Problem, Severity, find
+from sightline.errors import SightlineError, UsageError
 from sightline.ranks.folder import ranks_text
 from sightline.ranks.merge import Run
 from sightline.trace.bundle import load
@@ -41,16 +42,16 @@ def process_problems(
     """
     folded: dict[Hashable, _Folded] = {}
     errors: list[UsageError] = []
+    unread: list[Problem] = []
     for rank, record in run.records.items():
-        data = load(record.path)
         try:
-            found = find(part(data))
-            paths = None if module is None else matching_paths(data.modules, module)
+            found, paths = _of_rank(record.path, module, part)
         except UsageError as error:
             errors.append(error)
             continue
-        finally:
-            data.close()
+        except SightlineError as error:
+            unread.append(_unread(rank, error))
+            continue
         for problem in found:
             if paths is None or not paths.isdisjoint(problem.modules):
                 same = folded.setdefault(_key(problem), _Folded(problem))
@@ -59,7 +60,25 @@ def process_problems(
     if errors and len(errors) == len(run.records):
         raise errors[0]
     ordered = sorted(folded.values(), key=lambda each: _order(each, run))
-    return [_shown(each, run) for each in ordered]
+    return [*(_shown(each, run) for each in ordered), *unread]
+
+
+def _of_rank(
+    path: Path, module: str | None, part: Callable[[TraceData], Index]
+) -> tuple[list[Problem], set[str] | None]:
+    """The problems of one rank, and the modules that were asked for."""
+    data = load(path)
+    try:
+        return find(part(data)), None if module is None else matching_paths(data.modules, module)
+    finally:
+        data.close()
+
+
+def _unread(rank: int, error: SightlineError) -> Problem:
+    return Problem(
+        kind="unreadable", severity=Severity.NOTE, title=f"Rank {rank} could not be looked at by itself",
+        why="", module="", modules=(), place="", detail=str(error),
+    )  # fmt: skip
 
 
 def _key(problem: Problem) -> Hashable:

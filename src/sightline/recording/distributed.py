@@ -48,6 +48,8 @@ def _note(world: Any, now: int) -> None:
     for group, name in list(world.pg_names.items())[:_MAX_GROUPS]:
         ranks = list(world.pg_group_ranks.get(group, ()))
         backend = str((world.pg_map.get(group) or ("",))[0])
+        if backend == "undefined":  # none was named: one for each kind of device
+            backend = str(world.pg_backend_config.get(group, backend))
         description = str(getattr(group, "group_desc", "") or "")
         _seen[str(name)] = {"ranks": ranks, "backend": backend, "description": description}, now
 

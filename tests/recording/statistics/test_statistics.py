@@ -145,6 +145,25 @@ def test_integers_are_measured_where_modules_are_given_them(engine: Any, make: s
     assert not t.info["faults"]
 
 
+@BOTH_ENGINES
+def test_integers_whose_memory_was_freed_are_not_read(engine: Any) -> None:
+    tokens = torch.arange(1000)
+    tokens.untyped_storage().resize_(0)
+    with sl.trace(torch.nn.Identity(), stats=True, engine=engine) as t:
+        torch.nn.Identity()(tokens)
+    assert t.module_calls[0].inputs[0].stats is None
+    assert not t.info["faults"]
+
+
+@BOTH_ENGINES
+def test_a_mask_of_very_many_elements_is_not_read(engine: Any) -> None:
+    mask = torch.ones(1, 8, dtype=torch.bool).expand(1 << 30, 8)
+    with sl.trace(torch.nn.Identity(), stats=True, engine=engine) as t:
+        torch.nn.Identity()(mask)
+    assert t.module_calls[0].inputs[0].stats is None
+    assert not t.info["faults"]
+
+
 def test_an_uninitialised_tensor_is_not_measured_and_what_fills_it_is() -> None:
     with sl.trace(stats=True) as t:
         z = torch.empty(4, 4)

@@ -30,18 +30,30 @@ _INTEGERS: Final = frozenset(
     [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
      torch.bool]
 )  # fmt: skip
+#: Integers are read as doubles. A batch of tokens is smaller; a mask for each pair of tokens is not read.
+_MOST_INTEGERS: Final = 1 << 20
 
 
 def measurable(tensor: Any, integers: bool = False) -> bool:
     """Whether statistics of a tensor can be taken: it is floating, strided, not fake, not empty."""
     return (
         type(tensor) in PLAIN_TENSORS
-        and (tensor.is_floating_point() or tensor.is_complex() or (integers and tensor.dtype in _INTEGERS))
+        and (tensor.is_floating_point() or tensor.is_complex() or (integers and _readable_integers(tensor)))
         and tensor.layout is _STRIDED
         and not tensor.is_nested
         and not tensor.is_meta
         and tensor.numel() > 0
         and not is_functorch_wrapped(tensor)
+    )
+
+
+def _readable_integers(tensor: Any) -> bool:
+    """Whether a tensor holds integers or a mask, not too many to convert, in memory that was not freed."""
+    return (
+        tensor.dtype in _INTEGERS
+        and tensor.layout is _STRIDED
+        and tensor.numel() <= _MOST_INTEGERS
+        and (tensor.is_meta or tensor.untyped_storage().nbytes() > 0)
     )
 
 
