@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 import sightline as sl
 from sightline.errors import UsageError
 from sightline.recording.streaming import writer as stream_writer
+from sightline.recording.streaming.batches import BatchCutter
 from tests.recording.streaming.streams import Awkward, awkward, both_ways, differences, session_of, train
 
 
@@ -154,3 +157,31 @@ def test_weights_keep_their_names_through_a_training_loop(inside: bool) -> None:
     read = [op.inputs[0] for op in t.ops.where(name="addmm")]
     assert {(value.kind, value.name) for value in read} == {("parameter", "bias")}
     assert {value.name for value in t.values if value.kind == "parameter"} == {"weight", "bias"}
+
+
+def test_weights_named_while_a_batch_is_taken_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows come with the next batch, and so must their names."""
+    armed, taking, named = threading.Event(), threading.Event(), threading.Event()
+    alive = BatchCutter._alive
+
+    def paused(self: BatchCutter, batch: Any) -> Any:
+        if armed.is_set() and not taking.is_set():
+            taking.set()
+            assert named.wait(60)
+        return alive(self, batch)
+
+    monkeypatch.setattr(BatchCutter, "_alive", paused)
+    with sl.trace(last=60) as t:
+        torch.ones(1)
+        armed.set()
+        assert taking.wait(60)
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 3))
+        named.set()
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    read = [op.inputs[0] for op in t.ops.where(name="addmm")]
+    assert {(value.kind, value.name) for value in read} == {("parameter", "bias")}

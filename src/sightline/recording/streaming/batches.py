@@ -218,9 +218,18 @@ class BatchCutter:
         return _pairs(new)
 
     def _new_learned(self, alive: IntArray) -> list[ValueUpdate]:
-        """Kinds and names that became known since the last batch."""
+        """Kinds and names that became known since the last batch, of values whose rows were taken.
+
+        With ``last=`` one that came before the row of its value would be forgotten with the batch.
+        """
         values = self._session.values
-        new = [learned for learned in _learned(self._session) if self._sent.get(learned.value) != learned]
+        new = [
+            learned
+            for learned in _learned(self._session)
+            if learned.value < self._values
+            and learned.value not in self._missing
+            and self._sent.get(learned.value) != learned
+        ]
         self._sent |= {learned.value: learned for learned in new}
         living = set(alive.tolist())
         for value in [value for value in self._sent if value not in living and value < self._values]:
